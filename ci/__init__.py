@@ -1,0 +1,1 @@
+"""When it is run, and how it is shown: the command line, tiers, benchmarks and reports."""

@@ -1,0 +1,5 @@
+"""`python -m ci` is `kvspec`, for a checkout that is not installed."""
+
+from ci.cli import main
+
+main()

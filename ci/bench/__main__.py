@@ -1,0 +1,151 @@
+"""`make bench`: what a command costs, beside a step of an empty Hypothesis state machine.
+
+The same seeded runs are generated once and replayed through each part alone, so that the rows add up
+to what a step of the lockstep costs. Everything runs in one process; compare the ratios.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import click
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from ci import render
+from impl.adapter import System, UnusableImplementation
+from reference import model
+from reference.commands import Command, Mode
+from reference.geometry import PRESETS, Geometry
+from stateful_tests import registry
+from stateful_tests.abstraction import facts_of
+from stateful_tests.lockstep import Lockstep, new_tallies
+from stateful_tests.strategies import RandomChooser, draw_habits, propose
+
+STEPS = 50
+Run = tuple[Geometry, list[Command]]
+
+
+def _generate(runs: int) -> list[Run]:
+    """Runs over all presets, by the generator that `kvspec check` uses, on the reference alone."""
+    made = []
+    for number in range(runs):
+        for name, geometry in PRESETS.items():
+            chooser = RandomChooser(f"bench/{name}/{number}")
+            habits = draw_habits(chooser, registry.resolve("reference").capabilities)
+            state, commands = model.initial(geometry), []
+            for _ in range(STEPS):
+                commands.append(propose(state, chooser, habits))
+                state, _ = model.step(state, commands[-1])
+            made.append((geometry, commands))
+    return made
+
+
+def _reference(runs: list[Run]) -> None:
+    for geometry, commands in runs:
+        state = model.initial(geometry)
+        for command in commands:
+            state, _ = model.step(state, command)
+
+
+def _apply(system: System, runs: list[Run], *, view: bool = False, facts: bool = False) -> None:
+    for geometry, commands in runs:
+        system.reset(geometry)
+        for command in commands:
+            system.apply(command)
+            if view:
+                seen = system.view()
+                if facts:
+                    facts_of(seen, geometry)
+
+
+def _lockstep(system: System, runs: list[Run]) -> None:
+    tallies = new_tallies()
+    for geometry, commands in runs:
+        lockstep = Lockstep(system, geometry, Mode.FREE, tallies=tallies)
+        for command in commands:
+            lockstep.do(command)
+            if lockstep.violation is not None:
+                raise click.ClickException(f"{system.name} violates {lockstep.violation.clause}")
+
+
+def _empty_machine(runs: int) -> int:
+    """Six rules that do nothing; returns the steps that were taken (Hypothesis decides how many)."""
+    steps = 0
+
+    class Empty(RuleBasedStateMachine):
+        pass
+
+    def nothing(self: Empty) -> None:  # noqa: ARG001
+        nonlocal steps
+        steps += 1
+
+    for number in range(6):
+        setattr(Empty, f"rule{number}", rule()(nothing))
+    quiet = settings(
+        max_examples=runs, stateful_step_count=STEPS, database=None, deadline=None, derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    run_state_machine_as_test(Empty, settings=quiet)
+    return steps
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The better of two runs: the first warms caches up."""
+    best = float("inf")
+    for _ in range(2):
+        began = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+@click.command()
+@click.option("--impl", "impls", multiple=True, default=["reference", "torch"], show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Runs for each preset.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def bench(impls: tuple[str, ...], device: str, runs: int, as_json: bool) -> None:
+    """Measure what a command costs, part by part."""
+    made = _generate(runs)
+    commands = sum(len(c) for _, c in made)
+    steps = _empty_machine(len(made))
+    measured = {"empty Hypothesis machine": _seconds(lambda: _empty_machine(len(made))) * commands / steps}
+    measured["reference alone"] = _seconds(lambda: _reference(made))
+    measured["generator and reference"] = _seconds(lambda: _generate(runs))
+    for impl in impls:
+        try:
+            system = registry.resolve(impl, device=device)
+        except UnusableImplementation as error:
+            raise click.UsageError(str(error)) from error
+        work = {
+            "apply": lambda s=system: _apply(s, made),
+            "apply, view": lambda s=system: _apply(s, made, view=True),
+            "apply, view, abstraction": lambda s=system: _apply(s, made, view=True, facts=True),
+            "lockstep, all clauses": lambda s=system: _lockstep(s, made),
+        }
+        measured |= {f"{impl}: {name}": _seconds(part) for name, part in work.items()}
+        system.close()
+    empty = measured["empty Hypothesis machine"]
+    rows = [
+        {
+            "what": name,
+            "us_per_command": round(seconds / commands * 1e6, 1),
+            "commands_per_s": round(commands / seconds),
+            "of_empty_machine": round(seconds / empty, 2),
+        }
+        for name, seconds in measured.items()
+    ]
+    if as_json:
+        json.dump(rows, sys.stdout, indent=2)
+        print()
+    else:
+        headings = ("what", "us/command", "commands/s", "of empty machine")
+        render.listing(render.console(), rows, dict(zip(rows[0], headings)))
+
+
+if __name__ == "__main__":
+    bench()

@@ -1,0 +1,44 @@
+"""Progress of long work, on stderr: a live line on a terminal, a plain line now and then in a pipe."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
+
+EVERY_S = 10.0  # between plain lines
+REFRESH_S = 0.1  # between changes of the live line
+
+
+class Progress:
+    """A context manager that is called with (what is running, commands done, findings so far)."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._started = self._said = time.monotonic()
+        self._live: Status | None = out.status("starting") if out.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, what: str, commands: int, findings: int) -> None:
+        now = time.monotonic()
+        if now - self._said < (EVERY_S if self._live is None else REFRESH_S):
+            return
+        self._said = now
+        line = f"{now - self._started:.0f} s: {what}; {commands} commands, {findings} clauses violated"
+        if self._live is not None:
+            self._live.update(line)
+        else:
+            self._out.print(line, soft_wrap=True)

@@ -1,0 +1,191 @@
+"""Reports as text, from the dictionaries of `ci.report`: for a terminal, and plain for a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import IO, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ci.report import Data
+
+PIPE_WIDTH = 100
+MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """A console that takes text as it is, and writes no control characters unless to a terminal."""
+    out = file if file is not None else sys.stdout
+    terminal = out.isatty()
+    return Console(
+        file=out,
+        force_terminal=terminal,
+        color_system="auto" if terminal else None,
+        width=None if terminal else PIPE_WIDTH,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def plain(text: object) -> str:
+    """Text of a stranger (an exception, a name) without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
+def table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table in the one style that all reports share."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        number = column in right
+        made.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    return made
+
+
+def _print(out: Console, *parts: str, style: str = "") -> None:
+    out.print(Text(plain(" ".join(parts)), style=style), soft_wrap=False)
+
+
+def check(out: Console, data: Data) -> None:
+    """The report of `kvspec check`."""
+    asked = f"{data['examples_asked']} runs of up to {data['steps_asked']} commands for each row below"
+    words = {
+        "implementation": data["implementation"],
+        "tier": f"{data['tier']}, seed {data['seed']}, modes {', '.join(data['modes'])}",
+        "plan": f"{asked}, time limit {data['time_limit_s']:g} s",
+        "presets": ", ".join(data["presets"]),
+    }
+    if data["presets_left_out"]:
+        words["left out"] = f"{', '.join(data['presets_left_out'])} (the implementation cannot be built so)"
+    labelled(out, words)
+    out.print()
+    numbers = ("examples", "commands", "commands/s")
+    machines = table("machine", "preset", "mode", *numbers, right=numbers)
+    for m in data["machines"]:
+        row = (m["machine"], m["preset"], m["mode"], m["examples"], m["commands"], m["commands_per_s"])
+        machines.add_row(*map(str, row))
+    total = (data["examples"], data["commands"], data["commands_per_s"])
+    machines.add_row("all", "", "", *map(str, total), style="bold")
+    out.print(machines)
+    out.print()
+    counts = ("evaluated", "critical situation reached")
+    clauses = table("clause", "about", *counts, right=counts)
+    clauses.columns[-1].no_wrap, clauses.columns[-1].width = False, 18
+    for c in data["clauses"]:
+        reached = str(c["critical"]) if c["reached"] else "never"
+        about = f"{c['title']} (waived: {c['waived']})" if c["waived"] else c["title"]
+        evaluated = "-" if c["waived"] else str(c["evaluated"])
+        clauses.add_row(c["id"], Text(about), evaluated, "-" if c["waived"] else reached)
+    out.print(clauses)
+    out.print()
+    _print(out, "refusals met:", _counts(data["refusals"]))
+    _print(out, "commands:", _counts(data["commands_by_kind"]))
+    if data["unreached"]:
+        _print(out, "critical situation never reached:", ", ".join(data["unreached"]), style="yellow")
+    for number, found in enumerate(data["findings"], 1):
+        out.print()
+        finding(out, found, f"violation {number} of {len(data['findings'])}")
+    out.print()
+    _print(out, data["verdict"], style="bold red" if data["exit_code"] else "bold green")
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def finding(out: Console, data: Data, title: str) -> None:
+    """A violated clause with its smallest trace."""
+    _print(out, f"{title}: {', '.join(c['id'] for c in data['clauses'])}", style="bold red")
+    for c in data["clauses"]:
+        met = f"met {c['times']} times, first after {c['found_after_commands']} commands"
+        reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {met}, {c['found_after_s']:.1f} s"
+        labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
+    out.print()
+    run(out, data)
+    if data["saved"] is not None:
+        out.print()
+        # Never wrapped: these two lines are there to be copied.
+        out.print(Text(f"saved   {plain(data['saved'])}"), soft_wrap=True)
+        out.print(Text(f"replay  {plain(data['replay'])}"), soft_wrap=True)
+    elif data.get("not_saved"):
+        _print(out, f"the trace could not be saved: {data['not_saved']}", style="yellow")
+
+
+def run(out: Console, data: Data) -> None:
+    """A trace as a table of commands, and the violation it ends with."""
+    trace = data["trace"]
+    sizes = ", ".join(f"{k} {'none' if v is None else v}" for k, v in trace["geometry"].items())
+    _print(out, f"{trace['origin']} trace, mode {trace['mode']}: {sizes}")
+    out.print()
+    rows = data["rows"]
+    if len(rows) > MAX_ROWS:
+        _print(out, f"steps 0 to {len(rows) - MAX_ROWS - 1} are left out here; --json has them all")
+    steps = table("#", "command", "outcome", "cursors that change, ranges freed")
+    for row in rows[-MAX_ROWS:]:
+        mark = "> " if row["violates"] else "  "
+        lines = changes(row)
+        if row["violates"]:
+            violation = data["violation"]
+            lines.append(f"violates {', '.join([violation['clause'], *violation['also']])}")
+        cells = (f"{mark}{row['step']}", row["command"], row["outcome"], "\n".join(map(plain, lines)))
+        steps.add_row(
+            *(Text(cell if cell is cells[3] else plain(cell)) for cell in cells),
+            style="bold red" if row["violates"] else "",
+        )
+    out.print(steps)
+    if (violation := data["violation"]) is not None:
+        out.print()
+        _print(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
+        words = {"expected": violation["expected"], "observed": violation["observed"]}
+        if violation["also"]:
+            words["also"] = f"{', '.join(violation['also'])} at the same step"
+        labelled(out, words)
+
+
+def labelled(out: Console, words: dict[str, str]) -> None:
+    """Labels and what they stand for; lines that go on are set under the text, not the label."""
+    grid = Table.grid(padding=(0, 2))
+    for label, text in words.items():
+        grid.add_row(f"  {label}", Text("\n".join(map(plain, text.split("\n")))))
+    out.print(grid)
+
+
+def changes(row: Data) -> list[str]:
+    """What a step changed, one line for each cursor and for each holder's freed ranges."""
+    lines = [f"{c['holder']} {c['cursor']} {c['before']} -> {c['after']}" for c in row["cursors"]]
+    freed: dict[str, list[str]] = {}
+    for f in row["freed"]:
+        freed.setdefault(f["holder"], []).append(f"{f['pool']} [{f['start']}, {f['end']})")
+    return lines + [f"{holder} freed {' '.join(ranges)}" for holder, ranges in freed.items()]
+
+
+def replay(out: Console, data: Data) -> None:
+    """One file of `kvspec replay`."""
+    out.print(Text(plain(f"{data['file']} on {data['implementation']}"), style="bold"), soft_wrap=True)
+    trace = data["trace"]
+    if about := [f"{key} {trace[key]}" for key in ("bug", "clause") if trace[key]]:
+        _print(out, ", ".join(about))
+    if trace["story"]:
+        _print(out, " ".join(trace["story"].split()))
+    run(out, data)
+    out.print()
+    note = f" ({data['note']})" if data["note"] else ""
+    steps = f" after {len(data['rows'])} of {len(trace['steps'])} steps" if trace["steps"] else ""
+    _print(out, f"{data['verdict']}{steps}{note}", style="bold red" if data["exit_code"] else "bold green")
+    out.print()
+
+
+def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
+    """A plain listing; columns: key -> heading."""
+    made = table(*columns.values())
+    for row in rows:
+        made.add_row(*(Text(plain(_cell(row[key]))) for key in columns))
+    out.print(made)
+
+
+def _cell(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

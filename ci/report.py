@@ -1,0 +1,253 @@
+"""Reports as data: what the command line prints and what `--json` gives are both made from this.
+
+The text is rendered from these dictionaries alone, so that no figure is in one and not in the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from impl.adapter import Capabilities
+from reference.clauses import CLAUSES
+from reference.commands import (
+    Abort, Broken, Choice, Close, Command, Decode, Done, EvictSwa, Extend, Finish, Mode, Open, Outcome,
+    Refused, Retract, SpecDecode, Submit,
+)  # fmt: skip
+from stateful_tests import traces
+from stateful_tests.campaign import Plan
+from stateful_tests.results import CheckResult, Finding, Row, Run, Trace
+
+Data = dict[str, Any]
+
+# What can be reported without being a clause.
+_OTHER = {
+    "BROKEN": "The system carries a command out or refuses it; it does not fail.",
+    "TRACE": "The trace states an outcome that the rules contradict.",
+}
+FAITHFUL = "reachable by a faithful scheduler"
+FREE_ONLY = "only in free mode"
+
+
+def sentence(clause: str) -> str:
+    """What a clause says."""
+    return CLAUSES[clause].sentence if clause in CLAUSES else _OTHER.get(clause, "(unknown clause)")
+
+
+def describe(command: Command) -> str:
+    """A command in readable form, such as "extend r1 +4"."""
+    match command:
+        case Open(session) | Close(session):
+            rest = session
+        case Submit(request, session, tokens, rewind):
+            whose = f"in {session}" if session is not None else "(no session)"
+            rest = f"{request} {whose} {tokens:+}" + (f" rewind {rewind}" if rewind else "")
+        case Extend(lanes):
+            rest = ", ".join(f"{lane.request} {lane.tokens:+}" for lane in lanes) or "(no lanes)"
+        case Decode(requests):
+            rest = ", ".join(requests) or "(no lanes)"
+        case SpecDecode(drafts):
+            rest = ", ".join(f"{d.request} {d.allocate:+} accept {d.accept}" for d in drafts) or "(no lanes)"
+        case EvictSwa(request, length):
+            rest = f"{request} at length {length}"
+        case Finish(request, finished_len):
+            rest = f"{request} keep {finished_len}"
+        case Retract(request, in_flight):
+            rest = request + (f" losing {in_flight}" if in_flight else "")
+        case Abort(request, marked):
+            rest = request + (" (marked)" if marked else "")
+        case _:
+            rest = command.request
+    return f"{traces.tag(command)} {rest}"
+
+
+def say(outcome: Outcome) -> str:
+    """An outcome in readable form."""
+    match outcome:
+        case Done(choices):
+            return "done" + "".join(f"; {_choice(choice)}" for choice in choices)
+        case Refused(reason):
+            return f"refused: {reason.value}"
+        case Broken(error):
+            return f"broken: {error}"
+
+
+def _choice(choice: Choice) -> str:
+    named = ("swa_evicted_seqlen", "kv_allocated_len")
+    chosen = [f"{n} {getattr(choice, n)}" for n in named if getattr(choice, n) is not None]
+    return f"{choice.request} chose {', '.join(chosen) or 'the default'}"
+
+
+def rate(commands: int, seconds: float) -> int:
+    """Commands per second."""
+    return round(commands / seconds) if seconds > 0 else 0
+
+
+def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: Capabilities) -> Data:
+    """Everything about a check. narrowed: it was asked to do less than its tier does."""
+    data: Data = {
+        "format": "kvspec-check",
+        "version": 1,
+        "implementation": result.system,
+        "tier": result.tier,
+        "seed": result.seed,
+        "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines))),
+        "presets_left_out": [name for name in plan.presets if name not in ran],
+        "modes": list(dict.fromkeys(m.mode.value for m in result.machines)),
+        "examples_asked": plan.examples,
+        "steps_asked": plan.steps,
+        "time_limit_s": plan.time_limit_s,
+        "machines": [
+            {
+                "machine": m.name,
+                "preset": m.preset,
+                "mode": m.mode.value,
+                "examples": m.examples,
+                "commands": m.commands,
+                "seconds": round(m.seconds, 3),
+                "commands_per_s": rate(m.commands, m.seconds),
+            }
+            for m in result.machines
+        ],
+        "clauses": [
+            {
+                "id": clause,
+                "title": CLAUSES[clause].title if clause in CLAUSES else "",
+                "sentence": sentence(clause),
+                "waived": capabilities.waived.get(clause),
+                "evaluated": tally.evaluated,
+                "critical": tally.critical,
+                "reached": clause not in result.unreached,
+            }
+            for clause, tally in result.tallies.items()
+        ],
+        "unreached": list(result.unreached),
+        "refusals": dict(sorted(result.refusals.items(), key=lambda item: (-item[1], item[0]))),
+        "commands_by_kind": dict(result.commands_by_kind),
+        "examples": result.examples,
+        "commands": result.commands,
+        "seconds": round(result.seconds, 3),
+        "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
+        "timed_out": result.timed_out,
+        "findings": [_finding_data(group) for group in groups(result.findings)],
+    }
+    return data | _verdict(result, plan, narrowed=narrowed, capabilities=capabilities)
+
+
+def _verdict(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: Capabilities) -> Data:
+    code = result.exit_code
+    violated = list(dict.fromkeys(f.clause for f in result.findings if f.clause != "BROKEN"))
+    effort = f"{result.commands} commands in {result.seconds:.1f} s"
+    said = []
+    if code == 3:
+        said.append("the system broke")
+    if violated:
+        said.append(f"violates {', '.join(violated)}")
+    if result.timed_out:
+        said.append(f"the time limit of {plan.time_limit_s:g} s was met before the plan was done")
+    # A narrowed run, or a system that offers less, cannot be asked to reach every situation.
+    if plan.tier == "nightly" and not narrowed and capabilities == Capabilities() and result.unreached:
+        said.append(f"never reached the critical situation of {', '.join(result.unreached)}")
+        code = code or 1
+    verdict = "; ".join(said) or "conforms"
+    return {"verdict": f"{result.system}: {verdict} ({effort})", "exit_code": code}
+
+
+def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings with the identical trace together, in the order of the first of each."""
+    together: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in findings:
+        trace = finding.run.trace
+        together.setdefault((trace.geometry, trace.mode, trace.commands), []).append(finding)
+    return list(together.values())
+
+
+def _finding_data(group: list[Finding]) -> Data:
+    return {
+        "clauses": [
+            {
+                "id": f.clause,
+                "sentence": sentence(f.clause),
+                "modes": [mode.value for mode in f.modes],
+                "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
+                "times": f.times,
+                "found_after_s": round(f.found_after_s, 3),
+                "found_after_commands": f.found_after_commands,
+            }
+            for f in group
+        ],
+        "saved": None,
+        "replay": None,
+    } | run_data(group[0].run)
+
+
+def run_data(run: Run) -> Data:
+    """A replayed trace: its header, every step with what it changed, and the violation."""
+    violation = run.violation
+    last = violation.step if violation is not None else None
+    return {
+        "implementation": run.system,
+        "trace": json.loads(traces.dump(run.trace)),
+        "rows": [_row_data(index, row, index == last) for index, row in enumerate(run.rows)],
+        "violation": violation
+        and {
+            "clause": violation.clause,
+            "also": list(violation.also),
+            "sentence": sentence(violation.clause),
+            "step": violation.step,
+            "expected": violation.expected,
+            "observed": violation.observed,
+        },
+    }
+
+
+def _row_data(index: int, row: Row, marked: bool) -> Data:
+    return {
+        "step": index,
+        "command": describe(row.command),
+        "outcome": say(row.outcome),
+        "cursors": [
+            {"holder": holder, "cursor": cursor, "before": before, "after": after}
+            for holder, cursor, before, after in row.cursors
+        ],
+        "freed": [
+            {"holder": holder, "pool": pool, "start": start, "end": end}
+            for holder, pool, start, end in row.freed
+        ],
+        "violates": marked,
+    }
+
+
+def replay_data(file: str, run: Run) -> Data:
+    """A trace file replayed: `run_data` and a verdict that heeds what the trace says of itself."""
+    trace, violation = run.trace, run.violation
+    note = ""
+    if violation is None:
+        verdict, code = "conforms", 0
+        if trace.bug is not None and run.system.endswith(f"+{trace.bug}"):
+            note = f"the trace is there to show {trace.bug}, and does not"
+    elif violation.clause == "BROKEN":
+        verdict, code = "broke", 3
+    else:
+        verdict, code = f"violates {', '.join(violation.clauses)}", 1
+        if trace.clause is not None and trace.clause not in violation.clauses:
+            note = f"the trace names {trace.clause}"
+    return {"file": file, "verdict": verdict, "note": note, "exit_code": code} | run_data(run)
+
+
+def trace_file(group: list[Finding]) -> tuple[str, Trace]:
+    """The name under which a group's trace is saved, and the trace with its clause and bug filled in."""
+    finding = group[0]
+    trace, system = finding.run.trace, finding.run.system
+    bug = trace.bug or (system.removeprefix("torch+") if system.startswith("torch+") else None)
+    name = re.sub(r"[^a-z0-9.]+", "-", f"{finding.clause} {system}".lower()).strip("-.")
+    return f"{name[:100]}.json", replace(trace, clause=finding.clause, bug=bug)
+
+
+def table_data(records: Mapping[str, Any], names: tuple[str, ...]) -> list[Data]:
+    """Rows of `kvspec bugs` and `kvspec clauses`."""
+    read: Callable[[Any, str], object] = getattr
+    return [{name: read(record, name) for name in names} for record in records.values()]

@@ -1,0 +1,133 @@
+"""What any system under test must offer: three methods and a statement of what it can do.
+
+A system is driven by `apply`, one command at a time, and looked into by `view`. Both speak of
+physical facts only; whether they are right is decided elsewhere. An engine of yours plugs in by
+giving a factory that returns a `System` (`kvspec check --impl your_package.module:factory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
+from reference.geometry import Geometry
+from reference.ledger import Cursors
+
+
+__all__ = [
+    "Capabilities", "Cursors", "RequestView", "SessionView", "System", "UnusableImplementation", "View",
+]  # fmt: skip
+
+
+class UnusableImplementation(Exception):
+    """The implementation that was asked for cannot be had (exit code 2): one line says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a system can be driven through; generators keep to it.
+
+    commands: names of the command classes it understands.
+    mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
+    swa: it can be built with a window; full_only: without one.
+    modes: in which it is driven unless asked otherwise. A server's own scheduler is faithful, so
+        what only free mode reaches says nothing about it.
+    exact_reasons: refusals carry the specification's first reason; otherwise only done or
+        refused is compared.
+    may_refuse: reasons for which the system may refuse what the specification would do: policy
+        (a reserve of pages), or something that its own scheduler never does.
+    waived: clause id -> why a violation of it is harmless in this system. It is not
+        looked for: the run goes on past it.
+    """
+
+    commands: frozenset[str] = frozenset(c.__name__ for c in COMMANDS)
+    mixed_decode: bool = True
+    swa: bool = True
+    full_only: bool = True
+    modes: tuple[Mode, ...] = (Mode.FREE, Mode.FAITHFUL)
+    exact_reasons: bool = True
+    may_refuse: frozenset[Reason] = frozenset()
+    waived: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request that has not ended. `row` and `cursors` are None while it holds no row.
+
+    text: tokens of its input and of the outputs so far; origin: how many of them are input.
+    """
+
+    session: str | None
+    origin: int
+    text: Sequence[int]
+    row: int | None = None
+    cursors: Cursors | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """An open session. `row` and `cursors` are those of its slot, None while it has no slot.
+
+    history: tokens that the next turn's input will start with. closing: close was deferred.
+    """
+
+    history: Sequence[int]
+    closing: bool = False
+    row: int | None = None
+    cursors: Cursors | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Physical facts of a system at rest. Slots and pages are the system's own ids.
+
+    free_full, free_swa: free pages, as they stand in the free lists, duplicates and all.
+    free_rows: free rows of req_to_token.
+    rows: row id -> its full slots by position, for every row that a session or request names,
+        at least kv_allocated_len long.
+    full_to_swa: for every full slot (page 0 included) its SWA slot, 0 for none; empty without SWA.
+    full_stamps, swa_stamps: token id last written to each slot, 0 for none.
+    """
+
+    sessions: Mapping[str, SessionView]
+    requests: Mapping[str, RequestView]
+    free_full: Sequence[int]
+    free_rows: Sequence[int]
+    rows: Mapping[int, Sequence[int]]
+    full_stamps: Sequence[int]
+    free_swa: Sequence[int] = ()
+    full_to_swa: Sequence[int] = ()
+    swa_stamps: Sequence[int] = ()
+
+
+class System(Protocol):
+    """A system under test. One instance serves many runs, each begun by `reset`."""
+
+    @property
+    def name(self) -> str:
+        """How reports and traces call it, such as "torch+pr22900"."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def reset(self, geometry: Geometry) -> None:
+        """Start empty with these sizes."""
+        ...
+
+    def apply(self, command: Command) -> Outcome:
+        """Carry a command out, or refuse it and change nothing.
+
+        May raise anything: an exception counts as Broken.
+        """
+        ...
+
+    def view(self) -> View:
+        """The physical facts now. Must not change anything."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the system holds outside this process (workers, devices)."""
+        ...

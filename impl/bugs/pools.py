@@ -1,0 +1,175 @@
+"""Faults of the physical side: free lists, rows, the mapping, what is written where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from impl.bugs.register import bug, store_bug
+from impl.torch_kv.cursors import N
+from impl.torch_kv.pool import PagePool
+from impl.torch_kv.sessions import Session
+from impl.torch_kv.store import KVStore, Span
+from impl.torch_kv.system import TorchKV
+
+
+class _PoolFromZero(PagePool):
+    first_page = 0
+
+
+@store_bug(
+    "padding-page-handed-out",
+    "the free list starts at page 0",
+    clause="OWN-2",
+    story="""Everybody's dummy writes land in somebody's KV. The free list is numbered from 0, so the
+    padding page is handed out and the last page never. Visible from the start. Fix: number from 1.""",
+)
+class _PaddingPageHandedOut(KVStore):
+    pool_class = _PoolFromZero
+
+
+@bug(
+    "free-list-duplicate",
+    "close gives a page back twice",
+    clause="OWN-2",
+    story="""Two requests get the same page much later. Close frees the pages of the slot and then the
+    last page again, as the open page. Visible when a session with KV is closed. Fix: once.""",
+)
+class _FreeListDuplicate(TorchKV):
+    def close_now(self, session: Session) -> None:
+        slot = session.slot
+        length = 0 if slot is None else slot.cursors.kv_allocated_len
+        super().close_now(session)
+        if slot is not None and length:
+            last = self.store.req_to_token[slot.row, length - 1 : length].long()
+            self.store.full.give(last // self.page_size)
+
+
+@store_bug(
+    "lanes-share-new-pages",
+    "all lanes start at the batch's first page",
+    clause="OWN-1",
+    story="""Two prompts of one prefill batch overwrite each other. Each lane takes its new pages from the
+    start of the batch's pages, as if it were alone. Visible when two lanes of a batch open a page. Fix:
+    each lane starts where the one before ended.""",
+)
+class _LanesShareNewPages(KVStore):
+    def _lane_offset(self, take: Tensor) -> Tensor:
+        return torch.zeros_like(take)
+
+
+@store_bug(
+    "alloc-takes-a-page-too-many",
+    "new pages counted without the open page",
+    clause="OWN-3",
+    story="""A page is lost now and then. The number of pages to take is the chunk rounded up by itself,
+    without the room left in the open page; the one too many is written nowhere. Visible when a chunk fits
+    the open page. Fix: round both ends.""",
+)
+class _AllocTakesAPageTooMany(KVStore):
+    def pages(self, starts: Sequence[int], ends: Sequence[int]) -> int:
+        return sum(-(-(end - start) // self.page_size) for start, end in zip(starts, ends, strict=True))
+
+
+@store_bug(
+    "alloc-skips-open-page",
+    "extend opens a page although one is open",
+    clause="OWN-5",
+    story="""A row has two pages where one belongs, and one of them is never freed. The first new page is
+    found by rounding the length down, so the open page is left half full. Visible when an allocation
+    starts inside a page. Fix: round up: fill the open page first.""",
+)
+class _AllocSkipsOpenPage(KVStore):
+    def open_index(self, start: N) -> N:
+        return start // self.page_size
+
+
+@store_bug(
+    "mapping-to-page-start",
+    "all slots of a page are mapped to its first",
+    clause="MAP-1",
+    story="""Tokens of a page overwrite each other's SWA KV. The mapping gets the SWA page's first slot
+    for every slot of the full page: the offset in the page is lost. Visible with page_size above 1. Fix:
+    add the offset.""",
+)
+class _MappingToPageStart(KVStore):
+    def _map(self, slots: Tensor, swa_slots: Tensor) -> None:
+        super()._map(slots, swa_slots // self.page_size * self.page_size)
+
+
+@store_bug(
+    "decode-forgets-mapping",
+    "decoded tokens have no SWA slot",
+    clause="MAP-2",
+    story="""SWA layers forget every decoded token. Decode allocates in both pools and does not enter the
+    pair in the mapping, so the SWA page is lost and its KV goes to padding. Visible at the first decode
+    on a model with SWA. Fix: enter it, as extend does.""",
+)
+class _DecodeForgetsMapping(KVStore):
+    _decoding = False
+
+    def alloc_decode(self, row: Tensor, start: Tensor, span: Span, pages: int) -> Tensor:
+        self._decoding = True
+        slots = super().alloc_decode(row, start, span, pages)
+        self._decoding = False
+        return slots
+
+    def _map(self, slots: Tensor, swa_slots: Tensor) -> None:
+        if not self._decoding:
+            super()._map(slots, swa_slots)
+
+
+@store_bug(
+    "sweep-keeps-mapping",
+    "a sweep leaves its entries",
+    clause="MAP-3",
+    story="""A page of the SWA pool has two owners after a while. The sweep frees SWA pages and leaves
+    the entries that led there, so the next free through them frees somebody else's. Visible at once as a
+    swept slot that is still mapped. Fix: clear the entries with the page.""",
+)
+class _SweepKeepsMapping(KVStore):
+    def _free_swa(self, slots: Tensor) -> None:
+        assert self.swa is not None
+        self.swa.give(self.full_to_swa[slots] // self.page_size)
+
+
+@store_bug(
+    "release-keeps-mapping",
+    "a freed page keeps an entry",
+    clause="MAP-4",
+    story="""Nothing is wrong until an allocation forgets to overwrite it: then two tokens share an SWA slot.
+    Freeing clears the entries of a page but for its last slot, as servers do that free a row up to
+    kv_allocated_len and no further. Visible as an entry of a free full slot. Fix: clear the whole page.""",
+)
+class _ReleaseKeepsMapping(KVStore):
+    def free(
+        self, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
+    ) -> None:
+        entries = None if self.swa is None else self.full_to_swa.clone()
+        super().free(row, first, swa_first, end, pages, swa_pages)
+        if pages and entries is not None:
+            last = self._page_starts(row, first, end, pages) + self.page_size - 1
+            self.full_to_swa[last] = entries[last]
+
+
+@store_bug(
+    "swa-written-before-mapped",
+    "SWA KV goes where the mapping led before",
+    clause="READ-2",
+    story="""SWA layers read nothing of the latest tokens. The write uses a copy of the mapping from
+    before the allocation, so new tokens go to padding. Visible at the first write to a page that has just
+    been opened. Fix: map first, then write.""",
+)
+class _SwaWrittenBeforeMapped(KVStore):
+    def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: Span, pages: int) -> Tensor:
+        self._stale = self.full_to_swa.clone()
+        return super().alloc_extend(row, start, end, span, pages)
+
+    def alloc_decode(self, row: Tensor, start: Tensor, span: Span, pages: int) -> Tensor:
+        self._stale = self.full_to_swa.clone()
+        return super().alloc_decode(row, start, span, pages)
+
+    def _swa_slots(self, slots: Tensor) -> Tensor:
+        return self._stale[slots]

@@ -1,0 +1,288 @@
+"""Faults in the rules of sessions, lengths, sweeps and freed ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from impl.bugs.register import FREE_ONLY, bug
+from impl.torch_kv.cursors import Cursors, N, larger
+from impl.torch_kv.sessions import Phase, Request, Session
+from impl.torch_kv.steps import Verdict
+from impl.torch_kv.system import TorchKV
+from reference.commands import MEMORY_REASONS, Choice, Draft, Extend, Reason
+
+
+@bug(
+    "restore-not-idempotent",
+    "lending empties the slot",
+    clause="SES-3",
+    story="""A turn whose admission the scheduler repeats starts over on an empty row. The first restore
+    takes the row out of the slot, so the second finds none and takes a fresh one. Visible when a turn
+    with a slot is admitted twice. Fix: the slot goes on naming its row while it is lent.""",
+)
+class _RestoreNotIdempotent(TorchKV):
+    def lend(self, requests: Sequence[Request]) -> None:
+        super().lend(requests)
+        for request in requests:
+            if request.phase is Phase.ADMITTED and self.store.free_rows:
+                request.row = self.store.take_row()
+                self.put(request, request.cursors)
+
+
+@bug(
+    "second-turn-accepted",
+    "a second turn while one runs",
+    clause="OUT-1",
+    story="""Two turns of one session run at once over one row. Submit does not look for a turn in
+    flight. Visible at the second submit. Fix: refuse it until the first has ended.""",
+)
+class _SecondTurnAccepted(TorchKV):
+    def turn_in_flight(self, session: Session) -> bool:  # noqa: ARG002
+        return False
+
+
+@bug(
+    "decode-past-lost-window",
+    "decode goes on without its window",
+    clause="OUT-1",
+    modes=FREE_ONLY,
+    story="""A token is computed from padding. A sweep driven past the commit freed slots that the next
+    token reads, and decode does not look. Visible only when sweeps may run ahead of the commit. Fix:
+    refuse to decode; the turn may still be finished, retracted or aborted.""",
+)
+class _DecodePastLostWindow(TorchKV):
+    def window_lost(self, requests: Sequence[Request]) -> Reason | None:  # noqa: ARG002
+        return None
+
+
+@bug(
+    "batch-not-atomic",
+    "a refused batch keeps its first lanes",
+    clause="OUT-2",
+    story="""The scheduler retries a prefill batch and some prompts are in twice. Lanes are prefilled one
+    by one until one does not fit, and those before stay. Visible when a batch of two or more runs out of
+    pages or rows and its first lane alone fits. Fix: check the whole batch first.""",
+)
+class _BatchNotAtomic(TorchKV):
+    def extend(self, command: Extend) -> Verdict:
+        verdict = super().extend(command)
+        if isinstance(verdict, Reason) and verdict in MEMORY_REASONS:
+            for lane in command.lanes:
+                if super().extend(Extend((lane,))) is not None:
+                    break
+        return verdict
+
+
+@bug(
+    "sweep-off-the-page",
+    "the sweep does not round",
+    clause="OUT-3",
+    story="""A page is swept in part. The policy stops exactly window and page behind the length and says
+    so, without rounding down to a page. Visible with page_size above 1. Fix: round down.""",
+)
+class _SweepOffThePage(TorchKV):
+    def sweep_reach(self, cursors: Cursors[int], length: int) -> int:  # noqa: ARG002
+        assert self.window is not None
+        return length - self.window - self.page_size
+
+    def sweep_choice(self, request: Request) -> Verdict:
+        return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
+
+
+@bug(
+    "decode-commits-without-slot",
+    "decode trusts that slots are ahead",
+    clause="LEN-1",
+    story="""A token's KV lands in padding or in a slot of a former request. Decode commits without
+    allocating, as if a draft had always allocated ahead. Visible at the first decode whose
+    kv_allocated_len equals its kv_committed_len. Fix: allocate when nothing is ahead.""",
+)
+class _DecodeCommitsWithoutSlot(TorchKV):
+    def decoded(self, cursors: Cursors[N]) -> Cursors[N]:
+        committed, allocated, evicted, protected = cursors
+        full = committed >= self.width  # a row that ends is still noticed
+        return Cursors(committed + 1, allocated + full, evicted, protected)
+
+
+@bug(
+    "restore-caps-request-only",
+    "the slot keeps the lengths of before",
+    clause="LEN-3",
+    story="""An admission that is taken back frees the tail a second time later. Free-tail caps the
+    request's cursors and forgets the slot's. Visible when the slot held more than the prefix. Fix: cap
+    both sides.""",
+)
+class _RestoreCapsRequestOnly(TorchKV):
+    def free_tail(self, requests: Sequence[Request], prefixes: list[int]) -> None:
+        self._before = [slot.cursors for slot in self.slots_of(requests)]
+        super().free_tail(requests, prefixes)
+
+    def lend(self, requests: Sequence[Request]) -> None:
+        super().lend(requests)
+        for slot, cursors in zip(self.slots_of(requests), self._before, strict=True):
+            self.put(slot, cursors)
+
+
+@bug(
+    "spec-commits-drafts",
+    "rejected drafts are committed",
+    clause="LEN-4",
+    story="""The conversation reads KV of drafts that were rejected. A verify round commits what it
+    allocated instead of what was accepted. Visible when a round accepts less than it drafts. Fix: commit
+    the accepted tokens.""",
+)
+class _SpecCommitsDrafts(TorchKV):
+    def commits(self, draft: Draft) -> int:
+        return draft.allocate
+
+
+@bug(
+    "output-not-cut",
+    "history keeps what came after the stop",
+    clause="SES-1",
+    story="""The next turn's input holds words that the client never saw. Finish trims the KV and keeps
+    the whole output as history. Visible when finished_len is below the output. Fix: cut the output.""",
+)
+class _OutputNotCut(TorchKV):
+    def history_after(self, request: Request, target: int) -> list[int]:  # noqa: ARG002
+        return list(request.text)
+
+
+@bug(
+    "close-while-running",
+    "close does not wait for the turn",
+    clause="SES-2",
+    story="""A running turn writes into pages of others. Close releases the session's KV at once although
+    a turn uses it. Visible when a session is closed with a turn in flight. Fix: defer it.""",
+)
+class _CloseWhileRunning(TorchKV):
+    def must_defer_close(self, session: Session) -> bool:  # noqa: ARG002
+        return False
+
+
+@bug(
+    "close-forgotten",
+    "a deferred close never happens",
+    clause="SES-2",
+    story="""Closed sessions keep their KV for ever. Close notes that it must wait, and the end of the
+    turn does not look at the note. Visible when a turn ends in a closing session. Fix: look.""",
+)
+class _CloseForgotten(TorchKV):
+    def close_is_due(self, session: Session) -> bool:  # noqa: ARG002
+        return False
+
+
+@bug(
+    "abort-keeps-retracted-kv",
+    "an abort in the queue takes a retracted turn for a new one",
+    clause="SES-2",
+    story="""The next turn resumes on KV of a turn that was aborted. Abort leaves the slot alone because
+    the request waits in the queue, but it is there after a retract and the slot holds its tokens. Visible
+    when a retracted turn is aborted before its next extend. Fix: wipe whatever has extended.""",
+)
+class _AbortKeepsRetractedKv(TorchKV):
+    def wipes(self, request: Request) -> bool:
+        return request.started and request.phase is not Phase.QUEUED
+
+
+@bug(
+    "release-stops-at-commit",
+    "a release forgets what was allocated ahead",
+    clause="FREE-1",
+    story="""Pages leak with every request that ends on a draft tail. The release frees up to
+    kv_committed_len. Visible when kv_allocated_len is a page further. Fix: free up to the latter.""",
+)
+class _ReleaseStopsAtCommit(TorchKV):
+    def owned(self, cursors: Cursors[N]) -> tuple[N, N, N]:
+        return super().owned(self.capped(cursors, cursors.kv_committed_len))
+
+
+@bug(
+    "trim-forgets-swa",
+    "a trim frees one pool of two",
+    clause="FREE-2",
+    story="""The SWA pool fills up, the full pool does not. Trimming frees the full pages of the tail and
+    drops their mapping, so that nothing leads to the SWA pages any more. Visible when a trim frees a
+    page on a model with SWA. Fix: free both sides.""",
+)
+class _TrimForgetsSwa(TorchKV):
+    def swa_free_start(self, target: N, evicted: N) -> N:  # noqa: ARG002
+        return larger(target, target * 0 + self.ceil(self.width))
+
+
+@bug(
+    "cut-frees-swept-twice",
+    "a trim frees what a sweep has freed",
+    clause="OWN-2",
+    modes=FREE_ONLY,
+    story="""The padding page turns up in the free list. The SWA side of a trim starts at the target
+    although the sweep went further: the mapping there is 0, and 0 is freed. Visible when a sweep ran past
+    the target, so with sweeps driven beyond the commit. Fix: start at swa_evicted_seqlen.""",
+)
+class _CutFreesSweptTwice(TorchKV):
+    def swa_free_start(self, target: N, evicted: N) -> N:  # noqa: ARG002
+        start: N = self.free_start(target)
+        return start
+
+
+@bug(
+    "sweep-moves-back",
+    "a shorter sweep forgets the longer one",
+    clause="MAP-2",
+    story="""Swept slots count as owned again and are freed twice. The frontier is computed from the
+    length alone, so a sweep driven with less than the last one moves it back. Visible when lengths of
+    sweeps fall. Fix: never below swa_evicted_seqlen.""",
+)
+class _SweepMovesBack(TorchKV):
+    def swept(self, cursors: Cursors[N], reach: N) -> Cursors[N]:
+        swept = super().swept(cursors, reach)
+        return swept._replace(swa_evicted_seqlen=larger(cursors.cache_protected_len, reach))
+
+
+@bug(
+    "sweep-into-window",
+    "the sweep reaches a page too far",
+    clause="SWA-1",
+    story="""SWA layers lose the oldest tokens of the window. The frontier is rounded up instead of down.
+    Visible once a sweep has something to free. Fix: stop short of the window, at a page boundary.""",
+)
+class _SweepIntoWindow(TorchKV):
+    def sweep_reach(self, cursors: Cursors[int], length: int) -> int:
+        assert self.window is not None
+        reach: int = self.floor(length - self.window + 1) + self.page_size
+        if reach > cursors.kv_allocated_len:
+            return super().sweep_reach(cursors, length)
+        return reach
+
+
+@bug(
+    "resume-on-dead-window",
+    "restore does not look at the window",
+    clause="SWA-2",
+    modes=FREE_ONLY,
+    story="""A resumed turn attends to padding. The prefix is as long as what is committed, although a
+    sweep has freed SWA KV that its next token reads. Visible when a sweep ran past the point where the
+    turn resumes, so with sweeps driven beyond the commit. Fix: start again from the protected prefix.""",
+)
+class _ResumeOnDeadWindow(TorchKV):
+    def resume_length(self, request: Request, key_length: int) -> int:
+        slot = self.slot_of(request)
+        assert slot is not None
+        return min(slot.cursors.kv_committed_len, key_length)
+
+
+@bug(
+    "decode-trusts-rejected-drafts",
+    "decode skips slots that were written before",
+    clause="READ-1",
+    story="""A token reads KV of a draft that was rejected. Decode writes only where it allocates, and
+    the slot behind the commit is there already, with the draft's KV. Visible when a decode follows a
+    verify round that accepted less than it drafted. Fix: write every committed position.""",
+)
+class _DecodeTrustsRejectedDrafts(TorchKV):
+    def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
+        lanes = torch.tensor(fresh, dtype=torch.int64, device=tokens.device)
+        super().write_decoded(slots.take(lanes), tokens.take(lanes), fresh)

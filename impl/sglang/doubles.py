@@ -1,0 +1,200 @@
+"""What the release's bookkeeping reads of the rest of a server: small, plain stand-ins.
+
+Only flags and sizes; nothing in here decides anything about memory. Two kernels that need a GPU
+are replaced by the release's own torch formulation of them.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from enum import Enum, IntEnum
+from typing import Any
+
+import torch
+
+
+class Bag:
+    """Attributes as given; whatever else is asked for is None."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class ServerArgs(Bag):
+    """The server's command line: a CPU, no overlap, no prefix cache, no disaggregation."""
+
+    page_size: int
+    speculative_algorithm: str | None
+
+    def __init__(self) -> None:
+        super().__init__(
+            attention_backend="torch_native",  # selects the plain torch paths
+            chunked_prefill_size=-1,
+            device="cpu",
+            disable_overlap_schedule=True,
+            disable_radix_cache=True,
+            disaggregation_mode="null",
+            page_size=1,
+            speculative_algorithm=None,
+            enable_mis=False,
+            strip_thinking_cache=False,
+        )
+
+    @staticmethod
+    def enable_mamba_extra_buffer() -> bool:
+        return False
+
+
+SERVER_ARGS = ServerArgs()
+
+
+class SamplingParams(Bag):
+    """No stop tokens; the length limit is lowered when a turn is to finish."""
+
+    def __init__(self) -> None:
+        super().__init__(max_new_tokens=1 << 30, ignore_eos=True, stop_strs=[], stop_regex_strs=[])
+
+
+class SpecAlgorithm:
+    """Speculative decoding is on or off; which algorithm does not matter to the bookkeeping."""
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+    def is_none(self) -> bool:
+        return not self.on
+
+    def __getattr__(self, name: str) -> Callable[..., bool]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: False
+
+
+class ForwardMode(IntEnum):
+    EXTEND = 1
+    DECODE = 2
+    MIXED = 3
+    IDLE = 4
+    DLLM_EXTEND = 8
+
+    def is_extend(self, *_: Any, **__: Any) -> bool:
+        return self in (ForwardMode.EXTEND, ForwardMode.MIXED)
+
+    def is_decode(self) -> bool:
+        return self is ForwardMode.DECODE
+
+    def is_idle(self) -> bool:
+        return self is ForwardMode.IDLE
+
+    def is_decode_or_idle(self) -> bool:
+        return self in (ForwardMode.DECODE, ForwardMode.IDLE)
+
+
+class CaptureHiddenMode(IntEnum):
+    NULL = 0
+
+
+class DisaggregationMode(Enum):
+    NULL = "null"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class ReqDllmMixin:
+    """No diffusion model."""
+
+    def init_diffusion_llm(self, *_: Any, **__: Any) -> None:
+        self.dllm_config = None
+
+    def is_dllm(self) -> bool:
+        return False
+
+
+def assign_rows(
+    rows: torch.Tensor, table: torch.Tensor, start: torch.Tensor, end: torch.Tensor,
+    slots: torch.Tensor, count: int,
+) -> None:  # fmt: skip
+    """Write new slots into the rows: what assign_req_to_token_pool does on a GPU."""
+    done = 0
+    for row, a, b in zip(rows.tolist()[:count], start.tolist(), end.tolist(), strict=True):
+        table[row, a:b] = slots[done : done + b - a].to(table.dtype)
+        done += b - a
+
+
+def provided() -> dict[str, dict[str, Any]]:
+    """Module -> the names in it that must not be inert."""
+    return {
+        "sglang.srt.server_args": {"get_global_server_args": lambda: SERVER_ARGS},
+        "sglang.srt.model_executor.forward_batch_info": {
+            "ForwardMode": ForwardMode,
+            "CaptureHiddenMode": CaptureHiddenMode,
+        },
+        "sglang.srt.disaggregation.utils": {
+            "DisaggregationMode": DisaggregationMode,
+            "FAKE_BOOTSTRAP_HOST": "2.2.2.2",
+        },
+        "sglang.srt.dllm.mixin.req": {"ReqDllmMixin": ReqDllmMixin},
+        "sglang.srt.distributed.parallel_state": {"get_tensor_model_parallel_rank": lambda: 0},
+        "sglang.srt.speculative.spec_utils": {"assign_req_to_token_pool_func": assign_rows},
+    }
+
+
+class _Kernel:
+    """`kernel[grid](...)` on a function that does the same in torch."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run = run
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self.run
+
+
+def without_kernels(allocator: types.ModuleType) -> None:
+    """Have a release's paged allocator use torch where it would launch Triton kernels.
+
+    With too few free pages a kernel reads past the list, and the allocator then returns None by
+    itself; torch would raise instead, so nothing is computed in that case.
+    """
+    naive = allocator.alloc_extend_naive
+
+    def extend(
+        prefix: torch.Tensor, total: torch.Tensor, last: torch.Tensor, free: torch.Tensor,
+        out: torch.Tensor, _: int, page_size: int,
+    ) -> None:  # fmt: skip
+        pages = (total + page_size - 1) // page_size - (prefix + page_size - 1) // page_size
+        if int(pages.sum()) <= len(free):
+            naive(prefix, total, last, free, out, page_size, "cpu")
+
+    def decode(
+        total: torch.Tensor, last: torch.Tensor, free: torch.Tensor, out: torch.Tensor,
+        _: int, page_size: int,
+    ) -> None:  # fmt: skip
+        opens = [(length - 1) % page_size == 0 for length in total.tolist()]
+        if sum(opens) > len(free):
+            return
+        pages = iter(free.tolist())
+        slots = [
+            next(pages) * page_size if new else previous + 1
+            for new, previous in zip(opens, last.tolist(), strict=True)
+        ]
+        out[:] = torch.tensor(slots, dtype=out.dtype)
+
+    allocator.alloc_extend_kernel = _Kernel(extend)  # type: ignore[attr-defined]
+    allocator.alloc_decode_kernel = _Kernel(decode)  # type: ignore[attr-defined]
+
+
+def kv_pool(base: type) -> Any:
+    """A two-pool KV cache without KV memory: it only keeps the mapping for the allocator."""
+
+    def no_memory(self: Any) -> None:
+        self.full_kv_pool = self.swa_kv_pool = None
+        self.full_to_swa_index_mapping = None
+
+    memoryless = type("NoMemory", (base,), {"__init__": no_memory})
+    memoryless.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    return memoryless()

@@ -1,0 +1,383 @@
+"""Play a release's scheduler: each command as that release's own scheduler carries it out.
+
+Refusals come first and touch nothing. Names, phases and lengths are the scheduler's business, so
+the driver checks them; whether a session takes a turn is asked of the release. Everything that
+moves memory is the release's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from impl.adapter import UnusableImplementation, View
+from impl.sglang.doubles import SERVER_ARGS, Bag, ForwardMode
+from impl.sglang.releases import Release0510
+from impl.sglang.server import Phase, Server, Turn
+from reference.commands import (
+    Abort, Admit, Choice, Close, Command, Decode, Done, EvictSwa, Extend, Finish, Open, Outcome,
+    Reason, Refused, Retract, SpecDecode, Submit, token_id,
+)  # fmt: skip
+from reference.geometry import Geometry
+
+
+class _No(Exception):
+    """Internal: the command is refused for this reason; nothing was touched."""
+
+    def __init__(self, reason: Reason) -> None:
+        self.reason = reason
+
+
+def _need(condition: object, reason: Reason) -> None:
+    if not condition:
+        raise _No(reason)
+
+
+class Driver:
+    """One release in this process; `reset` starts a server, `apply` plays one command.
+
+    run_rejected: a turn that the session rejects when it is created still runs through the
+        one-token prefill that the scheduler gives it. Off, the rejected turn is dropped at once.
+    """
+
+    def __init__(self, release: Release0510, *, run_rejected: bool = False) -> None:
+        self.release = release
+        self.run_rejected = run_rejected
+        self.serial = 0
+        self.server: Server
+
+    def reset(self, geometry: Geometry) -> View:
+        self.server = Server(self.release, geometry)
+        self.serial = 0
+        return self.server.view()
+
+    def apply(self, command: Command) -> tuple[Outcome, View]:
+        """The outcome and the view after it.
+
+        Raises UnusableImplementation for a run that mixes Decode and SpecDecode, and whatever the
+        release raises: then only `reset` may follow.
+        """
+        try:
+            choices = _PLAYS[type(command)](self, command)
+        except _No as no:
+            return Refused(no.reason), self.server.view()
+        return Done(tuple(choices)), self.server.view()
+
+    # -- refusals ---------------------------------------------------------------------------------
+
+    def _turn(self, name: str) -> Turn:
+        turn = self.server.turns.get(name)
+        if turn is None:
+            raise _No(Reason.UNKNOWN_REQUEST)
+        return turn
+
+    def _lanes(self, names: Sequence[str], *phases: Phase) -> list[Turn]:
+        _need(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
+        turns = [self._turn(name) for name in names]
+        _need(all(t.phase in phases for t in turns), Reason.WRONG_PHASE)
+        return turns
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.server.geometry.page_size)
+
+    def _room(self, spans: Sequence[tuple[int, int]], rows: int = 0, *, extend: bool = True) -> None:
+        """Refuse unless the release can lengthen its rows over these spans of positions.
+
+        Only what the release's own call needs: pages of each span in both pools, and for releases
+        whose paged two-pool allocator declines an extend without a spare page per lane, that page.
+        Pages that a sweep inside the call would free do not count, as in the scheduler's budget.
+        """
+        geometry = self.server.geometry
+        _need(all(end <= geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
+        free_rows, full, swa = self.server.free_counts()
+        _need(rows <= free_rows, Reason.NO_ROW)
+        pages = sum(self._pages(end) - self._pages(start) for start, end in spans)
+        page = geometry.page_size
+        if self.release.spare_page_per_lane and extend and page > 1 and geometry.window is not None:
+            pages = max(pages, self._pages(sum(end - start for start, end in spans)) + len(spans))
+        _need(pages <= full, Reason.OUT_OF_FULL)
+        _need(pages <= swa, Reason.OUT_OF_SWA)
+
+    def _window(self, turns: Iterable[Turn]) -> None:
+        """Refuse to decode where a sweep ran ahead of the commit: no scheduler gets there."""
+        window, page = self.server.geometry.window, self.server.geometry.page_size
+        if window is None:
+            return
+        for turn in turns:
+            cursors = self.release.cursors(turn.req)
+            swept, position = cursors.swa_evicted_seqlen, cursors.kv_committed_len
+            reads_from = max(0, position - window + 1)
+            _need(swept == 0 or swept <= min(reads_from, position // page * page), Reason.WINDOW_LOST)
+
+    def _kind_of_run(self, spec: bool) -> None:
+        """A server decodes plainly or speculatively; the first round tells which."""
+        server = self.server
+        if server.spec is None:
+            server.spec = spec
+            SERVER_ARGS.speculative_algorithm = "EAGLE" if spec else None
+        elif server.spec is not spec:
+            raise UnusableImplementation("sglang: a run cannot mix Decode and SpecDecode")
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def open(self, command: Open) -> list[Choice]:
+        _need(command.session not in self.server.controller, Reason.SESSION_EXISTS)
+        self.server.controller.open(
+            Bag(session_id=command.session, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
+        )
+        return []
+
+    def close(self, command: Close) -> list[Choice]:
+        session = self.server.controller.get(command.session)
+        _need(session is not None, Reason.UNKNOWN_SESSION)
+        _need(not self.release.closing(session), Reason.SESSION_CLOSING)
+        self.server.controller.close(Bag(session_id=command.session))
+        return []
+
+    def submit(self, command: Submit) -> list[Choice]:
+        server = self.server
+        _need(command.tokens >= 1, Reason.EMPTY)
+        name = command.session
+        _need(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
+        _need(command.request not in server.turns, Reason.REQUEST_EXISTS)
+        session = None if name is None else server.controller.get(name)
+        # The scheduler itself turns away turns of a session that is to be closed.
+        _need(session is None or not self.release.closing(session), Reason.SESSION_CLOSING)
+        _need(session is not None or command.rewind <= 0, Reason.SHRINKING_PREFIX)
+        _need(command.rewind >= 0, Reason.BAD_LENGTH)
+        history = 0 if session is None else len(self.release.history(session))
+        _need(history + command.tokens <= server.geometry.width, Reason.ROW_TOO_SHORT)
+
+        serial = self.serial + 1
+        tokens = [token_id(serial, history + i) for i in range(command.tokens)]
+        undo = None
+        if command.rewind:
+            # An offset of 0 means none to the server, so taking all back is asked for otherwise.
+            left = history - command.rewind
+            undo = Bag(
+                id=name, replace=False, drop_previous_output=left <= 0, offset=left if left > 0 else None
+            )
+        req = server.new_request(f"{command.request}#{serial}", tokens, name, undo)
+        if req.to_finish is not None:
+            rows, full, swa = server.free_counts()
+            if self.run_rejected and min(rows, full, swa) > 0:
+                self._one_token_prefill(Turn(command.request, name, serial, req, history))
+            taken_back = command.rewind and not (name is not None and server.in_flight(name))
+            raise _No(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
+        self.serial = serial
+        server.turns[command.request] = Turn(command.request, name, serial, req, history)
+        return []
+
+    def _reap(self) -> None:
+        """The scheduler reaps sessions about once a second; here after every turn."""
+        controller = self.server.controller
+        controller.maybe_reap(controller._last_reap_time + 2.0)
+
+    # -- prefill ----------------------------------------------------------------------------------
+
+    def admit(self, command: Admit) -> list[Choice]:
+        turn = self._turn(command.request)
+        _need(turn.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
+        turn.req.init_next_round_input(self.server.cache)
+        turn.phase = Phase.ADMITTED
+        return []
+
+    def extend(self, command: Extend) -> list[Choice]:
+        server, lanes = self.server, command.lanes
+        _need(lanes and all(lane.tokens >= 1 for lane in lanes), Reason.EMPTY)
+        turns = self._lanes([n.request for n in lanes], Phase.ADMITTED, Phase.EXTENDING)
+        ends = [self._chunk_from(t) + n.tokens for t, n in zip(turns, lanes, strict=True)]
+        _need(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
+        fresh = sum(self.release.row(t.req) is None for t in turns)
+        self._room([(t.prefix, end) for t, end in zip(turns, ends, strict=True)], fresh)
+
+        swept, spans = self._swept(turns), []
+        for turn, end in zip(turns, ends, strict=True):
+            req = turn.req
+            if turn.phase is Phase.ADMITTED:
+                # The scheduler matches again in the very cycle in which it extends.
+                req.init_next_round_input(server.cache)
+                server.cache.inc_lock_ref(req.last_node)
+            else:
+                req.init_next_round_input()
+            spans.append((turn.prefix, end))
+            req.set_extend_input_len(end - turn.prefix)
+            req.fill_ids = req.fill_ids[:end]
+            if end < turn.fill:
+                req.is_chunked += 1
+        batch = server.new_batch(turns, ForwardMode.EXTEND)
+        batch.prepare_for_extend()
+        for turn, (start, end) in zip(turns, spans, strict=True):
+            server.forward(turn, start, end)
+        for turn, (_, end) in zip(turns, spans, strict=True):
+            turn.started = True
+            if end < turn.fill:
+                turn.req.is_chunked -= 1
+                turn.phase = Phase.EXTENDING
+                self.release.checkpoint(turn.req, server.cache, chunked=True)
+            else:
+                turn.req.output_ids += server.sample(turn, 1)
+                turn.req.check_finished()
+                turn.phase = Phase.RUNNING
+                self.release.checkpoint(turn.req, server.cache, chunked=False)
+        return self._sweeps(turns, swept)
+
+    def _chunk_from(self, turn: Turn) -> int:
+        """Where the next chunk is counted from: what is committed, less the token to recompute.
+
+        A release may prefill from earlier (0.5.10 matches one token less than it could); the chunk
+        still ends where it was asked to end, as a scheduler that prefills the rest would have it.
+        """
+        if turn.phase is Phase.EXTENDING:
+            return turn.prefix
+        return min(self.release.cursors(turn.req).kv_committed_len, turn.fill - 1)
+
+    # -- decode -----------------------------------------------------------------------------------
+
+    def decode(self, command: Decode) -> list[Choice]:
+        server = self.server
+        _need(command.requests, Reason.EMPTY)
+        turns = self._lanes(command.requests, Phase.RUNNING)
+        self._window(turns)
+        self._room([(t.fill - 1, t.fill) for t in turns], extend=False)
+        self._kind_of_run(spec=False)
+
+        swept = self._swept(turns)
+        server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
+        for turn in turns:
+            server.forward(turn, turn.fill - 1, turn.fill)
+            turn.req.output_ids += server.sample(turn, 1)
+            turn.req.check_finished(1)
+        return self._sweeps(turns, swept)
+
+    def spec_decode(self, command: SpecDecode) -> list[Choice]:
+        server, lanes = self.server, command.lanes
+        _need(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
+        turns = self._lanes([n.request for n in lanes], Phase.RUNNING)
+        _need(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
+        self._window(turns)
+        before = [self.release.cursors(t.req) for t in turns]
+        # The release allocates up to 2 * draft_len past the commit of every lane. The smallest
+        # draft_len is taken that gives each lane what it asks for and takes nothing back.
+        draft_len = max(
+            -(-max(lane.allocate, c.kv_allocated_len - c.kv_committed_len) // 2)
+            for lane, c in zip(lanes, before, strict=True)
+        )
+        ends = [c.kv_committed_len + 2 * draft_len for c in before]
+        self._room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
+        self._kind_of_run(spec=True)
+
+        swept = self._swept(turns)
+        batch = server.new_batch(turns, ForwardMode.DECODE)
+        self.release.prepare_spec(batch, draft_len)
+        choices = {}
+        for turn, lane, cursors in zip(turns, lanes, before, strict=True):
+            tokens = server.sample(turn, lane.accept)
+            allocated = self.release.cursors(turn.req).kv_allocated_len
+            # The last accepted token is the bonus: sampled, without KV yet.
+            server.forward(turn, cursors.kv_committed_len, allocated, tokens[:-1])
+            self.release.commit(turn.req, lane.accept)
+            turn.req.output_ids += tokens
+            turn.req.check_finished(lane.accept)
+            choices[turn.name] = allocated
+        sweeps = {c.request: c.swa_evicted_seqlen for c in self._sweeps(turns, swept)}
+        return [Choice(name, sweeps.get(name), allocated) for name, allocated in choices.items()]
+
+    # -- sweeps -----------------------------------------------------------------------------------
+
+    def evict_swa(self, command: EvictSwa) -> list[Choice]:
+        turn = self._turn(command.request)
+        _need(turn.phase in (Phase.EXTENDING, Phase.RUNNING), Reason.WRONG_PHASE)
+        _need(self.server.swa_pool is not None, Reason.NO_SWA)
+        allocated = self.release.cursors(turn.req).kv_allocated_len
+        _need(0 <= command.length <= allocated, Reason.BAD_LENGTH)
+        self.server.new_batch([turn], ForwardMode.DECODE)._evict_swa(turn.req, command.length)
+        return [Choice(turn.name, self.release.cursors(turn.req).swa_evicted_seqlen)]
+
+    def _swept(self, turns: Iterable[Turn]) -> list[int]:
+        return [self.release.cursors(t.req).swa_evicted_seqlen for t in turns]
+
+    def _sweeps(self, turns: Sequence[Turn], before: Sequence[int]) -> list[Choice]:
+        """The sweeps that the release made by itself since `before` was noted."""
+        after = zip(turns, before, self._swept(turns), strict=True)
+        return [Choice(turn.name, now) for turn, then, now in after if now != then]
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def finish(self, command: Finish) -> list[Choice]:
+        turn = self._turn(command.request)
+        _need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
+        _need(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
+        # The turn was to have that many outputs, so that is what the client saw of it.
+        turn.req.sampling_params.max_new_tokens = command.finished_len
+        self._end(turn)
+        return []
+
+    def retract(self, command: Retract) -> list[Choice]:
+        turn = self._turn(command.request)
+        _need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
+        lost = command.in_flight
+        _need(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
+        # A verify round in flight has committed nothing where preparing it claims nothing.
+        _need(not (lost and self.server.spec and not self.release.claimed), Reason.UNFAITHFUL)
+        if lost:
+            # The step was launched, and so committed; its result will never be processed.
+            turn.req.output_ids = turn.req.output_ids[:-1]
+        self.server.new_batch([turn], ForwardMode.DECODE).release_req(0, 0, SERVER_ARGS)
+        turn.phase = Phase.QUEUED
+        return []
+
+    def abort(self, command: Abort) -> list[Choice]:
+        turn = self._turn(command.request)
+        if command.marked:
+            _need(turn.phase is Phase.QUEUED and not turn.started, Reason.WRONG_PHASE)
+            self._room([(0, 1)], 1)
+            turn.req.set_finish_with_abort("marked")
+            self._one_token_prefill(turn)
+            del self.server.turns[turn.name]
+            self._reap()
+        elif turn.phase in (Phase.QUEUED, Phase.ADMITTED):
+            # Scheduler.abort_request takes it out of the waiting queue; neither release tells the
+            # session or the cache, also when the request waits after a retract.
+            del self.server.turns[turn.name]
+            self._reap()
+        else:
+            turn.req.to_finish = self.release.batch.FINISH_ABORT()
+            self._end(turn)
+        return []
+
+    def _end(self, turn: Turn) -> None:
+        """Process the last result of a running request: it is found finished and is released."""
+        req, allocator = turn.req, self.server.allocator
+        req.check_finished()
+        allocator.free_group_begin()
+        self.release.common.release_kv_cache(req, self.server.cache)
+        allocator.free_group_end()
+        del self.server.turns[turn.name]
+        self._reap()
+
+    def _one_token_prefill(self, turn: Turn) -> None:
+        """What becomes of a queued request that was marked aborted: it prefills its one token."""
+        server, req = self.server, turn.req
+        req.init_next_round_input(server.cache)
+        server.cache.inc_lock_ref(req.last_node)
+        server.new_batch([turn], ForwardMode.EXTEND).prepare_for_extend()
+        server.forward(turn, turn.prefix, turn.fill)
+        req.output_ids += server.sample(turn, 1)
+        req.check_finished()
+        self.release.common.release_kv_cache(req, server.cache)
+
+
+_PLAYS: dict[type, Callable[[Driver, Any], list[Choice]]] = {
+    Open: Driver.open,
+    Close: Driver.close,
+    Submit: Driver.submit,
+    Admit: Driver.admit,
+    Extend: Driver.extend,
+    Decode: Driver.decode,
+    SpecDecode: Driver.spec_decode,
+    EvictSwa: Driver.evict_swa,
+    Finish: Driver.finish,
+    Retract: Driver.retract,
+    Abort: Driver.abort,
+}

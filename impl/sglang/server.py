@@ -1,0 +1,231 @@
+"""The real objects of one server: pools, session cache, sessions, batches; and how to look at them.
+
+Nothing here decides; `driver.py` plays the scheduler on top of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from impl.adapter import RequestView, SessionView, View
+from impl.sglang.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
+from impl.sglang.releases import Release0510
+from reference.commands import token_id
+from reference.geometry import Geometry
+
+VOCABULARY = 1 << 62  # token ids are no real vocabulary; none may count as out of range
+
+
+class Phase(Enum):
+    """Where a request stands with the scheduler."""
+
+    QUEUED = "queued"
+    ADMITTED = "admitted"
+    EXTENDING = "extending"
+    RUNNING = "running"
+
+
+@dataclass(slots=True)
+class Turn:
+    """A live request: the release's own `req`, and what only the scheduler and the client know.
+
+    history: how many tokens of its input the session put there.
+    """
+
+    name: str
+    session: str | None
+    serial: int
+    req: Any
+    history: int
+    phase: Phase = Phase.QUEUED
+    started: bool = False
+
+    @property
+    def origin(self) -> int:
+        return len(self.req.origin_input_ids)
+
+    @property
+    def output(self) -> int:
+        return len(self.req.output_ids)
+
+    @property
+    def fill(self) -> int:
+        """Tokens of input and output."""
+        return self.origin + self.output
+
+    @property
+    def prefix(self) -> int:
+        """Tokens that the next chunk finds in the cache, as the release computed it."""
+        return len(self.req.prefix_indices)
+
+
+class Server:
+    """One freshly started server of this release and these sizes."""
+
+    def __init__(self, release: Release0510, geometry: Geometry) -> None:
+        self.release = release
+        self.geometry = geometry
+        page = geometry.page_size
+        SERVER_ARGS.page_size = page
+        SERVER_ARGS.speculative_algorithm = None
+        swa = None if geometry.window is None else geometry.swa_pages * page
+        self.allocator = release.make_allocator(geometry.full_pages * page, swa, page)
+        self.full_pool = self.allocator if swa is None else self.allocator.full_attn_allocator
+        self.swa_pool = None if swa is None else self.allocator.swa_attn_allocator
+        self.rows = release.make_rows(geometry.rows, geometry.width)
+        self.cache = release.make_cache(self.rows, self.allocator, page, geometry.window)
+        self.controller = release.controller.SessionController(self.cache)
+        self.turns: dict[str, Turn] = {}
+        self.spec: bool | None = None  # unknown until the first decode round
+        self.full_stamps = [0] * ((geometry.full_pages + 1) * page)
+        self.swa_stamps = [] if swa is None else [0] * ((geometry.swa_pages + 1) * page)
+
+    # -- questions before a command ---------------------------------------------------------------
+
+    def free_pages(self, pool: Any) -> list[int]:
+        pages: list[int] = pool.free_pages.tolist()
+        if len(pool.release_pages):
+            pages += pool.release_pages.tolist()
+        return pages
+
+    def free_counts(self) -> tuple[int, int, int]:
+        """Free rows, full pages and SWA pages; SWA pages are many without a window."""
+        page = self.geometry.page_size
+        swa = 1 << 30 if self.swa_pool is None else self.swa_pool.available_size() // page
+        return len(self.rows.free_slots), self.full_pool.available_size() // page, swa
+
+    def in_flight(self, session: str) -> Turn | None:
+        return next((t for t in self.turns.values() if t.session == session), None)
+
+    def history(self, session: str) -> list[int]:
+        """What the session remembers of its ended turns.
+
+        While a turn runs no polite client can ask for more, so that is what its input started with.
+        """
+        turn = self.in_flight(session)
+        if turn is not None:
+            return list(turn.req.origin_input_ids[: turn.history])
+        return self.release.history(self.controller.get(session))
+
+    # -- making release objects -------------------------------------------------------------------
+
+    def new_request(self, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> Any:
+        """The release's Req: of a session by its create_req, else by itself.
+
+        undo: session parameters of a client that takes tokens back.
+        """
+        sampling = SamplingParams()
+        if session is None:
+            return self.release.batch.Req(
+                rid=rid, origin_input_text=None, origin_input_ids=tokens,
+                sampling_params=sampling, vocab_size=VOCABULARY,
+            )  # fmt: skip
+        asked = Bag(
+            rid=rid, input_ids=tokens, sampling_params=sampling, stream=False, return_logprob=False,
+            top_logprobs_num=0, return_hidden_states=False, return_routed_experts=False,
+            require_reasoning=False,
+            session_params=undo or Bag(id=session, replace=False, drop_previous_output=False),
+        )  # fmt: skip
+        return self.controller.get(session).create_req(asked, None, VOCABULARY)
+
+    def new_batch(self, turns: Sequence[Turn], mode: ForwardMode) -> Any:
+        """A ScheduleBatch of these requests, as ScheduleBatch.init_new and merging leave it.
+
+        Overlap scheduling is off: then sweeps see exact lengths, the furthest they may go.
+        """
+        batch = self.release.batch.ScheduleBatch(
+            reqs=[t.req for t in turns],
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.allocator,
+            tree_cache=self.cache,
+        )
+        batch.model_config = Bag(is_encoder_decoder=False, is_matryoshka=False, vocab_size=VOCABULARY)
+        batch.device = "cpu"
+        batch.enable_overlap = False
+        batch.spec_algorithm = SpecAlgorithm(bool(self.spec))
+        batch.return_logprob = False
+        batch.hisparse_coordinator = None
+        batch.sampling_info = Bag(penalizer_orchestrator=Bag(is_required=False))
+        batch.forward_mode = mode
+        if mode is ForwardMode.DECODE:
+            lengths = [t.fill - 1 for t in turns]  # the last output has no KV yet
+            rows = [self.release.row(t.req) for t in turns]
+            batch.req_pool_indices = torch.tensor(rows, dtype=torch.int64)
+            batch.seq_lens = torch.tensor(lengths, dtype=torch.int64)
+            batch.seq_lens_cpu = batch.seq_lens.clone()
+            batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
+            batch.seq_lens_sum = sum(lengths)
+            batch.output_ids = torch.zeros(len(lengths), dtype=torch.int64)
+        return batch
+
+    # -- the model's part -------------------------------------------------------------------------
+
+    def forward(self, turn: Turn, start: int, end: int, drafts: Sequence[int] = ()) -> None:
+        """Write KV of positions [start, end): stamp the slots that row and mapping lead to.
+
+        drafts: tokens after those of the text; past them stand rejected drafts, stamp 0.
+        """
+        text = [*turn.req.origin_input_ids, *turn.req.output_ids, *drafts][start:end]
+        slots = self.rows.req_to_token[self.release.row(turn.req), start:end]
+        text += [0] * (end - start - len(text))
+        for slot, token in zip(slots.tolist(), text, strict=True):
+            self.full_stamps[slot] = token
+        if self.swa_pool is not None:
+            mapped = self.allocator.full_to_swa_index_mapping[slots.to(torch.int64)]
+            for slot, token in zip(mapped.tolist(), text, strict=True):
+                self.swa_stamps[slot] = token
+
+    @staticmethod
+    def sample(turn: Turn, count: int) -> list[int]:
+        """The next `count` tokens of a request."""
+        return [token_id(turn.serial, p) for p in range(turn.fill, turn.fill + count)]
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def view(self) -> View:
+        release, page = self.release, self.geometry.page_size
+        sessions: dict[str, SessionView] = {}
+        requests: dict[str, RequestView] = {}
+        held: set[int] = set()
+        for name, session in self.controller.sessions.items():
+            slot = release.slot(self.cache, name)
+            row = None if slot is None else slot.req_pool_idx
+            sessions[name] = SessionView(
+                history=self.history(name),
+                closing=release.closing(session),
+                row=row,
+                cursors=None if slot is None else release.cursors(slot),
+            )
+            if row is not None:
+                held.add(row)
+        for name, turn in self.turns.items():
+            row = release.row(turn.req)
+            requests[name] = RequestView(
+                session=turn.session,
+                origin=turn.origin,
+                text=[*turn.req.origin_input_ids, *turn.req.output_ids],
+                row=row,
+                cursors=None if row is None else release.cursors(turn.req),
+            )
+            if row is not None:
+                held.add(row)
+        swa = self.swa_pool
+        return View(
+            sessions=sessions,
+            requests=requests,
+            free_full=self.free_pages(self.full_pool),
+            free_rows=list(self.rows.free_slots),
+            rows={row: self.rows.req_to_token[row].tolist() for row in held},
+            full_stamps=self.full_stamps,
+            free_swa=() if swa is None else self.free_pages(swa),
+            # One entry past the slots maps "no slot" to itself; it is no slot.
+            full_to_swa=()
+            if swa is None
+            else self.allocator.full_to_swa_index_mapping[: (self.geometry.full_pages + 1) * page].tolist(),
+            swa_stamps=self.swa_stamps,
+        )

@@ -1,0 +1,74 @@
+"""The worker process: one release, driven by messages on stdin, answered on stdout.
+
+Started as `python -m impl.sglang.worker ROOT VERSION [--run-rejected]`; a release's module state is
+global, so each worker has one release, and a broken one is thrown away with its process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from impl.adapter import UnusableImplementation
+from impl.sglang import wire
+from reference.commands import Refused
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until stdin ends. Returns an exit status."""
+    root, version = Path(arguments[0]), arguments[1]
+    # Whatever a release prints must not get between the messages.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    logging.disable(logging.CRITICAL)
+    import torch  # here, so that --help and tests of the wire need no torch
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    from impl.sglang.driver import Driver
+    from impl.sglang.releases import supported
+
+    try:
+        driver = Driver(supported(version)(root), run_rejected="--run-rejected" in arguments[2:])
+    except Exception as error:
+        wire.send(out, failure(error, root))
+        return 2
+    wire.send(out, wire.Ready())
+    while (body := wire.receive(0)) is not None:
+        reply: wire.Reply
+        try:
+            ask = wire.ASKS.decode(body)
+            if isinstance(ask, wire.Reset):
+                reply = wire.Answer(driver.reset(ask.geometry))
+            else:
+                outcome, view = driver.apply(wire.unpack_command(ask))
+                if isinstance(outcome, Refused):
+                    reply = wire.Answer(view, outcome.reason)
+                else:
+                    reply = wire.Answer(view, None, outcome.choices)  # type: ignore[union-attr]
+        except Exception as error:
+            reply = failure(error, root)
+        wire.send(out, reply)
+    return 0
+
+
+def failure(error: Exception, root: Path) -> wire.Failure:
+    """One line: type, message, and the line of the release (else of the driver) that raised it."""
+    if isinstance(error, UnusableImplementation):
+        return wire.Failure(str(error), unusable=True)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename.startswith(str(root))]
+    where = ""
+    if frames:
+        frame = (own or frames)[-1]
+        name = os.path.relpath(frame.filename, root) if own else f"kvspec:{Path(frame.filename).name}"
+        where = f" at {name}:{frame.lineno}"
+    message = " ".join(str(error).split())[:300]
+    return wire.Failure(f"{type(error).__name__}: {message}{where}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""Cursors of rows: int64 [rows, 4] on the device, with a mirror of each line on the host.
+
+The device lines are what batched work reads: ranges to allocate, write, sweep and free. The mirror is
+what refusals read, so that none of them waits for the device (servers keep seq_lens and a CPU copy for
+the same reason). Both sides are moved by the same rule, each from its own values: neither is copied
+from the other, so a side that drifts stays visible. Everything that writes cursors goes through
+`CursorTable`, which writes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+N = TypeVar("N", int, Tensor)
+
+
+class Cursors(NamedTuple, Generic[N]):
+    """The four cursors in tokens: of one holder (ints), or of a batch (int64 [B] each).
+
+    The order is that of the columns on the device.
+    """
+
+    kv_committed_len: N
+    kv_allocated_len: N
+    swa_evicted_seqlen: N
+    cache_protected_len: N
+
+
+ZERO: Cursors[int] = Cursors(0, 0, 0, 0)
+
+# How cursors move: from the cursors and one value per argument to the new cursors. Takes ints and
+# tensors alike, so it is arithmetic, `larger` and `smaller`, without branches.
+Rule = Callable[..., Cursors[Any]]
+
+
+@overload
+def larger(a: int, b: int) -> int: ...
+@overload
+def larger(a: Tensor, b: Tensor) -> Tensor: ...
+def larger(a: int | Tensor, b: int | Tensor) -> int | Tensor:
+    """Elementwise maximum of two ints or two tensors."""
+    return max(a, b) if isinstance(a, int) else torch.maximum(a, b)
+
+
+@overload
+def smaller(a: int, b: int) -> int: ...
+@overload
+def smaller(a: Tensor, b: Tensor) -> Tensor: ...
+def smaller(a: int | Tensor, b: int | Tensor) -> int | Tensor:
+    """Elementwise minimum of two ints or two tensors."""
+    return min(a, b) if isinstance(a, int) else torch.minimum(a, b)
+
+
+@overload
+def whole(length: int, size: int) -> int: ...
+@overload
+def whole(length: Tensor, size: int) -> Tensor: ...
+def whole(length: int | Tensor, size: int) -> int | Tensor:
+    """length // size, rounding down: on tensors without the detour that the operator takes in Python."""
+    return length // size if isinstance(length, int) else length.floor_divide(size)
+
+
+class Holder(Protocol):
+    """Who has cursors in a table: a request or a slot. `cursors` is the mirror of the row's line."""
+
+    cursors: Cursors[int]
+
+    @property
+    def row(self) -> int | None: ...
+
+
+class Lanes:
+    """A batch of holders with their rows and arguments, on both sides: one transfer for all of it.
+
+    row: int64 [B] on the device. arguments, columns: the same numbers as host lists and as int64 [B]
+    on the device. tail: int64 [n] on the device, anything else that has to travel.
+    """
+
+    __slots__ = ("arguments", "columns", "holders", "row", "tail")
+
+    def __init__(
+        self, device: torch.device, holders: Sequence[Holder], *arguments: list[int], tail: Sequence[int] = ()
+    ) -> None:
+        self.holders = holders
+        self.arguments = arguments
+        numbers = [holder.row for holder in holders]
+        for argument in arguments:
+            numbers += argument
+        numbers += tail
+        flat = torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+        sizes = [len(holders)] * (1 + len(arguments))
+        self.row, *self.columns, self.tail = flat.split_with_sizes([*sizes, len(tail)])
+
+
+class CursorTable:
+    """Cursors of one kind of holder by row; a request that takes a row finds 0 there.
+
+    lines: int64 [rows, 4] on `device`, columns as in `Cursors`.
+    """
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.device = device
+        self.lines = torch.zeros((rows, 4), dtype=torch.int64, device=device)
+
+    def read(self, row: Tensor) -> Cursors[Tensor]:
+        """Device cursors of the rows `row`, int64 [B]: four tensors of that shape."""
+        return Cursors(*self.lines.index_select(0, row).unbind(1))
+
+    def move(self, lanes: Lanes, rule: Rule) -> tuple[Cursors[Tensor], Cursors[Tensor]]:
+        """Apply `rule` with the lanes' arguments to both sides; returns device cursors before and after."""
+        for holder, *values in zip(lanes.holders, *lanes.arguments, strict=True):
+            holder.cursors = rule(holder.cursors, *values)
+        before = self.read(lanes.row)
+        after = rule(before, *lanes.columns)
+        self.lines.index_copy_(0, lanes.row, torch.stack(after, 1))
+        return before, after
+
+    def copy(self, source: CursorTable, holders: Sequence[Holder], origins: Sequence[Holder]) -> None:
+        """Both sides of each holder become those of its origin in `source`, which has the same row."""
+        for holder, origin in zip(holders, origins, strict=True):
+            holder.cursors = origin.cursors
+        row = Lanes(self.device, holders).row
+        self.lines.index_copy_(0, row, source.lines.index_select(0, row))
+
+    def put(self, holder: Holder, cursors: Cursors[int]) -> None:
+        """Set both sides of one holder."""
+        holder.cursors = cursors
+        if any(cursors):
+            line = torch.tensor(cursors, dtype=torch.int64)
+            self.lines[holder.row] = line.to(self.device, non_blocking=True)
+        else:
+            self.lines[holder.row] = 0

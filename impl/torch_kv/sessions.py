@@ -1,0 +1,324 @@
+"""The rules of streaming sessions over a KVStore: lend, trim, save, sweep, release.
+
+Each rule is a method of its own, so that a named bug is one method put back as it once was. Rules of
+cursors and ranges are arithmetic that holds for ints and tensors alike: on the host they decide, on
+the device they do it for a whole batch. Lengths are tokens; C, A, E, R stand for kv_committed_len,
+kv_allocated_len, swa_evicted_seqlen and cache_protected_len, P for the page size, W for the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import overload
+
+from torch import Tensor
+
+from impl.torch_kv.cursors import ZERO, Cursors, CursorTable, Lanes, N, Rule, larger, smaller, whole
+from impl.torch_kv.store import KVStore
+from reference.commands import token_id
+
+
+class Phase(Enum):
+    """Where a request is. QUEUED: submitted or retracted. ADMITTED: nothing extended since."""
+
+    QUEUED = auto()
+    ADMITTED = auto()
+    EXTENDING = auto()
+    RUNNING = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """What a session keeps between turns. While lent to a request it goes on naming its row."""
+
+    row: int
+    cursors: Cursors[int] = ZERO
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A streaming session. history: tokens of its finished turns."""
+
+    name: str
+    history: list[int] = field(default_factory=list)
+    slot: Slot | None = None
+    turn: Request | None = None
+    closing: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A turn of a session, or (session None) an ordinary request.
+
+    text: tokens of its input (`origin` of them) and of its outputs so far.
+    started: it has extended since it was submitted. row None: it holds no KV.
+    """
+
+    name: str
+    session: Session | None
+    serial: int
+    text: list[int]
+    origin: int
+    phase: Phase = Phase.QUEUED
+    started: bool = False
+    row: int | None = None
+    cursors: Cursors[int] = ZERO
+
+    def sample(self, count: int) -> None:
+        """Append the next `count` tokens, as the deterministic sampler yields them."""
+        length = len(self.text)
+        self.text.extend(token_id(self.serial, p) for p in range(length, length + count))
+
+
+class SessionRules:
+    """Admission, trimming, sweeping and release, on batches where servers batch them."""
+
+    store: KVStore
+    page_size: int
+    window: int | None
+
+    # Arithmetic.
+
+    @overload
+    def ceil(self, length: int) -> int: ...
+    @overload
+    def ceil(self, length: Tensor) -> Tensor: ...
+    def ceil(self, length: int | Tensor) -> int | Tensor:
+        """`length` rounded up to whole pages."""
+        return whole(length + (self.page_size - 1), self.page_size) * self.page_size
+
+    @overload
+    def floor(self, length: int) -> int: ...
+    @overload
+    def floor(self, length: Tensor) -> Tensor: ...
+    def floor(self, length: int | Tensor) -> int | Tensor:
+        """`length` rounded down to whole pages."""
+        return whole(length, self.page_size) * self.page_size
+
+    def window_live(self, evicted: int, position: int) -> bool:
+        """Whether the SWA KV that the token at `position` needs is there (SWA-2).
+
+        That is its window [position - W + 1, position) and, if open already, its own page.
+        """
+        if self.window is None or position == 0:
+            return True
+        return evicted <= min(max(0, position - self.window + 1), self.floor(position))
+
+    # Batches of holders: all requests, or all slots.
+
+    def table_of(self, holder: Request | Slot) -> CursorTable:
+        """Where the cursors of a holder are."""
+        return self.store.cursors if isinstance(holder, Request) else self.store.slot_cursors
+
+    def move(self, holders: Sequence[Request | Slot], rule: Rule, *arguments: list[int]) -> None:
+        """Move the cursors of a batch by `rule`, on the device and in the mirror."""
+        if holders:
+            self.table_of(holders[0]).move(Lanes(self.store.device, holders, *arguments), rule)
+
+    def put(self, holder: Request | Slot, cursors: Cursors[int]) -> None:
+        """Set the cursors of one holder, on the device and in the mirror."""
+        self.table_of(holder).put(holder, cursors)
+
+    def free_ranges(
+        self, holders: Sequence[Request | Slot], ranges: Callable[..., tuple[N, N, N]], *arguments: list[int]
+    ) -> None:
+        """Free pages of a batch in one pass: [first, end) and SWA [swa_first, end), by page index.
+
+        ranges: gives (first, swa_first, end) from cursors and one value per argument. The device
+        computes them from its own cursors; the host only counts the pages, or finds none to free.
+        """
+        full = swa = 0
+        for holder, *values in zip(holders, *arguments, strict=True):
+            first, swa_first, end = ranges(holder.cursors, *values)
+            full += max(end - first, 0)
+            swa += max(end - swa_first, 0)
+        if full or (swa and self.window is not None):
+            lanes = Lanes(self.store.device, holders, *arguments)
+            cursors = self.table_of(holders[0]).read(lanes.row)
+            self.store.free(lanes.row, *ranges(cursors, *lanes.columns), full, swa)
+
+    # Cutting back: the one rule behind free_tail, trim_overshoot and retract.
+
+    def capped(self, cursors: Cursors[N], target: N) -> Cursors[N]:
+        """C, A and E at most `target` (LEN-2, LEN-3): sgl-project/sglang#22862 and #22900."""
+        committed, allocated, evicted, protected = cursors
+        return Cursors(
+            smaller(committed, target), smaller(allocated, target), smaller(evicted, target), protected
+        )
+
+    def capped_kept(self, cursors: Cursors[N], target: N) -> Cursors[N]:
+        """As `capped`, for a turn that ends or is retracted."""
+        return self.capped(cursors, target)
+
+    def free_start(self, target: N) -> N:
+        """First token position whose page goes: the page that holds target - 1 stays (FREE-1)."""
+        return self.ceil(target)
+
+    def swa_free_start(self, target: N, evicted: N) -> N:
+        """The same for SWA pages: those below E went with a sweep (FREE-2)."""
+        start: N = self.free_start(target)
+        return larger(start, self.ceil(evicted))
+
+    def beyond(self, cursors: Cursors[N], target: N) -> tuple[N, N, N]:
+        """Pages past `target`: from where in the full pool, from where in the SWA pool, to where."""
+        size = self.page_size
+        return (
+            whole(self.free_start(target), size),
+            whole(self.swa_free_start(target, cursors.swa_evicted_seqlen), size),
+            whole(self.ceil(cursors.kv_allocated_len), size),
+        )
+
+    def free_beyond(self, holders: Sequence[Request | Slot], targets: list[int]) -> None:
+        """Free the pages past `targets` of a batch, in one pass. Caps nothing."""
+        self.free_ranges(holders, self.beyond, targets)
+
+    def trim_overshoot(self, requests: Sequence[Request], targets: list[int]) -> None:
+        """Finish: what lies past each target is freed and no longer counts (sgl-project/sglang#22897)."""
+        self._trim(requests, targets)
+
+    def drop_overallocated(self, requests: Sequence[Request], targets: list[int]) -> None:
+        """Retract: the same for what was allocated ahead (left open by sgl-project/sglang#22213)."""
+        self._trim(requests, targets)
+
+    def _trim(self, requests: Sequence[Request], targets: list[int]) -> None:
+        self.free_beyond(requests, targets)
+        self.move(requests, self.capped_kept, targets)
+
+    # Admission.
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Lend each session's slot to its request, cut back to the usable prefix.
+
+        The slot goes on naming its row, so that a rejected admission can be repeated (SES-3). A
+        request whose session has no slot starts at 0 and gets a row when it first extends.
+        """
+        for request in requests:
+            request.row, request.cursors = None, ZERO
+        lent = [request for request in requests if self.slot_of(request) is not None]
+        if lent:
+            self.free_tail(lent, [self.resume_length(r, self.key_length(r)) for r in lent])
+            self.lend(lent)
+
+    def slot_of(self, request: Request) -> Slot | None:
+        """The slot that an admission of `request` restores, if any."""
+        return request.session.slot if request.session is not None else None
+
+    def slots_of(self, requests: Sequence[Request]) -> list[Slot]:
+        """The slots of requests that have one each."""
+        return [slot for request in requests if (slot := self.slot_of(request)) is not None]
+
+    def key_length(self, request: Request) -> int:
+        """Tokens that a prefix may cover: all but the last, which is recomputed for its logits."""
+        return len(request.text) - 1
+
+    def resume_length(self, request: Request, key_length: int) -> int:
+        """Prefix to resume at: what is committed, or R if the window there is gone (SWA-2)."""
+        slot = self.slot_of(request)
+        assert slot is not None
+        prefix = min(slot.cursors.kv_committed_len, key_length)
+        if self.window_live(slot.cursors.swa_evicted_seqlen, prefix):
+            return prefix
+        return slot.cursors.cache_protected_len
+
+    def free_tail(self, requests: Sequence[Request], prefixes: list[int]) -> None:
+        """Free what each slot holds past its prefix, before an extend overwrites the row entries.
+
+        sgl-project/sglang#22862. All three cursors of the slot are capped (LEN-3).
+        """
+        slots = self.slots_of(requests)
+        self.free_beyond(slots, prefixes)
+        self.move(slots, self.capped, prefixes)
+
+    def lend(self, requests: Sequence[Request]) -> None:
+        """Give each request its slot's row and a copy of the slot's cursors."""
+        slots = self.slots_of(requests)
+        for request, slot in zip(requests, slots, strict=True):
+            request.row = slot.row
+        self.store.cursors.copy(self.store.slot_cursors, requests, slots)
+
+    # Window sweep.
+
+    def sweep_reach(self, cursors: Cursors[int], length: int) -> int:  # noqa: ARG002
+        """How far the policy sweeps when driven with `length`: a page short of the window (SWA-1)."""
+        assert self.window is not None
+        return self.floor(length - self.window - self.page_size)
+
+    def swept(self, cursors: Cursors[N], reach: N) -> Cursors[N]:
+        """E after a sweep: up to `reach`, never back."""
+        committed, allocated, evicted, protected = cursors
+        return Cursors(committed, allocated, larger(larger(evicted, protected), reach), protected)
+
+    def sweep(self, requests: Sequence[Request], lengths: Sequence[int]) -> None:
+        """Free the SWA pages [E, new E) of a batch."""
+        size = self.page_size
+        reach = [self.sweep_reach(r.cursors, length) for r, length in zip(requests, lengths, strict=True)]
+        pages = 0
+        for request, new in zip(requests, reach, strict=True):
+            evicted, frontier = request.cursors[2], self.swept(request.cursors, new)[2]
+            pages += max((frontier - self.ceil(evicted)) // size, 0)
+        lanes = Lanes(self.store.device, requests, reach)
+        before, after = self.store.cursors.move(lanes, self.swept)
+        if pages:
+            first = whole(self.ceil(before.swa_evicted_seqlen), size)
+            self.store.free_swa(lanes.row, first, whole(after.swa_evicted_seqlen, size), pages)
+
+    # Saving, wiping, releasing.
+
+    def save(self, session: Session, request: Request) -> None:
+        """The session's slot takes the request's row and cursors (SES-2)."""
+        assert request.row is not None
+        session.slot = Slot(request.row)
+        self.store.slot_cursors.copy(self.store.cursors, [session.slot], [request])
+        self.detach(request)
+
+    def detach(self, request: Request) -> None:
+        """The request lets go of its row and cursors; whoever takes the row next starts at 0."""
+        if request.row is not None:
+            self.put(request, ZERO)
+        request.row = None
+
+    def release(self, holder: Request | Slot) -> None:
+        """Give everything of a row back: its pages, and the row, once (FREE-1, FREE-2, OWN-4)."""
+        assert holder.row is not None
+        self.release_pages(holder)
+        self.store.give_row(holder.row)
+
+    def release_pages(self, holder: Request | Slot) -> None:
+        """Free all pages of a row."""
+        self.free_ranges([holder], self.owned)
+
+    def owned(self, cursors: Cursors[N]) -> tuple[N, N, N]:
+        """Full pages [R, A) and SWA pages [max(R, E), A), as `beyond` gives them."""
+        size = self.page_size
+        _, allocated, evicted, protected = cursors
+        swept = larger(protected, self.ceil(evicted))
+        return whole(protected, size), whole(swept, size), whole(self.ceil(allocated), size)
+
+    def drop(self, request: Request) -> None:
+        """An ordinary request gives all it holds back."""
+        if request.row is not None:
+            self.release(request)
+        self.detach(request)
+
+    def held_by(self, session: Session, request: Request) -> Request | Slot | None:
+        """Who has a session's KV, wherever it is: lent to its turn, or in its slot."""
+        return request if request.row is not None else session.slot
+
+    def wipe(self, session: Session, request: Request) -> None:
+        """Midway abort: the session's KV goes, once; its history stays (sgl-project/sglang#22790)."""
+        held = self.held_by(session, request)
+        if held is not None:
+            self.release(held)
+        session.slot = None
+
+    def wipes(self, request: Request) -> bool:
+        """Whether an abort of `request` takes its session's KV along: it has written some."""
+        return request.started
+
+    def close_now(self, session: Session) -> None:
+        """Release what an idle session holds."""
+        if session.slot is not None:
+            self.release(session.slot)
+        session.slot = None

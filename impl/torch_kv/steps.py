@@ -1,0 +1,228 @@
+"""The scheduler's steps: admit, extend, decode, speculate, sweep. All lanes are checked before any moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from impl.torch_kv.cursors import Cursors, Lanes, N, larger
+from impl.torch_kv.sessions import Phase, Request, SessionRules
+from reference.commands import (
+    Admit,
+    Choice,
+    Decode,
+    Draft,
+    EvictSwa,
+    Extend,
+    Reason,
+    SpecDecode,
+    token_id,
+)
+
+# What a command's method returns: None or choices when done, else why it is refused.
+Verdict = Reason | tuple[Choice, ...] | None
+
+
+class Steps(SessionRules):
+    """Batched steps over the requests that are there. width: tokens that a row can name."""
+
+    requests: dict[str, Request]
+    width: int
+
+    def admit(self, command: Admit) -> Verdict:
+        found = self._lanes((command.request,), Phase.QUEUED, Phase.ADMITTED)
+        if isinstance(found, Reason):
+            return found
+        self.restore(found)
+        found[0].phase = Phase.ADMITTED
+        return None
+
+    def extend(self, command: Extend) -> Verdict:
+        if not command.lanes or any(lane.tokens < 1 for lane in command.lanes):
+            return Reason.EMPTY
+        names = [lane.request for lane in command.lanes]
+        found = self._lanes(names, Phase.ADMITTED, Phase.EXTENDING)
+        if isinstance(found, Reason):
+            return found
+        tokens = [chunk.tokens for chunk in command.lanes]
+        starts = [request.cursors.kv_committed_len for request in found]
+        ends = [start + count for start, count in zip(starts, tokens, strict=True)]
+        if any(end > len(request.text) for request, end in zip(found, ends, strict=True)):
+            return Reason.BAD_LENGTH
+        reason = self._no_room([request.row for request in found], starts, ends)
+        if reason is not None:
+            return reason
+        for request in found:
+            if request.row is None:
+                request.row = self.store.take_row()
+        self.prefill(found, tokens)
+        for request, end in zip(found, ends, strict=True):
+            request.started = True
+            request.phase = Phase.EXTENDING
+            if end == len(request.text):  # the prompt is in: one token is sampled
+                request.phase = Phase.RUNNING
+                request.sample(1)
+        return None
+
+    def prefill(self, requests: Sequence[Request], tokens: list[int]) -> None:
+        """Allocate and write the next tokens[i] positions of requests that have rows."""
+        store = self.store
+        starts = [request.cursors.kv_committed_len for request in requests]
+        ends = [start + count for start, count in zip(starts, tokens, strict=True)]
+        stamps = self._stamps(requests, tokens, tokens)
+        lanes = Lanes(store.device, requests, tokens, tail=stamps)
+        before, after = store.cursors.move(lanes, self.extended)
+        # From the prefix on, whatever the row names there.
+        start, end = before.kv_committed_len, after.kv_allocated_len
+        span = store.span(lanes.row, start, lanes.columns[0], tokens)
+        slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
+        store.write(slots, lanes.tail)
+
+    def extended(self, cursors: Cursors[N], tokens: N) -> Cursors[N]:
+        """A chunk is in: C and A behind its last token (LEN-4)."""
+        end = cursors.kv_committed_len + tokens
+        return Cursors(end, end, cursors.swa_evicted_seqlen, cursors.cache_protected_len)
+
+    def decode(self, command: Decode) -> Verdict:
+        if not command.requests:
+            return Reason.EMPTY
+        found = self._lanes(command.requests, Phase.RUNNING)
+        if isinstance(found, Reason):
+            return found
+        starts = [request.cursors.kv_allocated_len for request in found]
+        ends = [self.decoded(request.cursors).kv_allocated_len for request in found]
+        reason = self.window_lost(found) or self._no_room([r.row for r in found], starts, ends)
+        if reason is not None:
+            return reason
+        store = self.store
+        lanes = Lanes(store.device, found, tail=self._stamps(found, [1] * len(found), [1] * len(found)))
+        before, _ = store.cursors.move(lanes, self.decoded)
+        span = store.span_of_one(lanes.row, before.kv_committed_len)
+        fresh = [i for i, end in enumerate(ends) if end > starts[i]]  # the rest has slots ahead
+        if len(fresh) == len(found):  # so A is C in every lane
+            slots = store.alloc_decode(lanes.row, before.kv_allocated_len, span, store.pages(starts, ends))
+        else:
+            if fresh:
+                pick = torch.tensor(fresh, dtype=torch.int64).to(store.device, non_blocking=True)
+                row, start = lanes.row.take(pick), before.kv_allocated_len.take(pick)
+                store.alloc_decode(row, start, store.span_of_one(row, start), store.pages(starts, ends))
+            slots = store.slots(span)
+        self.write_decoded(slots, lanes.tail, fresh)
+        for request in found:
+            request.sample(1)
+        return None
+
+    def decoded(self, cursors: Cursors[N]) -> Cursors[N]:
+        """A token is in: one slot past A, unless a draft has allocated ahead (LEN-4)."""
+        committed, allocated, evicted, protected = cursors
+        return Cursors(committed + 1, larger(allocated, committed + 1), evicted, protected)
+
+    def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:  # noqa: ARG002
+        """Write the token of every lane: a slot there already holds a rejected draft (READ-1).
+
+        fresh: the lanes whose slot has just been allocated.
+        """
+        self.store.write(slots, tokens)
+
+    def spec_decode(self, command: SpecDecode) -> Verdict:
+        if not command.lanes or any(d.allocate < 1 or d.accept < 1 for d in command.lanes):
+            return Reason.EMPTY
+        found = self._lanes([draft.request for draft in command.lanes], Phase.RUNNING)
+        if isinstance(found, Reason):
+            return found
+        if any(draft.accept > draft.allocate for draft in command.lanes):
+            return Reason.BAD_LENGTH
+        committed = [request.cursors.kv_committed_len for request in found]
+        starts = [request.cursors.kv_allocated_len for request in found]
+        ahead = [draft.allocate for draft in command.lanes]
+        ends = [max(a, c + n) for a, c, n in zip(starts, committed, ahead, strict=True)]
+        reason = self.window_lost(found) or self._no_room([r.row for r in found], starts, ends)
+        if reason is not None:
+            return reason
+        store = self.store
+        counts = [end - start for start, end in zip(committed, ends, strict=True)]
+        stamps = self._stamps(found, counts, [draft.accept for draft in command.lanes])
+        taken = [self.commits(draft) for draft in command.lanes]
+        lanes = Lanes(store.device, found, ahead, taken, tail=stamps)
+        before, after = store.cursors.move(lanes, self.drafted)
+        start, end = before.kv_allocated_len, after.kv_allocated_len
+        grown = [end - start for start, end in zip(starts, ends, strict=True)]
+        span = store.span(lanes.row, start, end - start, grown)
+        slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
+        if starts != committed:  # some of the slots were there
+            first = before.kv_committed_len
+            slots = store.slots(store.span(lanes.row, first, end - first, counts))
+        store.write(slots, lanes.tail)
+        for request, draft in zip(found, command.lanes, strict=True):
+            request.sample(draft.accept)
+        return None
+
+    def drafted(self, cursors: Cursors[N], ahead: N, taken: N) -> Cursors[N]:
+        """A verify round: slots up to C + ahead as far as they are not there yet, `taken` committed."""
+        committed, allocated, evicted, protected = cursors
+        return Cursors(committed + taken, larger(allocated, committed + ahead), evicted, protected)
+
+    def commits(self, draft: Draft) -> int:
+        """Tokens that a verify round commits: those accepted, not those drafted (LEN-4)."""
+        return draft.accept
+
+    def evict_swa(self, command: EvictSwa) -> Verdict:
+        found = self._lanes((command.request,), Phase.EXTENDING, Phase.RUNNING)
+        if isinstance(found, Reason):
+            return found
+        if self.window is None:
+            return Reason.NO_SWA
+        if not 0 <= command.length <= found[0].cursors.kv_allocated_len:
+            return Reason.BAD_LENGTH
+        self.sweep(found, [command.length])
+        return self.sweep_choice(found[0])
+
+    def sweep_choice(self, request: Request) -> Verdict:  # noqa: ARG002
+        """What a sweep reports to have chosen (OUT-3): nothing, it is the specification's default."""
+        return None
+
+    def _lanes(self, names: Sequence[str], *phases: Phase) -> list[Request] | Reason:
+        """The requests of a batch, or why they cannot be one."""
+        if len(names) > 1 and len(set(names)) < len(names):
+            return Reason.DUPLICATE_LANE
+        found = [self.requests[name] for name in names if name in self.requests]
+        if len(found) < len(names):
+            return Reason.UNKNOWN_REQUEST
+        if any(request.phase not in phases for request in found):
+            return Reason.WRONG_PHASE
+        return found
+
+    def window_lost(self, requests: Sequence[Request]) -> Reason | None:
+        """A sweep ran ahead of the commit of some lane: it may end, not go on (SWA-2)."""
+        for request in requests:
+            cursors = request.cursors
+            if not self.window_live(cursors.swa_evicted_seqlen, cursors.kv_committed_len):
+                return Reason.WINDOW_LOST
+        return None
+
+    def _no_room(
+        self, rows: Sequence[int | None], starts: Sequence[int], ends: Sequence[int]
+    ) -> Reason | None:
+        """Why positions [starts[i], ends[i]) do not fit, decided on the host before anything moves."""
+        if max(ends) > self.width:
+            return Reason.ROW_TOO_SHORT
+        if rows.count(None) > len(self.store.free_rows):
+            return Reason.NO_ROW
+        full, swa = self.store.fits(self.store.pages(starts, ends))
+        if full and swa:
+            return None
+        return Reason.OUT_OF_SWA if full else Reason.OUT_OF_FULL
+
+    def _stamps(self, requests: Sequence[Request], counts: list[int], real: list[int]) -> list[int]:
+        """Tokens of each request's next counts[i] positions; past real[i] rejected drafts, stamp 0."""
+        stamps: list[int] = []
+        for request, count, good in zip(requests, counts, real, strict=True):
+            # By rule, not from the text: accepted drafts are written before they are its outputs.
+            start = request.cursors.kv_committed_len
+            text = request.text[start : start + good]
+            stamps += text
+            stamps += [token_id(request.serial, p) for p in range(start + len(text), start + good)]
+            stamps += [0] * (count - good)
+        return stamps

@@ -1,0 +1,220 @@
+"""The physical side: rows of req_to_token, both pools, the mapping between them, cursors of rows.
+
+Every method takes a batch as tensors on the device, one entry per lane, and the few totals that size
+a result as host ints (the mirror of the cursors knows them). So no method waits for the device, and
+all device work is a fixed number of operators per call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from impl.torch_kv import kernels
+from impl.torch_kv.cursors import CursorTable, N, whole
+from impl.torch_kv.pool import PagePool
+from impl.torch_kv.ragged import ragged
+from reference.geometry import Geometry
+
+
+class Span(NamedTuple):
+    """Token positions of a batch, end to end: int64 [T] each.
+
+    lane: whose; position: in its row; cell: the same in req_to_token laid flat. origin: int64 [B], cell
+    of position 0 of each lane. longest: most positions of a lane.
+    """
+
+    lane: Tensor
+    position: Tensor
+    cell: Tensor
+    origin: Tensor
+    longest: int
+
+
+class KVStore:
+    """Pools, rows, mapping and cursors of one geometry.
+
+    req_to_token: int32 [rows, width] on `device`: position -> full slot.
+    full_to_swa: int64 [(full_pages + 1) * page_size] on `device`: full slot -> SWA slot, 0 for none;
+        empty without SWA.
+    full, swa: the pools (`swa` None without SWA).
+    cursors: of the requests that use the rows. slot_cursors: of the sessions' slots that name them; a
+        slot lent to a request keeps its cursors as they were then, hence a second table.
+    free_rows: host list of rows that nobody holds; the next one handed out is the last.
+    use_kernel: alloc_extend goes through the Triton kernel instead of torch operators.
+    """
+
+    pool_class = PagePool
+
+    def __init__(self, geometry: Geometry, device: torch.device, checked: bool = False) -> None:
+        size = geometry.page_size
+        self.page_size = size
+        self.width = geometry.width
+        self.device = device
+        self.full = self.pool_class(geometry.full_pages, size, device, checked)
+        self.swa: PagePool | None = None
+        slots = 0
+        if geometry.window is not None:
+            self.swa = self.pool_class(geometry.swa_pages, size, device, checked)
+            slots = (geometry.full_pages + 1) * size
+        self.full_to_swa = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.req_to_token = torch.zeros((geometry.rows, geometry.width), dtype=torch.int32, device=device)
+        self._cells = self.req_to_token.view(-1)
+        self.cursors = CursorTable(geometry.rows, device)
+        self.slot_cursors = CursorTable(geometry.rows, device)
+        self.free_rows = list(range(geometry.rows - 1, -1, -1))
+        # The kernel is this class's rules in one piece; a subclass that changes one takes the torch path.
+        self.use_kernel = type(self) is KVStore and kernels.usable(device)
+
+    # Rows.
+
+    def take_row(self) -> int:
+        """A row for a request that has none; its cursors are 0. The caller has checked that one is free."""
+        return self.free_rows.pop()
+
+    def give_row(self, row: int) -> None:
+        """Return a row, once its pages are free."""
+        self.free_rows.append(row)
+
+    # Positions.
+
+    def span(self, row: Tensor, start: Tensor, count: Tensor, counts: list[int]) -> Span:
+        """Positions [start[i], start[i] + count[i]) of each row. counts: count as the host knows it."""
+        lane, position = ragged(start, count, sum(counts))
+        origin = row * self.width
+        return Span(lane, position, origin.take(lane) + position, origin, max(counts))
+
+    def span_of_one(self, row: Tensor, start: Tensor) -> Span:
+        """Position start[i] of each row."""
+        lane = torch.arange(row.numel(), dtype=torch.int64, device=self.device)
+        origin = row * self.width
+        return Span(lane, start, origin + start, origin, 1)
+
+    # Allocation. Arithmetic on single lanes (ints) and batches (tensors) alike.
+
+    def open_index(self, start: N) -> N:
+        """Index of the first page that an allocation from position `start` on takes anew (OWN-5)."""
+        return whole(start + (self.page_size - 1), self.page_size)
+
+    def pages(self, starts: Sequence[int], ends: Sequence[int]) -> int:
+        """Pages that positions [starts[i], ends[i]) take anew: the open page is filled first."""
+        size = self.page_size
+        return sum(-(-end // size) - self.open_index(start) for start, end in zip(starts, ends, strict=True))
+
+    def fits(self, pages: int) -> tuple[bool, bool]:
+        """Whether `pages` new pages can be had from the full pool, and from the SWA pool."""
+        return pages <= self.full.available, self.swa is None or pages <= self.swa.available
+
+    def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: Span, pages: int) -> Tensor:
+        """Slots in both pools for positions [start[i], end[i]) of each row; fills rows and mapping.
+
+        span: those positions, pages: the pages they take; an empty range takes nothing. Returns the
+        full slots, int64 [T]. Raises OutOfPagesError; callers that must not change anything then ask
+        `fits` first.
+        """
+        opened = self.open_index(start)
+        offset = self._lane_offset(whole(end + (self.page_size - 1), self.page_size) - opened)
+        if self.use_kernel:
+            if span.longest:
+                lanes = torch.stack((row, start, end - start, offset))
+                full, swa = self.full.take(pages), self.swa and self.swa.take(pages)
+                kernels.fill(
+                    lanes, span.longest, full, swa, self.req_to_token, self.full_to_swa, self.page_size
+                )
+            return self.slots(span)
+        rank = whole(span.position, self.page_size) - opened.take(span.lane)
+        at = torch.where(rank < 0, span.lane, (offset + len(row)).take(span.lane) + rank)
+        return self._lay(start, span, at, pages)
+
+    def alloc_decode(self, row: Tensor, start: Tensor, span: Span, pages: int) -> Tensor:
+        """One slot in both pools at position start[i] of each row: alloc_extend by one token."""
+        full = start % self.page_size == 0
+        at = torch.where(full, self._lane_offset(full.long()) + len(row), span.lane)
+        return self._lay(start, span, at, pages)
+
+    def _lay(self, start: Tensor, span: Span, at: Tensor, pages: int) -> Tensor:
+        """Take `pages` pages of each pool and lay them under the positions of `span`.
+
+        at: int64 [T], page of each position: its lane's number for the open page of the lane, which
+        ends before start[lane], or the number of lanes plus the rank among the new pages.
+        """
+        size = self.page_size
+        # A lane that starts at 0 has no open page: what stands before its cell, round the corner, is unused.
+        last = self._cells.take(span.origin + (start - 1)).long()
+        offset = span.position % size
+        table = torch.cat((whole(last, size), self.full.take(pages)))
+        slots = table.take(at) * size + offset
+        if self.swa is not None:
+            table = torch.cat((whole(self.full_to_swa.take(last), size), self.swa.take(pages)))
+            self._map(slots, table.take(at) * size + offset)
+        self._cells.put_(span.cell, slots.int())
+        return slots
+
+    def _lane_offset(self, take: Tensor) -> Tensor:
+        """Where each lane's new pages begin among those of the batch."""
+        return take.cumsum(0) - take
+
+    def _map(self, slots: Tensor, swa_slots: Tensor) -> None:
+        """Enter the SWA slots of newly allocated full slots."""
+        self.full_to_swa.put_(slots, swa_slots)
+
+    # Contents.
+
+    def slots(self, span: Span) -> Tensor:
+        """Full slots of the positions of `span`: int64 [T]."""
+        return self._cells.take(span.cell).long()
+
+    def write(self, slots: Tensor, tokens: Tensor) -> None:
+        """KV of `tokens` to full slots `slots` and their SWA slots, int64 [T] each.
+
+        The SWA side is found through the mapping, as attention kernels find it: an entry 0 sends the
+        write to the padding slot.
+        """
+        self.full.stamps.put_(slots, tokens)
+        if self.swa is not None:
+            self.swa.stamps.put_(self._swa_slots(slots), tokens)
+
+    def _swa_slots(self, slots: Tensor) -> Tensor:
+        """SWA slots that a write to these full slots goes to."""
+        return self.full_to_swa.take(slots)
+
+    # Freeing. Ranges are pages by index in the sequence: [first, end) of each row.
+
+    def free(
+        self, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
+    ) -> None:
+        """Free full pages [first, end) and SWA pages [swa_first, end) of each row.
+
+        pages, swa_pages: how many that is. The mapping of a freed full page is cleared whole. Checked
+        pools raise PoolError.
+        """
+        self.free_swa(row, swa_first, end, swa_pages)
+        if pages:
+            self._free_full(whole(self._page_starts(row, first, end, pages), self.page_size))
+
+    def _free_full(self, pages: Tensor) -> None:
+        self.full.give(pages)
+        self._unmap(pages)
+
+    def free_swa(self, row: Tensor, first: Tensor, end: Tensor, pages: int) -> None:
+        """Free SWA pages [first, end) of each row and clear the mapping of their full pages."""
+        if self.swa is not None and pages:
+            self._free_swa(self._page_starts(row, first, end, pages))
+
+    def _free_swa(self, slots: Tensor) -> None:
+        """slots: int64 [n], the first full slot of each page whose SWA side goes."""
+        assert self.swa is not None
+        self.swa.give(whole(self.full_to_swa.take(slots), self.page_size))
+        self._unmap(whole(slots, self.page_size))
+
+    def _unmap(self, pages: Tensor) -> None:
+        if self.swa is not None:
+            self.full_to_swa.view(-1, self.page_size).index_fill_(0, pages, 0)
+
+    def _page_starts(self, row: Tensor, first: Tensor, end: Tensor, pages: int) -> Tensor:
+        """First full slot of each page [first, end) of each row: int64 [pages]."""
+        lane, index = ragged(first, (end - first).clamp(min=0), pages)
+        return self._cells.take((row * self.width).take(lane) + index * self.page_size).long()

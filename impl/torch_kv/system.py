@@ -1,0 +1,278 @@
+"""TorchKV: the commands behind the adapter. Refusals first, all lanes before any change.
+
+Host side: names, tokens, phases, a mirror of the cursors. Device side: see store.py and cursors.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from impl import adapter
+from impl.torch_kv.sessions import Phase, Request, Session
+from impl.torch_kv.steps import Steps, Verdict
+from impl.torch_kv.store import KVStore
+from reference import commands as c
+from reference.commands import (
+    Abort,
+    Close,
+    Command,
+    Done,
+    Finish,
+    Open,
+    Outcome,
+    Reason,
+    Refused,
+    Retract,
+    Submit,
+    token_id,
+)
+from reference.geometry import Geometry
+
+DONE = Done()
+REFUSED = {reason: Refused(reason) for reason in Reason}
+
+
+class TorchKV(Steps):
+    """Our implementation. `device`: any torch device. `checked`: pools raise PoolError on misuse.
+
+    Unchecked (the default) a wrong free goes through and shows in `view`, where it is judged.
+    It does not know the mode of a run: it never answers UNFAITHFUL. Needs `reset` first.
+    """
+
+    name = "torch"
+    store_class = KVStore
+
+    def __init__(self, device: str = "cpu", checked: bool = False) -> None:
+        self.device = torch.device(device)
+        self.checked = checked
+        self.sessions: dict[str, Session] = {}
+        self.requests: dict[str, Request] = {}
+        self.serial = 0
+        self._methods: dict[type, Callable[[Any], Verdict]] = {
+            c.Open: self.open,
+            c.Submit: self.submit,
+            c.Admit: self.admit,
+            c.Extend: self.extend,
+            c.Decode: self.decode,
+            c.SpecDecode: self.spec_decode,
+            c.EvictSwa: self.evict_swa,
+            c.Finish: self.finish,
+            c.Retract: self.retract,
+            c.Abort: self.abort,
+            c.Close: self.end_session,
+        }
+
+    @property
+    def capabilities(self) -> adapter.Capabilities:
+        return adapter.Capabilities()
+
+    def reset(self, geometry: Geometry) -> None:
+        """Start empty: new tensors of these sizes on the device."""
+        self.store = self.store_class(geometry, self.device, self.checked)
+        self.page_size = geometry.page_size
+        self.window = geometry.window
+        self.width = geometry.width
+        self.sessions.clear()
+        self.requests.clear()
+        self.serial = 0
+
+    def apply(self, command: Command) -> Outcome:
+        """Carry `command` out or refuse it. Raises PoolError when checked and misused."""
+        with torch.inference_mode():  # no autograd bookkeeping: a fifth of the time of such small steps
+            verdict = self._methods[type(command)](command)
+        if verdict is None:
+            return DONE
+        return Done(verdict) if isinstance(verdict, tuple) else REFUSED[verdict]
+
+    def close(self) -> None:
+        """Nothing outside this process is held."""
+
+    # Clients.
+
+    def open(self, command: Open) -> Verdict:
+        if command.session in self.sessions:
+            return Reason.SESSION_EXISTS
+        self.sessions[command.session] = Session(command.session)
+        return None
+
+    def submit(self, command: Submit) -> Verdict:
+        if command.tokens < 1:
+            return Reason.EMPTY
+        session = None if command.session is None else self.sessions.get(command.session)
+        if session is None and command.session is not None:
+            return Reason.UNKNOWN_SESSION
+        if command.request in self.requests:
+            return Reason.REQUEST_EXISTS
+        if session is not None and session.closing:
+            return Reason.SESSION_CLOSING
+        if session is not None and self.turn_in_flight(session):
+            return Reason.TURN_IN_FLIGHT
+        if command.rewind > 0:
+            return Reason.SHRINKING_PREFIX
+        if command.rewind < 0:
+            return Reason.BAD_LENGTH
+        text = list(session.history) if session is not None else []
+        origin = len(text) + command.tokens
+        if origin > self.width:
+            return Reason.ROW_TOO_SHORT
+        self.serial += 1
+        text.extend(token_id(self.serial, position) for position in range(len(text), origin))
+        request = Request(command.request, session, self.serial, text, origin)
+        self.requests[command.request] = request
+        if session is not None:
+            session.turn = request
+        return None
+
+    def turn_in_flight(self, session: Session) -> bool:
+        """Whether a second turn must wait."""
+        return session.turn is not None
+
+    def end_session(self, command: Close) -> Verdict:
+        session = self.sessions.get(command.session)
+        if session is None:
+            return Reason.UNKNOWN_SESSION
+        if session.closing:
+            return Reason.SESSION_CLOSING
+        if self.must_defer_close(session):
+            session.closing = True
+        else:
+            self.forget(session)
+        return None
+
+    def must_defer_close(self, session: Session) -> bool:
+        """A turn in flight uses the session's KV: it is released when that ends (SES-2)."""
+        return session.turn is not None
+
+    def forget(self, session: Session) -> None:
+        self.close_now(session)
+        del self.sessions[session.name]
+
+    def end_turn(self, request: Request) -> None:
+        """The request is gone; a close that waited for it happens now (SES-2)."""
+        self.detach(request)
+        del self.requests[request.name]
+        session = request.session
+        if session is not None:
+            session.turn = None
+            if self.close_is_due(session):
+                self.forget(session)
+
+    def close_is_due(self, session: Session) -> bool:
+        return session.closing
+
+    # Ends of a turn.
+
+    def finish(self, command: Finish) -> Verdict:
+        found = self._lanes((command.request,), Phase.RUNNING)
+        if isinstance(found, Reason):
+            return found
+        request = found[0]
+        if not 1 <= command.finished_len <= len(request.text) - request.origin:
+            return Reason.BAD_LENGTH
+        target = request.origin + command.finished_len
+        session = request.session
+        if session is None:
+            self.drop(request)
+        else:
+            self.trim_overshoot([request], [target])
+            session.history = self.history_after(request, target)
+            self.save(session, request)
+        self.end_turn(request)
+        return None
+
+    def history_after(self, request: Request, target: int) -> list[int]:
+        """What the client saw: outputs past the finished length are not part of it (SES-1)."""
+        return request.text[:target]
+
+    def retract(self, command: Retract) -> Verdict:
+        found = self._lanes((command.request,), Phase.RUNNING)
+        if isinstance(found, Reason):
+            return found
+        request, lost = found[0], command.in_flight
+        kept = len(request.text) - lost
+        if lost not in (0, 1) or kept - request.origin < 1:
+            return Reason.BAD_LENGTH
+        del request.text[kept:]
+        if request.session is None:
+            self.drop(request)
+        else:
+            self.drop_overallocated([request], [kept])
+            self.save(request.session, request)
+        request.phase = Phase.QUEUED
+        return None
+
+    def abort(self, command: Abort) -> Verdict:
+        request = self.requests.get(command.request)
+        if request is None:
+            return Reason.UNKNOWN_REQUEST
+        if command.marked:
+            if request.started or request.phase is not Phase.QUEUED:
+                return Reason.WRONG_PHASE
+            reason = self._no_room([None], [0], [1])
+            if reason is not None:
+                return reason
+            self.run_marked(request)
+        elif request.session is None:
+            self.drop(request)
+        elif self.wipes(request):
+            self.wipe(request.session, request)
+        self.end_turn(request)
+        return None
+
+    def run_marked(self, request: Request) -> None:
+        """One-token prefill of a request marked aborted, detached from its session first.
+
+        sgl-project/sglang#22273: so its one-token state can reach no slot (SES-2).
+        """
+        self.drop(self.prefill_marked(request))
+
+    def prefill_marked(self, request: Request) -> Request:
+        """The detached request after its prefill: one token, one row, its pages."""
+        detached = Request(request.name, None, request.serial, [token_id(request.serial, 0)], 1)
+        detached.row = self.store.take_row()
+        self.prefill([detached], [1])
+        return detached
+
+    # Looking in.
+
+    def view(self) -> adapter.View:
+        """The facts now, read from the tensors (the device is waited for) and the host objects.
+
+        Cursors of whoever has a row are the device's, never the mirror's.
+        """
+        store = self.store
+        lines, slot_lines = store.cursors.lines.tolist(), store.slot_cursors.lines.tolist()
+        sessions = {}
+        requests = {}
+        extent: dict[int, int] = {}  # row -> slots to show
+        for name, session in self.sessions.items():
+            row = cursors = None
+            if session.slot is not None:
+                row = session.slot.row
+                cursors = adapter.Cursors(*slot_lines[row])
+                extent[row] = max(extent.get(row, 0), cursors.kv_allocated_len)
+            sessions[name] = adapter.SessionView(tuple(session.history), session.closing, row, cursors)
+        for name, request in self.requests.items():
+            row, cursors = request.row, None
+            if row is not None:
+                cursors = adapter.Cursors(*lines[row])
+                extent[row] = max(extent.get(row, 0), cursors.kv_allocated_len)
+            elif request.phase is not Phase.QUEUED:  # admitted without a slot: all 0, no row yet
+                cursors = adapter.Cursors(*request.cursors)
+            bearer = None if request.session is None else request.session.name
+            requests[name] = adapter.RequestView(bearer, request.origin, tuple(request.text), row, cursors)
+        swa = store.swa
+        return adapter.View(
+            sessions=sessions,
+            requests=requests,
+            free_full=store.full.free_pages().tolist(),
+            free_rows=tuple(store.free_rows),
+            rows={row: store.req_to_token[row, :length].tolist() for row, length in extent.items()},
+            full_stamps=store.full.stamps.tolist(),
+            free_swa=[] if swa is None else swa.free_pages().tolist(),
+            full_to_swa=store.full_to_swa.tolist(),
+            swa_stamps=[] if swa is None else swa.stamps.tolist(),
+        )

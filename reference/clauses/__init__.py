@@ -1,0 +1,40 @@
+"""The clauses of the specification: declarative predicates over one step of any system.
+
+They are formulated apart from `model.step`: a clause says what must be so, from the command, the
+reference's roles (who runs, which text) and the system's facts. `CLAUSES` is in the order of
+evaluation, which is the order of the imports: the first that fails names the violation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+# isort: off
+from reference.clauses import outcomes, lengths, lives, freed, rows, mapping, owners, window, contents
+
+# isort: on
+from reference.clauses.base import CLAUSES, Clause, Failure
+from reference.step import Step
+
+__all__ = ["CLAUSES", "Clause", "Failure", "broken"]
+_MODULES = (outcomes, lengths, lives, freed, rows, mapping, owners, window, contents)
+
+
+def broken(step: Step, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:
+    """All clauses but the waived that fail at this step, in the order of evaluation.
+
+    When outcomes differ states are not comparable and only that is said; when names differ (SES-2)
+    the clauses after it are not asked; the backstop REF-1 speaks only when no other does.
+    """
+    found: list[tuple[Clause, Failure]] = []
+    for each in CLAUSES.values():
+        if each.id == "REF-1" and found:
+            break
+        if each.id in waived:
+            continue
+        failure = each.check(step)
+        if failure is not None:
+            found.append((each, failure))
+            if each.id in ("OUT-1", "SES-2"):
+                break
+    return found

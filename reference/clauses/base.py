@@ -1,0 +1,57 @@
+"""What a clause is, and the registry that the modules beside this one fill in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from reference.step import Step
+
+# What a predicate that does not hold returns: what was expected, what was observed.
+Failure = tuple[str, str]
+Check = Callable[[Step], Failure | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """One clause.
+
+    check: None when it holds for the step, else (expected, observed). critical: the situation in
+    which it could break was reached. scope: where it does not hold or says nothing. settled: where a
+    simpler rule was tempting, its smallest counterexample and the assumption that makes it safe.
+    """
+
+    id: str
+    title: str
+    sentence: str
+    scope: str
+    why: str
+    settled: str
+    source: str
+    check: Check
+    critical: Callable[[Step], bool]
+
+
+CLAUSES: dict[str, Clause] = {}
+
+
+def clause(
+    id: str,  # noqa: A002 (the field's name)
+    title: str,
+    sentence: str,
+    *,
+    why: str,
+    source: str,
+    critical: Callable[[Step], bool],
+    scope: str = "Every step.",
+    settled: str = "",
+) -> Callable[[Check], Check]:
+    """Register the decorated predicate as a clause."""
+
+    def add(check: Check) -> Check:
+        CLAUSES[id] = Clause(
+            id, title, sentence, scope, why, settled, source, check, critical
+        )
+        return check
+
+    return add

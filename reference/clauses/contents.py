@@ -1,0 +1,104 @@
+"""What attention reads (READ), and the backstop (REF)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference.clauses.base import Failure, clause
+from reference.clauses.window import next_reads
+from reference.ledger import ZERO, Phase, full_pages, swa_pages, text_tokens
+from reference.step import Step, cursors_text
+
+
+@clause(
+    "READ-1",
+    "full reads are right",
+    "Every position below kv_committed_len reads the full KV of exactly that token of that text.",
+    why="This is what the bookkeeping is for.",
+    source="#22897",
+    scope="Running and prefilling requests, and idle slots.",
+    critical=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
+)
+def _full_reads(step: Step) -> Failure | None:
+    for holder in step.held:
+        length = holder.cursors.kv_committed_len
+        facts = step.after.holders.get(holder.name)
+        got = list(facts.full_read[:length]) if facts is not None else []
+        want = text_tokens(holder.text, length)
+        if got != want:
+            return _read_failure(holder.name, "full", want, got)
+    return None
+
+
+def _read_failure(name: str, pool: str, want: Sequence[int], got: Sequence[int | None]) -> Failure:
+    if len(got) < len(want):
+        return f"{name} reads {len(want)} positions", f"its row has {len(got)}"
+    at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
+    return f"{name} reads its own {pool} KV at position {at}", _stamp_text(got[at])
+
+
+def _stamp_text(stamp: int | None) -> str:
+    if stamp is None:
+        return "no slot"
+    if stamp == 0:
+        return "a slot that holds no committed token"
+    serial, position = stamp >> 20, stamp & (1 << 20) - 1
+    return f"token {position} of the text that Submit number {serial} wrote"
+
+
+@clause(
+    "READ-2",
+    "SWA reads are right",
+    "Every position in the window of the next token reads the SWA KV of exactly that token.",
+    why="This is what the bookkeeping is for.",
+    source="kvspec",
+    scope="As READ-1, on models with SWA, for those whose window is live.",
+    critical=lambda s: s.swept_any and bool(s.progress),
+)
+def _swa_reads(step: Step) -> Failure | None:
+    for holder, start, length in next_reads(step):
+        facts = step.after.holders.get(holder.name)
+        got = list(facts.swa_read[start:length]) if facts is not None else []
+        want = text_tokens(holder.text, length)[start:]
+        if got != want:
+            at = next((i for i, (a, b) in enumerate(zip(want, got)) if a != b), 0)
+            seen = _stamp_text(got[at]) if at < len(got) else "nothing"
+            return f"{holder.name} reads its own SWA KV at position {start + at}", seen
+    return None
+
+
+
+@clause(
+    "REF-1",
+    "system and reference agree",
+    "The system's cursors, texts and owned positions are the reference's.",
+    why="A rule that no clause states is still a rule of the operational model.",
+    source="kvspec",
+    scope="A lent slot's own cursors are compared only while its request has not extended.",
+    critical=lambda s: bool(s.after.holders),
+)
+def _agree(step: Step) -> Failure | None:
+    page_size = step.scope.geometry.page_size
+    for request in step.now.requests:
+        got = step.after.requests[request.name].cursors
+        if (got or ZERO) != (request.cursors or ZERO):  # admitted without a slot: nothing either way
+            return f"{request.name}: {cursors_text(request.cursors)}", cursors_text(got)
+    for session in step.now.sessions:
+        turn = step.now.request(session.turn) if session.turn is not None else None
+        if turn is not None and turn.phase in (Phase.EXTENDING, Phase.RUNNING):
+            continue
+        slot = step.after.sessions[session.name].slot
+        if slot != session.slot:
+            return f"slot of {session.name}: {cursors_text(session.slot)}", cursors_text(slot)
+    want_full = {(h.name, i) for h in step.held for i in full_pages(h.cursors, page_size)}
+    got_full = {(o.holder, o.at) for o in step.after.pools["full"].owned}
+    if want_full != got_full:
+        return "full pages owned as in the reference", f"differ at {sorted(want_full ^ got_full)[:4]}"
+    if "swa" in step.after.pools:
+        want_swa = {(h.name, i) for h in step.held for i in swa_pages(h.cursors, page_size)}
+        got_swa = {(o.holder, o.at) for o in step.after.pools["swa"].owned}
+        if want_swa != got_swa:
+            return "SWA pages owned as in the reference", f"differ at {sorted(want_swa ^ got_swa)[:4]}"
+    return None
+
+

@@ -1,0 +1,76 @@
+"""What each command gives back, and that nothing is lost at the end (FREE, END)."""
+
+from __future__ import annotations
+
+from reference.clauses.base import Failure, clause
+from reference.step import Step, span
+
+
+def _check_freed(step: Step, pool: str) -> Failure | None:
+    if not step.done or pool not in step.after.pools:
+        return None
+    owed, freed = step.owed(pool), step.freed(pool)
+    if owed == freed:
+        return None
+    page_size = step.scope.geometry.page_size
+    for holder in sorted({*owed, *freed}):
+        want, got = owed.get(holder, []), sorted(freed.get(holder, []))
+        if want != got:
+            return (
+                f"{pool} pages of {holder} at {span(want, page_size)} freed",
+                f"freed {span(got, page_size)}",
+            )
+    return None
+
+
+@clause(
+    "FREE-1",
+    "full pages freed as owed",
+    "A cut at target frees the full pages of [ceil(target), ceil(kv_allocated_len)) and no others; an"
+    " end frees all from cache_protected_len on; nothing else frees.",
+    why="A page freed too early is somebody else's while it is read; one not freed is lost when its row"
+    " entry is overwritten.",
+    settled="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
+    " until it is freed whole. Free from target itself is safe for page_size 1 alone.",
+    source="#22862, #22862 review",
+    scope="Which pages, not how often: a page freed twice in one command is OWN-2.",
+    critical=lambda s: s.done and bool(s.owed("full")),
+)
+def _freed_full(step: Step) -> Failure | None:
+    return _check_freed(step, "full")
+
+
+@clause(
+    "FREE-2",
+    "SWA pages freed as owed",
+    "A cut frees the SWA pages of [max(ceil(target), ceil(swa_evicted_seqlen)), ceil(kv_allocated_len)),"
+    " a sweep those between the old and the new swa_evicted_seqlen, and nothing else frees.",
+    why="What a sweep gave back may belong to somebody else by now.",
+    source="#22900, #22862",
+    scope="Models with SWA. Which pages, not how often, as FREE-1.",
+    critical=lambda s: s.done and "swa" in s.after.pools and bool(s.owed("swa")),
+)
+def _freed_swa(step: Step) -> Failure | None:
+    return _check_freed(step, "swa")
+
+
+
+@clause(
+    "END-1",
+    "nothing lost at the end",
+    "When no session keeps anything and no request runs, both pools and all rows are free.",
+    why="A leak of one token per turn is an outage after a day.",
+    source="#22862",
+    scope="Steps after which nobody holds anything.",
+    critical=lambda s: bool(s.before.holders) and not s.held,
+)
+def _all_back(step: Step) -> Failure | None:
+    if bool(step.held):
+        return None
+    for name, pool in step.after.pools.items():
+        if len(set(pool.free)) < pool.size:
+            return f"all {pool.size} pages of the {name} pool free", f"{len(set(pool.free))} are"
+    if len(set(step.after.free_rows)) < step.after.rows:
+        return f"all {step.after.rows} rows free", f"{len(set(step.after.free_rows))} are"
+    return None
+

@@ -1,0 +1,150 @@
+"""Lengths: caps, order and progress of the cursors (LEN). Caps come first: they say more."""
+
+from __future__ import annotations
+
+from reference.clauses.base import Failure, clause
+from reference.commands import Admit, EvictSwa, SpecDecode
+from reference.cursors import cut, in_order, window_live
+from reference.ledger import ZERO, Cursors
+from reference.step import Step, cursors_text
+
+
+@clause(
+    "LEN-2",
+    "finish and retract cap at target",
+    "After finish and retract, kv_committed_len, kv_allocated_len and swa_evicted_seqlen of the slot"
+    " are each the smaller of what they were and target = origin + outputs that count.",
+    why="What lies past target is given back; a cursor left above it skips slots that later tokens"
+    " will be written to.",
+    settled="#22900 caps E too. E is above target only if a sweep was driven with more than target + W + P"
+    " tokens: never by a faithful scheduler, which sweeps with what the turn keeps; in free mode open,"
+    " submit 1, admit, extend 1, spec_decode 12, evict_swa 13, finish 1 (P 1, W 3) shows it. A retract is"
+    " a finish at what was generated so far: without it the tail stays allocated in a slot that is to make"
+    " room (#22213); the report left that open.",
+    source="#22897, #22900, #22213",
+    scope="Turns of sessions that stay open.",
+    critical=lambda s: (
+        (at := s.cut_at) is not None
+        and not isinstance(s.command, Admit)
+        and max(at[1][:3]) > at[2]
+    ),
+)
+def _capped(step: Step) -> Failure | None:
+    at = step.cut_at
+    if at is None or isinstance(step.command, Admit) or not step.done:
+        return None
+    holder, before, target = at
+    session = step.after.sessions.get(holder)
+    if session is None or session.slot is None:
+        return None  # SES-2 says so
+    want = cut(before, target)
+    if session.slot == want:
+        return None
+    return f"target {target}: {cursors_text(want)}", f"slot of {holder}: {cursors_text(session.slot)}"
+
+
+@clause(
+    "LEN-3",
+    "restore caps at the prefix",
+    "After admit, request and slot hold the same cursors: C and A are the prefix, E at most that, R"
+    " the slot's; the prefix is min(C, key), or R if the window behind that was swept.",
+    why="The next extend writes from the prefix on; what it overwrites must have been given back.",
+    settled="min(C, key), with key taken as it is (#22862), is the whole rule for a faithful scheduler. In"
+    " free mode the window behind it may be gone; then the turn starts again from R, see SWA-2.",
+    source="#22862, #20070",
+    scope="Turns of sessions that have a slot. That min(C, key) is not taken on a swept window: SWA-2.",
+    critical=lambda s: (
+        isinstance(s.command, Admit)
+        and (at := s.cut_at) is not None
+        and at[1].kv_allocated_len > at[2]
+    ),
+)
+def _restored(step: Step) -> Failure | None:
+    request = step.acted
+    if not isinstance(step.command, Admit) or not step.done or request is None:
+        return None
+    session = step.was.session(request.session)
+    if session is None or session.slot is None:
+        return None
+    slot_after = step.after.sessions.get(session.name)
+    request_after = step.after.requests.get(request.name)
+    if slot_after is None or slot_after.slot is None or request_after is None:
+        return None  # SES-2 says so
+    got = request_after.cursors
+    literal = min(session.slot.kv_committed_len, request.origin + request.output - 1)
+    geometry = step.scope.geometry
+    allowed = [cut(session.slot, literal)]
+    if geometry.window is not None and not window_live(
+        session.slot.swa_evicted_seqlen, literal, geometry.window, geometry.page_size
+    ):
+        allowed.append(cut(session.slot, session.slot.cache_protected_len))
+    if got in allowed and slot_after.slot == got:
+        return None
+    return (
+        f"request and slot both at prefix {literal}: {cursors_text(cut(session.slot, literal))}",
+        f"request: {cursors_text(got)}; slot: {cursors_text(slot_after.slot)}",
+    )
+
+
+@clause(
+    "LEN-1",
+    "cursors in order",
+    "0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len <= row width,"
+    " 0 <= swa_evicted_seqlen <= kv_allocated_len, and cache_protected_len is whole pages.",
+    why="Every free and every sum is a difference of two cursors.",
+    source="#20070",
+    critical=lambda s: any(
+        h.cursors.swa_evicted_seqlen > 0 or h.cursors.kv_allocated_len > h.cursors.kv_committed_len
+        for h in s.held
+    ),
+)
+def _order(step: Step) -> Failure | None:
+    geometry = step.scope.geometry
+    shown = [(n, r.cursors) for n, r in step.after.requests.items()]
+    shown += [(f"slot of {n}", s.slot) for n, s in step.after.sessions.items()]
+    for name, c in shown:
+        if c is None:
+            continue
+        aligned = c.cache_protected_len % geometry.page_size == 0
+        if not in_order(c) or c.kv_allocated_len > geometry.width or not aligned:
+            return "cursors in order and in bounds", f"{name}: {cursors_text(c)}"
+    return None
+
+
+@clause(
+    "LEN-4",
+    "progress",
+    "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a sweep"
+    " moves neither; no cursor of a request that the command does not name moves.",
+    why="Committed without a slot reads padding; a slot without a commit is never given back.",
+    source="#22753",
+    critical=lambda s: (
+        len(s.progress) > 1 or (isinstance(s.command, SpecDecode) and s.done)
+    ),
+)
+def _moved(step: Step) -> Failure | None:
+    if not step.done:
+        return None
+    asked = step.progress
+    one = getattr(step.command, "request", None)
+    for was in step.was.requests:
+        facts = step.after.requests.get(was.name)
+        if facts is None or was.cursors is None:
+            continue
+        want = was.cursors
+        if was.name in asked:
+            committed, allocated = asked[was.name]
+            now = step.now.request(was.name)
+            if now is not None and now.cursors is not None:  # allocating further is a choice
+                allocated = max(allocated, now.cursors.kv_allocated_len)
+            want = Cursors(
+                want.kv_committed_len + committed, allocated, step.frontier(was.name), want[3]
+            )
+        elif isinstance(step.command, EvictSwa) and was.name == one:
+            want = want._replace(swa_evicted_seqlen=step.frontier(was.name))
+        elif was.name == one:
+            continue
+        if (facts.cursors or ZERO) != want:  # admitted without a slot: nothing either way
+            return f"{was.name}: {cursors_text(want)}", cursors_text(facts.cursors)
+    return None
+

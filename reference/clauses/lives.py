@@ -1,0 +1,107 @@
+"""Sessions: their life and their text (SES)."""
+
+from __future__ import annotations
+
+from reference.clauses.base import Failure, clause
+from reference.clauses.outcomes import difference
+from reference.commands import Abort, Admit, Close, Finish, Submit
+from reference.ledger import Phase, text_len, text_tokens
+from reference.step import Step, cursors_text
+
+
+@clause(
+    "SES-3",
+    "restore is idempotent",
+    "Admitting again, after the scheduler rejected the admission, changes nothing.",
+    why="The slot keeps naming its row while it is lent, so that chunked prefill and budgets may retry.",
+    source="kvspec",
+    critical=lambda s: _readmitted(s),
+)
+def _idempotent(step: Step) -> Failure | None:
+    if not _readmitted(step) or step.unchanged:
+        return None
+    return "the state that the first admission left", difference(step.before, step.after)
+
+
+def _readmitted(step: Step) -> bool:
+    request = step.acted
+    if not isinstance(step.command, Admit) or request is None or not step.done:
+        return False
+    session = step.was.session(request.session)
+    return request.phase is Phase.ADMITTED and session is not None and session.slot is not None
+
+
+@clause(
+    "SES-2",
+    "a session's life",
+    "Sessions, their slots and requests exist exactly as long as specified: a slot from the first"
+    " finish or retract to a midway abort or the close, a close is deferred while a turn is in flight,"
+    " an abort before admission leaves the slot alone.",
+    why="Ownership moves between slot and request; whoever forgets or repeats a move leaks or frees twice.",
+    settled="An abort of a turn that waits after a retract is midway too: its KV is in the slot. Leaving"
+    " the slot untouched, as before an admission, would resume the next turn on tokens that the history"
+    " does not have.",
+    source="#22273, #22790",
+    critical=lambda s: (
+        isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests)
+    ),
+)
+def _lives(step: Step) -> Failure | None:
+    after, now = step.after, step.now
+    want, got = {r.name for r in now.requests}, set(after.requests)
+    if want != got:
+        return f"requests {_names(want)}", f"requests {_names(got)}"
+    want, got = {s.name for s in now.sessions}, set(after.sessions)
+    if want != got:
+        return f"open sessions {_names(want)}", f"open sessions {_names(got)}"
+    for session in now.sessions:
+        facts = after.sessions[session.name]
+        if facts.closing != session.closing:
+            return f"{session.name} closing: {session.closing}", f"closing: {facts.closing}"
+        if (facts.slot is None) != (session.slot is None):
+            return f"slot of {session.name}: {cursors_text(session.slot)}", cursors_text(facts.slot)
+        lent = session.turn is not None and session.slot is not None
+        before = step.before.sessions.get(session.name)
+        if isinstance(step.command, (Abort, Submit)) and before and not lent:
+            if facts.slot != session.slot and before.slot == session.slot:
+                return (
+                    f"slot of {session.name} as it was: {cursors_text(session.slot)}",
+                    cursors_text(facts.slot),
+                )
+    return None
+
+
+def _names(names: set[str]) -> str:
+    return "{" + ", ".join(sorted(names)) + "}"
+
+
+@clause(
+    "SES-1",
+    "history is what the client saw",
+    "A session's history is the text of its finished turns, each cut to the outputs that count; the"
+    " next turn's input starts with it; an aborted turn leaves no trace in it.",
+    why="KV of tokens that the text does not have answers with somebody else's words.",
+    source="#22897, #22790",
+    critical=lambda s: (
+        (isinstance(s.command, Finish) and (r := s.acted) is not None
+         and s.command.finished_len < r.output)
+        or (isinstance(s.command, Abort) and (r := s.acted) is not None and r.started)
+    ),
+)  # fmt: skip
+def _history(step: Step) -> Failure | None:
+    for session in step.now.sessions:
+        got = list(step.after.sessions[session.name].history)
+        if got != text_tokens(session.history):
+            length = text_len(session.history)
+            return f"history of {session.name}: {length} tokens", _text_difference(got, length)
+    for request in step.now.requests:
+        got = list(step.after.requests[request.name].text)
+        if got != text_tokens(request.text):
+            length = text_len(request.text)
+            return f"text of {request.name}: {length} tokens", _text_difference(got, length)
+    return None
+
+
+def _text_difference(got: list[int], length: int) -> str:
+    return f"{len(got)} tokens" if len(got) != length else "as many, but others"
+

@@ -1,0 +1,79 @@
+"""Outcomes: what is done, what is refused, what a system may choose (OUT)."""
+
+from __future__ import annotations
+
+from reference.clauses.base import Failure, clause
+from reference.commands import Done, EvictSwa, Refused, SpecDecode
+from reference.facts import Facts
+from reference.step import Step, cursors_text
+
+
+@clause(
+    "OUT-1",
+    "outcome",
+    "A command is done or refused exactly as specified, for the first reason that applies.",
+    why="An operation that a server wrongly accepts corrupts; one it wrongly refuses starves.",
+    source="#22273",
+    scope="The reason is compared only for systems that declare exact reasons.",
+    critical=lambda s: isinstance(s.expected, Refused),
+)
+def _outcome(step: Step) -> Failure | None:
+    if step.expected == step.outcome or step.done:
+        return None
+    return _outcome_text(step.expected), _outcome_text(step.outcome)
+
+
+def _outcome_text(outcome: object) -> str:
+    if isinstance(outcome, Refused):
+        return f"refused: {outcome.reason.value}"
+    return "done" if isinstance(outcome, Done) else str(outcome)
+
+
+@clause(
+    "OUT-2",
+    "refusals change nothing",
+    "A refused command changes no cursor, no row, no page and no text; a batch is all or nothing.",
+    why="The scheduler tries again later and must find what it left.",
+    source="kvspec",
+    scope="Refused commands. The order of a free list is not looked at.",
+    critical=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
+)
+def _refused_unchanged(step: Step) -> Failure | None:
+    if step.done or step.unchanged:
+        return None
+    return "the same state as before", difference(step.before, step.after)
+
+
+def difference(before: Facts, after: Facts) -> str:
+    for name in sorted({*before.requests, *after.requests}):
+        a, b = before.requests.get(name), after.requests.get(name)
+        if a != b:
+            then, now = (cursors_text(x.cursors) if x else "gone" for x in (a, b))
+            if then != now:
+                return f"{name}: {then} became {now}"
+            return f"{name}: its text changed"
+    for name in sorted({*before.sessions, *after.sessions}):
+        if before.sessions.get(name) != after.sessions.get(name):
+            return f"session {name} changed"
+    for pool, a_pool in after.pools.items():
+        change = len(a_pool.free) - len(before.pools[pool].free)
+        if change:
+            return f"{pool} pool: {abs(change)} pages {'freed' if change > 0 else 'taken'}"
+    if len(before.free_rows) != len(after.free_rows):
+        return f"free rows {len(before.free_rows)} became {len(after.free_rows)}"
+    return "contents or page assignment changed"
+
+
+@clause(
+    "OUT-3",
+    "allowed choices",
+    "Where the specification leaves a choice (how far to sweep, how far to allocate ahead), the"
+    " system stays within it.",
+    why="Servers differ in policy; only what no correct server may do is a violation.",
+    source="kvspec",
+    scope="Systems that report choices.",
+    critical=lambda s: isinstance(s.command, (EvictSwa, SpecDecode)) and s.done,
+)
+def _allowed(step: Step) -> Failure | None:
+    return None if not step.overreach else ("a choice within bounds", step.overreach)
+

@@ -1,0 +1,223 @@
+"""The vocabulary: commands as data, and what can come of one.
+
+A command names sessions and requests by small symbolic names, so that a trace keeps its meaning
+when steps are deleted: a command that no longer applies is refused, with a reason, and changes
+nothing. Lengths are tokens. Names may be reused once their bearer is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Union
+
+POSITION_BITS = 20
+
+
+def token_id(serial: int, position: int) -> int:
+    """The token at `position` of a conversation, as written by the `serial`-th accepted Submit.
+
+    Client and sampler are deterministic functions of these two, so that every system produces the
+    same text and a stamp in a slot tells whose token it holds. `serial` counts from 1.
+    """
+    return serial << POSITION_BITS | position
+
+
+class Mode(StrEnum):
+    """How far the environment may go.
+
+    FREE: a window sweep may be driven with any length up to kv_allocated_len.
+    FAITHFUL: as a scheduler does it: sweeps never past kv_committed_len, and never past what a later
+    finish or retract of the same turn keeps; a finish is seen at most one round late (overlap), so
+    it takes back no more than two rounds. What is reachable here can happen in a server.
+    """
+
+    FREE = "free"
+    FAITHFUL = "faithful"
+
+
+class Reason(StrEnum):
+    """Why a command is refused. When several apply, the first in this order is the reason."""
+
+    EMPTY = "empty"  # no lanes, or fewer than one token where one is needed
+    DUPLICATE_LANE = "duplicate_lane"  # a batch names a request twice
+    UNKNOWN_SESSION = "unknown_session"
+    SESSION_EXISTS = "session_exists"
+    UNKNOWN_REQUEST = "unknown_request"
+    REQUEST_EXISTS = "request_exists"
+    SESSION_CLOSING = "session_closing"
+    TURN_IN_FLIGHT = "turn_in_flight"  # a second turn while one runs
+    SHRINKING_PREFIX = "shrinking_prefix"  # a turn that takes back earlier tokens
+    WRONG_PHASE = "wrong_phase"  # the request is not where the command needs it
+    NO_SWA = "no_swa"  # a window sweep on a model without one
+    BAD_LENGTH = "bad_length"  # a length outside what the command allows
+    UNFAITHFUL = "unfaithful"  # Mode.FAITHFUL only: no scheduler would do it
+    WINDOW_LOST = "window_lost"  # a sweep ran ahead of the commit: may end, not go on
+    ROW_TOO_SHORT = "row_too_short"
+    NO_ROW = "no_row"
+    OUT_OF_FULL = "out_of_full"
+    OUT_OF_SWA = "out_of_swa"
+
+
+# Refusals that depend on sizes; all others depend on the rules alone.
+MEMORY_REASONS = frozenset(
+    {Reason.ROW_TOO_SHORT, Reason.NO_ROW, Reason.OUT_OF_FULL, Reason.OUT_OF_SWA}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open a streaming session."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A client sends a turn (or, with `session` None, an ordinary request): it is queued.
+
+    Its input is the session's history and `tokens` new ones. `rewind` > 0 is a client that takes
+    back that many tokens of the history, which streaming sessions refuse.
+    """
+
+    request: str
+    session: str | None
+    tokens: int
+    rewind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """match_prefix: a later turn gets its slot's KV back, tail freed. Repeatable until it extends."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One lane of Extend: `tokens` of the request's input still to prefill."""
+
+    request: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Prefill a batch of chunks, all or nothing. The last chunk of an input samples one token."""
+
+    lanes: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """One token for each running request of a batch, all or nothing."""
+
+    requests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One lane of SpecDecode: slots for `allocate` tokens past the commit, `accept` of them commit."""
+
+    request: str
+    allocate: int
+    accept: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpecDecode:
+    """A verify round of speculative decoding for a batch, all or nothing."""
+
+    lanes: tuple[Draft, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictSwa:
+    """The window sweep for one request, driven with `length` tokens."""
+
+    request: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The turn ends and `finished_len` of its outputs count (1 <= finished_len <= output)."""
+
+    request: str
+    finished_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """Memory pressure: a running request gives up its place and waits for another admission.
+
+    `in_flight` (0 or 1) outputs are lost: their step had committed, its result was not processed
+    (overlap scheduling), so the committed length is that much longer than the text allows.
+    """
+
+    request: str
+    in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client or the server gives a request up.
+
+    `marked`: the server keeps the queued request, marks it aborted and lets it run through a
+    one-token prefill of its own (input too long). Only for a request that was never admitted.
+    """
+
+    request: str
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close a session; while a turn is in flight, as soon as that ends."""
+
+    session: str
+
+
+Command = Union[
+    Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close
+]
+COMMANDS: tuple[type, ...] = (
+    Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a system chose for one request where the specification leaves a choice.
+
+    `swa_evicted_seqlen` after a sweep (its own, or one inside Extend, Decode, SpecDecode);
+    `kv_allocated_len` after allocating ahead. None: the default of the specification.
+    """
+
+    request: str
+    swa_evicted_seqlen: int | None = None
+    kv_allocated_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The command was carried out."""
+
+    choices: tuple[Choice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The rules forbid the command; nothing changed."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The system itself failed (an exception, a dead worker): neither done nor refused."""
+
+    error: str
+
+
+Outcome = Union[Done, Refused, Broken]

@@ -1,0 +1,158 @@
+"""Arithmetic on the four cursors: pure functions on integers, with contracts CrossHair checks.
+
+C kv_committed_len, A kv_allocated_len, E swa_evicted_seqlen, R cache_protected_len, P page_size,
+W window; all in tokens, W 0 standing for a model without SWA. The contracts (`pre:`, `post:`) are
+written for arbitrary integers: `crosshair check reference/cursors.py` searches them symbolically.
+"""
+
+from __future__ import annotations
+
+from reference.ledger import Cursors
+
+
+def ceil_page(length: int, page_size: int) -> int:
+    """`length` rounded up to whole pages.
+
+    pre: page_size > 0
+    post: _ >= length
+    post: _ < length + page_size
+    post: _ % page_size == 0
+    """
+    return -(-length // page_size) * page_size
+
+
+def floor_page(length: int, page_size: int) -> int:
+    """`length` rounded down to whole pages.
+
+    pre: page_size > 0
+    post: _ <= length
+    post: _ > length - page_size
+    post: _ % page_size == 0
+    """
+    return length // page_size * page_size
+
+
+def in_order(c: Cursors) -> bool:
+    """0 <= R <= C <= A and 0 <= E <= A (LEN-1, without width and alignment)."""
+    return (
+        0 <= c.cache_protected_len <= c.kv_committed_len <= c.kv_allocated_len
+        and 0 <= c.swa_evicted_seqlen <= c.kv_allocated_len
+    )
+
+
+def cut(c: Cursors, target: int) -> Cursors:
+    """Cap C, A and E at `target` (LEN-2, LEN-3; #22862, #22897, #22900).
+
+    pre: in_order(c)
+    pre: target >= c.cache_protected_len
+    post: in_order(_)
+    post: max(_[0], _[1], _[2]) <= target
+    post: _[1] == target or _[1] == c[1]
+    post: _[3] == c[3]
+    """
+    return Cursors(
+        min(c.kv_committed_len, target),
+        min(c.kv_allocated_len, target),
+        min(c.swa_evicted_seqlen, target),
+        c.cache_protected_len,
+    )
+
+
+def owed_full(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
+    """Positions whose full pages a cut at `target` frees: [ceil(target), ceil(A)), may be empty.
+
+    The page that `target` falls into holds committed tokens and stays (#22862 review).
+
+    pre: page_size > 0
+    pre: in_order(c)
+    pre: target >= c.cache_protected_len
+    post: _[0] >= target
+    post: _[0] % page_size == 0 and _[1] % page_size == 0
+    post: _[0] >= _[1] or ceil_page(cut(c, target)[1], page_size) == _[0]
+    """
+    return ceil_page(target, page_size), ceil_page(c.kv_allocated_len, page_size)
+
+
+def owed_swa(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
+    """Positions whose SWA pages a cut at `target` frees: from ceil(E) on, if that is beyond.
+
+    What lies below E was freed by a sweep and must not be freed twice.
+
+    pre: page_size > 0
+    pre: in_order(c)
+    pre: target >= c.cache_protected_len
+    post: _[0] >= target
+    post: _[0] >= c.swa_evicted_seqlen
+    post: _[0] % page_size == 0 and _[1] % page_size == 0
+    """
+    live = max(target, c.swa_evicted_seqlen, c.cache_protected_len)
+    return ceil_page(live, page_size), ceil_page(c.kv_allocated_len, page_size)
+
+
+def window_start(position: int, window: int) -> int:
+    """First position that attention at `position` reads in SWA layers.
+
+    pre: window > 0
+    pre: position >= 0
+    post: 0 <= _ <= position
+    post: position - _ < window
+    """
+    return max(0, position - window + 1)
+
+
+def window_live(evicted: int, position: int, window: int, page_size: int) -> bool:
+    """A token can be computed at `position`: no SWA page it reads or writes into was swept.
+
+    Its window reaches back to window_start; its own page, if already open, must have its SWA half.
+
+    pre: window > 0 and page_size > 0
+    pre: evicted >= 0 and position >= 0
+    post: not _ or evicted <= position
+    post: _ or evicted > 0
+    """
+    if evicted == 0:
+        return True
+    return evicted <= window_start(position, window) and evicted <= floor_page(position, page_size)
+
+
+def sweep_limit(length: int, window: int, page_size: int) -> int:
+    """Furthest page boundary below which no window of a token at `length` or later reaches (SWA-1).
+
+    pre: window > 0 and page_size > 0
+    pre: length >= 0
+    post: 0 <= _ and _ % page_size == 0
+    post: window_live(_, length, window, page_size)
+    """
+    return floor_page(window_start(length, window), page_size)
+
+
+def sweep(c: Cursors, length: int, window: int, page_size: int) -> Cursors:
+    """The window sweep's new E: floor(length - W - P), never back (#22470 for the extra page).
+
+    pre: window > 0 and page_size > 0
+    pre: in_order(c)
+    pre: c.cache_protected_len % page_size == 0
+    pre: 0 <= length <= c.kv_allocated_len
+    post: in_order(_)
+    post: _[2] == max(c[2], c[3]) or _[2] <= sweep_limit(length, window, page_size)
+    """
+    frontier = floor_page(length - window - page_size, page_size)
+    return c._replace(swa_evicted_seqlen=max(c.swa_evicted_seqlen, c.cache_protected_len, frontier))
+
+
+def resume(c: Cursors, key: int, window: int, page_size: int) -> int:
+    """Prefix that a later turn resumes at: min(C, key), or R when its window was swept (SWA-3).
+
+    `key` is the input less one token. The literal rule, min(C, key) alone, is safe when no sweep
+    ran more than P + 1 tokens past the prefix, which a faithful scheduler guarantees.
+
+    pre: window >= 0 and page_size > 0
+    pre: in_order(c)
+    pre: key >= c.cache_protected_len
+    post: c[3] <= _ <= max(c[3], min(c[0], key))
+    post: _ == c[3] or window == 0 or window_live(c[2], _, window, page_size)
+    """
+    prefix = min(c.kv_committed_len, key)
+    if window == 0 or window_live(c.swa_evicted_seqlen, prefix, window, page_size):
+        return prefix
+    return c.cache_protected_len

@@ -1,0 +1,78 @@
+"""What a system's physical view comes down to: owners, reads and leftovers, by role and position.
+
+Clauses are predicates over a `Step` of `Facts`. Page ids appear only to be compared with each
+other. The facts are gathered elsewhere; here is their shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from reference.ledger import Cursors
+
+
+class SessionFacts(NamedTuple):
+    """An open session: the text its next turn starts with, its slot's cursors (None: no slot)."""
+
+    history: Sequence[int]
+    closing: bool
+    slot: Cursors | None
+
+
+class RequestFacts(NamedTuple):
+    """A request that has not ended; cursors None while it holds nothing."""
+
+    text: Sequence[int]
+    cursors: Cursors | None
+
+
+class HolderFacts(NamedTuple):
+    """Who has a row. full_read, swa_read: stamps that attention would find, by position from 0 to
+    kv_allocated_len; swa_read has None where no SWA slot is mapped."""
+
+    row: int
+    cursors: Cursors
+    full_read: Sequence[int]
+    swa_read: Sequence[int | None]
+
+
+class Owned(NamedTuple):
+    """Page `page` serves page number `at` of `holder`'s sequence."""
+
+    holder: str
+    at: int
+    page: int
+
+
+class Pool(NamedTuple):
+    """One pool: pages 1..size exist (0 is padding), `free` as it stands in the free list."""
+
+    size: int
+    free: Sequence[int]
+    owned: Sequence[Owned]
+
+
+class Facts(NamedTuple):
+    """A system at rest.
+
+    torn, torn_swa: rows whose slots do not fill whole pages in order, as sentences.
+    unmapped: (holder, position) of live SWA positions without an SWA slot.
+    swept_mapped: (full slot, SWA slot) of entries at positions whose SWA slot was swept.
+    unused_mapped: the same of free full slots, and of slots past kv_allocated_len whose entry is not
+    the one that follows in their page.
+    shared: SWA slots that several live positions are mapped to.
+    """
+
+    sessions: dict[str, SessionFacts]
+    requests: dict[str, RequestFacts]
+    holders: dict[str, HolderFacts]
+    pools: dict[str, Pool]
+    rows: int
+    free_rows: Sequence[int]
+    torn: Sequence[str] = ()
+    torn_swa: Sequence[str] = ()
+    unmapped: Sequence[tuple[str, int]] = ()
+    swept_mapped: Sequence[tuple[int, int]] = ()
+    unused_mapped: Sequence[tuple[int, int]] = ()
+    shared: Sequence[int] = ()

@@ -1,0 +1,97 @@
+"""The sizes a system is built with: page, window, pools, rows. Validated once, here.
+
+Units: `page_size`, `window` and `width` are tokens; `full_pages` and `swa_pages` are pages that can
+be handed out (the padding page 0 comes on top); `rows` are rows of req_to_token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+# Bounds that keep a hostile trace cheap: no geometry inside them costs more than a few MiB.
+LIMITS = {
+    "page_size": 1024,
+    "window": 1 << 20,
+    "full_pages": 1 << 14,
+    "swa_pages": 1 << 14,
+    "rows": 1 << 10,
+    "width": 1 << 14,
+}
+MAX_POOL_TOKENS = 1 << 18
+MAX_ROW_CELLS = 1 << 20
+
+
+class GeometryError(ValueError):
+    """A geometry that no system can be built with; names the field and the reason."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of one system. `window` None means a model without SWA: one pool, `swa_pages` 0.
+
+    Raises GeometryError when a size is out of bounds or the sizes do not fit together.
+    """
+
+    page_size: int
+    window: int | None
+    full_pages: int
+    swa_pages: int
+    rows: int
+    width: int
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name == "window" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise GeometryError(f.name, f"must be a whole number, not {value!r:.40}")
+            low = 0 if f.name == "swa_pages" and self.window is None else 1
+            if not low <= value <= LIMITS[f.name]:
+                raise GeometryError(f.name, f"must be in [{low}, {LIMITS[f.name]}], not {value}")
+        if self.window is None and self.swa_pages:
+            raise GeometryError("swa_pages", "must be 0 when window is null (no SWA pool)")
+        if max(self.full_pages, self.swa_pages) * self.page_size > MAX_POOL_TOKENS:
+            raise GeometryError("full_pages", f"a pool may hold at most {MAX_POOL_TOKENS} tokens")
+        if self.rows * self.width > MAX_ROW_CELLS:
+            raise GeometryError("rows", f"rows * width may be at most {MAX_ROW_CELLS} cells")
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the pools that exist: ("full",) or ("full", "swa")."""
+        return ("full",) if self.window is None else ("full", "swa")
+
+    def pages(self, pool: str) -> int:
+        """Pages of `pool` that can be handed out."""
+        return self.full_pages if pool == "full" else self.swa_pages
+
+
+# Tiny on purpose: every transition is reached with a handful of pages. The names say what is special.
+PRESETS: dict[str, Geometry] = {
+    "page1": Geometry(page_size=1, window=3, full_pages=40, swa_pages=28, rows=4, width=24),
+    "page2": Geometry(page_size=2, window=3, full_pages=20, swa_pages=14, rows=4, width=24),
+    "page4": Geometry(page_size=4, window=6, full_pages=12, swa_pages=9, rows=4, width=32),
+    "page16": Geometry(page_size=16, window=5, full_pages=8, swa_pages=7, rows=3, width=64),
+    "window1": Geometry(page_size=4, window=1, full_pages=10, swa_pages=8, rows=3, width=32),
+    "window-of-one-page": Geometry(
+        page_size=4, window=4, full_pages=10, swa_pages=8, rows=3, width=32
+    ),
+    "tight": Geometry(page_size=2, window=4, full_pages=7, swa_pages=5, rows=2, width=16),
+    "no-swa": Geometry(page_size=4, window=None, full_pages=10, swa_pages=0, rows=3, width=32),
+}
+
+
+def preset(name: str) -> Geometry:
+    """The preset called `name`; raises GeometryError that lists the names."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise GeometryError("preset", f"unknown {name!r:.40}; one of {', '.join(PRESETS)}") from None
+
+
+__all__ = ["LIMITS", "PRESETS", "Geometry", "GeometryError", "preset"]

@@ -1,0 +1,198 @@
+"""State: who owns which page of which pool, by role and position, never by slot id.
+
+Everything here is an immutable value that compares and hashes by content. A holder (a session with
+its running turn, or an ordinary request) owns full pages [R/P, ceil(A)/P) and SWA pages
+[ceil(max(R, E))/P, ceil(A)/P) of its sequence; what no holder owns is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from reference.commands import Mode, token_id
+from reference.geometry import Geometry
+
+
+class Cursors(NamedTuple):
+    """The four cursors of a row, in tokens: C, A, E and R of the specification."""
+
+    kv_committed_len: int
+    kv_allocated_len: int
+    swa_evicted_seqlen: int
+    cache_protected_len: int
+
+
+ZERO = Cursors(0, 0, 0, 0)
+
+# A text as runs: ((serial, end), ...), each run reaching from the end of the one before.
+Text = tuple[tuple[int, int], ...]
+
+
+def text_len(text: Text) -> int:
+    """Length in tokens."""
+    return text[-1][1] if text else 0
+
+
+def text_tokens(text: Text, length: int | None = None) -> list[int]:
+    """The token ids of the first `length` tokens (all, by default)."""
+    limit = text_len(text) if length is None else length
+    tokens: list[int] = []
+    for serial, end in text:
+        tokens.extend(range(token_id(serial, len(tokens)), token_id(serial, min(end, limit))))
+    return tokens
+
+
+def text_cut(text: Text, length: int) -> Text:
+    """The first `length` tokens, as runs."""
+    kept: list[tuple[int, int]] = []
+    for serial, end in text:
+        if kept and kept[-1][1] >= length:
+            break
+        kept.append((serial, min(end, length)))
+    return tuple(kept) if length else ()
+
+
+class Phase(StrEnum):
+    """Where a request is."""
+
+    QUEUED = "queued"  # submitted, or retracted: holds nothing itself
+    ADMITTED = "admitted"  # prefix matched, nothing extended since
+    EXTENDING = "extending"  # part of its input is prefilled
+    RUNNING = "running"  # decodes
+
+
+class Request(NamedTuple):
+    """A request that has not ended. Lengths in tokens.
+
+    history: text its input starts with; serial: whose tokens follow; origin: length of the input;
+    output: tokens generated. started: it has written KV. swept: largest length a sweep was driven
+    with. known: outputs whose results were surely processed when the last round was launched, given
+    that a scheduler runs at most one round ahead. cursors: None while it holds no row and no prefix.
+    """
+
+    name: str
+    session: str | None
+    serial: int
+    history: Text
+    origin: int
+    output: int = 0
+    phase: Phase = Phase.QUEUED
+    started: bool = False
+    swept: int = 0
+    known: tuple[int, int] = (0, 0)
+    cursors: Cursors | None = None
+
+    @property
+    def text(self) -> Text:
+        """Input and outputs so far."""
+        return (*self.history, (self.serial, self.origin + self.output))
+
+
+class Session(NamedTuple):
+    """An open session. slot: what it keeps between turns, None when it keeps nothing."""
+
+    name: str
+    history: Text = ()
+    slot: Cursors | None = None
+    turn: str | None = None
+    closing: bool = False
+
+
+class Scope(NamedTuple):
+    """What does not change during a run."""
+
+    geometry: Geometry
+    mode: Mode
+
+
+class State(NamedTuple):
+    """The whole state. sessions and requests are sorted by name; serial counts Submits."""
+
+    scope: Scope
+    sessions: tuple[Session, ...] = ()
+    requests: tuple[Request, ...] = ()
+    serial: int = 0
+
+    def session(self, name: str | None) -> Session | None:
+        for s in self.sessions:
+            if s.name == name:
+                return s
+        return None
+
+    def request(self, name: str) -> Request | None:
+        for r in self.requests:
+            if r.name == name:
+                return r
+        return None
+
+    def with_session(self, session: Session) -> State:
+        others = [s for s in self.sessions if s.name != session.name]
+        return self._replace(sessions=tuple(sorted([*others, session])))
+
+    def without_session(self, name: str) -> State:
+        return self._replace(sessions=tuple(s for s in self.sessions if s.name != name))
+
+    def with_request(self, request: Request) -> State:
+        others = [r for r in self.requests if r.name != request.name]
+        return self._replace(requests=tuple(sorted([*others, request], key=lambda r: r.name)))
+
+    def without_request(self, name: str) -> State:
+        return self._replace(requests=tuple(r for r in self.requests if r.name != name))
+
+
+class Holder(NamedTuple):
+    """One owner of pages and of a row: a session (lent or not) or a request without a slot."""
+
+    name: str
+    cursors: Cursors
+    text: Text  # what its first kv_committed_len positions hold
+    request: Request | None
+
+
+def holders(state: State) -> Iterator[Holder]:
+    """All holders that have a row. A session and its running turn are one holder, by session name."""
+    for session in state.sessions:
+        turn = state.request(session.turn) if session.turn is not None else None
+        if turn is not None and turn.cursors is not None:
+            if session.slot is not None or turn.cursors.kv_allocated_len:
+                yield Holder(session.name, turn.cursors, turn.text, turn)
+        elif session.slot is not None:
+            text = turn.text if turn is not None and turn.started else session.history
+            yield Holder(session.name, session.slot, text, None)
+    for request in state.requests:
+        if request.session is None and request.cursors is not None:
+            if request.cursors.kv_allocated_len:
+                yield Holder(request.name, request.cursors, request.text, request)
+
+
+def full_pages(cursors: Cursors, page_size: int) -> range:
+    """Page indices of the sequence whose full pages the row owns."""
+    return range(cursors.cache_protected_len // page_size, -(-cursors.kv_allocated_len // page_size))
+
+
+def swa_pages(cursors: Cursors, page_size: int) -> range:
+    """Page indices of the sequence whose SWA pages the row owns."""
+    dead = max(cursors.cache_protected_len, cursors.swa_evicted_seqlen)
+    return range(-(-dead // page_size), -(-cursors.kv_allocated_len // page_size))
+
+
+class Free(NamedTuple):
+    """What is left: pages per pool, and rows."""
+
+    full: int
+    swa: int
+    rows: int
+
+
+def free(state: State) -> Free:
+    """Total less owned."""
+    geometry = state.scope.geometry
+    full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
+    for holder in holders(state):
+        full -= len(full_pages(holder.cursors, geometry.page_size))
+        if geometry.window is not None:
+            swa -= len(swa_pages(holder.cursors, geometry.page_size))
+        rows -= 1
+    return Free(full, swa, rows)

@@ -1,0 +1,1 @@
+"""How systems are driven and compared: generation, lockstep, shrinking, machines and the tests."""

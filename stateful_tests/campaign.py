@@ -1,0 +1,299 @@
+"""A check: many runs of the lockstep on one system, and what they found.
+
+`plan` says what a tier does, `run` does it: runs with fresh decisions until the plan is done or the
+time is up, the first violation of every clause shrunk to its smallest trace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from impl.adapter import System, UnusableImplementation
+from reference.clauses import CLAUSES
+from reference.commands import Command, Mode
+from reference.geometry import PRESETS, preset
+from stateful_tests.lockstep import Lockstep, check_fits, new_tallies, replay
+from stateful_tests.results import CheckResult, Finding, MachineResult, Trace, Violation
+from stateful_tests.shrink import shrink
+from stateful_tests.strategies import RandomChooser, draw_habits, finale, propose
+
+Progress = Callable[[str, int, int], None]
+
+MACHINES = ("sessions",)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a check does.
+
+    modes: none stands for the system's own. examples: runs per machine, preset and mode, of up to
+    `steps` commands each. after_finding_s: how long to go on after the last new finding.
+    time_limit_s: meeting it is no success.
+    """
+
+    tier: str
+    presets: tuple[str, ...]
+    modes: tuple[Mode, ...]
+    examples: int
+    steps: int
+    seed: int
+    machines: tuple[str, ...] = MACHINES
+    time_limit_s: float = 300.0
+    after_finding_s: float = 10.0
+
+
+_ALL = tuple(PRESETS)
+_TIERS = {
+    "smoke": Plan("smoke", _ALL, (), 25, 40, 0, time_limit_s=60, after_finding_s=3),
+    "pr": Plan("pr", _ALL, (), 150, 50, 0, time_limit_s=300, after_finding_s=10),
+    "nightly": Plan("nightly", _ALL, (), 3000, 80, 0, time_limit_s=7200, after_finding_s=600),
+}
+TIERS = tuple(_TIERS)
+
+
+def plan(
+    tier: str,
+    *,
+    presets: Sequence[str] | None = None,
+    modes: Sequence[Mode] | None = None,
+    examples: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    machines: Sequence[str] | None = None,
+) -> Plan:
+    """The tier's plan with what was asked for instead. Raises ValueError with a one-line reason."""
+    if tier not in _TIERS:
+        raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
+    for name in presets or ():
+        if name not in PRESETS:
+            raise ValueError(f"preset: unknown {name!r}; one of {', '.join(PRESETS)}")
+    for name in machines or ():
+        if name not in MACHINES:
+            raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")
+    for what, value in (("examples", examples), ("steps", steps)):
+        if value is not None and not 1 <= value <= 10**7:
+            raise ValueError(f"{what}: must be between 1 and 10000000, not {value}")
+    base = _TIERS[tier]
+    if seed is None:
+        seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed
+    return replace(
+        base,
+        presets=tuple(presets) if presets else base.presets,
+        modes=tuple(modes) if modes else base.modes,
+        examples=base.examples if examples is None else examples,
+        steps=base.steps if steps is None else steps,
+        seed=seed,
+        machines=tuple(machines) if machines else base.machines,
+    )
+
+
+def run(system: System, plan: Plan, progress: Progress | None = None) -> CheckResult:
+    """Carry the plan out on `system`.
+
+    The cells of the plan (machine, preset, mode) take turns, a few runs each, so that every kind of
+    fault comes up early. Raises UnusableImplementation when no cell fits the system.
+    """
+    return _Campaign(system, plan, progress).run()
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One machine on one preset in one mode."""
+
+    preset: str
+    mode: Mode
+    result: MachineResult
+
+
+@dataclass(slots=True)
+class _Caught:
+    """Violations of one clause so far."""
+
+    trace: Trace
+    modes: set[Mode]
+    times: int
+    after_s: float
+    after_commands: int
+    retries: int = 0
+
+
+_SHORT = 8  # commands that fit a screen: a longer trace is worth another try
+_RETRIES = 4
+_TURN = 3  # runs of one cell before the next has its turn
+
+
+@dataclass(slots=True)
+class _Campaign:
+    system: System
+    plan: Plan
+    progress: Progress | None
+    started: float = field(default_factory=time.monotonic)
+    caught: dict[str, _Caught] = field(default_factory=dict)
+    last_new: float = 0.0
+    commands: int = 0
+
+    def run(self) -> CheckResult:
+        plan = self.plan
+        result = CheckResult(self.system.name, plan.tier, plan.seed, tallies=new_tallies())
+        refusals: Counter[str] = Counter()
+        kinds: Counter[str] = Counter()
+        cells = self._cells()
+        result.machines = [c.result for c in cells]
+        for start in range(0, plan.examples, _TURN):
+            for cell in cells:
+                for example in range(start, min(start + _TURN, plan.examples)):
+                    if self._over(result):
+                        break
+                    self._example(cell, example, result, refusals, kinds)
+            if self._over(result):
+                break
+        result.refusals = dict(refusals.most_common())
+        result.commands_by_kind = dict(kinds.most_common())
+        result.findings = [self._finding(c) for c in sorted(self.caught, key=_evaluation_order)]
+        result.unreached = tuple(c for c, t in result.tallies.items() if not t.critical)
+        result.seconds = time.monotonic() - self.started
+        return result
+
+    def _cells(self) -> list[_Cell]:
+        cells = []
+        for name in self.plan.presets:
+            for mode in self.plan.modes or self.system.capabilities.modes:
+                try:
+                    check_fits(self.system, preset(name))
+                except UnusableImplementation as error:
+                    reason = error
+                    continue
+                for machine in self.plan.machines:
+                    cells.append(_Cell(name, mode, MachineResult(machine, name, mode)))
+        if not cells:
+            raise reason
+        return cells
+
+    def _over(self, result: CheckResult) -> bool:
+        """The time limit was met, or nothing new came up for long enough after a finding."""
+        now = time.monotonic()
+        if now - self.started > self.plan.time_limit_s:
+            result.timed_out = True
+        return result.timed_out or bool(
+            self.caught and now - self.last_new > self.plan.after_finding_s
+        )
+
+    def _example(
+        self, cell: _Cell, example: int, result: CheckResult, refusals: Counter[str], kinds: Counter[str]
+    ) -> None:
+        chooser = RandomChooser(f"{self.plan.seed}/{cell.preset}/{cell.mode}/{example}")
+        habits = draw_habits(chooser, self.system.capabilities)
+        began = time.monotonic()
+        geometry = preset(cell.preset)
+        lockstep = Lockstep(
+            self.system, geometry, cell.mode, tallies=result.tallies, refusals=refusals
+        )
+        done: list[Command] = []
+
+        def do(command: Command) -> None:
+            done.append(command)
+            kinds[type(command).__name__] += 1
+            lockstep.do(command)
+
+        for _ in range(self.plan.steps):
+            do(propose(lockstep.state, chooser, habits))
+            if lockstep.violation is not None:
+                break
+        else:
+            for command in finale(lockstep.state):
+                if lockstep.violation is None:
+                    do(command)
+        cell.result.examples += 1
+        cell.result.commands += len(done)
+        cell.result.seconds += time.monotonic() - began
+        self.commands += len(done)
+        if lockstep.violation is not None:
+            self._catch(lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated"))
+        if self.progress is not None:
+            where = f"{cell.result.name} on {cell.preset}, {cell.mode.value}"
+            self.progress(where, self.commands, len(self.caught))
+
+    def _catch(self, violation: Violation, trace: Trace) -> None:
+        """Count a violation; shrink the first of its kind in each mode."""
+        smallest: Trace | None = None
+        shown: tuple[str, ...] = ()
+        for clause in violation.clauses:
+            known = self.caught.get(clause)
+            if known is not None:
+                known.times += 1
+                if trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
+                    continue
+            if smallest is None or clause not in shown:
+                smallest = self._shrink(trace, clause)
+                seen = replay(self.system, smallest).violation
+                shown = seen.clauses if seen is not None else ()
+            if known is None:
+                after = time.monotonic() - self.started
+                known = self.caught[clause] = _Caught(smallest, set(), 1, after, self.commands)
+                self.last_new = time.monotonic()
+            known.modes.add(trace.mode)
+            # A trace that a faithful scheduler can produce says more than a shorter free one.
+            if _rank(smallest) < _rank(known.trace):
+                known.trace = smallest
+
+    def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
+        """Another violation of the same clause is worth shrinking: the trace is still long."""
+        known.retries += 1
+        long = len(known.trace.commands) > _SHORT and _rank(known.trace)[0] == (mode is Mode.FREE)
+        return long and known.retries <= _RETRIES
+
+    def _shrink(self, trace: Trace, clause: str) -> Trace:
+        """The smallest trace for `clause`: fewest commands, then smallest pools, then again."""
+        smallest = self._shrink_commands(trace, clause)
+        for name in ("full_pages", "swa_pages", "rows", "width"):
+            smallest = self._shrink_size(smallest, clause, name)
+        return replace(self._shrink_commands(smallest, clause), origin="minimised")
+
+    def _shrink_commands(self, trace: Trace, clause: str) -> Trace:
+        def still_fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+            return self._failing(replace(trace, commands=commands), clause)
+
+        return replace(trace, commands=shrink(trace.commands, still_fails))
+
+    def _shrink_size(self, trace: Trace, clause: str, name: str) -> Trace:
+        """Halve the distance to 1 as long as the clause still fails."""
+        low, high = 0, getattr(trace.geometry, name)
+        while high - low > 1:
+            middle = (low + high) // 2
+            smaller = replace(trace, geometry=replace(trace.geometry, **{name: middle}))
+            commands = self._failing(smaller, clause)
+            if commands is None:
+                low = middle
+            else:
+                high, trace = middle, replace(smaller, commands=commands)
+        return trace
+
+    def _failing(self, trace: Trace, clause: str) -> tuple[Command, ...] | None:
+        """The commands up to the step that violates `clause`, if one does."""
+        lockstep = Lockstep(self.system, trace.geometry, trace.mode)
+        for command in trace.commands:
+            lockstep.do(command)
+            if lockstep.violation is not None:
+                seen = clause in lockstep.violation.clauses
+                return trace.commands[: lockstep.steps] if seen else None
+        return None
+
+    def _finding(self, clause: str) -> Finding:
+        caught = self.caught[clause]
+        run = replay(self.system, replace(caught.trace, clause=clause))
+        if run.violation is None:
+            raise RuntimeError(f"{clause} does not show again: {self.system.name} is not deterministic")
+        modes = tuple(m for m in Mode if m in caught.modes)
+        return Finding(clause, run, modes, caught.times, caught.after_s, caught.after_commands)
+
+
+def _rank(trace: Trace) -> tuple[bool, int]:
+    return trace.mode is Mode.FREE, len(trace.commands)
+
+
+def _evaluation_order(clause: str) -> int:
+    order = list(CLAUSES)
+    return order.index(clause) if clause in order else -1

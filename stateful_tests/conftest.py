@@ -1,0 +1,37 @@
+"""Hypothesis profiles, loaded before any machine is imported, and the system under test."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+_QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+settings.register_profile(
+    "ci", derandomize=True, database=None, deadline=None, print_blob=False, suppress_health_check=_QUIET
+)
+settings.register_profile("nightly", deadline=None, print_blob=True, suppress_health_check=_QUIET)
+settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kvspec")
+    group.addoption("--impl", default="torch", help="system that the machines drive (see kvspec check)")
+    group.addoption("--device", default="cpu", help="cpu or cuda, for torch")
+    group.addoption("--sglang-path", default=None, help="checkout for --impl sglang")
+
+
+@pytest.fixture(scope="session")
+def system(request: pytest.FixtureRequest):
+    """The system under test, as `--impl` names it."""
+    from impl.adapter import UnusableImplementation
+    from stateful_tests.registry import resolve
+
+    option = request.config.getoption
+    try:
+        found = resolve(option("--impl"), device=option("--device"), sglang_path=option("--sglang-path"))
+    except UnusableImplementation as error:
+        raise pytest.UsageError(str(error)) from error
+    yield found
+    found.close()

@@ -1,0 +1,203 @@
+"""The single place where a system and the reference run side by side.
+
+Apply a command to both, compare outcomes, take the system's view, bring it down to facts, check
+every clause. Machines, replay, shrinking and adapters of strangers all go through `Lockstep.do`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from impl.adapter import System, UnusableImplementation, View
+from reference import model
+from reference.clauses import CLAUSES, broken
+from reference.commands import Broken, Command, Done, Mode, Outcome, Reason, Refused
+from reference.cursors import ceil_page
+from reference.facts import Facts
+from reference.geometry import Geometry
+from reference.ledger import State, full_pages, holders, swa_pages
+from reference.step import Step
+from stateful_tests.abstraction import facts_of
+from stateful_tests.results import Row, Run, Tally, Trace, Violation
+
+
+class Lockstep:
+    """One run of a system beside the reference, from the empty state.
+
+    state: the reference's. violation: the first step that left the specification; nothing may be
+    done after it. tallies (shared between runs) count evaluations and critical situations.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        geometry: Geometry,
+        mode: Mode,
+        *,
+        tallies: dict[str, Tally] | None = None,
+        refusals: Counter[str] | None = None,
+    ) -> None:
+        self.system = system
+        self.state: State = model.initial(geometry, mode)
+        self.violation: Violation | None = None
+        self.steps = 0
+        self._tallies = tallies
+        self._refusals = refusals
+        system.reset(geometry)
+        self._view: View = system.view()
+        self._facts: Facts = facts_of(self._view, geometry)
+
+    def do(self, command: Command) -> Outcome:
+        """Run one command on both. Returns the reference's outcome; sets `violation` if they part."""
+        assert self.violation is None, "the run has ended with a violation"
+        index = self.steps
+        self.steps += 1
+        was = self.state
+        if was.scope.mode is Mode.FAITHFUL:
+            _, expected = model.step(was, command)
+            if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
+                return self._count(expected)  # no scheduler would do it: the system is not asked
+        try:
+            outcome = self.system.apply(command)
+            view = self.system.view()
+        except Exception as error:
+            outcome, view = Broken(f"{type(error).__name__}: {error}"), self._view
+        if isinstance(outcome, Broken):
+            _, expected = model.step(was, command)
+            self.violation = Violation("BROKEN", index, _say(expected), outcome.error)
+            return expected
+        choices = outcome.choices if isinstance(outcome, Done) else ()
+        try:
+            now, expected = model.step(was, command, choices)
+            overreach = ""
+        except model.ChoiceNotAllowed as error:
+            now, expected = model.step(was, command)
+            overreach = str(error)
+        geometry = was.scope.geometry
+        can = self.system.capabilities
+        if isinstance(outcome, Refused):
+            if isinstance(expected, Done) and outcome.reason in can.may_refuse:
+                now, expected = was, outcome  # its policy: the reference follows
+            elif isinstance(expected, Refused) and not can.exact_reasons:
+                outcome = expected
+        self.state = now
+        before, self._facts = self._facts, facts_of(view, geometry)
+        step = Step(
+            was.scope, command, expected, outcome, was, self.state, before, self._facts,
+            _same(self._view, view), overreach,
+        )  # fmt: skip
+        self._view = view
+        failures = broken(step, waived=can.waived)
+        if self._tallies is not None:
+            self._tally(step)
+        if failures:
+            clause, (want, got) = failures[0]
+            also = tuple(c.id for c, _ in failures[1:])
+            self.violation = Violation(clause.id, index, want, got, also)
+        return self._count(expected)
+
+    def _count(self, expected: Outcome) -> Outcome:
+        if self._refusals is not None and isinstance(expected, Refused):
+            self._refusals[expected.reason.value] += 1
+        return expected
+
+    def _tally(self, step: Step) -> None:
+        assert self._tallies is not None
+        comparable = type(step.expected) is type(step.outcome)
+        for clause in CLAUSES.values():
+            tally = self._tallies[clause.id]
+            tally.evaluated += 1
+            if comparable and clause.critical(step):
+                tally.critical += 1
+
+
+def new_tallies() -> dict[str, Tally]:
+    """One empty tally per clause."""
+    return {clause: Tally() for clause in CLAUSES}
+
+
+def _say(outcome: Outcome) -> str:
+    return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
+
+
+def _same(a: View, b: View) -> bool:
+    """Equal but for the order of free lists."""
+    return (
+        a.requests == b.requests
+        and a.sessions == b.sessions
+        and a.rows == b.rows
+        and a.full_to_swa == b.full_to_swa
+        and a.full_stamps == b.full_stamps
+        and a.swa_stamps == b.swa_stamps
+        and sorted(a.free_full) == sorted(b.free_full)
+        and sorted(a.free_swa) == sorted(b.free_swa)
+        and sorted(a.free_rows) == sorted(b.free_rows)
+    )
+
+
+def check_fits(system: System, geometry: Geometry, commands: tuple[Command, ...] = ()) -> None:
+    """Raise UnusableImplementation when the system cannot be driven through this."""
+    can = system.capabilities
+    if geometry.window is None and not can.full_only:
+        raise UnusableImplementation(f"{system.name} has no variant without SWA (window null)")
+    if geometry.window is not None and not can.swa:
+        raise UnusableImplementation(f"{system.name} has no SWA pool")
+    kinds = {type(c).__name__ for c in commands}
+    if kinds - can.commands:
+        raise UnusableImplementation(f"{system.name} does not offer {', '.join(kinds - can.commands)}")
+    if not can.mixed_decode and {"Decode", "SpecDecode"} <= kinds:
+        raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
+
+
+def replay(system: System, trace: Trace) -> Run:
+    """Run a trace and record what each command changed, up to the first violation.
+
+    Raises UnusableImplementation when the system cannot be driven through it.
+    """
+    check_fits(system, trace.geometry, trace.commands)
+    lockstep = Lockstep(system, trace.geometry, trace.mode)
+    stated = dict(trace.expected)
+    rows = []
+    for index, command in enumerate(trace.commands):
+        was = lockstep.state
+        outcome = lockstep.do(command)
+        rows.append(_row(command, outcome, was, lockstep.state))
+        if lockstep.violation is None and index in stated and _say(stated[index]) != _say(outcome):
+            lockstep.violation = Violation(
+                "TRACE", index, f"the trace states {_say(stated[index])}", f"the rules say {_say(outcome)}"
+            )
+        if lockstep.violation is not None:
+            break
+    return Run(trace, system.name, tuple(rows), lockstep.violation)
+
+
+def _row(command: Command, outcome: Outcome, was: State, now: State) -> Row:
+    """What a command changed, on the reference's side."""
+    page_size = now.scope.geometry.page_size
+    before = {h.name: h.cursors for h in holders(was)}
+    after = {h.name: h.cursors for h in holders(now)}
+    cursors, freed = [], []
+    for name in sorted({*before, *after}):
+        a, b = before.get(name), after.get(name)
+        for field in ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen"):
+            then, now_ = (getattr(c, field) if c is not None else 0 for c in (a, b))
+            if then != now_:
+                cursors.append((name, field, then, now_))
+        if a is None:
+            continue
+        kept = full_pages(b, page_size) if b is not None else range(0)
+        freed += _gone(name, "full", full_pages(a, page_size), kept, page_size)
+        if was.scope.geometry.window is not None:
+            kept = swa_pages(b, page_size) if b is not None else range(0)
+            freed += _gone(name, "swa", swa_pages(a, page_size), kept, page_size)
+    return Row(command, outcome, tuple(cursors), tuple(freed))
+
+
+def _gone(
+    name: str, pool: str, had: range, kept: range, page_size: int
+) -> list[tuple[str, str, int, int]]:
+    """The range of positions that `had` and `kept` differ by, if something was given back."""
+    gone = [p for p in had if p not in kept]
+    if not gone:
+        return []
+    return [(name, pool, gone[0] * page_size, ceil_page((gone[-1] + 1) * page_size, page_size))]

@@ -1,0 +1,89 @@
+"""The session machine as Hypothesis knows it: one rule per command, for reading and extending.
+
+Same vocabulary, same generator of arguments and same lockstep as the volume runs of `campaign`; what
+Hypothesis adds is its search, its shrinking of values and its failure database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from impl.adapter import System
+from reference.clauses import CLAUSES
+from reference.commands import (
+    Abort, Admit, Close, Command, Decode, EvictSwa, Extend, Finish, Mode, Open, Retract, SpecDecode,
+    Submit,
+)  # fmt: skip
+from reference.geometry import Geometry
+from stateful_tests.lockstep import Lockstep
+from stateful_tests.results import Violation
+from stateful_tests.strategies import applies, draw_command, finale
+
+
+class ClauseViolated(AssertionError):
+    """A system left the specification; the message names clause, expectation and observation."""
+
+    def __init__(self, violation: Violation) -> None:
+        clause = CLAUSES.get(violation.clause)
+        sentence = clause.sentence if clause is not None else "The system itself failed."
+        super().__init__(
+            f"{violation.clause} at step {violation.step}: {sentence}\n"
+            f"  expected: {violation.expected}\n  observed: {violation.observed}"
+        )
+        self.violation = violation
+
+
+class _DataChooser:
+    """Decisions drawn from Hypothesis."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._draw = data.draw
+
+    def upto(self, high: int) -> int:
+        return self._draw(st.integers(0, high))
+
+
+def session_machine(
+    system: Callable[[], System], geometry: Geometry, mode: Mode
+) -> type[RuleBasedStateMachine]:
+    """A fresh machine class that drives `system` through sessions on `geometry`.
+
+    A fresh class per call: Hypothesis freezes settings when a machine's TestCase is first touched.
+    """
+
+    class SessionMachine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lockstep = Lockstep(system(), geometry, mode)
+
+        def _do(self, command: Command) -> None:
+            note(repr(command))
+            self.lockstep.do(command)
+            if self.lockstep.violation is not None:
+                raise ClauseViolated(self.lockstep.violation)
+
+        def teardown(self) -> None:
+            """End everything: whatever was lost on the way shows now (END-1)."""
+            if self.lockstep.violation is None:
+                for command in finale(self.lockstep.state):
+                    self._do(command)
+
+    def add(kind: type) -> None:
+        def body(self: Any, data: st.DataObject) -> None:
+            self._do(draw_command(kind, self.lockstep.state, _DataChooser(data)))
+
+        body.__name__ = kind.__name__.lower()
+        ready = precondition(lambda self: applies(kind, self.lockstep.state))
+        setattr(SessionMachine, body.__name__, rule(data=st.data())(ready(body)))
+
+    for kind in (
+        Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
+    ):  # fmt: skip
+        if kind.__name__ in system().capabilities.commands:
+            add(kind)
+    return SessionMachine

@@ -1,0 +1,63 @@
+"""Names of systems under test: what `--impl` means, on the command line and in pytest."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+from impl.adapter import System, UnusableImplementation
+
+
+def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -> System:
+    """The system that `spec` names.
+
+    reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
+    Raises UnusableImplementation with a one-line reason.
+    """
+    if sglang_path is not None and spec != "sglang":
+        raise UnusableImplementation(f"--sglang-path goes with --impl sglang, not {spec!r}")
+    if spec == "reference":
+        from stateful_tests.reference_system import ReferenceSystem
+
+        return ReferenceSystem()
+    if spec == "torch" or spec.startswith("torch+"):
+        return _torch(spec.removeprefix("torch").removeprefix("+"), device)
+    if spec == "sglang" or spec.startswith("sglang=="):
+        from impl.sglang.system import SGLangSystem
+
+        version = spec.removeprefix("sglang").removeprefix("==")
+        if not version and sglang_path is None:
+            raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
+        return SGLangSystem(version=version or None, path=sglang_path)
+    if ":" in spec:
+        return _factory(spec)
+    raise UnusableImplementation(
+        f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang, module:factory"
+    )
+
+
+def _torch(bug: str, device: str) -> System:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnusableImplementation("--device cuda: torch sees no CUDA device here")
+    torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
+    if not bug:
+        from impl.torch_kv.system import TorchKV
+
+        return TorchKV(device=device)
+    from impl.bugs import BUGS, broken
+
+    if bug not in BUGS:
+        raise UnusableImplementation(f"torch+{bug}: unknown bug; `kvspec bugs` lists them")
+    return broken(bug, device=device)
+
+
+def _factory(spec: str) -> System:
+    module, _, name = spec.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnusableImplementation(f"--impl {spec}: {error}") from error
+    return cast(Callable[[], System], factory)()

@@ -1,0 +1,142 @@
+"""What a run of checks found, as data: the report, the JSON output and the tests read only this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from reference.commands import Command, Mode, Outcome
+from reference.geometry import Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A sequence of commands with everything that is needed to repeat it.
+
+    bug, clause: the named bug that the trace shows, and the clause that the bug violates.
+    expected: outcome stated for a step (by index), where one is stated.
+    """
+
+    geometry: Geometry
+    mode: Mode
+    commands: tuple[Command, ...]
+    origin: str = "hand-written"  # or generated, minimised, recorded
+    bug: str | None = None
+    clause: str | None = None
+    story: str = ""
+    expected: tuple[tuple[int, Outcome], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One step at which a system left the specification.
+
+    clause: id of the first clause broken at this step (see reference/clauses.py), or "BROKEN" when
+        the system itself failed. also: further clauses broken at the same step.
+    expected, observed: one line each, in the field's terms.
+    """
+
+    clause: str
+    step: int
+    expected: str
+    observed: str
+    also: tuple[str, ...] = ()
+
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        return (self.clause, *self.also)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a replayed trace: the command and what changed, ready to print.
+
+    cursors: (holder, "kv_committed_len", before, after) for cursors that changed; reference side.
+    freed: (holder, pool, first position, end position) in tokens, page-aligned; reference side.
+    """
+
+    command: Command
+    outcome: Outcome
+    cursors: tuple[tuple[str, str, int, int], ...] = ()
+    freed: tuple[tuple[str, str, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A trace replayed on a system: its rows, up to and including the violation if there is one."""
+
+    trace: Trace
+    system: str
+    rows: tuple[Row, ...]
+    violation: Violation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A distinct violated clause with its smallest trace (run.violation names it).
+
+    modes: the modes in which the violation was reached. times: how often before shrinking.
+    found_after: seconds and commands into the check.
+    """
+
+    clause: str
+    run: Run
+    modes: tuple[Mode, ...]
+    times: int
+    found_after_s: float
+    found_after_commands: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often a clause was evaluated, and how often its critical situation was reached."""
+
+    evaluated: int = 0
+    critical: int = 0
+
+
+@dataclass(slots=True)
+class MachineResult:
+    """One machine (or engine) of a check."""
+
+    name: str
+    preset: str
+    mode: Mode
+    examples: int = 0
+    commands: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """Everything a check measured.
+
+    refusals: how often each reason was met. unreached: clauses whose critical situation never
+    came up. timed_out: the time limit cut the check short, which is no success.
+    """
+
+    system: str
+    tier: str
+    seed: int
+    machines: list[MachineResult] = field(default_factory=list)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    commands_by_kind: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    unreached: tuple[str, ...] = ()
+    timed_out: bool = False
+    seconds: float = 0.0
+
+    @property
+    def commands(self) -> int:
+        return sum(m.commands for m in self.machines)
+
+    @property
+    def examples(self) -> int:
+        return sum(m.examples for m in self.machines)
+
+    @property
+    def exit_code(self) -> int:
+        """0 conforms, 1 a clause was violated or the time ran out, 3 the system broke."""
+        if any(f.clause == "BROKEN" for f in self.findings):
+            return 3
+        return 1 if self.findings or self.timed_out else 0

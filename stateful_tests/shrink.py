@@ -1,0 +1,200 @@
+"""The smallest trace that still shows a fault: delta debugging on commands, then on their numbers.
+
+Works on any trace, recorded ones too: commands are closed under deletion, so every shorter list means
+something. The order of attempts is fixed, so the same fault gives the same trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from reference.commands import (
+    Admit, Chunk, Command, Decode, Draft, Extend, Open, Retract, SpecDecode, Submit,
+)  # fmt: skip
+
+Commands = tuple[Command, ...]
+# Runs a candidate; returns it cut after the failing step if it still fails, else None.
+StillFails = Callable[[Commands], Commands | None]
+
+
+def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -> Commands:
+    """A locally minimal failing list: no command can go, no number can be smaller.
+
+    `budget` bounds the candidates that are run. `commands` itself must fail.
+    """
+    search = _Search(still_fails, budget)
+    best = search.run(commands) or commands
+    while True:
+        before = best
+        best = _drop_chunks(best, search)
+        for simpler in (_without_lane, _rounds_merged, _ordinary, _pairs_dropped, _smaller_numbers):
+            best = _first_improvement(best, search, simpler)
+        if best == before or search.spent:
+            return best
+
+
+class _Search:
+    """Runs candidates once each, within the budget."""
+
+    def __init__(self, still_fails: StillFails, budget: int) -> None:
+        self._still_fails = still_fails
+        self._left = budget
+        self._seen: dict[Commands, Commands | None] = {}
+
+    @property
+    def spent(self) -> bool:
+        return self._left <= 0
+
+    def run(self, candidate: Commands) -> Commands | None:
+        if candidate not in self._seen:
+            if self.spent:
+                return None
+            self._left -= 1
+            self._seen[candidate] = self._still_fails(candidate)
+        return self._seen[candidate]
+
+
+def _drop_chunks(best: Commands, search: _Search) -> Commands:
+    """Leave out runs of commands, long runs first."""
+    size = max(1, len(best) // 2)
+    while size:
+        at = len(best) - size
+        while at >= 0:
+            shorter = search.run(best[:at] + best[at + size :])
+            if shorter is not None:
+                best = shorter
+            at = min(at - size, len(best) - size) if shorter is None else min(at, len(best)) - size
+        size //= 2
+    return best
+
+
+def _first_improvement(
+    best: Commands, search: _Search, candidates: Callable[[Commands], Iterator[Commands]]
+) -> Commands:
+    """Follow improvements until no candidate fails any more."""
+    improved = True
+    while improved and not search.spent:
+        improved = False
+        for candidate in candidates(best):
+            smaller = search.run(candidate)
+            if smaller is not None:
+                best, improved = smaller, True
+                break
+    return best
+
+
+def _pairs_dropped(commands: Commands) -> Iterator[Commands]:
+    """Two commands that are of use only together, such as a retract and the admission after it."""
+    for i in range(len(commands)):
+        for j in range(i + 1, len(commands)):
+            yield commands[:i] + commands[i + 1 : j] + commands[j + 1 :]
+
+
+def _without_lane(commands: Commands) -> Iterator[Commands]:
+    """One lane less in a batch; two chunks of one prefill as one."""
+    for i, command in enumerate(commands):
+        for name in ("lanes", "requests"):
+            lanes = getattr(command, name, ())
+            for at in range(len(lanes) if len(lanes) > 1 else 0):
+                fewer = replace(command, **{name: lanes[:at] + lanes[at + 1 :]})
+                yield commands[:i] + (fewer,) + commands[i + 1 :]
+        if isinstance(command, Extend) and len(command.lanes) == 1:
+            lane = command.lanes[0]
+            for j in range(i + 1, len(commands)):
+                other = commands[j]
+                if isinstance(other, Extend) and [n.request for n in other.lanes] == [lane.request]:
+                    merged = Extend((Chunk(lane.request, lane.tokens + other.lanes[0].tokens),))
+                    yield commands[:i] + (merged,) + commands[i + 1 : j] + commands[j + 1 :]
+
+
+def _rounds_merged(commands: Commands) -> Iterator[Commands]:
+    """Two decode rounds of a request as one; a retract that is admitted again as a decode."""
+    for i, command in enumerate(commands):
+        round_ = _round(command)
+        if round_ is not None:
+            for j in range(i + 1, len(commands)):
+                other = _round(commands[j])
+                if other is not None and other.request == round_.request:
+                    allocate = max(round_.allocate, round_.accept + other.allocate)
+                    merged = SpecDecode((Draft(other.request, allocate, round_.accept + other.accept),))
+                    yield commands[:i] + commands[i + 1 : j] + (merged,) + commands[j + 1 :]
+                    break
+        if isinstance(command, Retract) and command.in_flight == 0:
+            name = command.request
+            rest = commands[i + 1 :]
+            admit = next((c for c in rest if c == Admit(name)), None)
+            extend = next((c for c in rest if c == Extend((Chunk(name, 1),))), None)
+            if admit is not None and extend is not None:
+                kept = tuple(c for c in rest if c is not admit and c is not extend)
+                yield commands[:i] + (Decode((name,)), *kept)
+
+
+def _round(command: Command) -> Draft | None:
+    """The only lane of a decode round."""
+    if isinstance(command, SpecDecode) and len(command.lanes) == 1:
+        return command.lanes[0]
+    if isinstance(command, Decode) and len(command.requests) == 1:
+        return Draft(command.requests[0], 1, 1)
+    return None
+
+
+def _ordinary(commands: Commands) -> Iterator[Commands]:
+    """An ordinary request instead of a session's turn."""
+    for i, command in enumerate(commands):
+        if isinstance(command, Submit) and command.session is not None:
+            plain = replace(command, session=None)
+            rest = commands[:i] + (plain,) + commands[i + 1 :]
+            yield tuple(c for c in rest if c != Open(command.session))
+
+
+def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
+    """Every number of every command towards 0: at once, by half, by one; matching ones together."""
+    for i, command in enumerate(commands):
+        for path, value in _numbers(command):
+            tries = dict.fromkeys((0, 1, value // 2, value - 1))
+            for smaller in (t for t in tries if 0 <= t < value):
+                changed = _with_number(command, path, smaller)
+                yield commands[:i] + (changed,) + commands[i + 1 :]
+    # A prompt and the chunk that prefills it shrink only together.
+    for i, command in enumerate(commands):
+        for path, value in _numbers(command):
+            for j in range(i + 1, len(commands)):
+                for other_path, other in _numbers(commands[j]):
+                    if value > 1 and other > 1:
+                        both = list(commands)
+                        both[i] = _with_number(command, path, value - 1)
+                        both[j] = _with_number(commands[j], other_path, other - 1)
+                        yield tuple(both)
+
+
+Path = tuple[str, ...] | tuple[str, int, str]
+
+
+def _numbers(command: Command) -> Iterator[tuple[Path, int]]:
+    """Paths and values of the whole numbers in a command, flags included."""
+    for field in fields(command):
+        value: Any = getattr(command, field.name)
+        if isinstance(value, int):
+            if value:
+                yield (field.name,), int(value)
+        elif isinstance(value, tuple):
+            for at, lane in enumerate(value):
+                if is_dataclass(lane):
+                    for inner in fields(lane):
+                        number = getattr(lane, inner.name)
+                        if isinstance(number, int) and number:
+                            yield (field.name, at, inner.name), int(number)
+
+
+def _with_number(command: Command, path: Path, number: int) -> Command:
+    """The command with one number replaced; a flag stays a flag."""
+    if len(path) == 1:
+        old = getattr(command, path[0])
+        return replace(command, **{path[0]: bool(number) if isinstance(old, bool) else number})
+    name, at, inner = path[0], int(path[1]), str(path[2])
+    assert isinstance(command, (Extend, SpecDecode))
+    lanes: list[Chunk | Draft] = list(command.lanes)
+    lanes[at] = replace(lanes[at], **{inner: number})
+    return replace(command, **{name: tuple(lanes)})

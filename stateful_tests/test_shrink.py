@@ -1,0 +1,61 @@
+"""Shrinking: what is left is minimal, still fails, and is the same every time."""
+
+from __future__ import annotations
+
+from reference.commands import Abort, Chunk, Close, Command, Decode, Extend, Finish, Open, Submit
+from stateful_tests.shrink import shrink
+
+NOISE: tuple[Command, ...] = (
+    Open("s1"), Open("s2"), Submit("r1", "s1", 9), Decode(("r1", "r2")),
+    Extend((Chunk("r1", 7), Chunk("r2", 4))), Close("s2"), Finish("r1", 5), Abort("r1", marked=True),
+)  # fmt: skip
+
+
+def test_only_what_is_needed_is_left() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        for at, command in enumerate(commands):
+            if isinstance(command, Finish) and command.finished_len >= 3 and Open("s1") in commands[:at]:
+                return commands[: at + 1]
+        return None
+
+    assert shrink(NOISE, fails) == (Open("s1"), Finish("r1", 3))
+
+
+def test_pairs_go_together() -> None:
+    """Two commands that are of use only together are dropped together."""
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        balanced = (Open("s2") in commands) == (Close("s2") in commands)
+        return commands if balanced and Open("s1") in commands else None
+
+    assert shrink(NOISE, fails) == (Open("s1"),)
+
+
+def test_lanes_and_numbers_shrink() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        lanes = [n for c in commands if isinstance(c, Extend) for n in c.lanes]
+        return commands if any(n.request == "r2" and n.tokens >= 2 for n in lanes) else None
+
+    assert shrink(NOISE, fails) == (Extend((Chunk("r2", 2),)),)
+
+
+def test_matching_numbers_shrink_together() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        submitted = sum(c.tokens for c in commands if isinstance(c, Submit))
+        lanes = sum(n.tokens for c in commands if isinstance(c, Extend) for n in c.lanes)
+        return commands if submitted == lanes >= 2 else None
+
+    start = (Submit("r1", None, 9), Extend((Chunk("r1", 9),)))
+    assert shrink(start, fails) == (Submit("r1", None, 2), Extend((Chunk("r1", 2),)))
+
+
+def test_the_budget_bounds_the_candidates() -> None:
+    ran = 0
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        nonlocal ran
+        ran += 1
+        return commands if commands == NOISE * 20 else None
+
+    shrink(NOISE * 20, fails, budget=10)
+    assert ran == 10
