@@ -1,0 +1,43 @@
+"""What was found in real releases, replayed on them: the fixtures under fixtures/releases.
+
+Skips, with the reason, where a release can be neither found nor fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from impl.adapter import System, UnusableImplementation
+from stateful_tests.lockstep import replay
+from stateful_tests.registry import resolve
+from stateful_tests.traces import load
+
+FOLDER = Path(__file__).parent.parent / "fixtures" / "releases"
+FIXTURES = sorted(FOLDER.glob("*/*.json"))
+
+
+@pytest.fixture(scope="module")
+def releases() -> Iterator[dict[str, System]]:
+    """Systems by folder name, each started once."""
+    started: dict[str, System] = {}
+    yield started
+    for system in started.values():
+        system.close()
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_a_release_still_violates_the_clause(path: Path, releases: dict[str, System]) -> None:
+    trace = load(path)
+    assert replay(resolve("torch"), trace).violation is None
+    name = path.parent.name
+    if name not in releases:
+        try:
+            releases[name] = resolve(name.replace("-", "==", 1))
+        except UnusableImplementation as error:
+            pytest.skip(str(error))
+    violation = replay(releases[name], trace).violation
+    assert violation is not None
+    assert (violation.clause, violation.step) == (trace.clause, len(trace.commands) - 1)
