@@ -32,7 +32,30 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -
         for simpler in (_without_lane, _rounds_merged, _ordinary, _pairs_dropped, _smaller_numbers):
             best = _first_improvement(best, search, simpler)
         if best == before or search.spent:
-            return best
+            return search.run(_renamed(best)) or best
+
+
+def _renamed(commands: Commands) -> Commands:
+    """Sessions and requests called s1, s2, ... and r1, r2, ... in the order in which they appear."""
+    names: dict[tuple[str, str | None], str | None] = {("s", None): None}
+
+    def new(kind: str, name: str | None) -> str | None:
+        count = sum(k == kind for k, old in names if old is not None) + 1
+        return names.setdefault((kind, name), f"{kind}{count}")
+
+    renamed = []
+    for command in commands:
+        changes: dict[str, Any] = {}
+        for field in fields(command):
+            value = getattr(command, field.name)
+            if field.name in ("session", "request"):
+                changes[field.name] = new(field.name[0], value)
+            elif field.name == "requests":
+                changes[field.name] = tuple(new("r", name) for name in value)
+            elif field.name == "lanes":
+                changes[field.name] = tuple(replace(n, request=new("r", n.request)) for n in value)
+        renamed.append(replace(command, **changes))
+    return tuple(renamed)
 
 
 class _Search:

@@ -59,3 +59,14 @@ def test_the_budget_bounds_the_candidates() -> None:
 
     shrink(NOISE * 20, fails, budget=10)
     assert ran == 10
+
+
+def test_names_are_in_the_order_of_appearance() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        match commands:
+            case (Open(s), Submit(r, t, _), Decode((a, _))) if s == t and r == a:
+                return commands
+        return None
+
+    start = (Open("s3"), Submit("r4", "s3", 0), Decode(("r4", "r2")))
+    assert shrink(start, fails) == (Open("s1"), Submit("r1", "s1", 0), Decode(("r1", "r2")))

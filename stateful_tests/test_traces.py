@@ -24,7 +24,8 @@ from reference.commands import (
 from reference.geometry import PRESETS, Geometry
 from stateful_tests import traces
 from stateful_tests.results import Trace
-from stateful_tests.traces import MAX_LENGTH, TraceError, dump, load, loads, save
+from stateful_tests.trace_format import MAX_BYTES, MAX_LENGTH, TraceFile
+from stateful_tests.traces import TraceError, dump, load, loads, save
 
 README = traces.SCHEMA_PATH.parent / "README.md"
 
@@ -285,7 +286,7 @@ GOOD = json.dumps(document())
         (GOOD.replace("1,", '0, "x":' + "[" * 100_000 + "]" * 100_000 + ",", 1), "is nested too deeply"),
         (GOOD.replace('{"do": "open"', '{"a":' * 100_000), "bad.json: "),
         (GOOD[:-1] + ', "x": [' + "[]," * 4_000_000 + "[]]}", "$.x: unknown field"),
-        (b" " * (traces.MAX_BYTES + 1), "larger than 16 MiB"),
+        (b" " * (MAX_BYTES + 1), "larger than 16 MiB"),
     ],
     ids=range(26),
 )
@@ -314,7 +315,7 @@ def _no_rights(path: Path) -> None:
         (lambda path: path.mkdir(), "not a regular file"),
         (lambda path: os.mkfifo(path), "not a regular file"),
         (lambda path: path.write_bytes(b""), "is empty"),
-        (lambda path: path.write_bytes(b" " * (traces.MAX_BYTES + 1)), "larger than 16 MiB"),
+        (lambda path: path.write_bytes(b" " * (MAX_BYTES + 1)), "larger than 16 MiB"),
         pytest.param(_no_rights, "Permission denied", marks=not_as_root),
     ],
 )
@@ -361,5 +362,5 @@ def test_the_readme_keeps_its_word() -> None:
         assert all(f'`{f.name}`' in text for f in fields(command))
 
 
-def _file(trace: Trace) -> traces.TraceFile:
-    return msgspec.json.decode(dump(trace).encode(), type=traces.TraceFile)
+def _file(trace: Trace) -> TraceFile:
+    return msgspec.json.decode(dump(trace).encode(), type=TraceFile)

@@ -15,34 +15,23 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Struct, UnsetType
 
 from reference.commands import (
-    COMMANDS, Choice, Chunk, Command, Done, Draft, Mode, Outcome, Reason, Refused,
+    COMMANDS, Choice, Chunk, Command, Done, Draft, Outcome, Refused,
 )  # fmt: skip
-from reference.geometry import LIMITS, Geometry, GeometryError
+from reference.geometry import Geometry, GeometryError
 from reference.model import SPEC_VERSION
 from stateful_tests.results import Trace
+from stateful_tests.trace_format import (
+    FORMAT, MAX_BYTES, VERSION, AnyStep, ChoiceBody, ChunkBody, DecodeStep, DraftBody, Expect, ExtendStep,
+    GeometryBody, SpecDecodeStep, Step, TraceFile,
+)  # fmt: skip
 
-FORMAT = "kvspec-trace"
-VERSION = 1
-MAX_BYTES = 16 << 20
-MAX_STEPS = 100_000
-MAX_LANES = 256
-MAX_LENGTH = LIMITS["width"]
 SCHEMA_PATH = Path(__file__).parent.parent / "fixtures" / "trace.schema.json"
-
-_END = r"(?![\s\S])"  # `$` would let a line end through
-_PLAIN = r"^[^\u0000-\u001f\u007f-\u009f]*" + _END  # nothing that a terminal obeys
-_PROSE = r"^[^\u0000-\u0009\u000b-\u001f\u007f-\u009f]*" + _END
-
-Name = Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_.-]+" + _END)]
-# Negative lengths are part of the vocabulary: the rules refuse them, and a trace must be able to say so.
-Length = Annotated[int, Meta(ge=-MAX_LENGTH, le=MAX_LENGTH)]
-Cursor = Annotated[int, Meta(ge=0, le=MAX_LENGTH)]
 
 
 class TraceError(ValueError):
@@ -56,155 +45,6 @@ class TraceError(ValueError):
 def _one_line(text: object, limit: int) -> str:
     line = "".join(c if c.isprintable() else "?" for c in str(text)[: limit + 1])
     return line if len(line) <= limit else line[: limit - 3] + "..."
-
-
-class _Struct(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What all parts of a file share."""
-
-
-class ChoiceBody(_Struct, frozen=True):
-    """What a system chose for one request (reference.commands.Choice)."""
-
-    request: Name
-    swa_evicted_seqlen: Cursor | None = None
-    kv_allocated_len: Cursor | None = None
-
-
-class Expect(_Struct, frozen=True):
-    """A stated outcome that is more than "done": done with choices, or refused for a reason."""
-
-    done: Annotated[list[ChoiceBody], Meta(max_length=MAX_LANES)] | UnsetType = UNSET
-    refused: Reason | UnsetType = UNSET
-
-    def __post_init__(self) -> None:
-        if (self.done is UNSET) == (self.refused is UNSET):
-            raise ValueError("expected one of `done` and `refused`")
-
-
-class Step(_Struct, frozen=True, tag_field="do", kw_only=True):
-    """One command, and its outcome where one is stated."""
-
-    expect: Literal["done"] | Expect | UnsetType = UNSET
-
-
-class ChunkBody(_Struct, frozen=True):
-    """One lane of extend."""
-
-    request: Name
-    tokens: Length
-
-
-class DraftBody(_Struct, frozen=True):
-    """One lane of spec_decode."""
-
-    request: Name
-    allocate: Length
-    accept: Length
-
-
-class OpenStep(Step, frozen=True, tag="open"):
-    """Open a session."""
-
-    session: Name
-
-
-class SubmitStep(Step, frozen=True, tag="submit"):
-    """A turn arrives, or an ordinary request (session null)."""
-
-    request: Name
-    session: Name | None
-    tokens: Length
-    rewind: Length = 0
-
-
-class AdmitStep(Step, frozen=True, tag="admit"):
-    """A queued request is matched with its prefix."""
-
-    request: Name
-
-
-class ExtendStep(Step, frozen=True, tag="extend"):
-    """Prefill a batch of chunks."""
-
-    lanes: Annotated[list[ChunkBody], Meta(max_length=MAX_LANES)]
-
-
-class DecodeStep(Step, frozen=True, tag="decode"):
-    """One token for each request of a batch."""
-
-    requests: Annotated[list[Name], Meta(max_length=MAX_LANES)]
-
-
-class SpecDecodeStep(Step, frozen=True, tag="spec_decode"):
-    """A verify round for a batch."""
-
-    lanes: Annotated[list[DraftBody], Meta(max_length=MAX_LANES)]
-
-
-class EvictSwaStep(Step, frozen=True, tag="evict_swa"):
-    """The window sweep for one request."""
-
-    request: Name
-    length: Length
-
-
-class FinishStep(Step, frozen=True, tag="finish"):
-    """A turn ends."""
-
-    request: Name
-    finished_len: Length
-
-
-class RetractStep(Step, frozen=True, tag="retract"):
-    """A running request goes back to the queue."""
-
-    request: Name
-    in_flight: Length = 0
-
-
-class AbortStep(Step, frozen=True, tag="abort"):
-    """A request is given up."""
-
-    request: Name
-    marked: bool = False
-
-
-class CloseStep(Step, frozen=True, tag="close"):
-    """Close a session."""
-
-    session: Name
-
-
-AnyStep = (
-    OpenStep | SubmitStep | AdmitStep | ExtendStep | DecodeStep | SpecDecodeStep
-    | EvictSwaStep | FinishStep | RetractStep | AbortStep | CloseStep
-)  # fmt: skip
-
-
-class GeometryBody(_Struct, frozen=True):
-    """Sizes (reference.geometry.Geometry); how they must fit together is checked there."""
-
-    page_size: Annotated[int, Meta(ge=1, le=LIMITS["page_size"])]
-    window: Annotated[int, Meta(ge=1, le=LIMITS["window"])] | None
-    full_pages: Annotated[int, Meta(ge=1, le=LIMITS["full_pages"])]
-    swa_pages: Annotated[int, Meta(ge=0, le=LIMITS["swa_pages"])]
-    rows: Annotated[int, Meta(ge=1, le=LIMITS["rows"])]
-    width: Annotated[int, Meta(ge=1, le=LIMITS["width"])]
-
-
-class TraceFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole file, fields in the order in which they are written."""
-
-    format: Literal["kvspec-trace"]
-    version: Literal[1]
-    spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
-    geometry: GeometryBody
-    mode: Mode
-    origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
-    steps: Annotated[list[AnyStep], Meta(max_length=MAX_STEPS)]
-    bug: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.+-]+" + _END)] | None = None
-    clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
-    story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
 
 
 class _Header(Struct):
