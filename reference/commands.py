@@ -2,7 +2,8 @@
 
 A command names sessions and requests by small symbolic names, so that a trace keeps its meaning
 when steps are deleted: a command that no longer applies is refused, with a reason, and changes
-nothing. Lengths are tokens. Names may be reused once their bearer is gone.
+nothing. Lengths are tokens. Sessions and requests share one space of names; a name may be reused once
+its bearer is gone.
 """
 
 from __future__ import annotations

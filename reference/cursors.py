@@ -90,29 +90,27 @@ def owed_swa(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
 
 
 def window_start(position: int, window: int) -> int:
-    """First position that attention at `position` reads in SWA layers.
+    """First position that attention at `position` reads in SWA layers: `window` back, as SGLang counts.
 
     pre: window > 0
     pre: position >= 0
     post: 0 <= _ <= position
-    post: position - _ < window
+    post: _ == 0 or position - _ == window
     """
-    return max(0, position - window + 1)
+    return max(0, position - window)
 
 
-def window_live(evicted: int, position: int, window: int, page_size: int) -> bool:
-    """A token can be computed at `position`: no SWA page it reads or writes into was swept.
+def window_live(evicted: int, position: int, window: int) -> bool:
+    """A token can be computed at `position`: no SWA slot it reads was swept (SWA-2).
 
-    Its window reaches back to window_start; its own page, if already open, must have its SWA half.
+    Its own page then has its SWA half too: a sweep ends at a page boundary below `position`.
 
-    pre: window > 0 and page_size > 0
+    pre: window > 0
     pre: evicted >= 0 and position >= 0
     post: not _ or evicted <= position
     post: _ or evicted > 0
     """
-    if evicted == 0:
-        return True
-    return evicted <= window_start(position, window) and evicted <= floor_page(position, page_size)
+    return evicted <= window_start(position, window)
 
 
 def sweep_limit(length: int, window: int, page_size: int) -> int:
@@ -121,7 +119,7 @@ def sweep_limit(length: int, window: int, page_size: int) -> int:
     pre: window > 0 and page_size > 0
     pre: length >= 0
     post: 0 <= _ and _ % page_size == 0
-    post: window_live(_, length, window, page_size)
+    post: window_live(_, length, window)
     """
     return floor_page(window_start(length, window), page_size)
 
@@ -140,19 +138,19 @@ def sweep(c: Cursors, length: int, window: int, page_size: int) -> Cursors:
     return c._replace(swa_evicted_seqlen=max(c.swa_evicted_seqlen, c.cache_protected_len, frontier))
 
 
-def resume(c: Cursors, key: int, window: int, page_size: int) -> int:
+def resume(c: Cursors, key: int, window: int) -> int:
     """Prefix that a later turn resumes at: min(C, key), or R when its window was swept (SWA-3).
 
     `key` is the input less one token. The literal rule, min(C, key) alone, is safe when no sweep
-    ran more than P + 1 tokens past the prefix, which a faithful scheduler guarantees.
+    ran more than P tokens past the prefix, which a faithful scheduler guarantees.
 
-    pre: window >= 0 and page_size > 0
+    pre: window >= 0
     pre: in_order(c)
     pre: key >= c.cache_protected_len
     post: c[3] <= _ <= max(c[3], min(c[0], key))
-    post: _ == c[3] or window == 0 or window_live(c[2], _, window, page_size)
+    post: _ == c[3] or window == 0 or window_live(c[2], _, window)
     """
     prefix = min(c.kv_committed_len, key)
-    if window == 0 or window_live(c.swa_evicted_seqlen, prefix, window, page_size):
+    if window == 0 or window_live(c.swa_evicted_seqlen, prefix, window):
         return prefix
     return c.cache_protected_len

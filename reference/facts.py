@@ -23,6 +23,8 @@ class SessionFacts(NamedTuple):
 class RequestFacts(NamedTuple):
     """A request that has not ended; cursors None while it holds nothing."""
 
+    session: str | None
+    origin: int
     text: Sequence[int]
     cursors: Cursors | None
 

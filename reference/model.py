@@ -65,7 +65,8 @@ def _request(state: State, name: str) -> Request:
 
 
 def _open(state: State, command: Open, _: Choices) -> State:
-    _need(state.session(command.session) is None, Reason.SESSION_EXISTS)
+    taken = state.session(command.session) or state.request(command.session)
+    _need(taken is None, Reason.SESSION_EXISTS)
     return state.with_session(Session(command.session))
 
 
@@ -73,7 +74,8 @@ def _submit(state: State, command: Submit, _: Choices) -> State:
     _need(command.tokens >= 1, Reason.EMPTY)
     session = state.session(command.session)
     _need(command.session is None or session is not None, Reason.UNKNOWN_SESSION)
-    _need(state.request(command.request) is None, Reason.REQUEST_EXISTS)
+    taken = state.request(command.request) or state.session(command.request)
+    _need(taken is None, Reason.REQUEST_EXISTS)
     if session is not None:
         _need(not session.closing, Reason.SESSION_CLOSING)
         _need(session.turn is None, Reason.TURN_IN_FLIGHT)
@@ -98,7 +100,7 @@ def _admit(state: State, command: Admit, _: Choices) -> State:
         restored = ZERO
     else:
         key = request.origin + request.output - 1
-        prefix = resume(session.slot, key, geometry.window or 0, geometry.page_size)
+        prefix = resume(session.slot, key, geometry.window or 0)
         restored = cut(session.slot, prefix)
         state = state.with_session(session._replace(slot=restored))
     return state.with_request(request._replace(phase=Phase.ADMITTED, cursors=restored))
@@ -174,9 +176,11 @@ def _extend(state: State, command: Extend, choices: Choices) -> State:
         length = _cursors(request).kv_committed_len + lane.tokens
         _need(length <= request.origin + request.output, Reason.BAD_LENGTH)
         grown.append((request, length))
+    grown = [(_own_sweep(state, request, choices), length) for request, length in grown]
+    for request, _ in grown:
+        state = state.with_request(request)
     _allocate(state, grown)
     for request, length in grown:
-        request = _own_sweep(state, request, choices)
         cursors = _cursors(request)._replace(kv_committed_len=length, kv_allocated_len=length)
         last = length == request.origin + request.output
         state = state.with_request(
@@ -223,7 +227,6 @@ def _rounds(
                 cursors.swa_evicted_seqlen,
                 cursors.kv_committed_len,
                 geometry.window,
-                geometry.page_size,
             ),
             Reason.WINDOW_LOST,
         )
@@ -237,9 +240,11 @@ def _rounds(
                 )
             allocated = chosen
         grown.append((request, allocated))
+    grown = [(_own_sweep(state, request, choices), allocated) for request, allocated in grown]
+    for request, _ in grown:
+        state = state.with_request(request)
     _allocate(state, grown)
     for (request, allocated), (_, _, accept) in zip(grown, rounds):
-        request = _own_sweep(state, request, choices)
         cursors = _cursors(request)
         cursors = cursors._replace(
             kv_committed_len=cursors.kv_committed_len + accept, kv_allocated_len=allocated
@@ -301,7 +306,9 @@ def _retract(state: State, command: Retract, _: Choices) -> State:
     session = state.session(request.session)
     if session is not None:
         state = state.with_session(session._replace(slot=cut(_cursors(request), target)))
-    return state.with_request(request._replace(phase=Phase.QUEUED, output=output, cursors=None))
+    return state.with_request(
+        request._replace(phase=Phase.QUEUED, output=output, known=(output, output), cursors=None)
+    )
 
 
 def _abort(state: State, command: Abort, _: Choices) -> State:

@@ -28,7 +28,7 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
     shared = {} if len(set(led_to)) == len(led_to) else Counter(led_to)
     return Facts(
         {n: SessionFacts(s.history, s.closing, s.cursors) for n, s in view.sessions.items()},
-        {n: RequestFacts(r.text, r.cursors) for n, r in view.requests.items()},
+        {n: RequestFacts(r.session, r.origin, r.text, r.cursors) for n, r in view.requests.items()},
         reader.holders,
         pools,
         geometry.rows,

@@ -7,6 +7,7 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from impl.adapter import System, UnusableImplementation, View
 from reference import model
@@ -44,7 +45,7 @@ class Lockstep:
         self._tallies = tallies
         self._refusals = refusals
         system.reset(geometry)
-        self._view: View = system.view()
+        self._view: View = _frozen(system.view())
         self._facts: Facts = facts_of(self._view, geometry)
 
     def do(self, command: Command) -> Outcome:
@@ -59,9 +60,10 @@ class Lockstep:
                 return self._count(expected)  # no scheduler would do it: the system is not asked
         try:
             outcome = self.system.apply(command)
-            view = self.system.view()
+            view = _frozen(self.system.view())
+            facts = facts_of(view, was.scope.geometry)
         except Exception as error:
-            outcome, view = Broken(f"{type(error).__name__}: {error}"), self._view
+            outcome, view, facts = Broken(f"{type(error).__name__}: {error}"), self._view, self._facts
         if isinstance(outcome, Broken):
             _, expected = model.step(was, command)
             self.violation = Violation("BROKEN", index, _say(expected), outcome.error)
@@ -73,7 +75,6 @@ class Lockstep:
         except model.ChoiceNotAllowed as error:
             now, expected = model.step(was, command)
             overreach = str(error)
-        geometry = was.scope.geometry
         can = self.system.capabilities
         if isinstance(outcome, Refused):
             if isinstance(expected, Done) and outcome.reason in can.may_refuse:
@@ -81,7 +82,7 @@ class Lockstep:
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
         self.state = now
-        before, self._facts = self._facts, facts_of(view, geometry)
+        before, self._facts = self._facts, facts
         step = Step(
             was.scope, command, expected, outcome, was, self.state, before, self._facts,
             _same(self._view, view), overreach,
@@ -118,6 +119,22 @@ def new_tallies() -> dict[str, Tally]:
 
 def _say(outcome: Outcome) -> str:
     return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
+
+
+def _frozen(view: View) -> View:
+    """The view as it is now: a system may show its own lists, and go on changing them."""
+    return replace(
+        view,
+        sessions={n: replace(s, history=tuple(s.history)) for n, s in view.sessions.items()},
+        requests={n: replace(r, text=tuple(r.text)) for n, r in view.requests.items()},
+        rows={row: tuple(slots) for row, slots in view.rows.items()},
+        free_full=tuple(view.free_full),
+        free_swa=tuple(view.free_swa),
+        free_rows=tuple(view.free_rows),
+        full_to_swa=tuple(view.full_to_swa),
+        full_stamps=tuple(view.full_stamps),
+        swa_stamps=tuple(view.swa_stamps),
+    )
 
 
 def _same(a: View, b: View) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from reference.commands import (
-    Admit, Chunk, Command, Decode, Draft, Extend, Open, Retract, SpecDecode, Submit,
+    Admit, Chunk, Command, Decode, Draft, Extend, Finish, Open, Retract, SpecDecode, Submit,
 )  # fmt: skip
 
 Commands = tuple[Command, ...]
@@ -29,7 +29,9 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -
     while True:
         before = best
         best = _drop_chunks(best, search)
-        for simpler in (_without_lane, _rounds_merged, _ordinary, _pairs_dropped, _smaller_numbers):
+        for simpler in (
+            _without_lane, _rounds_merged, _turns_merged, _ordinary, _pairs_dropped, _smaller_numbers,
+        ):  # fmt: skip
             best = _first_improvement(best, search, simpler)
         if best == before or search.spent:
             return search.run(_renamed(best)) or best
@@ -37,24 +39,20 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -
 
 def _renamed(commands: Commands) -> Commands:
     """Sessions and requests called s1, s2, ... and r1, r2, ... in the order in which they appear."""
-    names: dict[tuple[str, str | None], str | None] = {("s", None): None}
-
-    def new(kind: str, name: str | None) -> str | None:
-        count = sum(k == kind for k, old in names if old is not None) + 1
-        return names.setdefault((kind, name), f"{kind}{count}")
-
+    requests: dict[str, str] = {}
+    sessions: dict[str, str] = {}
     renamed = []
     for command in commands:
-        changes: dict[str, Any] = {}
-        for field in fields(command):
-            value = getattr(command, field.name)
-            if field.name in ("session", "request"):
-                changes[field.name] = new(field.name[0], value)
-            elif field.name == "requests":
-                changes[field.name] = tuple(new("r", name) for name in value)
-            elif field.name == "lanes":
-                changes[field.name] = tuple(replace(n, request=new("r", n.request)) for n in value)
-        renamed.append(replace(command, **changes))
+        named = [getattr(command, "request", None), *getattr(command, "requests", ())]
+        for name in [*named, *(lane.request for lane in getattr(command, "lanes", ()))]:
+            if name is not None:
+                requests.setdefault(name, f"r{len(requests) + 1}")
+        command = _with_names(command, requests)
+        session = getattr(command, "session", None)
+        if session is not None:
+            new = sessions.setdefault(session, f"s{len(sessions) + 1}")
+            command = replace(command, session=new)
+        renamed.append(command)
     return tuple(renamed)
 
 
@@ -152,6 +150,32 @@ def _rounds_merged(commands: Commands) -> Iterator[Commands]:
             if admit is not None and extend is not None:
                 kept = tuple(c for c in rest if c is not admit and c is not extend)
                 yield commands[:i] + (Decode((name,)), *kept)
+
+
+def _turns_merged(commands: Commands) -> Iterator[Commands]:
+    """A retract instead of a finish and the next turn's submit: one turn that is admitted twice."""
+    for i, command in enumerate(commands):
+        if not isinstance(command, Finish):
+            continue
+        for j in range(i + 1, len(commands)):
+            submit = commands[j]
+            if isinstance(submit, Submit) and submit.session is not None:
+                rest = commands[i + 1 : j] + commands[j + 1 :]
+                names = {submit.request: command.request}
+                yield commands[:i] + (Retract(command.request), *(_with_names(c, names) for c in rest))
+                break
+
+
+def _with_names(command: Command, names: dict[str, str]) -> Command:
+    """The command with requests called otherwise; names that are not given stay."""
+    changes: dict[str, Any] = {}
+    if hasattr(command, "request"):
+        changes["request"] = names.get(command.request, command.request)
+    if hasattr(command, "requests"):
+        changes["requests"] = tuple(names.get(n, n) for n in command.requests)
+    if hasattr(command, "lanes"):
+        changes["lanes"] = tuple(replace(n, request=names.get(n.request, n.request)) for n in command.lanes)
+    return replace(command, **changes)
 
 
 def _round(command: Command) -> Draft | None:

@@ -17,6 +17,7 @@ from reference.commands import (
     Retract, SpecDecode, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
+from reference.geometry import Geometry
 from reference.ledger import Cursors, Phase, Request, Session, State, free
 
 T = TypeVar("T")
@@ -61,7 +62,8 @@ class Habits:
     generator stops caring whether a command applies. long: prompts of half a row instead of a page.
     sessions, requests: names in use; few make long conversations, many make crowds.
     loved: command classes that this run uses four times as much. ahead: slots are allocated far past
-    the commit and, in free mode, sweeps are driven with all of them.
+    the commit and, in free mode, sweeps are driven with all of them. gather: requests wait for each
+    other, so that batches are large.
     """
 
     off: frozenset[str] = frozenset()
@@ -71,10 +73,22 @@ class Habits:
     requests: tuple[str, ...] = REQUESTS
     loved: frozenset[str] = frozenset()
     ahead: bool = False
+    gather: bool = False
 
 
 # Without these nothing ever runs.
 _ESSENTIAL = {"Open", "Submit", "Admit", "Extend"}
+
+
+def draw_geometry(chooser: Chooser, like: Geometry) -> Geometry:
+    """Sizes that no preset has, with a window if `like` has one."""
+    page_size = pick(chooser, (1, 2, 3, 4, 5, 8, 16, 32))
+    window = None if like.window is None else 1 + chooser.upto(4 * page_size - 1)
+    width = page_size * (3 + chooser.upto(4)) + chooser.upto(page_size)
+    pages = -(-width // page_size)
+    full = pages + chooser.upto(2 * pages)
+    swa = 0 if window is None else 2 + chooser.upto(full - 2)
+    return Geometry(page_size, window, full, swa, 1 + chooser.upto(4), width)
 
 
 def draw_habits(chooser: Chooser, capabilities: Capabilities) -> Habits:
@@ -96,7 +110,8 @@ def draw_habits(chooser: Chooser, capabilities: Capabilities) -> Habits:
         SESSIONS[: 1 + chooser.upto(len(SESSIONS) - 1)],
         REQUESTS[: 1 + chooser.upto(len(REQUESTS) - 1)],
         frozenset(pick(chooser, COMMANDS).__name__ for _ in range(chooser.upto(3))),
-        once_in(chooser, 3),
+        once_in(chooser, 2),
+        once_in(chooser, 4),
     )
 
 
@@ -136,7 +151,7 @@ def _weights(c: _Context) -> dict[type, int]:
     ahead = habits.ahead and free_mode and any(_ahead(r) > 0 for r in c.running)
     swept = habits.ahead and free_mode and any(_cursors(r).swa_evicted_seqlen > r.origin for r in c.running)
     submit = 9 if resumable else 6 if c.idle or len(state.requests) < 2 else 0
-    return {
+    weights = {
         Open: 4 * (len(state.sessions) < len(habits.sessions)),
         Submit: 0 if crowded else submit,
         Admit: 8 * queued + 2 * admitted,
@@ -149,6 +164,14 @@ def _weights(c: _Context) -> dict[type, int]:
         Abort: 1 * bool(state.requests),
         Close: 1 * bool(state.sessions),
     }
+    if habits.gather:
+        weights[Submit] *= 2
+        if queued:
+            weights[Extend] = min(1, weights[Extend])
+        if queued or c.extending:
+            for kind in (Decode, SpecDecode, Finish, Retract):
+                weights[kind] = min(1, weights[kind])
+    return weights
 
 
 def _cursors(request: Request) -> Cursors:
@@ -202,11 +225,14 @@ class _Context:
         return pick(self.chooser, self.habits.requests)
 
     def lanes(self, fitting: Sequence[Request]) -> list[str]:
-        """Distinct requests that fit, mostly one or two; when rude, perhaps one twice."""
-        count = 1 + self.chooser.upto(min(2, max(0, len(fitting) - 1)))
-        names = list(dict.fromkeys(self.request(fitting) for _ in range(count)))
-        if self.rude and once_in(self.chooser, 4):
-            names.append(names[0])
+        """Distinct requests that fit, often all of them; when rude, perhaps one twice or none."""
+        if self.rude and once_in(self.chooser, 8):
+            return []
+        rest = [r.name for r in fitting]
+        count = len(rest) if once_in(self.chooser, 2) else 1 + self.chooser.upto(max(0, len(rest) - 1))
+        names = [rest.pop(self.chooser.upto(len(rest) - 1)) for _ in range(min(count, len(rest)))]
+        if not names or (self.rude and once_in(self.chooser, 3)):
+            names.append(pick(self.chooser, self.habits.requests))
         return names
 
     def length(self, high: int) -> int:
@@ -249,7 +275,9 @@ def _make_submit(c: _Context) -> Submit:
     tokens = c.length(width // (2 if c.habits.long else 4))
     if c.habits.long and once_in(c.chooser, 2):
         tokens = 1 + c.chooser.upto(width // 2)
-    return Submit(name, session, tokens, 1 if c.rude and once_in(c.chooser, 4) else 0)
+    if c.rude and once_in(c.chooser, 6):
+        tokens = pick(c.chooser, (0, -1))
+    return Submit(name, session, tokens, pick(c.chooser, (1, -1)) if c.rude and once_in(c.chooser, 4) else 0)
 
 
 def _make_admit(c: _Context) -> Admit:
@@ -263,7 +291,9 @@ def _make_extend(c: _Context) -> Extend:
         done = request.cursors.kv_committed_len if request is not None and request.cursors else 0
         left = request.origin + request.output - done if request is not None else 1
         whole = not once_in(c.chooser, 3)
-        tokens = left + (c.rude and once_in(c.chooser, 3)) if whole else c.length(left)
+        tokens = left if whole else c.length(left)
+        if c.rude and once_in(c.chooser, 3):
+            tokens = pick(c.chooser, (left + 1, 0, -1))
         chunks.append(Chunk(name, tokens))
     return Extend(tuple(chunks))
 
@@ -282,7 +312,8 @@ def _make_spec_decode(c: _Context) -> SpecDecode:
         if c.habits.ahead and not once_in(c.chooser, 3):
             allocate = max(1, room - c.chooser.upto(room // 2))
             accept = 1 if once_in(c.chooser, 2) else 1 + c.chooser.upto(allocate - 1)
-        accept += c.rude and once_in(c.chooser, 4)
+        if c.rude and once_in(c.chooser, 4):
+            allocate, accept = pick(c.chooser, ((allocate, allocate + 1), (0, 0), (1, 0), (-1, 1)))
         drafts.append(Draft(name, allocate, accept))
     return SpecDecode(tuple(drafts))
 
@@ -296,6 +327,8 @@ def _make_evict_swa(c: _Context) -> EvictSwa:
     top = cursors.kv_committed_len
     if c.state.scope.mode is Mode.FREE and (c.habits.ahead or once_in(c.chooser, 3)):
         top = cursors.kv_allocated_len + (c.rude and once_in(c.chooser, 3))
+    if c.rude and once_in(c.chooser, 8):
+        return EvictSwa(name, -1)
     return EvictSwa(name, top if not once_in(c.chooser, 4) else c.chooser.upto(top))
 
 
@@ -316,7 +349,7 @@ def _make_finish(c: _Context) -> Finish:
 
 
 def _make_retract(c: _Context) -> Retract:
-    return Retract(c.request(c.running), c.chooser.upto(2 if c.rude else 1))
+    return Retract(c.request(c.running), c.chooser.upto(3) - 1 if c.rude else c.chooser.upto(1))
 
 
 def _make_abort(c: _Context) -> Abort:

@@ -42,7 +42,7 @@ MUTANTS = {  # a fault, and the contract that must refute it
         "    return floor_page(target, page_size), ceil_page(c.kv",
     ),
     "a window too long": (
-        "return max(0, position - window + 1)",
+        "return max(0, position - window)",
         "return max(0, position - window - 1)",
     ),
     "swept pages freed again": (
@@ -50,7 +50,7 @@ MUTANTS = {  # a fault, and the contract that must refute it
         "    live = max(target, c.cache_protected_len)",
     ),
     "resumed on a dead window": (
-        "if window == 0 or window_live(c.swa_evicted_seqlen, prefix, window, page_size):",
+        "if window == 0 or window_live(c.swa_evicted_seqlen, prefix, window):",
         "if True:",
     ),
 }
@@ -100,11 +100,11 @@ def test_a_sweep_within_the_text_never_loses_a_window(page_size: int, window: in
         for length in range(before.kv_committed_len + 1):
             swept = sweep(before, length, window, page_size)
             for key in range(length, before.kv_committed_len + 2):
-                assert resume(swept, key, window, page_size) == min(before.kv_committed_len, key)
+                assert resume(swept, key, window) == min(before.kv_committed_len, key)
 
 
 def test_a_sweep_past_the_text_can_lose_the_window() -> None:
     """The smallest counterexample: the sweep saw 6 tokens, the turn resumes at 3."""
     swept = sweep(Cursors(3, 6, 0, 0), 6, 2, 1)
-    assert swept.swa_evicted_seqlen == 3 and not window_live(3, 3, 2, 1)
-    assert resume(swept, 3, 2, 1) == 0
+    assert swept.swa_evicted_seqlen == 3 and not window_live(3, 3, 2)
+    assert resume(swept, 3, 2) == 0

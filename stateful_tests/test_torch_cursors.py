@@ -103,7 +103,7 @@ class Waits(TorchDispatchMode):
         self.seen[name] += 1
         if name in self.names:
             self.found.append(name)
-        if name == "repeat_interleave" and not (kwargs or {}).get("output_size"):
+        if name == "repeat_interleave" and (kwargs or {}).get("output_size") is None:
             self.found.append(name)  # an unknown total is a size from the device
         if name in {"index", "index_put_"} and any(
             i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]

@@ -100,14 +100,13 @@ class Driver:
 
     def _window(self, turns: Iterable[Turn]) -> None:
         """Refuse to decode where a sweep ran ahead of the commit: no scheduler gets there."""
-        window, page = self.server.geometry.window, self.server.geometry.page_size
+        window = self.server.geometry.window
         if window is None:
             return
         for turn in turns:
             cursors = self.release.cursors(turn.req)
             swept, position = cursors.swa_evicted_seqlen, cursors.kv_committed_len
-            reads_from = max(0, position - window + 1)
-            _need(swept == 0 or swept <= min(reads_from, position // page * page), Reason.WINDOW_LOST)
+            _need(swept <= max(0, position - window), Reason.WINDOW_LOST)
 
     def _kind_of_run(self, spec: bool) -> None:
         """A server decodes plainly or speculatively; the first round tells which."""
@@ -121,7 +120,8 @@ class Driver:
     # -- sessions ---------------------------------------------------------------------------------
 
     def open(self, command: Open) -> list[Choice]:
-        _need(command.session not in self.server.controller, Reason.SESSION_EXISTS)
+        taken = command.session in self.server.controller or command.session in self.server.turns
+        _need(not taken, Reason.SESSION_EXISTS)
         self.server.controller.open(
             Bag(session_id=command.session, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
         )
@@ -139,7 +139,8 @@ class Driver:
         _need(command.tokens >= 1, Reason.EMPTY)
         name = command.session
         _need(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
-        _need(command.request not in server.turns, Reason.REQUEST_EXISTS)
+        taken = command.request in server.turns or command.request in server.controller
+        _need(not taken, Reason.REQUEST_EXISTS)
         session = None if name is None else server.controller.get(name)
         # The scheduler itself turns away turns of a session that is to be closed.
         _need(session is None or not self.release.closing(session), Reason.SESSION_CLOSING)

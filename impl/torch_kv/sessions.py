@@ -100,11 +100,11 @@ class SessionRules:
     def window_live(self, evicted: int, position: int) -> bool:
         """Whether the SWA KV that the token at `position` needs is there (SWA-2).
 
-        That is its window [position - W + 1, position) and, if open already, its own page.
+        That is its window, [position - W, position).
         """
         if self.window is None or position == 0:
             return True
-        return evicted <= min(max(0, position - self.window + 1), self.floor(position))
+        return evicted <= max(0, position - self.window)
 
     # Batches of holders: all requests, or all slots.
 

@@ -93,7 +93,7 @@ class TorchKV(Steps):
     # Clients.
 
     def open(self, command: Open) -> Verdict:
-        if command.session in self.sessions:
+        if command.session in self.sessions or command.session in self.requests:
             return Reason.SESSION_EXISTS
         self.sessions[command.session] = Session(command.session)
         return None
@@ -104,7 +104,7 @@ class TorchKV(Steps):
         session = None if command.session is None else self.sessions.get(command.session)
         if session is None and command.session is not None:
             return Reason.UNKNOWN_SESSION
-        if command.request in self.requests:
+        if command.request in self.requests or command.request in self.sessions:
             return Reason.REQUEST_EXISTS
         if session is not None and session.closing:
             return Reason.SESSION_CLOSING

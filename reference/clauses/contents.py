@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.window import next_reads
 from reference.ledger import ZERO, Phase, full_pages, swa_pages, text_tokens
 from reference.step import Step, cursors_text
 
@@ -30,11 +29,14 @@ def _full_reads(step: Step) -> Failure | None:
     return None
 
 
-def _read_failure(name: str, pool: str, want: Sequence[int], got: Sequence[int | None]) -> Failure:
+def _read_failure(
+    name: str, pool: str, want: Sequence[int], got: Sequence[int | None], start: int = 0
+) -> Failure:
+    """want, got: stamps of the positions from `start` on."""
     if len(got) < len(want):
         return f"{name} reads {len(want)} positions", f"its row has {len(got)}"
     at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
-    return f"{name} reads its own {pool} KV at position {at}", _stamp_text(got[at])
+    return f"{name} reads its own {pool} KV at position {start + at}", _stamp_text(got[at])
 
 
 def _stamp_text(stamp: int | None) -> str:
@@ -49,23 +51,24 @@ def _stamp_text(stamp: int | None) -> str:
 @clause(
     "READ-2",
     "SWA reads are right",
-    "Every position in the window of the next token reads the SWA KV of exactly that token.",
-    why="This is what the bookkeeping is for.",
+    "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that token.",
+    why="Every window of a later token lies in there.",
     source="kvspec",
-    scope="As READ-1, on models with SWA, for those whose window is live.",
+    scope="As READ-1, on models with SWA.",
     critical=lambda s: s.swept_any and bool(s.progress),
 )
 def _swa_reads(step: Step) -> Failure | None:
-    for holder, start, length in next_reads(step):
+    if step.scope.geometry.window is None:
+        return None
+    for holder in step.held:
+        c = holder.cursors
+        start, length = max(c.swa_evicted_seqlen, c.cache_protected_len), c.kv_committed_len
         facts = step.after.holders.get(holder.name)
         got = list(facts.swa_read[start:length]) if facts is not None else []
         want = text_tokens(holder.text, length)[start:]
         if got != want:
-            at = next((i for i, (a, b) in enumerate(zip(want, got)) if a != b), 0)
-            seen = _stamp_text(got[at]) if at < len(got) else "nothing"
-            return f"{holder.name} reads its own SWA KV at position {start + at}", seen
+            return _read_failure(holder.name, "SWA", want, got, start)
     return None
-
 
 
 @clause(

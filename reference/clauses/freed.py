@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
+from reference.ledger import Phase
 from reference.step import Step, span
 
 
@@ -65,7 +66,7 @@ def _freed_swa(step: Step) -> Failure | None:
     critical=lambda s: bool(s.before.holders) and not s.held,
 )
 def _all_back(step: Step) -> Failure | None:
-    if bool(step.held):
+    if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):  # may have a row already
         return None
     for name, pool in step.after.pools.items():
         if len(set(pool.free)) < pool.size:

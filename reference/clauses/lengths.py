@@ -52,7 +52,8 @@ def _capped(step: Step) -> Failure | None:
     settled="min(C, key), with key taken as it is (#22862), is the whole rule for a faithful scheduler. In"
     " free mode the window behind it may be gone; then the turn starts again from R, see SWA-2.",
     source="#22862, #20070",
-    scope="Turns of sessions that have a slot. That min(C, key) is not taken on a swept window: SWA-2.",
+    scope="Turns of sessions that have a slot; R is 0 as long as there is no tree."
+    " That min(C, key) is not taken on a swept window: SWA-2.",
     critical=lambda s: (
         isinstance(s.command, Admit)
         and (at := s.cut_at) is not None
@@ -72,11 +73,9 @@ def _restored(step: Step) -> Failure | None:
         return None  # SES-2 says so
     got = request_after.cursors
     literal = min(session.slot.kv_committed_len, request.origin + request.output - 1)
-    geometry = step.scope.geometry
     allowed = [cut(session.slot, literal)]
-    if geometry.window is not None and not window_live(
-        session.slot.swa_evicted_seqlen, literal, geometry.window, geometry.page_size
-    ):
+    window, evicted = step.scope.geometry.window, session.slot.swa_evicted_seqlen
+    if window is not None and not window_live(evicted, literal, window):
         allowed.append(cut(session.slot, session.slot.cache_protected_len))
     if got in allowed and slot_after.slot == got:
         return None

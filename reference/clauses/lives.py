@@ -95,7 +95,11 @@ def _history(step: Step) -> Failure | None:
             length = text_len(session.history)
             return f"history of {session.name}: {length} tokens", _text_difference(got, length)
     for request in step.now.requests:
-        got = list(step.after.requests[request.name].text)
+        facts = step.after.requests[request.name]
+        if (facts.session, facts.origin) != (request.session, request.origin):
+            want = f"{request.name}: session {request.session}, {request.origin} tokens of input"
+            return want, f"session {facts.session}, {facts.origin} tokens"
+        got = list(facts.text)
         if got != text_tokens(request.text):
             length = text_len(request.text)
             return f"text of {request.name}: {length} tokens", _text_difference(got, length)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from reference.clauses.base import Failure, clause
 from reference.commands import EvictSwa
-from reference.cursors import floor_page, sweep_limit, window_live, window_start
-from reference.ledger import Holder, Request
+from reference.cursors import sweep_limit, window_live, window_start
+from reference.ledger import Request
 from reference.step import Step
 
 
@@ -15,10 +15,11 @@ from reference.step import Step
     "SWA-1",
     "sweeps leave every window alone",
     "A sweep driven with `length` moves swa_evicted_seqlen to a page boundary, never back, and at most to"
-    " floor(length - window + 1): what a token at `length` or later reads stays.",
+    " floor(length - window): what a token at `length` or later reads stays.",
     why="SWA KV that was swept cannot be had back.",
-    settled="Our default stops at floor(length - W - P), one page short, to stay off the tree's insert"
-    " boundary (#22470); 0.5.10 sweeps to floor(length - W). Both are policy: the bound is the window."
+    settled="Our default stops a page short, at floor(length - W - P), to stay off the tree's insert"
+    " boundary (#22470); 0.5.10 sweeps to floor(length - W). Both are policy: the bound is the window,"
+    " which reaches `window` tokens back from the one that is computed (SGLang's sliding_window_size)."
     " length may be anything up to kv_allocated_len (free mode); a faithful scheduler drives with at most"
     " kv_committed_len, and never with more than a later finish or retract of the turn keeps. Whoever was"
     " swept past its commit may end, but not decode (window_lost).",
@@ -57,33 +58,16 @@ def _sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]
             yield was, length
 
 
-def next_reads(step: Step) -> Iterator[tuple[Holder, int, int]]:
-    """(holder, window start, next position) for each who will compute a token at C, or may.
-
-    A slot whose window is lost starts again from R, and a running request whose sweep ran ahead of
-    its commit (free mode) cannot go on: neither reads.
-    """
-    geometry = step.scope.geometry
-    if geometry.window is None:
-        return
-    for holder in step.held:
-        c = holder.cursors
-        if window_live(c.swa_evicted_seqlen, c.kv_committed_len, geometry.window, geometry.page_size):
-            yield holder, window_start(c.kv_committed_len, geometry.window), c.kv_committed_len
-
-
 @clause(
     "SWA-2",
     "the window of the next token is live",
-    "Whoever computes a token at position p finds an SWA slot for every position in [p - window + 1, p),"
-    " and for p itself if its page is open.",
+    "Whoever computes a token at position p finds an SWA slot for every position in [p - window, p).",
     why="A turn resumed behind its window reads SWA KV that is gone.",
-    settled="The literal prefix min(C, key) is safe if no sweep was driven with more than prefix + P + 1"
+    settled="The literal prefix min(C, key) is safe if no sweep was driven with more than prefix + P"
     " tokens, so always in faithful mode. Beyond that nothing past R can be resumed: every position below"
     " E is gone, so any later prefix has a hole behind it. The turn starts again from R (0 without a tree)."
     " Smallest: submit 1, admit, extend 1, spec_decode far ahead, evict_swa all of it, retract, admit. With"
-    " page_size > 1 the open page counts too: capping E inside a page whose SWA half was swept would let"
-    " the next extend write through an entry that is 0 (window 1 shows it).",
+    " page_size > 1 the same rule keeps the next extend out of a page whose SWA half was swept.",
     source="kvspec",
     scope="Models with SWA; admitted, prefilling and running requests.",
     critical=lambda s: s.swept_any,
@@ -98,20 +82,14 @@ def _window(step: Step) -> Failure | None:
             continue
         c = facts.cursors
         model = request.cursors
-        lost = not window_live(
-            model.swa_evicted_seqlen, model.kv_committed_len, geometry.window, geometry.page_size
-        )
+        lost = not window_live(model.swa_evicted_seqlen, model.kv_committed_len, geometry.window)
         if lost:
             continue  # free mode: may only end
         p = c.kv_committed_len
         start = window_start(p, geometry.window)
         seen = step.after.holders.get(request.session or request.name)
         dead = [q for q in range(start, p) if seen and q < len(seen.swa_read) and seen.swa_read[q] is None]
-        open_page = floor_page(p, geometry.page_size) < p and not window_live(
-            c.swa_evicted_seqlen, p, 1, geometry.page_size
-        )
-        if dead or open_page:
-            what = f"positions {dead}" if dead else f"its open page from {floor_page(p, geometry.page_size)}"
-            return f"{request.name} at {p}: window from {start} live", f"no SWA KV for {what}"
+        if dead:
+            return f"{request.name} at {p}: window from {start} live", f"no SWA KV for positions {dead}"
     return None
 

@@ -1,0 +1,100 @@
+"""Campaigns: what they report, and that they survive systems that are worse than wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from impl.adapter import Capabilities, UnusableImplementation
+from reference.commands import Command, Mode, Outcome, Reason, Refused
+from stateful_tests.campaign import plan, run
+from stateful_tests.reference_system import ReferenceSystem
+
+
+class RefusesOnce(ReferenceSystem):
+    """Refuses one command in its whole life: nothing that a replay could show again."""
+
+    refused = False
+
+    def apply(self, command: Command) -> Outcome:
+        outcome = super().apply(command)
+        if not self.refused and type(command).__name__ == "Admit":
+            self.refused = True
+            return Refused(Reason.NO_ROW)
+        return outcome
+
+
+def test_a_fault_that_does_not_show_again_is_told() -> None:
+    result = run(RefusesOnce(), plan("smoke", examples=3))
+    assert [f.clause for f in result.findings] == ["OUT-1"]
+    violation = result.findings[0].run.violation
+    assert violation is not None and "did not show again" in violation.observed
+
+
+class Explodes(ReferenceSystem):
+    """Raises where it should decode."""
+
+    def apply(self, command: Command) -> Outcome:
+        if type(command).__name__ == "Decode":
+            raise IndexError("page 99")
+        return super().apply(command)
+
+
+def test_a_system_that_breaks_is_not_called_wrong() -> None:
+    result = run(Explodes(), plan("smoke", examples=6))
+    assert [f.clause for f in result.findings] == ["BROKEN"]
+    assert result.exit_code == 3
+    finding = result.findings[0].run
+    assert finding.violation is not None and finding.violation.observed == "IndexError: page 99"
+    assert len(finding.rows) == 1
+
+
+class Stingy(ReferenceSystem):
+    """Keeps a reserve of pages, and says so."""
+
+    capabilities = Capabilities(exact_reasons=False, may_refuse=frozenset({Reason.OUT_OF_FULL}))
+
+    def apply(self, command: Command) -> Outcome:
+        if type(command).__name__ == "Extend" and len(self.free["full"]) < 4:
+            return Refused(Reason.OUT_OF_FULL)
+        return super().apply(command)
+
+
+def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not() -> None:
+    assert not run(Stingy(), plan("smoke", examples=9)).findings
+    stingy = Stingy()
+    stingy.capabilities = Capabilities(exact_reasons=False)
+    assert [f.clause for f in run(stingy, plan("smoke", examples=9)).findings] == ["OUT-1"]
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = (run(ReferenceSystem(), plan("smoke", examples=3, seed=7)) for _ in range(2))
+    assert first.commands_by_kind == second.commands_by_kind
+    assert first.tallies == second.tallies
+
+
+def test_a_time_limit_that_is_met_is_no_success() -> None:
+    result = run(ReferenceSystem(), replace(plan("smoke"), time_limit_s=0.0))
+    assert result.timed_out and result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "asked, says",
+    [
+        ({"tier": "huge"}, "tier: unknown 'huge'"),
+        ({"tier": "smoke", "presets": ["page3"]}, "preset: unknown 'page3'"),
+        ({"tier": "smoke", "machines": ["m"]}, "machine: unknown 'm'"),
+        ({"tier": "smoke", "examples": 0}, "examples: must be between"),
+    ],
+)
+def test_bad_plans_say_what_is_wrong(asked: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        plan(**asked)
+
+
+def test_a_system_that_fits_no_preset_is_unusable() -> None:
+    system = ReferenceSystem()
+    system.capabilities = Capabilities(swa=False)
+    with pytest.raises(UnusableImplementation, match="has no SWA pool"):
+        run(system, plan("smoke", presets=["page1"], modes=[Mode.FREE]))
