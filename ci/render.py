@@ -124,7 +124,7 @@ def run(out: Console, data: Data) -> None:
     rows = data["rows"]
     if len(rows) > MAX_ROWS:
         _print(out, f"steps 0 to {len(rows) - MAX_ROWS - 1} are left out here; --json has them all")
-    steps = table("#", "command", "outcome", "cursors that change, ranges freed")
+    steps = table("#", "command", "reference", "cursors that change and ranges freed, by the rules")
     for row in rows[-MAX_ROWS:]:
         mark = "> " if row["violates"] else "  "
         lines = changes(row)
@@ -143,6 +143,8 @@ def run(out: Console, data: Data) -> None:
         words = {"expected": violation["expected"], "observed": violation["observed"]}
         if violation["also"]:
             words["also"] = f"{', '.join(violation['also'])} at the same step"
+            for clause, (expected, observed) in zip(violation["also"], violation["details"]):
+                words[clause] = f"expected {expected}\nobserved {observed}"
         labelled(out, words)
 
 

@@ -29,7 +29,7 @@ _OTHER = {
     "TRACE": "The trace states an outcome that the rules contradict.",
 }
 FAITHFUL = "reachable by a faithful scheduler"
-FREE_ONLY = "only in free mode"
+FREE_ONLY = "met in free mode alone so far"
 
 
 def sentence(clause: str) -> str:
@@ -132,6 +132,7 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "timed_out": result.timed_out,
+        "stopped_early": result.stopped,
         "findings": [_finding_data(group) for group in groups(result.findings)],
     }
     return data | _verdict(result, plan, narrowed=narrowed, capabilities=capabilities)
@@ -152,6 +153,8 @@ def _verdict(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: C
     if plan.tier == "nightly" and not narrowed and capabilities == Capabilities() and result.unreached:
         said.append(f"never reached the critical situation of {', '.join(result.unreached)}")
         code = code or 1
+    if result.stopped:
+        said.append(f"stopped {plan.after_finding_s:g} s after the last new finding")
     verdict = "; ".join(said) or "conforms"
     return {"verdict": f"{result.system}: {verdict} ({effort})", "exit_code": code}
 
@@ -196,6 +199,7 @@ def run_data(run: Run) -> Data:
         and {
             "clause": violation.clause,
             "also": list(violation.also),
+            "details": [list(lines) for lines in violation.details],
             "sentence": sentence(violation.clause),
             "step": violation.step,
             "expected": violation.expected,

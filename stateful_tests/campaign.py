@@ -180,9 +180,8 @@ class _Campaign:
         now = time.monotonic()
         if now - self.started > self.plan.time_limit_s:
             result.timed_out = True
-        return result.timed_out or bool(
-            self.caught and now - self.last_new > self.plan.after_finding_s
-        )
+        result.stopped = bool(self.caught and now - self.last_new > self.plan.after_finding_s)
+        return result.timed_out or result.stopped
 
     def _example(
         self, cell: _Cell, example: int, result: CheckResult, refusals: Counter[str], kinds: Counter[str]
@@ -233,7 +232,7 @@ class _Campaign:
                 if trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
                     continue
             if smallest is None or clause not in shown:
-                smallest = self._shrink(trace, clause)
+                smallest = minimise(self.system, trace, clause)
                 seen = replay(self.system, smallest).violation
                 shown = seen.clauses if seen is not None else ()
             if known is None:
@@ -241,6 +240,10 @@ class _Campaign:
                 known = self.caught[clause] = _Caught(smallest, violation, set(), 1, after, self.commands)
                 self.last_new = time.monotonic()
             known.modes.add(trace.mode)
+            faithful = replace(smallest, mode=Mode.FAITHFUL)
+            if trace.mode is Mode.FREE and _failing(self.system, faithful, clause) == smallest.commands:
+                known.modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
+                smallest, shown = faithful, ()
             # A trace that a faithful scheduler can produce says more than a shorter free one.
             if _rank(smallest) < _rank(known.trace):
                 known.trace = smallest
@@ -250,38 +253,6 @@ class _Campaign:
         known.retries += 1
         long = len(known.trace.commands) > _SHORT and _rank(known.trace)[0] == (mode is Mode.FREE)
         return long and known.retries <= _RETRIES
-
-    def _shrink(self, trace: Trace, clause: str) -> Trace:
-        """The smallest trace for `clause`: fewest commands, then smallest pools, then again."""
-        smallest = self._shrink_commands(trace, clause)
-        for name in ("full_pages", "swa_pages", "rows", "width"):
-            smallest = self._shrink_size(smallest, clause, name)
-        return replace(self._shrink_commands(smallest, clause), origin="minimised")
-
-    def _shrink_commands(self, trace: Trace, clause: str) -> Trace:
-        def still_fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
-            return self._failing(replace(trace, commands=commands), clause)
-
-        return replace(trace, commands=shrink(trace.commands, still_fails))
-
-    def _shrink_size(self, trace: Trace, clause: str, name: str) -> Trace:
-        """The smallest size with which the clause still fails; failing need not be monotone in it."""
-        for size in range(1, getattr(trace.geometry, name)):
-            smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))
-            commands = self._failing(smaller, clause)
-            if commands is not None:
-                return replace(smaller, commands=commands)
-        return trace
-
-    def _failing(self, trace: Trace, clause: str) -> tuple[Command, ...] | None:
-        """The commands up to the step that violates `clause`, if one does."""
-        lockstep = Lockstep(self.system, trace.geometry, trace.mode)
-        for command in trace.commands:
-            lockstep.do(command)
-            if lockstep.violation is not None:
-                seen = clause in lockstep.violation.clauses
-                return trace.commands[: lockstep.steps] if seen else None
-        return None
 
     def _finding(self, clause: str) -> Finding:
         caught = self.caught[clause]
@@ -301,3 +272,39 @@ def _rank(trace: Trace) -> tuple[bool, int]:
 def _evaluation_order(clause: str) -> int:
     order = list(CLAUSES)
     return order.index(clause) if clause in order else -1
+
+
+def minimise(system: System, trace: Trace, clause: str) -> Trace:
+    """The smallest trace for `clause`: fewest commands, then smallest pools, then again."""
+    smallest = _shrink_commands(system, trace, clause)
+    for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
+        smallest = _shrink_size(system, smallest, clause, name)
+    return replace(_shrink_commands(system, smallest, clause), origin="minimised")
+
+
+def _shrink_commands(system: System, trace: Trace, clause: str) -> Trace:
+    def still_fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        return _failing(system, replace(trace, commands=commands), clause)
+
+    return replace(trace, commands=shrink(trace.commands, still_fails))
+
+
+def _shrink_size(system: System, trace: Trace, clause: str, name: str) -> Trace:
+    """The smallest size with which the clause still fails; failing need not be monotone in it."""
+    for size in range(1, getattr(trace.geometry, name) or 1):  # no window stays none
+        smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))
+        commands = _failing(system, smaller, clause)
+        if commands is not None:
+            return replace(smaller, commands=commands)
+    return trace
+
+
+def _failing(system: System, trace: Trace, clause: str) -> tuple[Command, ...] | None:
+    """The commands up to the step that violates `clause`, if one does."""
+    lockstep = Lockstep(system, trace.geometry, trace.mode)
+    for command in trace.commands:
+        lockstep.do(command)
+        if lockstep.violation is not None:
+            seen = clause in lockstep.violation.clauses
+            return trace.commands[: lockstep.steps] if seen else None
+    return None

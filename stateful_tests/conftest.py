@@ -15,13 +15,6 @@ settings.register_profile("nightly", deadline=None, print_blob=True, suppress_he
 settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("kvspec")
-    group.addoption("--impl", default="torch", help="system that the machines drive (see kvspec check)")
-    group.addoption("--device", default="cpu", help="cpu or cuda, for torch")
-    group.addoption("--sglang-path", default=None, help="checkout for --impl sglang")
-
-
 @pytest.fixture(scope="session")
 def system(request: pytest.FixtureRequest):
     """The system under test, as `--impl` names it."""

@@ -45,7 +45,10 @@ class Lockstep:
         self._tallies = tallies
         self._refusals = refusals
         system.reset(geometry)
-        self._view: View = _frozen(system.view())
+        try:
+            self._view: View = _frozen(system.view())
+        except (AttributeError, TypeError) as error:
+            raise UnusableImplementation(f"{system.name}: view() gives no View: {error}") from error
         self._facts: Facts = facts_of(self._view, geometry)
 
     def do(self, command: Command) -> Outcome:
@@ -60,6 +63,8 @@ class Lockstep:
                 return self._count(expected)  # no scheduler would do it: the system is not asked
         try:
             outcome = self.system.apply(command)
+            if not isinstance(outcome, (Done, Refused, Broken)):
+                raise TypeError(f"apply() gave {outcome!r:.60}, not Done, Refused or Broken")
             view = _frozen(self.system.view())
             facts = facts_of(view, was.scope.geometry)
         except Exception as error:
@@ -94,7 +99,8 @@ class Lockstep:
         if failures:
             clause, (want, got) = failures[0]
             also = tuple(c.id for c, _ in failures[1:])
-            self.violation = Violation(clause.id, index, want, got, also)
+            details = tuple(failure for _, failure in failures[1:])
+            self.violation = Violation(clause.id, index, want, got, also, details)
         return self._count(expected)
 
     def _count(self, expected: Outcome) -> Outcome:

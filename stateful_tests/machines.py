@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from impl.adapter import System
 from reference.clauses import CLAUSES
@@ -21,14 +21,14 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry
 from stateful_tests.lockstep import Lockstep
-from stateful_tests.results import Violation
-from stateful_tests.strategies import applies, draw_command, finale
+from stateful_tests.results import Trace, Violation
+from stateful_tests.strategies import applies, draw_command, draw_habits, finale, propose
 
 
 class ClauseViolated(AssertionError):
     """A system left the specification; the message names clause, expectation and observation."""
 
-    def __init__(self, violation: Violation) -> None:
+    def __init__(self, violation: Violation, trace: Trace) -> None:
         clause = CLAUSES.get(violation.clause)
         sentence = clause.sentence if clause is not None else "The system itself failed."
         super().__init__(
@@ -36,6 +36,7 @@ class ClauseViolated(AssertionError):
             f"  expected: {violation.expected}\n  observed: {violation.observed}"
         )
         self.violation = violation
+        self.trace = trace
 
 
 class _DataChooser:
@@ -60,12 +61,24 @@ def session_machine(
         def __init__(self) -> None:
             super().__init__()
             self.lockstep = Lockstep(system(), geometry, mode)
+            self.commands: list[Command] = []
+
+        @initialize(data=st.data())
+        def draw(self, data: st.DataObject) -> None:
+            self.habits = draw_habits(_DataChooser(data), self.lockstep.system.capabilities)
+
+        @rule(data=st.data())
+        def likely(self, data: st.DataObject) -> None:
+            """What the state calls for; the rules below draw any kind that applies."""
+            self._do(propose(self.lockstep.state, _DataChooser(data), self.habits))
 
         def _do(self, command: Command) -> None:
             note(repr(command))
+            self.commands.append(command)
             self.lockstep.do(command)
             if self.lockstep.violation is not None:
-                raise ClauseViolated(self.lockstep.violation)
+                trace = Trace(geometry, mode, tuple(self.commands), "generated")
+                raise ClauseViolated(self.lockstep.violation, trace)
 
         def teardown(self) -> None:
             """End everything: whatever was lost on the way shows now (END-1)."""

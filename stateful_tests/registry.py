@@ -26,6 +26,8 @@ def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -
     if spec == "sglang" or spec.startswith("sglang=="):
         from impl.sglang.system import SGLangSystem
 
+        if device != "cpu":
+            raise UnusableImplementation("--device: SGLang releases are driven on a CPU")
         version = spec.removeprefix("sglang").removeprefix("==")
         if not version and sglang_path is None:
             raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
@@ -60,4 +62,9 @@ def _factory(spec: str) -> System:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UnusableImplementation(f"--impl {spec}: {error}") from error
-    return cast(Callable[[], System], factory)()
+    system = cast(Callable[[], System], factory)()
+    offered = ("name", "capabilities", "reset", "apply", "view", "close")
+    missing = [name for name in offered if not hasattr(system, name)]
+    if missing:
+        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (impl/adapter.py)")
+    return system

@@ -32,7 +32,7 @@ class Violation:
 
     clause: id of the first clause broken at this step (see reference/clauses.py), or "BROKEN" when
         the system itself failed. also: further clauses broken at the same step.
-    expected, observed: one line each, in the field's terms.
+    expected, observed: one line each, in the field's terms; details has the same for each of `also`.
     """
 
     clause: str
@@ -40,6 +40,7 @@ class Violation:
     expected: str
     observed: str
     also: tuple[str, ...] = ()
+    details: tuple[tuple[str, str], ...] = ()
 
     @property
     def clauses(self) -> tuple[str, ...]:
@@ -111,7 +112,8 @@ class CheckResult:
     """Everything a check measured.
 
     refusals: how often each reason was met. unreached: clauses whose critical situation never
-    came up. timed_out: the time limit cut the check short, which is no success.
+    came up. timed_out: the time limit cut the check short, which is no success. stopped: nothing new
+    had come up for a while after a finding, so the rest of the plan was left.
     """
 
     system: str
@@ -124,6 +126,7 @@ class CheckResult:
     findings: list[Finding] = field(default_factory=list)
     unreached: tuple[str, ...] = ()
     timed_out: bool = False
+    stopped: bool = False
     seconds: float = 0.0
 
     @property

@@ -28,6 +28,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -
     best = search.run(commands) or commands
     while True:
         before = best
+        best = _first_improvement(best, search, _name_dropped)
         best = _drop_chunks(best, search)
         for simpler in (
             _without_lane, _rounds_merged, _turns_merged, _ordinary, _pairs_dropped, _smaller_numbers,
@@ -106,11 +107,33 @@ def _first_improvement(
     return best
 
 
+def _names(command: Command) -> set[str]:
+    """Sessions and requests that a command names."""
+    named = {getattr(command, "session", None), getattr(command, "request", None)} - {None}
+    lanes = (lane.request for lane in getattr(command, "lanes", ()))
+    return {*named, *lanes, *getattr(command, "requests", ())}
+
+
+def _name_dropped(commands: Commands) -> Iterator[Commands]:
+    """Everything about one session or request at once; batches keep their other lanes."""
+    for name in sorted(set().union(*map(_names, commands))):
+        kept = []
+        for command in commands:
+            if hasattr(command, "lanes"):
+                command = replace(command, lanes=tuple(n for n in command.lanes if n.request != name))
+            elif hasattr(command, "requests"):
+                command = replace(command, requests=tuple(n for n in command.requests if n != name))
+            if name not in _names(command):
+                kept.append(command)
+        yield tuple(kept)
+
+
 def _pairs_dropped(commands: Commands) -> Iterator[Commands]:
-    """Two commands that are of use only together, such as a retract and the admission after it."""
-    for i in range(len(commands)):
+    """Two commands about the same name that are of use only together, such as retract and admit."""
+    for i, command in enumerate(commands):
         for j in range(i + 1, len(commands)):
-            yield commands[:i] + commands[i + 1 : j] + commands[j + 1 :]
+            if _names(command) & _names(commands[j]):
+                yield commands[:i] + commands[i + 1 : j] + commands[j + 1 :]
 
 
 def _without_lane(commands: Commands) -> Iterator[Commands]:

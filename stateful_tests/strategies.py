@@ -102,15 +102,20 @@ def draw_habits(chooser: Chooser, capabilities: Capabilities) -> Habits:
         off.add(pick(chooser, ("Decode", "SpecDecode")))
     if {"Decode", "SpecDecode"} <= off:
         off.discard("Decode")
+    ahead = once_in(chooser, 2)
+    if ahead:
+        off -= {"SpecDecode", "EvictSwa", "Finish"}
+        if not capabilities.mixed_decode:
+            off.add("Decode")
     off |= {c.__name__ for c in _MAKERS} - capabilities.commands
     return Habits(
         frozenset(off),
         pick(chooser, (6, 12, 30)),
-        once_in(chooser, 3),
+        once_in(chooser, 3) and not ahead,
         SESSIONS[: 1 + chooser.upto(len(SESSIONS) - 1)],
         REQUESTS[: 1 + chooser.upto(len(REQUESTS) - 1)],
         frozenset(pick(chooser, COMMANDS).__name__ for _ in range(chooser.upto(3))),
-        once_in(chooser, 2),
+        ahead,
         once_in(chooser, 4),
     )
 
