@@ -36,8 +36,11 @@ class SGLangSystem:
         mixed_decode=False,
         exact_reasons=False,
         modes=(Mode.FAITHFUL,),
-        # A reserve of pages is policy; UNFAITHFUL is what this release's scheduler never does.
-        may_refuse=frozenset({Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.UNFAITHFUL}),
+        # A reserve of pages, and more slots ahead than were asked for, are policy; UNFAITHFUL is what
+        # this release's scheduler never does.
+        may_refuse=frozenset(
+            {Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.ROW_TOO_SHORT, Reason.UNFAITHFUL}
+        ),
         waived={"MAP-4": "alloc writes the entry of every slot it hands out before it is read or freed"},
     )
 
