@@ -17,7 +17,7 @@ from reference.commands import Command, Mode
 from reference.geometry import PRESETS, preset
 from stateful_tests.lockstep import Lockstep, check_fits, new_tallies, replay
 from stateful_tests.results import CheckResult, Finding, MachineResult, Trace, Violation
-from stateful_tests.shrink import shrink
+from stateful_tests.shrink import Commands, StillFails, drop, shrink
 from stateful_tests.strategies import RandomChooser, draw_geometry, draw_habits, finale, propose
 
 Progress = Callable[[str, int, int], None]
@@ -276,17 +276,21 @@ def _evaluation_order(clause: str) -> int:
 
 def minimise(system: System, trace: Trace, clause: str) -> Trace:
     """The smallest trace for `clause`: fewest commands, then smallest pools, then again."""
-    smallest = _shrink_commands(system, trace, clause)
-    for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
-        smallest = _shrink_size(system, smallest, clause, name)
-    return replace(_shrink_commands(system, smallest, clause), origin="minimised")
+    smallest = trace
+    for search in (drop, shrink):
+        smallest = _shrink_commands(system, smallest, clause, search)
+        for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
+            smallest = _shrink_size(system, smallest, clause, name)
+    return replace(_shrink_commands(system, smallest, clause, shrink), origin="minimised")
 
 
-def _shrink_commands(system: System, trace: Trace, clause: str) -> Trace:
-    def still_fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+def _shrink_commands(
+    system: System, trace: Trace, clause: str, search: Callable[[Commands, StillFails], Commands]
+) -> Trace:
+    def still_fails(commands: Commands) -> Commands | None:
         return _failing(system, replace(trace, commands=commands), clause)
 
-    return replace(trace, commands=shrink(trace.commands, still_fails))
+    return replace(trace, commands=search(trace.commands, still_fails))
 
 
 def _shrink_size(system: System, trace: Trace, clause: str, name: str) -> Trace:

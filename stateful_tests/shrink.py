@@ -19,6 +19,12 @@ Commands = tuple[Command, ...]
 StillFails = Callable[[Commands], Commands | None]
 
 
+def drop(commands: Commands, still_fails: StillFails) -> Commands:
+    """Fewer commands, and nothing else changed: the cheap half of `shrink`."""
+    search = _Search(still_fails, budget=300)
+    return _drop_chunks(_first_improvement(commands, search, _name_dropped), search)
+
+
 def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -> Commands:
     """A locally minimal failing list: no command can go, no number can be smaller.
 
@@ -31,7 +37,8 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -
         best = _first_improvement(best, search, _name_dropped)
         best = _drop_chunks(best, search)
         for simpler in (
-            _without_lane, _rounds_merged, _turns_merged, _ordinary, _pairs_dropped, _smaller_numbers,
+            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _pairs_dropped,
+            _smaller_numbers,
         ):  # fmt: skip
             best = _first_improvement(best, search, simpler)
         if best == before or search.spent:
@@ -189,6 +196,30 @@ def _turns_merged(commands: Commands) -> Iterator[Commands]:
                 break
 
 
+def _turns_fused(commands: Commands) -> Iterator[Commands]:
+    """One turn with the whole input instead of a turn and the one after it."""
+    for i, finish in enumerate(commands):
+        if not isinstance(finish, Finish):
+            continue
+        submits = [c for c in commands[:i] if isinstance(c, Submit) and c.request == finish.request]
+        if not submits or submits[-1].session is None:
+            continue
+        first, rest = submits[-1], commands[i + 1 :]
+        after = next((c for c in rest if isinstance(c, Submit) and c.session == first.session), None)
+        if after is None:
+            continue
+        tokens = first.tokens + finish.finished_len + after.tokens
+        fused: list[Command] = [c for c in commands[:i] if finish.request not in _names(c)]
+        fused.append(replace(after, tokens=tokens))
+        extend = next((c for c in rest if isinstance(c, Extend) and after.request in _names(c)), None)
+        for command in rest:
+            if command is extend:
+                fused.append(Extend((Chunk(after.request, tokens),)))
+            elif command is not after:
+                fused.append(command)
+        yield tuple(fused)
+
+
 def _with_names(command: Command, names: dict[str, str]) -> Command:
     """The command with requests called otherwise; names that are not given stay."""
     changes: dict[str, Any] = {}
@@ -231,12 +262,16 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
     for i, command in enumerate(commands):
         for path, value in _numbers(command):
             for j in range(i + 1, len(commands)):
+                if not _names(command) & _names(commands[j]):
+                    continue
                 for other_path, other in _numbers(commands[j]):
-                    if value > 1 and other > 1:
-                        both = list(commands)
-                        both[i] = _with_number(command, path, value - 1)
-                        both[j] = _with_number(commands[j], other_path, other - 1)
-                        yield tuple(both)
+                    most = min(value, other) - 1
+                    for less in dict.fromkeys((most, most // 2, 1)) if most > 0 else ():
+                        if less:
+                            both = list(commands)
+                            both[i] = _with_number(command, path, value - less)
+                            both[j] = _with_number(commands[j], other_path, other - less)
+                            yield tuple(both)
 
 
 Path = tuple[str, ...] | tuple[str, int, str]

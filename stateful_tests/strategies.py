@@ -82,7 +82,7 @@ _ESSENTIAL = {"Open", "Submit", "Admit", "Extend"}
 
 def draw_geometry(chooser: Chooser, like: Geometry) -> Geometry:
     """Sizes that no preset has, with a window if `like` has one."""
-    page_size = pick(chooser, (1, 2, 3, 4, 5, 8, 16, 32))
+    page_size = pick(chooser, (1, 2, 3, 4, 5, 8, 16))
     window = None if like.window is None else 1 + chooser.upto(4 * page_size - 1)
     width = page_size * (3 + chooser.upto(4)) + chooser.upto(page_size)
     pages = -(-width // page_size)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from reference.commands import Abort, Chunk, Close, Command, Decode, Extend, Finish, Open, Submit
+from reference import model
+from reference.commands import (
+    Abort, Admit, Chunk, Close, Command, Decode, Done, Extend, Finish, Open, Submit,
+)  # fmt: skip
+from reference.geometry import preset
 from stateful_tests.shrink import shrink
 
 NOISE: tuple[Command, ...] = (
@@ -47,6 +51,27 @@ def test_matching_numbers_shrink_together() -> None:
 
     start = (Submit("r1", None, 9), Extend((Chunk("r1", 9),)))
     assert shrink(start, fails) == (Submit("r1", None, 2), Extend((Chunk("r1", 2),)))
+
+
+def test_two_turns_become_one() -> None:
+    """What needs a long conversation rarely needs its turns."""
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        state = model.initial(preset("page1"))
+        for at, command in enumerate(commands):
+            state, outcome = model.step(state, command)
+            if isinstance(command, Decode) and outcome == Done():
+                grown = state.requests[0].cursors
+                if state.sessions and grown is not None and grown.kv_committed_len >= 9:
+                    return commands[: at + 1]
+        return None
+
+    turn = (Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)), Decode(("r1",)))
+    later = (Submit("r1", "s1", 2), Admit("r1"), Extend((Chunk("r1", 3),)), Decode(("r1",)))
+    smallest = shrink((Open("s1"), *turn, Finish("r1", 1), *later), fails)
+    assert smallest == (
+        Open("s1"), Submit("r1", "s1", 8), Admit("r1"), Extend((Chunk("r1", 8),)), Decode(("r1",)),
+    )  # fmt: skip
 
 
 def test_the_budget_bounds_the_candidates() -> None:
