@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ci.report import Data
+from reference.accounts import account_text
+from reference.commands import Account
 
 PIPE_WIDTH = 100
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
@@ -141,6 +143,8 @@ def run(out: Console, data: Data) -> None:
         out.print()
         _print(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
         words = {"expected": violation["expected"], "observed": violation["observed"]}
+        if (since := violation["since"]) is not None:
+            words["since"] = f"the same check finds the same after step {since} ({rows[since]['command']})"
         if violation["also"]:
             words["also"] = f"{', '.join(violation['also'])} at the same step"
             for clause, (expected, observed) in zip(violation["also"], violation["details"]):
@@ -162,6 +166,7 @@ def changes(row: Data) -> list[str]:
     freed: dict[str, list[str]] = {}
     for f in row["freed"]:
         freed.setdefault(f["holder"], []).append(f"{f['pool']} [{f['start']}, {f['end']})")
+    lines += [account_text(Account(**account)) for account in row["accounts"]]
     return lines + [f"{holder} freed {' '.join(ranges)}" for holder, ranges in freed.items()]
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from impl.adapter import Capabilities
 from reference.clauses import CLAUSES
 from reference.commands import (
-    Abort, Broken, Choice, Close, Command, Decode, Done, EvictSwa, Extend, Finish, Mode, Open, Outcome,
-    Refused, Retract, SpecDecode, Submit,
+    Abort, Broken, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, EvictSwa, Extend,
+    Finish, Mode, Open, Outcome, Refused, Retract, SpecDecode, Submit,
 )  # fmt: skip
 from stateful_tests import traces
 from stateful_tests.campaign import Plan
@@ -59,9 +59,13 @@ def describe(command: Command) -> str:
             rest = request + (f" losing {in_flight}" if in_flight else "")
         case Abort(request, marked):
             rest = request + (" (marked)" if marked else "")
+        case CheckBusy(level):
+            rest = f"level {level}"
+        case CheckIdle():
+            rest = ""
         case _:
             rest = command.request
-    return f"{traces.tag(command)} {rest}"
+    return f"{traces.tag(command)} {rest}".rstrip()
 
 
 def say(outcome: Outcome) -> str:
@@ -204,6 +208,7 @@ def run_data(run: Run) -> Data:
             "step": violation.step,
             "expected": violation.expected,
             "observed": violation.observed,
+            "since": violation.since,
         },
     }
 
@@ -221,6 +226,7 @@ def _row_data(index: int, row: Row, marked: bool) -> Data:
             {"holder": holder, "pool": pool, "start": start, "end": end}
             for holder, pool, start, end in row.freed
         ],
+        "accounts": [asdict(account) for account in row.accounts],
         "violates": marked,
     }
 

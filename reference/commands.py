@@ -50,8 +50,9 @@ class Reason(StrEnum):
     TURN_IN_FLIGHT = "turn_in_flight"  # a second turn while one runs
     SHRINKING_PREFIX = "shrinking_prefix"  # a turn that takes back earlier tokens
     WRONG_PHASE = "wrong_phase"  # the request is not where the command needs it
+    NOT_IDLE = "not_idle"  # an idle check while a batch holds a request
     NO_SWA = "no_swa"  # a window sweep on a model without one
-    BAD_LENGTH = "bad_length"  # a length outside what the command allows
+    BAD_LENGTH = "bad_length"  # a length (or level) outside what the command allows
     UNFAITHFUL = "unfaithful"  # Mode.FAITHFUL only: no scheduler would do it
     WINDOW_LOST = "window_lost"  # a sweep ran ahead of the commit: may end, not go on
     ROW_TOO_SHORT = "row_too_short"
@@ -179,11 +180,25 @@ class Close:
     session: str
 
 
+@dataclass(frozen=True, slots=True)
+class CheckBusy:
+    """The server's memory check between two steps. `level`: 0 off, 1 check, 2 check and log."""
+
+    level: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CheckIdle:
+    """The server's memory check when no batch holds a request: nothing may be uncached."""
+
+
 Command = Union[
-    Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close
-]
+    Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
+    CheckBusy, CheckIdle,
+]  # fmt: skip
 COMMANDS: tuple[type, ...] = (
     Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
+    CheckBusy, CheckIdle,
 )  # fmt: skip
 
 
@@ -201,10 +216,57 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """What a memory check counts of one pool ("full", "swa": tokens) or of the request rows ("rows").
+
+    It balances when the terms add up to `total`. evictable and protected belong to the radix tree;
+    session_held to slots whose KV no batch uses; uncached to the requests of the running batches.
+    """
+
+    pool: str
+    available: int
+    evictable: int
+    protected: int
+    session_held: int
+    uncached: int
+    total: int
+
+    @property
+    def counted(self) -> int:
+        """The sum of the terms."""
+        return self.available + self.evictable + self.protected + self.session_held + self.uncached
+
+    @property
+    def balances(self) -> bool:
+        return self.counted == self.total
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One part of a term: what `holder` (a session or a request, by name) adds to it in `pool`."""
+
+    pool: str
+    term: str
+    holder: str
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a memory check found. entries: level 2, of systems that can tell. alarm: its own verdict
+    in its own words, empty when it is satisfied."""
+
+    accounts: tuple[Account, ...]
+    entries: tuple[Entry, ...] = ()
+    alarm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
-    """The command was carried out."""
+    """The command was carried out. report: of a memory check that is switched on."""
 
     choices: tuple[Choice, ...] = ()
+    report: Report | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,31 @@ def owed_swa(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
     return ceil_page(live, page_size), ceil_page(c.kv_allocated_len, page_size)
 
 
+def counted_full(c: Cursors, page_size: int) -> int:
+    """Tokens of the full pool that a memory check counts for a row: ceil(A) - R (CHK-2; #21499).
+
+    pre: page_size > 0
+    pre: in_order(c)
+    pre: c.cache_protected_len % page_size == 0
+    post: _ == page_size * len(range(c[3] // page_size, -(-c[1] // page_size)))
+    """
+    return ceil_page(c.kv_allocated_len, page_size) - c.cache_protected_len
+
+
+def counted_swa(c: Cursors, page_size: int) -> int:
+    """The same of the SWA pool: ceil(A) - ceil(max(R, E)).
+
+    The literal rule, ceil(A) - max(R, E), is safe while E is a page boundary. A cut caps E at any
+    target, which a faithful scheduler never sweeps past.
+
+    pre: page_size > 0
+    pre: in_order(c)
+    post: _ == page_size * len(range(-(-max(c[2], c[3]) // page_size), -(-c[1] // page_size)))
+    """
+    dead = max(c.cache_protected_len, c.swa_evicted_seqlen)
+    return ceil_page(c.kv_allocated_len, page_size) - ceil_page(dead, page_size)
+
+
 def window_start(position: int, window: int) -> int:
     """First position that attention at `position` reads in SWA layers: `window` back, as SGLang counts.
 

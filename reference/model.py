@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from reference.commands import (
-    Abort, Admit, Choice, Close, Command, Decode, Done, EvictSwa, Extend, Finish, Mode, Open,
-    Outcome, Reason, Refused, Retract, SpecDecode, Submit,
+    Abort, Admit, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, EvictSwa, Extend,
+    Finish, Mode, Open, Outcome, Reason, Refused, Retract, SpecDecode, Submit,
 )  # fmt: skip
+from reference.accounts import in_batch, report
 from reference.cursors import ceil_page, cut, resume, sweep, sweep_limit, window_live
 from reference.geometry import Geometry
 from reference.ledger import (
@@ -44,6 +45,8 @@ def step(state: State, command: Command, choices: Sequence[Choice] = ()) -> tupl
     Returns the new state and Done, or the very same state and Refused. Raises ChoiceNotAllowed.
     """
     try:
+        if isinstance(command, (CheckBusy, CheckIdle)):
+            return state, _check(state, command)
         return _RULES[type(command)](state, command, {c.request: c for c in choices}), Done()
     except _No as no:
         return state, Refused(no.reason)
@@ -335,6 +338,15 @@ def _close(state: State, command: Close, _: Choices) -> State:
     if session.turn is not None:
         return state.with_session(session._replace(closing=True))
     return state.without_session(session.name)
+
+
+def _check(state: State, command: CheckBusy | CheckIdle) -> Done:
+    """The memory checks look and change nothing (CHK-3)."""
+    if isinstance(command, CheckBusy):
+        _need(command.level in (0, 1, 2), Reason.BAD_LENGTH)
+        return Done(report=report(state, log=command.level == 2) if command.level else None)
+    _need(not any(in_batch(r) for r in state.requests), Reason.NOT_IDLE)
+    return Done(report=report(state))
 
 
 _RULES: dict[type, Callable[..., State]] = {

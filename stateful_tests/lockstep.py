@@ -12,7 +12,7 @@ from dataclasses import replace
 from impl.adapter import System, UnusableImplementation, View
 from reference import model
 from reference.clauses import CLAUSES, broken
-from reference.commands import Broken, Command, Done, Mode, Outcome, Reason, Refused
+from reference.commands import Broken, CheckBusy, CheckIdle, Command, Done, Mode, Outcome, Reason, Refused
 from reference.cursors import ceil_page
 from reference.facts import Facts
 from reference.geometry import Geometry
@@ -191,7 +191,23 @@ def replay(system: System, trace: Trace) -> Run:
             )
         if lockstep.violation is not None:
             break
-    return Run(trace, system.name, tuple(rows), lockstep.violation)
+    violation = lockstep.violation
+    if violation is not None and isinstance(trace.commands[violation.step], (CheckBusy, CheckIdle)):
+        violation = replace(violation, since=_since(system, trace, violation))
+    return Run(trace, system.name, tuple(rows), violation)
+
+
+def _since(system: System, trace: Trace, violation: Violation) -> int | None:
+    """The first step after which the check that failed in the end, had it run there, fails as well."""
+    check = trace.commands[violation.step]
+    for last in range(violation.step - 1):
+        lockstep = Lockstep(system, trace.geometry, trace.mode)
+        for command in (*trace.commands[: last + 1], check):
+            if lockstep.violation is None:
+                lockstep.do(command)
+        if lockstep.violation is not None and violation.clause in lockstep.violation.clauses:
+            return last
+    return violation.step - 1 if violation.step else None
 
 
 def _row(command: Command, outcome: Outcome, was: State, now: State) -> Row:
@@ -213,7 +229,8 @@ def _row(command: Command, outcome: Outcome, was: State, now: State) -> Row:
         if was.scope.geometry.window is not None:
             kept = swa_pages(b, page_size) if b is not None else range(0)
             freed += _gone(name, "swa", swa_pages(a, page_size), kept, page_size)
-    return Row(command, outcome, tuple(cursors), tuple(freed))
+    report = outcome.report if isinstance(outcome, Done) else None
+    return Row(command, outcome, tuple(cursors), tuple(freed), report.accounts if report else ())
 
 
 def _gone(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reference.commands import Command, Mode, Outcome
+from reference.commands import Account, Command, Mode, Outcome
 from reference.geometry import Geometry
 
 
@@ -33,6 +33,7 @@ class Violation:
     clause: id of the first clause broken at this step (see reference/clauses.py), or "BROKEN" when
         the system itself failed. also: further clauses broken at the same step.
     expected, observed: one line each, in the field's terms; details has the same for each of `also`.
+    since: the first step after which this very check, had it run there, fails as well.
     """
 
     clause: str
@@ -41,6 +42,7 @@ class Violation:
     observed: str
     also: tuple[str, ...] = ()
     details: tuple[tuple[str, str], ...] = ()
+    since: int | None = None
 
     @property
     def clauses(self) -> tuple[str, ...]:
@@ -53,12 +55,14 @@ class Row:
 
     cursors: (holder, "kv_committed_len", before, after) for cursors that changed; reference side.
     freed: (holder, pool, first position, end position) in tokens, page-aligned; reference side.
+    accounts: what a memory check counts; reference side.
     """
 
     command: Command
     outcome: Outcome
     cursors: tuple[tuple[str, str, int, int], ...] = ()
     freed: tuple[tuple[str, str, int, int], ...] = ()
+    accounts: tuple[Account, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 from impl.adapter import Capabilities
 from reference.commands import (
-    COMMANDS, Abort, Admit, Chunk, Close, Command, Decode, Draft, EvictSwa, Extend, Finish, Mode, Open,
-    Retract, SpecDecode, Submit,
+    COMMANDS, Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, EvictSwa,
+    Extend, Finish, Mode, Open, Retract, SpecDecode, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.geometry import Geometry
@@ -168,6 +168,8 @@ def _weights(c: _Context) -> dict[type, int]:
         Retract: (10 if swept else 3) * bool(c.running),
         Abort: 1 * bool(state.requests),
         Close: 1 * bool(state.sessions),
+        CheckBusy: (6 if habits.ahead else 3) * bool(resumable or c.held),
+        CheckIdle: 2 * (bool(resumable) and not c.held),
     }
     if habits.gather:
         weights[Submit] *= 2
@@ -366,6 +368,14 @@ def _make_close(c: _Context) -> Close:
     return Close(pick(c.chooser, known if known and not c.rude else c.habits.sessions))
 
 
+def _make_check_busy(c: _Context) -> CheckBusy:
+    return CheckBusy(pick(c.chooser, (3, -1)) if c.rude and once_in(c.chooser, 4) else 2 - c.chooser.upto(2))
+
+
+def _make_check_idle(c: _Context) -> CheckIdle:  # noqa: ARG001
+    return CheckIdle()
+
+
 _MAKERS: dict[type, Callable[[_Context], Command]] = {
     Open: _make_open,
     Submit: _make_submit,
@@ -378,6 +388,8 @@ _MAKERS: dict[type, Callable[[_Context], Command]] = {
     Retract: _make_retract,
     Abort: _make_abort,
     Close: _make_close,
+    CheckBusy: _make_check_busy,
+    CheckIdle: _make_check_idle,
 }
 
 

@@ -146,9 +146,20 @@ class CloseStep(Step, frozen=True, tag="close"):
     session: Name
 
 
+class CheckBusyStep(Step, frozen=True, tag="check_busy"):
+    """The memory check between two steps."""
+
+    level: Annotated[int, Meta(ge=0, le=2)] = 1
+
+
+class CheckIdleStep(Step, frozen=True, tag="check_idle"):
+    """The memory check of an idle server."""
+
+
 AnyStep = (
     OpenStep | SubmitStep | AdmitStep | ExtendStep | DecodeStep | SpecDecodeStep
-    | EvictSwaStep | FinishStep | RetractStep | AbortStep | CloseStep
+    | EvictSwaStep | FinishStep | RetractStep | AbortStep | CloseStep | CheckBusyStep
+    | CheckIdleStep
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ class SGLangSystem:
     """
 
     capabilities = Capabilities(
+        commands=Capabilities().commands - {"CheckBusy", "CheckIdle"},
         mixed_decode=False,
         exact_reasons=False,
         modes=(Mode.FAITHFUL,),
@@ -102,7 +103,7 @@ class SGLangSystem:
         if not isinstance(reply, wire.Answer):
             return Broken(self._broken or "the worker answered out of turn")
         self._view = reply.view
-        return Done(reply.choices) if reply.refused is None else Refused(reply.refused)
+        return Done(reply.choices, reply.report) if reply.refused is None else Refused(reply.refused)
 
     def view(self) -> View:
         """The facts after the last command that came to an end; costs nothing."""

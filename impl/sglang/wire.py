@@ -11,7 +11,7 @@ from typing import IO, Any
 import msgspec
 
 from impl.adapter import View
-from reference.commands import COMMANDS, Choice, Command, Reason
+from reference.commands import COMMANDS, Choice, Command, Reason, Report
 from reference.geometry import Geometry
 
 _HEADER = struct.Struct("<I")
@@ -37,6 +37,7 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     view: View
     refused: Reason | None = None
     choices: tuple[Choice, ...] = ()
+    report: Report | None = None
 
 
 class Failure(msgspec.Struct, tag=True, frozen=True):

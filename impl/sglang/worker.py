@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
                 if isinstance(outcome, Refused):
                     reply = wire.Answer(view, outcome.reason)
                 else:
-                    reply = wire.Answer(view, None, outcome.choices)  # type: ignore[union-attr]
+                    reply = wire.Answer(view, None, outcome.choices, outcome.report)
         except Exception as error:
             reply = failure(error, root)
         wire.send(out, reply)

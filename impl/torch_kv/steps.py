@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from impl.torch_kv.checks import MemoryChecks
 from impl.torch_kv.cursors import Cursors, Lanes, N, larger
-from impl.torch_kv.sessions import Phase, Request, SessionRules
+from impl.torch_kv.sessions import Phase, Request
 from reference.commands import (
     Admit,
     Choice,
@@ -25,7 +26,7 @@ from reference.commands import (
 Verdict = Reason | tuple[Choice, ...] | None
 
 
-class Steps(SessionRules):
+class Steps(MemoryChecks):
     """Batched steps over the requests that are there. width: tokens that a row can name."""
 
     requests: dict[str, Request]
@@ -64,6 +65,7 @@ class Steps(SessionRules):
             if end == len(request.text):  # the prompt is in: one token is sampled
                 request.phase = Phase.RUNNING
                 request.sample(1)
+        self.launch(found)
         return None
 
     def prefill(self, requests: Sequence[Request], tokens: list[int]) -> None:
@@ -112,6 +114,7 @@ class Steps(SessionRules):
         self.write_decoded(slots, lanes.tail, fresh)
         for request in found:
             request.sample(1)
+        self.launch(found)
         return None
 
     def decoded(self, cursors: Cursors[N]) -> Cursors[N]:
@@ -157,6 +160,7 @@ class Steps(SessionRules):
         store.write(slots, lanes.tail)
         for request, draft in zip(found, command.lanes, strict=True):
             request.sample(draft.accept)
+        self.launch(found)
         return None
 
     def drafted(self, cursors: Cursors[N], ahead: N, taken: N) -> Cursors[N]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from impl import adapter
+from impl.torch_kv.checks import Batch
 from impl.torch_kv.sessions import Phase, Request, Session
 from impl.torch_kv.steps import Steps, Verdict
 from impl.torch_kv.store import KVStore
@@ -25,6 +26,7 @@ from reference.commands import (
     Outcome,
     Reason,
     Refused,
+    Report,
     Retract,
     Submit,
     token_id,
@@ -51,7 +53,7 @@ class TorchKV(Steps):
         self.sessions: dict[str, Session] = {}
         self.requests: dict[str, Request] = {}
         self.serial = 0
-        self._methods: dict[type, Callable[[Any], Verdict]] = {
+        self._methods: dict[type, Callable[[Any], Verdict | Report]] = {
             c.Open: self.open,
             c.Submit: self.submit,
             c.Admit: self.admit,
@@ -63,6 +65,8 @@ class TorchKV(Steps):
             c.Retract: self.retract,
             c.Abort: self.abort,
             c.Close: self.end_session,
+            c.CheckBusy: self.check_busy,
+            c.CheckIdle: self.check_idle,
         }
 
     @property
@@ -75,6 +79,7 @@ class TorchKV(Steps):
         self.page_size = geometry.page_size
         self.window = geometry.window
         self.width = geometry.width
+        self.last_batch = self.running_batch = Batch()
         self.sessions.clear()
         self.requests.clear()
         self.serial = 0
@@ -85,6 +90,8 @@ class TorchKV(Steps):
             verdict = self._methods[type(command)](command)
         if verdict is None:
             return DONE
+        if isinstance(verdict, Report):
+            return Done(report=verdict)
         return Done(verdict) if isinstance(verdict, tuple) else REFUSED[verdict]
 
     def close(self) -> None:
@@ -202,6 +209,7 @@ class TorchKV(Steps):
             self.drop_overallocated([request], [kept])
             self.save(request.session, request)
         request.phase = Phase.QUEUED
+        self.leave(request)
         return None
 
     def abort(self, command: Abort) -> Verdict:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Container
 
 # isort: off
-from reference.clauses import outcomes, lengths, lives, freed, rows, mapping, owners, window, contents
+from reference.clauses import outcomes, checks, lengths, lives, freed, rows, mapping, owners, window, contents
 
 # isort: on
 from reference.clauses.base import CLAUSES, Clause, Failure
 from reference.step import Step
 
 __all__ = ["CLAUSES", "Clause", "Failure", "broken"]
-_MODULES = (outcomes, lengths, lives, freed, rows, mapping, owners, window, contents)
+_MODULES = (outcomes, checks, lengths, lives, freed, rows, mapping, owners, window, contents)
 
 
 def broken(step: Step, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:

@@ -1,0 +1,150 @@
+"""The memory checks: the sums of both pools and of the rows, one pass on the device.
+
+The host knows which rows are in use and by whom, so it names them; the lengths are read from the
+device cursors, all at once, and the sums come back in one transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from impl.torch_kv.cursors import larger
+from impl.torch_kv.sessions import Phase, Request, Session, SessionRules, Slot
+from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
+
+HELD, UNCACHED = "session_held", "uncached"
+Named = list[tuple[str, Request | Slot]]  # (session or request, who has its row)
+
+
+class Batch:
+    """Requests that ran together. It goes on listing one that ends until the next launch."""
+
+    def __init__(self, requests: Sequence[Request] = ()) -> None:
+        self.requests = list(requests)
+
+    def keep_live(self) -> None:
+        """Drop the requests that gave their KV back."""
+        self.requests = [r for r in self.requests if r.row is not None]
+
+
+class MemoryChecks(SessionRules):
+    """The running batches, as a scheduler keeps them, and the checks that count through them.
+
+    last_batch: what ran last. running_batch: whoever else is under way; after a decode of all of them
+    both are the same object.
+    """
+
+    requests: dict[str, Request]
+    sessions: dict[str, Session]
+    last_batch: Batch
+    running_batch: Batch
+
+    def launch(self, requests: Sequence[Request]) -> None:
+        """A batch of these requests runs: the one before is merged into those under way."""
+        running = self.running_batch
+        for request in self.last_batch.requests:
+            if request not in running.requests:
+                running.requests.append(request)
+        running.keep_live()
+        whole = len(requests) == len(running.requests) and all(r in requests for r in running.requests)
+        self.last_batch = running if whole else Batch(requests)
+
+    def leave(self, request: Request) -> None:
+        """A retracted request is taken out of the batches at once."""
+        for batch in (self.last_batch, self.running_batch):
+            if request in batch.requests:
+                batch.requests.remove(request)
+
+    # Who counts as what.
+
+    def listed(self) -> list[Request]:
+        """Requests of both batches, each once (#21499)."""
+        found = list(self.last_batch.requests)
+        found += [r for r in self.running_batch.requests if r not in found]
+        return found
+
+    def active(self) -> list[Request]:
+        """Requests whose KV is their own: a finished one has given it back (#22753)."""
+        return [request for request in self.listed() if request.row is not None]
+
+    def active_rows(self) -> set[int | None]:
+        """Rows that are counted through a request; recomputed at every check."""
+        return {request.row for request in self.active()}
+
+    def held(self) -> Named:
+        """Slots whose KV no batch uses; a lent one counts through its request (#22213)."""
+        active = self.active_rows()
+        slots = [(s.name, s.slot) for s in self.sessions.values() if s.slot is not None]
+        return [(name, slot) for name, slot in slots if slot.row not in active]
+
+    def uncached(self) -> Named:
+        return [(request.name, request) for request in self.active()]
+
+    # How much.
+
+    def counted_full(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:  # noqa: ARG002
+        """Tokens of the full pool per row: whole pages past R (CHK-2)."""
+        return self.ceil(allocated) - protected
+
+    def counted_swa(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
+        """Tokens of the SWA pool per row: whole pages past R and E (CHK-2)."""
+        return self.ceil(allocated) - self.ceil(larger(protected, evicted))
+
+    def amounts(self, held: Named, uncached: Named) -> Tensor:
+        """Tokens per row, held ones first: int64 [pools, rows] on the device."""
+        store = self.store
+        rows = torch.tensor([h.row for _, h in (*held, *uncached)], dtype=torch.int64)
+        rows = rows.to(store.device, non_blocking=True)
+        lines = torch.cat(
+            (
+                store.slot_cursors.lines.index_select(0, rows[: len(held)]),
+                store.cursors.lines.index_select(0, rows[len(held) :]),
+            )
+        )
+        _, allocated, evicted, protected = lines.unbind(1)
+        pools = [self.counted_full(allocated, evicted, protected)]
+        if store.swa is not None:
+            pools.append(self.counted_swa(allocated, evicted, protected))
+        return torch.stack(pools)
+
+    def report(self, *, log: bool = False) -> Report:
+        """Count both pools and the rows. Waits for the device once."""
+        store, size = self.store, self.page_size
+        held, uncached = self.held(), self.uncached()
+        amounts = self.amounts(held, uncached)
+        if log:
+            each = amounts.tolist()
+            sums = [(sum(pool[: len(held)]), sum(pool[len(held) :])) for pool in each]
+        else:
+            each = []
+            parts = (amounts[:, : len(held)].sum(1), amounts[:, len(held) :].sum(1))
+            sums = torch.stack(parts, 1).tolist()
+        accounts, entries = [], []
+        names = [(HELD, name) for name, _ in held] + [(UNCACHED, name) for name, _ in uncached]
+        pools = [("full", store.full)] + ([("swa", store.swa)] if store.swa is not None else [])
+        for at, (name, pool) in enumerate(pools):
+            accounts.append(Account(name, pool.available * size, 0, 0, *sums[at], pool.pages * size))
+            if log:
+                entries += [Entry(name, *who, count) for who, count in zip(names, each[at], strict=True)]
+        rows = len(store.free_rows), 0, 0, len(held), len(uncached), len(store.req_to_token)
+        accounts.append(Account("rows", *rows))
+        if log:
+            entries += [Entry("rows", *who, 1) for who in names]
+        wrong = [a.pool for a in accounts if not a.balances]
+        alarm = f"memory leak detected in {', '.join(wrong)}" if wrong else ""
+        return Report(tuple(accounts), tuple(entries), alarm)
+
+    # The commands.
+
+    def check_busy(self, command: CheckBusy) -> Reason | Report | None:
+        if command.level not in (0, 1, 2):
+            return Reason.BAD_LENGTH
+        return self.report(log=command.level == 2) if command.level else None
+
+    def check_idle(self, command: CheckIdle) -> Reason | Report:  # noqa: ARG002
+        if any(r.phase in (Phase.EXTENDING, Phase.RUNNING) for r in self.requests.values()):
+            return Reason.NOT_IDLE
+        return self.report()

@@ -1,0 +1,66 @@
+"""The memory checks: what a server counts of each pool, while busy and while idle (#21499, #22562).
+
+Per pool `available + evictable + protected + session_held + uncached == total`, and for the request
+rows `free + held by sessions + running == total`. available is what the ledger says is free; the other
+terms are counted from cursors, as a server counts them: that both agree is a theorem (CHK-1). There
+is no tree yet, so nothing is evictable or protected.
+"""
+
+from __future__ import annotations
+
+from reference.commands import Account, Entry, Report
+from reference.cursors import counted_full, counted_swa
+from reference.ledger import Cursors, Phase, Request, State, free
+
+HELD, UNCACHED = "session_held", "uncached"
+
+
+def in_batch(request: Request) -> bool:
+    """A running batch lists the request and its KV is its own: recomputed, never remembered (#22753)."""
+    return request.phase in (Phase.EXTENDING, Phase.RUNNING)
+
+
+def counted(state: State) -> list[tuple[str, str, Cursors]]:
+    """(term, holder, cursors) of every row in use.
+
+    A lent slot counts once: through its turn, as soon as that is in a batch (#22213). An admission
+    that was rejected puts nothing into a batch, so the slot still holds.
+    """
+    found = []
+    for session in state.sessions:
+        turn = None if session.turn is None else state.request(session.turn)
+        if session.slot is not None and not (turn is not None and in_batch(turn)):
+            found.append((HELD, session.name, session.slot))
+    for request in state.requests:
+        if in_batch(request):
+            assert request.cursors is not None
+            found.append((UNCACHED, request.name, request.cursors))
+    return found
+
+
+def report(state: State, *, log: bool = False) -> Report:
+    """What a check finds now; `log` adds the entries. It never alarms (CHK-1)."""
+    geometry = state.scope.geometry
+    size, left, rows = geometry.page_size, free(state), counted(state)
+    available = {"full": left.full * size, "swa": left.swa * size, "rows": left.rows}
+    totals = {**{pool: geometry.pages(pool) * size for pool in geometry.pools}, "rows": geometry.rows}
+    amounts = {"full": counted_full, "swa": counted_swa, "rows": lambda *_: 1}
+    entries = tuple(
+        Entry(pool, term, holder, amounts[pool](cursors, size))
+        for pool in totals
+        for term, holder, cursors in rows
+    )
+    accounts = []
+    for pool, total in totals.items():
+        held, uncached = (
+            sum(e.amount for e in entries if e.pool == pool and e.term == term) for term in (HELD, UNCACHED)
+        )
+        accounts.append(Account(pool, available[pool], 0, 0, held, uncached, total))
+    return Report(tuple(accounts), entries if log else ())
+
+
+def account_text(account: Account) -> str:
+    """One line of a ledger, such as "full: available 24 + session_held 8 = 32 of 32"."""
+    terms = ("available", "evictable", "protected", HELD, UNCACHED)
+    shown = [f"{t} {getattr(account, t)}" for t in terms if t == "available" or getattr(account, t)]
+    return f"{account.pool}: {' + '.join(shown)} = {account.counted} of {account.total}"
