@@ -149,7 +149,7 @@ class CloseStep(Step, frozen=True, tag="close"):
 class CheckBusyStep(Step, frozen=True, tag="check_busy"):
     """The memory check between two steps."""
 
-    level: Annotated[int, Meta(ge=0, le=2)] = 1
+    level: Length = 1
 
 
 class CheckIdleStep(Step, frozen=True, tag="check_idle"):

@@ -156,8 +156,8 @@ class _IgnoresTheSweep(TorchKV):
     modes=FREE_ONLY,
     story="""The literal rule ceil(A) - max(R, E). A sweep ends at a page boundary, but a finish or a
     restore caps E at a target inside a page, whose SWA half then is gone: the sum is a few tokens too
-    many. Safe where no sweep passes what the turn keeps, as a faithful scheduler guarantees. Fix: round
-    max(R, E) up.""",
+    many. Visible in a check after such a cut. Safe where no sweep passes what the turn keeps, as a
+    faithful scheduler guarantees. Fix: round max(R, E) up.""",
 )
 class _FrontierInsideAPage(TorchKV):
     def counted_swa(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
