@@ -38,6 +38,7 @@ class Capabilities:
         refused is compared.
     may_refuse: reasons for which the system may refuse what the specification would do: policy
         (a reserve of pages), or something that its own scheduler never does.
+    uncounted: pools ("full", "swa", "rows") that its busy check has no account of.
     waived: clause id -> why a violation of it is harmless in this system. It is not
         looked for: the run goes on past it.
     """
@@ -49,6 +50,7 @@ class Capabilities:
     modes: tuple[Mode, ...] = (Mode.FREE, Mode.FAITHFUL)
     exact_reasons: bool = True
     may_refuse: frozenset[Reason] = frozenset()
+    uncounted: frozenset[str] = frozenset()
     waived: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -86,6 +86,8 @@ class Lockstep:
                 now, expected = was, outcome  # its policy: the reference follows
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
+        if can.uncounted and isinstance(command, CheckBusy):
+            expected = _without(can.uncounted, expected)
         self.state = now
         before, self._facts = self._facts, facts
         step = Step(
@@ -121,6 +123,14 @@ class Lockstep:
 def new_tallies() -> dict[str, Tally]:
     """One empty tally per clause."""
     return {clause: Tally() for clause in CLAUSES}
+
+
+def _without(pools: frozenset[str], expected: Outcome) -> Outcome:
+    """What a busy check finds that has no account of these pools."""
+    if not isinstance(expected, Done) or expected.report is None:
+        return expected
+    accounts = tuple(a for a in expected.report.accounts if a.pool not in pools)
+    return replace(expected, report=replace(expected.report, accounts=accounts))
 
 
 def _say(outcome: Outcome) -> str:

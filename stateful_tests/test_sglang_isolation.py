@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from impl.adapter import UnusableImplementation
-from impl.sglang import SGLangSystem, fetch, isolate, releases, wire
+from impl.sglang import SGLangSystem, checker, fetch, isolate, releases, wire
+from impl.sglang.doubles import Bag, ForwardMode
 from reference.commands import (
-    Abort, Admit, Broken, Chunk, Close, Decode, Done, Draft, EvictSwa, Extend, Finish, Open, Refused,
-    Retract, SpecDecode, Submit, token_id,
+    Abort, Account, Admit, Broken, CheckBusy, CheckIdle, Chunk, Close, Decode, Done, Draft, EvictSwa,
+    Extend, Finish, Open, Reason, Refused, Retract, SpecDecode, Submit, token_id,
 )  # fmt: skip
 from reference.geometry import preset
 
@@ -331,13 +332,76 @@ def test_commands_survive_the_wire():
     commands = [
         Open("s"), Submit("r", None, 3, 1), Admit("r"), Extend((Chunk("r", 2), Chunk("q", 1))),
         Decode(("r", "q")), SpecDecode((Draft("r", 3, 2),)), EvictSwa("r", 5), Finish("r", 1),
-        Retract("r", 1), Abort("r", marked=True), Close("s"),
+        Retract("r", 1), Abort("r", marked=True), Close("s"), CheckBusy(2), CheckIdle(),
     ]  # fmt: skip
     for command in commands:
         body = wire.msgspec.msgpack.encode(wire.pack_command(command))
         ask = wire.ASKS.decode(body)
         assert isinstance(ask, wire.Apply)
         assert wire.unpack_command(ask) == command
+
+
+# -- the batches that memory checks go by ---------------------------------------------------------
+
+
+class Req:
+    done = False
+
+    def finished(self) -> bool:
+        return self.done
+
+
+@pytest.fixture
+def scheduler():
+    return checker.Scheduler(Bag, None, None, None, preset("page1"))
+
+
+def listed(scheduler) -> list[list]:
+    return [batch.reqs for batch in (scheduler.last_batch, scheduler.running_batch)]
+
+
+def test_a_decode_makes_one_batch_of_everybody(scheduler):
+    a, b = Req(), Req()
+    assert scheduler.last_batch is None
+    scheduler.launch([a], ForwardMode.EXTEND)
+    scheduler.launch([b], ForwardMode.EXTEND)
+    assert listed(scheduler) == [[b], [a]]
+    scheduler.launch([b], ForwardMode.DECODE)
+    assert scheduler.last_batch is scheduler.running_batch
+    assert listed(scheduler) == [[a, b], [a, b]]
+
+
+def test_a_finished_request_is_listed_until_the_next_launch(scheduler):
+    a, b = Req(), Req()
+    scheduler.launch([a], ForwardMode.EXTEND)
+    a.done = True
+    assert listed(scheduler) == [[a], []]
+    scheduler.launch([b], ForwardMode.EXTEND)
+    assert listed(scheduler) == [[b], []]
+
+
+def test_a_retracted_request_leaves_at_once(scheduler):
+    a, b = Req(), Req()
+    scheduler.launch([a, b], ForwardMode.EXTEND)
+    scheduler.leave(a)
+    assert listed(scheduler) == [[b], []]
+
+
+@pytest.mark.parametrize("error", [AssertionError("two\n  lines"), ValueError("two lines")])
+def test_the_verdict_of_a_release_is_one_line(scheduler, error):
+    def check() -> None:
+        raise error
+
+    scheduler.launch([Req()], ForwardMode.EXTEND)
+    scheduler.self_check_during_busy = check
+    scheduler.busy_accounts = tuple
+    assert scheduler.busy(1).alarm == "two lines"
+
+
+def test_what_is_no_verdict_is_no_alarm(scheduler):
+    scheduler.launch([Req()], ForwardMode.EXTEND)
+    with pytest.raises(AttributeError, match="read self_check_during_busy of the scheduler"):
+        scheduler.busy(1)
 
 
 # -- the real releases ----------------------------------------------------------------------------
@@ -427,7 +491,7 @@ def test_a_verify_round_commits_what_was_accepted(real):
     [
         Open("s"), Close("t"), Submit("a", "t", 1), Submit("a", "s", 0), Submit("a", "s", 1, -1),
         Submit("a", "s", 2, 1), Submit("a", "s", 99), Admit("x"), Extend(()), Decode(("x",)),
-        Decode(()), EvictSwa("x", 1), Finish("x", 1), Retract("x"), Abort("x"),
+        Decode(()), EvictSwa("x", 1), Finish("x", 1), Retract("x"), Abort("x"), CheckBusy(3),
     ],
     ids=repr,
 )  # fmt: skip
@@ -445,3 +509,33 @@ def test_memory_is_refused_before_the_release_is_touched(real):
     before = real.view()
     assert isinstance(real.apply(Extend((Chunk("o", 12),))), Refused)  # 6 pages of 5
     assert real.view() == before
+
+
+def accounts(system, command) -> dict[str, Account]:
+    outcome = system.apply(command)
+    assert isinstance(outcome, Done)
+    assert outcome.report is not None
+    assert all(a.balances for a in outcome.report.accounts) is (outcome.report.alarm == "")
+    return {a.pool: a for a in outcome.report.accounts}
+
+
+def test_the_idle_check_counts_what_sessions_hold(real):
+    play(real, "page4", *FIRST_TURN)
+    found = accounts(real, CheckIdle())
+    assert found == {
+        "full": Account("full", 40, 0, 0, 8, 0, 48),
+        "swa": Account("swa", 28, 0, 0, 8, 0, 36),
+        "rows": Account("rows", 3, 0, 0, 1, 0, 4),
+    }
+    assert accounts(real, CheckBusy()) == found  # nothing ran since
+    assert real.apply(CheckBusy(0)) == Done()
+
+
+def test_the_busy_check_counts_requests_that_still_prefill(real):
+    play(real, "no-swa", Submit("o", None, 9), Submit("p", None, 1), Admit("o"), Admit("p"))
+    real.apply(Extend((Chunk("o", 3),)))
+    real.apply(Extend((Chunk("p", 1),)))
+    assert accounts(real, CheckBusy(2))["full"] == Account("full", 32, 0, 0, 0, 8, 40)
+    assert real.apply(CheckIdle()) == Refused(Reason.NOT_IDLE)
+    real.apply(Retract("p"))
+    assert accounts(real, CheckBusy())["full"] == Account("full", 36, 0, 0, 0, 4, 40)

@@ -15,8 +15,8 @@ from impl.sglang.doubles import SERVER_ARGS, Bag, ForwardMode
 from impl.sglang.releases import Release0510
 from impl.sglang.server import Phase, Server, Turn
 from reference.commands import (
-    Abort, Admit, Choice, Close, Command, Decode, Done, EvictSwa, Extend, Finish, Open, Outcome,
-    Reason, Refused, Retract, SpecDecode, Submit, token_id,
+    Abort, Admit, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, EvictSwa, Extend,
+    Finish, Open, Outcome, Reason, Refused, Report, Retract, SpecDecode, Submit, token_id,
 )  # fmt: skip
 from reference.geometry import Geometry
 
@@ -44,6 +44,7 @@ class Driver:
         self.release = release
         self.run_rejected = run_rejected
         self.serial = 0
+        self.report: Report | None = None  # of the command, if it is a check
         self.server: Server
 
     def reset(self, geometry: Geometry) -> View:
@@ -57,11 +58,12 @@ class Driver:
         Raises UnusableImplementation for a run that mixes Decode and SpecDecode, and whatever the
         release raises: then only `reset` may follow.
         """
+        self.report = None
         try:
             choices = _PLAYS[type(command)](self, command)
         except _No as no:
             return Refused(no.reason), self.server.view()
-        return Done(tuple(choices)), self.server.view()
+        return Done(tuple(choices), self.report), self.server.view()
 
     # -- refusals ---------------------------------------------------------------------------------
 
@@ -208,6 +210,7 @@ class Driver:
                 req.is_chunked += 1
         batch = server.new_batch(turns, ForwardMode.EXTEND)
         batch.prepare_for_extend()
+        self._launch(turns, ForwardMode.EXTEND)
         for turn, (start, end) in zip(turns, spans, strict=True):
             server.forward(turn, start, end)
         for turn, (_, end) in zip(turns, spans, strict=True):
@@ -245,6 +248,7 @@ class Driver:
 
         swept = self._swept(turns)
         server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
+        self._launch(turns, ForwardMode.DECODE)
         for turn in turns:
             server.forward(turn, turn.fill - 1, turn.fill)
             turn.req.output_ids += server.sample(turn, 1)
@@ -271,6 +275,7 @@ class Driver:
         swept = self._swept(turns)
         batch = server.new_batch(turns, ForwardMode.DECODE)
         self.release.prepare_spec(batch, draft_len)
+        self._launch(turns, ForwardMode.DECODE)
         choices = {}
         for turn, lane, cursors in zip(turns, lanes, before, strict=True):
             tokens = server.sample(turn, lane.accept)
@@ -325,6 +330,7 @@ class Driver:
             # The step was launched, and so committed; its result will never be processed.
             turn.req.output_ids = turn.req.output_ids[:-1]
         self.server.new_batch([turn], ForwardMode.DECODE).release_req(0, 0, SERVER_ARGS)
+        self.server.scheduler.leave(turn.req)
         turn.phase = Phase.QUEUED
         return []
 
@@ -363,10 +369,29 @@ class Driver:
         req.init_next_round_input(server.cache)
         server.cache.inc_lock_ref(req.last_node)
         server.new_batch([turn], ForwardMode.EXTEND).prepare_for_extend()
+        self._launch([turn], ForwardMode.EXTEND)
         server.forward(turn, turn.prefix, turn.fill)
         req.output_ids += server.sample(turn, 1)
         req.check_finished()
         self.release.common.release_kv_cache(req, server.cache)
+
+    # -- memory checks ----------------------------------------------------------------------------
+
+    def _launch(self, turns: Sequence[Turn], mode: ForwardMode) -> None:
+        self.server.scheduler.launch([t.req for t in turns], mode)
+
+    def check_busy(self, command: CheckBusy) -> list[Choice]:
+        _need(command.level in (0, 1, 2), Reason.BAD_LENGTH)
+        if command.level:
+            self.report = self.server.scheduler.busy(command.level)
+        return []
+
+    def check_idle(self, command: CheckIdle) -> list[Choice]:
+        del command
+        turns = self.server.turns.values()
+        _need(not any(t.phase in (Phase.EXTENDING, Phase.RUNNING) for t in turns), Reason.NOT_IDLE)
+        self.report = self.server.scheduler.idle([t.req for t in turns])
+        return []
 
 
 _PLAYS: dict[type, Callable[[Driver, Any], list[Choice]]] = {
@@ -381,4 +406,6 @@ _PLAYS: dict[type, Callable[[Driver, Any], list[Choice]]] = {
     Finish: Driver.finish,
     Retract: Driver.retract,
     Abort: Driver.abort,
+    CheckBusy: Driver.check_busy,
+    CheckIdle: Driver.check_idle,
 }

@@ -26,6 +26,7 @@ REAL = (
     "sglang.srt.constants",
     "sglang.srt.environ",
     "sglang.srt.managers.schedule_batch",
+    "sglang.srt.managers.scheduler_runtime_checker_mixin",
     "sglang.srt.managers.session_controller",
     "sglang.srt.mem_cache",
     "sglang.srt.session",
@@ -44,7 +45,7 @@ INERT = (
 # Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.
 UTILITIES = frozenset(
     {"ceil_align", "ceil_div", "floor_align", "flatten_nested_list", "get_bool_env_var",
-     "get_num_new_pages", "next_power_of_2"}
+     "get_num_new_pages", "next_power_of_2", "raise_error_or_warn"}
 )  # fmt: skip
 # Questions about the host in the same file: a CPU and nothing special.
 HOST_QUESTIONS = (

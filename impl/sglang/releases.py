@@ -13,6 +13,7 @@ from typing import Any
 
 from impl.adapter import Cursors, UnusableImplementation
 from impl.sglang import isolate
+from reference.geometry import Geometry
 
 
 class Release0510:
@@ -21,10 +22,14 @@ class Release0510:
     version = "0.5.10"
     session_cache = ("sglang.srt.mem_cache.session_aware_cache", "SessionAwareCache")
     session_controller = "sglang.srt.managers.session_controller"
+    checker = ("sglang.srt.managers.scheduler_runtime_checker_mixin", "SchedulerRuntimeCheckerMixin")
+    scheduler = "Scheduler0510"  # of impl.sglang.checker
     spec_file = "sglang/srt/speculative/eagle_info_v2.py"
     spec_prepare = "EagleDraftInputV2Mixin.prepare_for_decode"
     # Tokens that preparing a speculative round commits already (the result adds accepted - claimed).
     claimed = 0
+    # Pools that its busy check does not count: see Capabilities.
+    uncounted: frozenset[str] = frozenset({"swa", "rows"})
     # The paged two-pool allocator declines an extend that leaves no page to spare per lane.
     spare_page_per_lane = True
 
@@ -67,6 +72,12 @@ class Release0510:
         self.controller = load(self.session_controller)
         module, name = self.session_cache
         self.session_cache_class = getattr(load(module), name)
+        module, name = self.checker
+        checks = getattr(load(module), name)
+        if not isinstance(checks, type):  # inert: the file is not there
+            raise ImportError(f"no {module}")
+        stand_in = getattr(load("impl.sglang.checker"), self.scheduler)
+        self.scheduler_class = type(name, (stand_in, checks), {"checks": checks})
         self.draft_len = 1  # what get_alloc_len_per_decode answers; set before each round
         env = {**vars(self.common), "torch": torch, "get_alloc_len_per_decode": lambda *_: self.draft_len}
         prepare = isolate.cut(root / self.spec_file, frozenset({self.spec_prepare}), env)
@@ -106,6 +117,10 @@ class Release0510:
         )
         inner = self.chunk_cache.ChunkCache if window is None else self.chunk_cache.SWAChunkCache
         return self.session_cache_class(inner(params))
+
+    def make_scheduler(self, rows: Any, allocator: Any, cache: Any, geometry: Geometry) -> Any:
+        """The release's memory checks on a stand-in of its scheduler."""
+        return self.scheduler_class(self.batch.ScheduleBatch, rows, allocator, cache, geometry)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -159,8 +174,10 @@ class Release0511(Release0510):
     """0.5.11. Turns in flight are known to the session; a close waits for them."""
 
     version = "0.5.11"
+    scheduler = "Scheduler0511"
     session_cache = ("sglang.srt.session.streaming_session", "StreamingSession")
     session_controller = "sglang.srt.session.session_controller"
+    uncounted: frozenset[str] = frozenset()
     claimed = 1
     spare_page_per_lane = False
 

@@ -79,6 +79,7 @@ class Server:
         self.swa_pool = None if swa is None else self.allocator.swa_attn_allocator
         self.rows = release.make_rows(geometry.rows, geometry.width)
         self.cache = release.make_cache(self.rows, self.allocator, page, geometry.window)
+        self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
         self.controller = release.controller.SessionController(self.cache)
         self.turns: dict[str, Turn] = {}
         self.spec: bool | None = None  # unknown until the first decode round

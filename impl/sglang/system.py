@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -33,7 +34,6 @@ class SGLangSystem:
     """
 
     capabilities = Capabilities(
-        commands=Capabilities().commands - {"CheckBusy", "CheckIdle"},
         mixed_decode=False,
         exact_reasons=False,
         modes=(Mode.FAITHFUL,),
@@ -65,6 +65,7 @@ class SGLangSystem:
             self._root = checkout_root(path)
             release = detect(self._root)
             self._name = "sglang@checkout"
+        self.capabilities = replace(self.capabilities, uncounted=release.uncounted)
         self._options = [release.version, *(["--run-rejected"] if run_rejected else [])]
         self._timeout_s, self._start_s = timeout_s, start_s
         self._process: subprocess.Popen[bytes] | None = None

@@ -97,7 +97,13 @@ def _terms(step: Step) -> Failure | None:
         if mine.get(account.pool) != account:
             other = mine.get(account.pool)
             return account_text(account), account_text(other) if other else f"{account.pool}: not counted"
+    if got.entries and sorted(map(str, got.entries)) != sorted(map(str, want.entries)):
+        return _entries_text(want), _entries_text(got)
     return None
+
+
+def _entries_text(report: Report) -> str:
+    return "; ".join(f"{e.pool} {e.term} {e.holder} {e.amount}" for e in sorted(report.entries, key=str))
 
 
 @clause(
