@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from ci import render
+from ci.bench import checks
 from impl.adapter import System, UnusableImplementation
 from reference import model
 from reference.commands import Command, Mode
@@ -139,12 +140,16 @@ def bench(impls: tuple[str, ...], device: str, runs: int, as_json: bool) -> None
         }
         for name, seconds in measured.items()
     ]
+    checked = checks.rows(device)
     if as_json:
-        json.dump(rows, sys.stdout, indent=2)
+        json.dump({"commands": rows, "busy check": checked}, sys.stdout, indent=2)
         print()
     else:
+        out = render.console()
         headings = ("what", "us/command", "commands/s", "of empty machine")
-        render.listing(render.console(), rows, dict(zip(rows[0], headings)))
+        render.listing(out, rows, dict(zip(rows[0], headings)))
+        out.print(f"\nA busy check on {device}, beside loops over the requests (ratio to one pass):\n")
+        render.listing(out, checked, {name: name for name in checked[0]})
 
 
 if __name__ == "__main__":

@@ -45,12 +45,9 @@ class MemoryChecks(SessionRules):
     def launch(self, requests: Sequence[Request]) -> None:
         """A batch of these requests runs: the one before is merged into those under way."""
         running = self.running_batch
-        for request in self.last_batch.requests:
-            if request not in running.requests:
-                running.requests.append(request)
+        running.requests = self._merged()
         running.keep_live()
-        whole = len(requests) == len(running.requests) and all(r in requests for r in running.requests)
-        self.last_batch = running if whole else Batch(requests)
+        self.last_batch = running if set(requests) == set(running.requests) else Batch(requests)
 
     def leave(self, request: Request) -> None:
         """A retracted request is taken out of the batches at once."""
@@ -61,10 +58,11 @@ class MemoryChecks(SessionRules):
     # Who counts as what.
 
     def listed(self) -> list[Request]:
-        """Requests of both batches, each once (#21499)."""
-        found = list(self.last_batch.requests)
-        found += [r for r in self.running_batch.requests if r not in found]
-        return found
+        """Requests of both batches, each once: the two may be one object (#21499)."""
+        return self._merged()
+
+    def _merged(self) -> list[Request]:
+        return list(dict.fromkeys((*self.running_batch.requests, *self.last_batch.requests)))
 
     def active(self) -> list[Request]:
         """Requests whose KV is their own: a finished one has given it back (#22753)."""
