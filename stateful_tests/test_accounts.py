@@ -14,13 +14,13 @@ import torch
 
 from impl.torch_kv import TorchKV
 from reference import model
-from reference.accounts import counted, report
+from reference.accounts import counted, in_batch, report
 from reference.commands import (
     Abort, Account, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Draft, Entry,
     EvictSwa, Extend, Finish, Mode, Open, Outcome, Reason, Refused, Report, Retract, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
-from reference.ledger import State, text_len
+from reference.ledger import Phase, State, text_len
 from stateful_tests.strategies import RandomChooser, draw_geometry, draw_habits, propose
 from stateful_tests.test_torch_cursors import Waits
 from stateful_tests.test_torch_devices import random_commands
@@ -63,17 +63,17 @@ def without_tokens(state: State) -> State:
     return state._replace(sessions=tuple(sessions), requests=tuple(requests), serial=0)
 
 
-def reachable(geometry: Geometry, mode: Mode) -> Iterator[State]:
-    """All of them, breadth first, up to which tokens are in the texts."""
+def reachable(geometry: Geometry, mode: Mode) -> Iterator[tuple[State, int]]:
+    """All of them, breadth first, up to which tokens are in the texts; and the fewest commands there."""
     start = model.initial(geometry, mode)
-    seen, queue = {start}, [start]
-    for state in queue:
-        yield state
+    seen, queue = {start}, [(start, 0)]
+    for state, depth in queue:
+        yield state, depth
         for command in every_command(state):
             now = without_tokens(model.step(state, command)[0])
             if now not in seen:
                 seen.add(now)
-                queue.append(now)
+                queue.append((now, depth + 1))
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,25 @@ def test_no_false_alarm_in_any_reachable_state(sizes: str, mode: Mode, states: i
     """
     both = 0
     found_states = 0
-    for state in reachable(TINY[sizes], mode):
+    for state, _ in reachable(TINY[sizes], mode):
         found_states += 1
         found = report(state, log=True)
         assert all(account.balances for account in found.accounts), (state, found)
         both += len({term for term, _, _ in counted(state)}) == 2
     assert found_states == states
     assert both > 40, "slots and requests are counted in one check"
+
+
+def test_no_shorter_trace_shows_a_lent_slot() -> None:
+    """Six commands lend a slot (pr22753-stale-flag), seven put it into a batch (pr22213-double-count)."""
+    shortest: dict[bool, int] = {}
+    for state, depth in reachable(TINY["page1"], Mode.FREE):
+        turn = state.request("r1")
+        session = state.session("s1")
+        if session is not None and session.slot is not None and turn is not None:
+            if turn.phase is not Phase.QUEUED:
+                shortest.setdefault(in_batch(turn), depth)
+    assert shortest == {False: 6, True: 7}
 
 
 @pytest.mark.parametrize("mode", Mode)
