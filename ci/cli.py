@@ -192,6 +192,33 @@ def clauses(as_json: bool) -> int:
     return _list(rows, as_json, {"id": "clause", "sentence": "what it says", "settled": "how it was settled"})
 
 
+@cli.command("blindspots")
+@click.option("--bug", "names", multiple=True, metavar="NAME", help="Bug to measure (repeatable).")
+@click.option("--runs", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Runs per bug.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Where random decisions start from.")
+@click.option(
+    "--json", "json_file", metavar="[FILE]", is_flag=False, flag_value="-",
+    help="Write every figure there; stdout when no FILE is given.",
+)  # fmt: skip
+def blind_spots(names: tuple[str, ...], runs: int, seed: int, json_file: str | None) -> int:
+    """Measure which run-time check sees which named bug, and when."""
+    from impl.bugs import BUGS
+
+    for name in names:
+        if name not in BUGS:
+            raise Unusable(f"--bug {name}: unknown bug; `kvspec bugs` lists them")
+    _writable_json(json_file)
+
+    from ci import blindspots, render
+    from ci.progress import Progress
+
+    with Progress(render.console(sys.stderr)) as progress:
+        data = blindspots.collect(tuple(dict.fromkeys(names)), runs, seed, progress)
+    blindspots.text(render.console(_text_out(json_file)), data, detailed=bool(names))
+    _write_json(json_file, data)
+    return 0
+
+
 def _list(rows: list[Data], as_json: bool, columns: dict[str, str]) -> int:
     from ci import render
 

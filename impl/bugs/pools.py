@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from impl.bugs.register import bug, store_bug
-from impl.torch_kv.cursors import N
+from impl.torch_kv.cursors import Cursors, N, whole
 from impl.torch_kv.pool import PagePool
-from impl.torch_kv.sessions import Session
+from impl.torch_kv.sessions import Request, Session
 from impl.torch_kv.store import KVStore, Span
 from impl.torch_kv.system import TorchKV
 
@@ -58,6 +58,77 @@ class _FreeListDuplicate(TorchKV):
 class _LanesShareNewPages(KVStore):
     def _lane_offset(self, take: Tensor) -> Tensor:
         return torch.zeros_like(take)
+
+
+class _PoolGivesOnePage(PagePool):
+    def take(self, count: int) -> Tensor:
+        return super().take(count)[:1].expand(count)
+
+
+@store_bug(
+    "alloc-repeats-a-page",
+    "one new page for all of a chunk",
+    clause="OWN-1",
+    story="""A long prompt overwrites itself. As many pages are taken as are needed and the first is used
+    for all of them, so the row has it twice and the others are nowhere; every sum is right. Visible when
+    an allocation takes two pages. Fix: each page once.""",
+)
+class _AllocRepeatsAPage(KVStore):
+    pool_class = _PoolGivesOnePage
+
+
+class _PoolDropsTheNext(PagePool):
+    def take(self, count: int) -> Tensor:
+        taken = super().take(count).clone()
+        if count and self.available:
+            self._stack[self._top] = taken[0]
+        return taken
+
+
+@store_bug(
+    "alloc-drops-the-next-page",
+    "handed out and still free",
+    clause="OWN-1",
+    story="""A page is handed out again while its owner reads it. The free list loses the page behind the
+    one that it hands out, so the latter is owned and free, the former nowhere; every sum is right. Visible
+    at the first allocation that leaves a page. Fix: take off what is handed out.""",
+)
+class _AllocDropsTheNextPage(KVStore):
+    pool_class = _PoolDropsTheNext
+
+
+@store_bug(
+    "free-repeats-a-page",
+    "one page for all that is freed",
+    clause="FREE-1",
+    story="""Two requests get the same page. Freeing a range puts its first page on the free list as often
+    as there are pages in the range, and the others are nowhere; every sum is right. Visible when a free
+    gives back two pages. Fix: each page once.""",
+)
+class _FreeRepeatsAPage(KVStore):
+    def _free_full(self, pages: Tensor) -> None:
+        self.full.give(pages[:1].expand(len(pages)))
+        self._unmap(pages)
+
+
+@bug(
+    "trim-frees-the-front",
+    "a trim takes from the wrong end",
+    clause="FREE-1",
+    story="""The next turn reads KV that is free. Finish gives back as many pages as lie past the target,
+    but from the front of the row: the slot names pages that are free, those past the target are nowhere;
+    every sum is right. Visible when a finish frees something. Fix: free [ceil(target), ceil(A)).""",
+)
+class _TrimFreesTheFront(TorchKV):
+    def trim_overshoot(self, requests: Sequence[Request], targets: list[int]) -> None:
+        self.free_ranges(requests, self.front, targets)
+        self.move(requests, self.capped_kept, targets)
+
+    def front(self, cursors: Cursors[N], target: N) -> tuple[N, N, N]:
+        """As many pages as `beyond` has, from the first of the row on."""
+        first, swa_first, end = self.beyond(cursors, target)
+        start = whole(cursors.cache_protected_len, self.page_size)
+        return start, start + swa_first - first, start + end - first
 
 
 @store_bug(
