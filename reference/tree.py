@@ -1,0 +1,344 @@
+"""The radix tree: cached prefixes whose nodes hold full KV, and SWA KV or a tombstone.
+
+Immutable, like all of the reference. A node is a run of whole pages; a path from the root spells a
+prefix. Every node owns the full pages of its tokens; a live one owns their SWA pages too, a tombstone
+has lost those. Locks are kept by who holds them, as ranges of tokens, not as counters in nodes: so
+unlock gives back exactly what lock took, whatever was split in between.
+
+Least recently used: each operation has its own moment, and of nodes last used at the same moment the
+one nearer to the root goes first. Lengths and positions are tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from reference.cursors import ceil_page, floor_page, window_start
+
+Key = tuple[int, ...]
+
+
+class Node(NamedTuple):
+    """A run of tokens, whole pages. full_used, swa_used: the moment it was last used, per component.
+
+    live: it has SWA KV; without a window always true, and nobody asks.
+    """
+
+    key: Key
+    live: bool
+    full_used: int
+    swa_used: int
+    children: tuple[Node, ...] = ()
+
+
+class Lock(NamedTuple):
+    """What a holder pins: full KV of `key`, SWA KV from `swa_from` to its end."""
+
+    holder: str
+    key: Key
+    swa_from: int
+
+
+class Tree(NamedTuple):
+    """children: of the root, which is empty. locks: sorted by holder. clock: moments so far."""
+
+    page_size: int
+    window: int | None
+    children: tuple[Node, ...] = ()
+    locks: tuple[Lock, ...] = ()
+    clock: int = 0
+
+
+class Placed(NamedTuple):
+    """A node and the tokens from the root to its end."""
+
+    node: Node
+    path: Key
+
+    @property
+    def start(self) -> int:
+        return len(self.path) - len(self.node.key)
+
+    @property
+    def end(self) -> int:
+        return len(self.path)
+
+
+class Insertion(NamedTuple):
+    """What became of the pages that an insert brought, as ranges of tokens.
+
+    matched: the length that was there; full pages from the inserter's prefix to it are duplicates and
+    freed. adopted: [matched, end), now the tree's. recovered: tombstones that got the inserter's SWA KV;
+    SWA pages of other duplicates are freed.
+    """
+
+    matched: int
+    end: int
+    recovered: tuple[tuple[int, int], ...] = ()
+
+
+class Sizes(NamedTuple):
+    """Tokens in the tree, per pool: what may be evicted and what a lock pins."""
+
+    full_evictable: int
+    full_protected: int
+    swa_evictable: int
+    swa_protected: int
+
+
+def nodes(tree: Tree) -> Iterator[Placed]:
+    """All nodes, parents before children."""
+    waiting: list[Placed] = [Placed(node, node.key) for node in tree.children]
+    while waiting:
+        placed = waiting.pop()
+        yield placed
+        waiting += [Placed(child, placed.path + child.key) for child in placed.node.children]
+
+
+def path_of(tree: Tree, key: Key) -> list[Placed]:
+    """The nodes that spell `key`, from the root on; the last may go further than `key` does."""
+    found: list[Placed] = []
+    children, at = tree.children, 0
+    while at < len(key):
+        page = key[at : at + tree.page_size]
+        node = next((n for n in children if n.key[: tree.page_size] == page), None)
+        if node is None:
+            break
+        found.append(Placed(node, (found[-1].path if found else ()) + node.key))
+        same = shared(node.key, key[at:], tree.page_size)
+        at += same
+        if same < len(node.key):
+            break
+        children = node.children
+    return found
+
+
+def shared(a: Key, b: Key, page_size: int) -> int:
+    """Length of the common prefix, whole pages."""
+    length = 0
+    for x, y in zip(a, b):
+        if x != y:
+            break
+        length += 1
+    return floor_page(length, page_size)
+
+
+# Whose pages a lock pins.
+
+
+def full_locked(tree: Tree, placed: Placed) -> bool:
+    """Some lock needs the node's full KV: that of a prefix which passes through it."""
+    return any(lock.key[: placed.end] == placed.path for lock in tree.locks)
+
+
+def swa_locked(tree: Tree, placed: Placed) -> bool:
+    """Some lock needs the node's SWA KV."""
+    return any(lock.swa_from < placed.end and lock.key[: placed.end] == placed.path for lock in tree.locks)
+
+
+def sizes(tree: Tree) -> Sizes:
+    """Tokens per pool, evictable and protected (CHK-2)."""
+    counts = [0, 0, 0, 0]
+    for placed in nodes(tree):
+        counts[full_locked(tree, placed)] += len(placed.node.key)
+        if placed.node.live and tree.window is not None:
+            counts[2 + swa_locked(tree, placed)] += len(placed.node.key)
+    return Sizes(*counts)
+
+
+# Changing a persistent tree: everything on the path is copied, nothing else.
+
+
+def _edit(
+    children: tuple[Node, ...], path: list[Placed], change: Callable[[Node], tuple[Node, ...]]
+) -> tuple[Node, ...]:
+    """`children` with the last node of `path` replaced by what `change` makes of it (none: removed)."""
+    node = path[0].node
+    if len(path) == 1:
+        new = change(node)
+    else:
+        new = (node._replace(children=_edit(node.children, path[1:], change)),)
+    return tuple(sorted([n for n in children if n is not node] + list(new)))
+
+
+def _changed(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) -> Tree:
+    """The node that ends with `end` replaced."""
+    return tree._replace(children=_edit(tree.children, path_of(tree, end), change))
+
+
+def _split(tree: Tree, key: Key) -> Tree:
+    """Make the end of `key`, a whole number of pages that are there, the end of a node."""
+    path = path_of(tree, key)
+    if not path or path[-1].end == len(key):
+        return tree
+    at = len(key) - path[-1].start
+
+    def halves(node: Node) -> tuple[Node, ...]:
+        tail = node._replace(key=node.key[at:])
+        return (node._replace(key=node.key[:at], children=(tail,)),)
+
+    return tree._replace(children=_edit(tree.children, path, halves))
+
+
+def _entered(tree: Tree, key: Key) -> tuple[Tree, Key]:
+    """The part of `key` that is in the tree, and the tree with a node that ends there."""
+    path = path_of(tree, key)
+    if not path:
+        return tree, ()
+    last = path[-1]
+    there = key[: last.start + shared(last.node.key, key[last.start :], tree.page_size)]
+    return _split(tree, there), there
+
+
+def _used(tree: Tree, key: Key) -> Tree:
+    """`key` was used: full KV all along the path, SWA KV inside the window of its end (#26615)."""
+    now = tree.clock + 1
+    first = window_start(len(key), tree.window) if tree.window else len(key)
+    for placed in path_of(tree, key):
+        seen = now if placed.node.live and placed.end > first else placed.node.swa_used
+        tree = _changed(tree, placed.path, partial(_stamped, full_used=now, swa_used=seen))
+    return tree._replace(clock=now)
+
+
+def _stamped(node: Node, **values: int | bool) -> tuple[Node, ...]:
+    return (node._replace(**values),)  # type: ignore[arg-type]
+
+
+# The operations.
+
+
+def usable(tree: Tree, key: Key) -> int:
+    """How much of `key` a request may resume from, in whole nodes.
+
+    The KV of one window behind it must be live, or everything back to the root (TREE-5).
+    """
+    best, live_run, whole = 0, 0, True
+    for placed in path_of(tree, key):
+        if placed.path != key[: placed.end]:
+            break
+        live_run = live_run + len(placed.node.key) if placed.node.live else 0
+        whole = whole and placed.node.live
+        if tree.window is None or whole or live_run >= tree.window:
+            best = placed.end
+    return best
+
+
+def match(tree: Tree, key: Key) -> tuple[Tree, int]:
+    """The longest usable prefix of `key`; the node where the key leaves the tree is split there."""
+    tree, there = _entered(tree, _whole_pages(tree, key))
+    length = usable(tree, there)
+    return _used(tree, there[:length]), length
+
+
+def _whole_pages(tree: Tree, key: Key) -> Key:
+    return key[: floor_page(len(key), tree.page_size)]
+
+
+def lock(tree: Tree, holder: str, key: Key) -> Tree:
+    """Pin `key`, which a match has handed out: full KV of the path, SWA KV until a window is covered.
+
+    A node is pinned whole, so a lock may pin up to a node more than one window (#26919 keeps fresh
+    leaves at one).
+    """
+    swa_from = len(key)
+    for placed in reversed(path_of(tree, key)):
+        if tree.window is None or len(key) - swa_from >= tree.window:
+            break
+        swa_from = placed.start
+    return tree._replace(locks=tuple(sorted((*tree.locks, Lock(holder, key, swa_from)))))
+
+
+def unlock(tree: Tree, holder: str) -> Tree:
+    """Give back exactly what the holder's lock took."""
+    return tree._replace(locks=tuple(held for held in tree.locks if held.holder != holder))
+
+
+def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
+    """Put the whole pages of `key` into the tree. `evicted`: SWA KV of the pages below it is gone.
+
+    What is there stays; a tombstone for which the key brings SWA KV gets it, unless a lock reads
+    through it. What is new becomes a leaf: a tombstone below `evicted`, live from there on, and of the
+    live part no more than one window of whole pages is one node (#26919, #22470).
+    """
+    key = _whole_pages(tree, key)
+    live_from = min(ceil_page(evicted, tree.page_size), len(key)) if tree.window is not None else 0
+    tree, there = _entered(tree, key)
+    if any(not p.node.live and p.start < live_from < p.end for p in path_of(tree, there)):
+        tree = _split(tree, key[:live_from])
+    recovered = []
+    for placed in path_of(tree, there):
+        if not placed.node.live and placed.start >= live_from and not full_locked(tree, placed):
+            recovered.append((placed.start, placed.end))
+            tree = _changed(tree, placed.path, partial(_stamped, live=True))
+    if len(there) < len(key):
+        tree = _grown(tree, key, len(there), max(len(there), live_from))
+    return _used(tree, key), Insertion(len(there), len(key), tuple(recovered))
+
+
+def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
+    """A fresh leaf for key[matched:], cut where its SWA KV begins and one window before its end."""
+    cuts = {live_from, len(key)}
+    if tree.window is not None:
+        cuts.add(max(live_from, len(key) - ceil_page(tree.window, tree.page_size)))
+    ends = sorted(cut for cut in cuts if cut > matched)
+    leaf: tuple[Node, ...] = ()
+    for start, end in reversed(list(zip([matched, *ends], ends))):
+        leaf = (Node(key[start:end], start >= live_from, tree.clock, tree.clock, leaf),)
+    if not matched:
+        return tree._replace(children=tuple(sorted(tree.children + leaf)))
+    return _changed(tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),))
+
+
+class Evicted(NamedTuple):
+    """Tokens that an eviction freed, per pool."""
+
+    full: int
+    swa: int
+
+
+def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Evicted]:
+    """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
+
+    Full: unlocked leaves go, both sides. SWA: an inner node becomes a tombstone, an unlocked leaf goes. A
+    leaf that is a tombstone serves no match and goes with the last node that was below it.
+    """
+    freed_full = freed_swa = 0
+    while freed_full < full and (leaf := _oldest(tree, _full_candidate, "full_used")) is not None:
+        tree, freed = _dropped(tree, leaf)
+        freed_full, freed_swa = freed_full + freed.full, freed_swa + freed.swa
+    while freed_swa < swa and (placed := _oldest(tree, _swa_candidate, "swa_used")) is not None:
+        if placed.node.children or full_locked(tree, placed):
+            tree = _changed(tree, placed.path, partial(_stamped, live=False))
+            freed = Evicted(0, len(placed.node.key))
+        else:
+            tree, freed = _dropped(tree, placed)
+        freed_full, freed_swa = freed_full + freed.full, freed_swa + freed.swa
+    return tree, Evicted(freed_full, freed_swa)
+
+
+def _full_candidate(tree: Tree, placed: Placed) -> bool:
+    return not placed.node.children and not full_locked(tree, placed)
+
+
+def _swa_candidate(tree: Tree, placed: Placed) -> bool:
+    return tree.window is not None and placed.node.live and not swa_locked(tree, placed)
+
+
+def _oldest(tree: Tree, candidate: Callable[[Tree, Placed], bool], used: str) -> Placed | None:
+    found = [placed for placed in nodes(tree) if candidate(tree, placed)]
+    return min(found, key=lambda p: (getattr(p.node, used), p.end, p.path), default=None)
+
+
+def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Evicted]:
+    """Without this leaf, and without the tombstones above it that nothing else hangs on."""
+    full = swa = 0
+    while True:
+        full += len(leaf.node.key)
+        swa += len(leaf.node.key) if leaf.node.live and tree.window is not None else 0
+        tree = _changed(tree, leaf.path, lambda _: ())
+        above = path_of(tree, leaf.path[: leaf.start])
+        if not above or above[-1].node.live or above[-1].node.children or full_locked(tree, above[-1]):
+            return tree, Evicted(full, swa)
+        leaf = above[-1]
