@@ -132,8 +132,24 @@ def _conclusion(rows: Sequence[Row]) -> Data:
         "sums_never_see": [row.bug for row in seen if row not in by_sums],
         "smallest_sets": [list(some) for some in blindspots.smallest_sets(rows)],
         "smallest_sets_first": [list(some) for some in blindspots.smallest_sets(rows, first=True)],
+        "by_cost": _by_cost(seen),
         "seen_at_once": sum(any(row.cells[c].verdict == "at once" for c in CHECKS) for row in rows),
     }
+
+
+# What a check reads, cheapest first: a server has the first at hand, the last it cannot afford.
+_COSTS = ("lengths", "free lists", "rows", "mapping", "KV")
+
+
+def _by_cost(seen: Sequence[Row]) -> list[Data]:
+    """How many bugs the checks see that read no more than lengths, than free lists as well, and so on."""
+    steps = []
+    for number, what in enumerate(_COSTS):
+        dear = _COSTS[number + 1 :]
+        cheap = [c["id"] for c in _checks() if not any(word in c["reads"] for word in dear)]
+        count = sum(any(row.cells[check].sees for check in cheap) for row in seen)
+        steps.append({"reads": what, "checks": cheap, "see": count})
+    return steps
 
 
 def _partitions(rows: Sequence[Row]) -> Data:
@@ -167,14 +183,15 @@ def text(out: Console, data: Data, *, detailed: bool) -> None:
         f" commands in {data['seconds']:.0f} s. Checks see the system's own state alone.",
     )
     out.print()
-    made = render.table("bug", *HEADS.values())
+    made = render.table("bug", "shown", *HEADS.values(), right=("shown",))
     made.padding = (0, 0, 0, 0)
     for row in (data["healthy"], *data["bugs"]):
         met = row["shown"] or row is data["healthy"]
-        made.add_row(row["bug"], *(_short(row["cells"][check]) if met else "?" for check in HEADS))
+        cells = (_short(row["cells"][check]) if met else "?" for check in HEADS)
+        made.add_row(row["bug"], f"{row['shown']}/{row['runs']} ", *cells)
     counts = data["conclusion"]["counts"]
-    for verdict in ("at once", "later", "never"):
-        made.add_row(f"all: {verdict}", *(str(counts[c][verdict]) for c in HEADS), style="bold")
+    for verdict in () if detailed else ("at once", "later", "never"):
+        made.add_row(f"all: {verdict}", "", *(str(counts[c][verdict]) for c in HEADS), style="bold")
     out.print(made)
     out.print()
     _legend(out, data)
@@ -184,8 +201,9 @@ def text(out: Console, data: Data, *, detailed: bool) -> None:
             _moments(out, row)
     out.print()
     _conclude(out, data["conclusion"])
-    out.print()
-    _wrong_partitions(out, data["partitions"])
+    if not detailed:
+        out.print()
+        _wrong_partitions(out, data["partitions"])
 
 
 def _short(cell: Data) -> str:
@@ -200,10 +218,11 @@ def _say(out: Console, line: str, style: str = "") -> None:
 
 def _legend(out: Console, data: Data) -> None:
     words = {
+        "shown": "runs in which something, a check or the lockstep, showed the bug: its first sign",
         "now": "in every run in which the bug showed, at its first sign",
         "90%": "at the first sign in so many of the runs, later or not at all in the others",
         "late": "never at the first sign, some commands later; --bug NAME tells after which",
-        "-": "in no run",
+        "-": "in none of these runs",
         "false": "an alarm while every page is right: a fault of the check",
         "dies": "the check raises",
     }
@@ -211,7 +230,10 @@ def _legend(out: Console, data: Data) -> None:
         words["?"] = "the bug did not show in these runs"
     for check in data["checks"]:
         words[check["head"]] = f"{check['id']}: {check['looks_for']} (reads {check['reads']})"
-    words[HEADS[LOCKSTEP]] = "lockstep with the reference: every clause, after every command"
+    words[HEADS[LOCKSTEP]] = (
+        "lockstep with the reference: every clause, after every command; a fault of a check only where the"
+        " run has one"
+    )
     free = [row["bug"] for row in data["bugs"] if row["modes"] == [Mode.FREE.value]]
     render.labelled(out, words)
     if free:
@@ -235,7 +257,8 @@ def moment(cell: Data) -> str:
         parts.append(f"late in {late} (after {after}; median {cell['median_commands_late']:g} commands)")
     if cell["seen"] < cell["shown"]:
         parts.append(f"not in {cell['shown'] - cell['seen']}")
-    return f"{cell['verdict']}: {', '.join(parts)} of {cell['shown']} runs"
+    verdict = "partly" if cell["verdict"] == "later" and cell["at_once"] else cell["verdict"]
+    return f"{verdict}: {', '.join(parts)} of {cell['shown']} runs"
 
 
 def _conclude(out: Console, told: Data) -> None:
@@ -252,7 +275,8 @@ def _conclude(out: Console, told: Data) -> None:
         "seen": f"{told['seen_by_a_check']} of {told['bugs']} bugs by some check,"
         f" {told['seen_at_once']} of them at once by some check",
         "sums": f"see {told['sums_see']} of these, {told['sums_see_at_once']} at once",
-        "sums see nothing of": names(told["sums_never_see"]),
+        "sums saw nothing of": names(told["sums_never_see"]),
+        "by cost": _ladder(told["by_cost"]),
         "faults of checks": names(told["faults_of_checks"]),
         "lockstep alone": names(told["lockstep_alone"]),
         "smallest set that sees all": sets(told["smallest_sets"]),
@@ -264,13 +288,20 @@ def _conclude(out: Console, told: Data) -> None:
     render.labelled(out, words)
 
 
+def _ladder(steps: list[Data]) -> str:
+    """How many bugs are seen as checks may read more."""
+    first, *more = [f"{step['reads']}: {step['see']}" for step in steps]
+    return ", ".join([f"checks that read {first}", *(f"and {part}" for part in more)])
+
+
 def _wrong_partitions(out: Console, told: Data) -> None:
     _say(out, "Smallest wrong partitions that sums cannot see", style="bold")
     _say(
         out,
         f"Pages 1 to n in a free list, rows and slots, n up to {told['pages_up_to']}, all enumerated:"
         f" {told['balanced']} balance, {told['wrong']} of these are wrong, and in"
-        f" {told['wrong_with_a_page_nowhere']} of the wrong a page is nowhere. 0: no page.",
+        f" {told['wrong_with_a_page_nowhere']} of the wrong a page is nowhere, so a search for lost pages"
+        " sees each of them. 0: no page.",
     )
     out.print()
     made = render.table("kind", "smallest", "clauses", "named bugs that produce it")

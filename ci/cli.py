@@ -331,6 +331,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # The reader has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        return _complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
     except Exception as error:
         if os.environ.get("KVSPEC_TRACEBACK"):
             raise

@@ -19,11 +19,17 @@ PIPE_WIDTH = 100
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command line what a reader who has seen enough means: no failure."""
+        raise BrokenPipeError
+
+
 def console(file: IO[str] | None = None) -> Console:
     """A console that takes text as it is, and writes no control characters unless to a terminal."""
     out = file if file is not None else sys.stdout
     terminal = out.isatty()
-    return Console(
+    return _Console(
         file=out,
         force_terminal=terminal,
         color_system="auto" if terminal else None,
@@ -144,7 +150,7 @@ def run(out: Console, data: Data) -> None:
         _print(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
         words = {"expected": violation["expected"], "observed": violation["observed"]}
         if (since := violation["since"]) is not None:
-            words["since"] = f"the same check finds the same after step {since} ({rows[since]['command']})"
+            words["since"] = f"step {since} ({rows[since]['command']}): run before it, the check balances"
         if violation["also"]:
             words["also"] = f"{', '.join(violation['also'])} at the same step"
             for clause, (expected, observed) in zip(violation["also"], violation["details"]):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from impl.adapter import Capabilities
+from impl.bugs import BUGS
 from reference.clauses import CLAUSES
 from reference.commands import (
     Abort, Broken, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, EvictSwa, Extend,
@@ -235,8 +237,14 @@ def replay_data(file: str, run: Run) -> Data:
     """A trace file replayed: `run_data` and a verdict that heeds what the trace says of itself."""
     trace, violation = run.trace, run.violation
     note = ""
+    if trace.bug is not None and trace.bug not in BUGS:
+        note = f"there is no bug called {trace.bug}"
+    if trace.clause is not None and trace.clause not in CLAUSES and trace.clause not in _OTHER:
+        note = f"there is no clause called {trace.clause}"
     if violation is None:
         verdict, code = "conforms", 0
+        if refused := _unstated_refusals(run):
+            note = note or f"refused, and not stated so: {refused}"
         if trace.bug is not None and run.system.endswith(f"+{trace.bug}"):
             note = f"the trace is there to show {trace.bug}, and does not"
     elif violation.clause == "BROKEN":
@@ -246,6 +254,14 @@ def replay_data(file: str, run: Run) -> Data:
         if trace.clause is not None and trace.clause not in violation.clauses:
             note = f"the trace names {trace.clause}"
     return {"file": file, "verdict": verdict, "note": note, "exit_code": code} | run_data(run)
+
+
+def _unstated_refusals(run: Run) -> str:
+    """What was refused without the trace saying so: in a trace by hand often a mistake."""
+    stated = dict(run.trace.expected)
+    outcomes = [row.outcome for index, row in enumerate(run.rows) if index not in stated]
+    counts = Counter(o.reason.value for o in outcomes if isinstance(o, Refused))
+    return ", ".join(f"{reason} {count}" for reason, count in counts.items())
 
 
 def trace_file(group: list[Finding]) -> tuple[str, Trace]:

@@ -38,8 +38,8 @@ def counted(state: State) -> list[tuple[str, str, Cursors]]:
     return found
 
 
-def report(state: State, *, log: bool = False) -> Report:
-    """What a check finds now; `log` adds the entries. It never alarms (CHK-1)."""
+def report(state: State) -> Report:
+    """What a check finds now, with who adds what. It never alarms (CHK-1)."""
     geometry = state.scope.geometry
     size, left, rows = geometry.page_size, free(state), counted(state)
     available = {"full": left.full * size, "swa": left.swa * size, "rows": left.rows}
@@ -56,11 +56,12 @@ def report(state: State, *, log: bool = False) -> Report:
             sum(e.amount for e in entries if e.pool == pool and e.term == term) for term in (HELD, UNCACHED)
         )
         accounts.append(Account(pool, available[pool], 0, 0, held, uncached, total))
-    return Report(tuple(accounts), entries if log else ())
+    return Report(tuple(accounts), entries)
 
 
 def account_text(account: Account) -> str:
     """One line of a ledger, such as "full: available 24 + session_held 8 = 32 of 32"."""
     terms = ("available", "evictable", "protected", HELD, UNCACHED)
     shown = [f"{t} {getattr(account, t)}" for t in terms if t == "available" or getattr(account, t)]
-    return f"{account.pool}: {' + '.join(shown)} = {account.counted} of {account.total}"
+    total = f" = {account.counted}" if len(shown) > 1 else ""
+    return f"{account.pool}: {' + '.join(shown)}{total} of {account.total}"

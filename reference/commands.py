@@ -243,7 +243,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One part of a term: what `holder` (a session or a request, by name) adds to it in `pool`."""
+    """One part of a term in `pool`: what the session (session_held) or the request (uncached) called
+    `holder` adds to it."""
 
     pool: str
     term: str
@@ -253,8 +254,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a memory check found. entries: level 2, of systems that can tell. alarm: its own verdict
-    in its own words, empty when it is satisfied."""
+    """What a memory check found. entries: of systems that can tell, at any level. alarm: its own
+    verdict in its own words, empty when it is satisfied."""
 
     accounts: tuple[Account, ...]
     entries: tuple[Entry, ...] = ()

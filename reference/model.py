@@ -344,7 +344,7 @@ def _check(state: State, command: CheckBusy | CheckIdle) -> Done:
     """The memory checks look and change nothing (CHK-3)."""
     if isinstance(command, CheckBusy):
         _need(command.level in (0, 1, 2), Reason.BAD_LENGTH)
-        return Done(report=report(state, log=command.level == 2) if command.level else None)
+        return Done(report=report(state) if command.level else None)
     _need(not any(in_batch(r) for r in state.requests), Reason.NOT_IDLE)
     return Done(report=report(state))
 

@@ -1,4 +1,4 @@
-"""Run-time checks that look at a system's own state alone, as a server could without a reference.
+"""Run-time checks that look at a system's own state alone; contents take stamps, which no server has.
 
 Each is a predicate over the facts of two moments, before and after a command; it returns what it found
 in words, "" when it is content. They are weaker than clauses on purpose: nothing here knows what the

@@ -12,7 +12,9 @@ from dataclasses import replace
 from impl.adapter import System, UnusableImplementation, View
 from reference import model
 from reference.clauses import CLAUSES, broken
-from reference.commands import Broken, CheckBusy, CheckIdle, Command, Done, Mode, Outcome, Reason, Refused
+from reference.commands import (
+    Account, Broken, CheckBusy, Command, Done, Entry, Mode, Outcome, Reason, Refused, Report,
+)  # fmt: skip
 from reference.cursors import ceil_page
 from reference.facts import Facts
 from reference.geometry import Geometry
@@ -65,6 +67,8 @@ class Lockstep:
             outcome = self.system.apply(command)
             if not isinstance(outcome, (Done, Refused, Broken)):
                 raise TypeError(f"apply() gave {outcome!r:.60}, not Done, Refused or Broken")
+            if isinstance(outcome, Done):
+                _check_report(outcome.report)
             view = _frozen(self.system.view())
             facts = facts_of(view, was.scope.geometry)
         except Exception as error:
@@ -125,12 +129,23 @@ def new_tallies() -> dict[str, Tally]:
     return {clause: Tally() for clause in CLAUSES}
 
 
+def _check_report(report: object) -> None:
+    """Raise TypeError when this is no report of a memory check."""
+    if report is None:
+        return
+    accounts, entries = getattr(report, "accounts", (None,)), getattr(report, "entries", (None,))
+    whole = all(isinstance(a, Account) for a in accounts) and all(isinstance(e, Entry) for e in entries)
+    if not isinstance(report, Report) or not whole:
+        raise TypeError(f"apply() gave the report {report!r:.60}, not a Report of Accounts and Entries")
+
+
 def _without(pools: frozenset[str], expected: Outcome) -> Outcome:
     """What a busy check finds that has no account of these pools."""
     if not isinstance(expected, Done) or expected.report is None:
         return expected
     accounts = tuple(a for a in expected.report.accounts if a.pool not in pools)
-    return replace(expected, report=replace(expected.report, accounts=accounts))
+    entries = tuple(e for e in expected.report.entries if e.pool not in pools)
+    return replace(expected, report=Report(accounts, entries))
 
 
 def _say(outcome: Outcome) -> str:
@@ -202,7 +217,7 @@ def replay(system: System, trace: Trace) -> Run:
         if lockstep.violation is not None:
             break
     violation = lockstep.violation
-    if violation is not None and isinstance(trace.commands[violation.step], (CheckBusy, CheckIdle)):
+    if violation is not None and violation.clause == "CHK-1":
         violation = replace(violation, since=_since(system, trace, violation))
     return Run(trace, system.name, tuple(rows), violation)
 
@@ -217,7 +232,7 @@ def _since(system: System, trace: Trace, violation: Violation) -> int | None:
                 lockstep.do(command)
         if lockstep.violation is not None and violation.clause in lockstep.violation.clauses:
             return last
-    return violation.step - 1 if violation.step else None
+    return violation.step - 1 if violation.step else None  # a system may count what it did before
 
 
 def _row(command: Command, outcome: Outcome, was: State, now: State) -> Row:

@@ -155,6 +155,9 @@ def _weights(c: _Context) -> dict[type, int]:
     # In a run that allocates ahead: sweep over it, then take it back.
     ahead = habits.ahead and free_mode and any(_ahead(r) > 0 for r in c.running)
     swept = habits.ahead and free_mode and any(_cursors(r).swa_evicted_seqlen > r.origin for r in c.running)
+    # A frontier inside a page (free mode alone) is there for as long as the slot is idle: count it.
+    page_size = state.scope.geometry.page_size
+    odd = any(s.slot is not None and s.slot.swa_evicted_seqlen % page_size for s in resumable)
     submit = 9 if resumable else 6 if c.idle or len(state.requests) < 2 else 0
     weights = {
         Open: 4 * (len(state.sessions) < len(habits.sessions)),
@@ -168,7 +171,7 @@ def _weights(c: _Context) -> dict[type, int]:
         Retract: (10 if swept else 3) * bool(c.running),
         Abort: 1 * bool(state.requests),
         Close: 1 * bool(state.sessions),
-        CheckBusy: (6 if habits.ahead else 3) * bool(resumable or c.held),
+        CheckBusy: (30 if odd else 6 if habits.ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
     if habits.gather:

@@ -176,10 +176,7 @@ class Scheduler0511(Scheduler):
         return tuple(sums.values())
 
     def busy_accounts(self) -> tuple[Account, ...]:
-        active, pool = self._active_pool_idxs(), self.req_to_token_pool
-        held = self.tree_cache.session_held_req_count(active)
-        rows = Account("rows", len(pool.free_slots), 0, 0, held, len(active), pool.size)
-        return (*self._added_up(), rows)
+        return self._added_up()
 
     def idle_accounts(self) -> tuple[Account, ...]:
         self._check_all_pools(self.get_pool_stats())  # on_idle gives up before it while requests wait

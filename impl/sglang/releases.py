@@ -177,7 +177,7 @@ class Release0511(Release0510):
     scheduler = "Scheduler0511"
     session_cache = ("sglang.srt.session.streaming_session", "StreamingSession")
     session_controller = "sglang.srt.session.session_controller"
-    uncounted: frozenset[str] = frozenset()
+    uncounted: frozenset[str] = frozenset({"rows"})
     claimed = 1
     spare_page_per_lane = False
 

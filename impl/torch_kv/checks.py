@@ -25,16 +25,12 @@ class Batch:
     def __init__(self, requests: Sequence[Request] = ()) -> None:
         self.requests = list(requests)
 
-    def keep_live(self) -> None:
-        """Drop the requests that gave their KV back."""
-        self.requests = [r for r in self.requests if r.row is not None]
-
 
 class MemoryChecks(SessionRules):
     """The running batches, as a scheduler keeps them, and the checks that count through them.
 
-    last_batch: what ran last. running_batch: whoever else is under way; after a decode of all of them
-    both are the same object.
+    last_batch: what ran last. running_batch: whoever was under way when it was launched; after a decode
+    of all of them both are the same object.
     """
 
     requests: dict[str, Request]
@@ -45,8 +41,7 @@ class MemoryChecks(SessionRules):
     def launch(self, requests: Sequence[Request]) -> None:
         """A batch of these requests runs: the one before is merged into those under way."""
         running = self.running_batch
-        running.requests = self._merged()
-        running.keep_live()
+        running.requests = [request for request in self._merged() if request.row is not None]
         self.last_batch = running if set(requests) == set(running.requests) else Batch(requests)
 
     def leave(self, request: Request) -> None:

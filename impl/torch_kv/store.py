@@ -195,6 +195,17 @@ class KVStore:
         if pages:
             self._free_full(whole(self._page_starts(row, first, end, pages), self.page_size))
 
+    def free_starts(self, slots: Tensor, swa_slots: Tensor) -> None:
+        """Free pages that no row names, each by its first full slot.
+
+        slots: int64 [n], full pages that go, their mapping cleared whole; swa_slots: int64 [m], full
+        pages whose SWA side goes, m 0 without SWA. Checked pools raise PoolError.
+        """
+        if swa_slots.numel():
+            self._free_swa(swa_slots)
+        if slots.numel():
+            self._free_full(whole(slots, self.page_size))
+
     def _free_full(self, pages: Tensor) -> None:
         self.full.give(pages)
         self._unmap(pages)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from reference.accounts import account_text
+from reference.accounts import report as report_of
 from reference.clauses.base import Failure, clause
-from reference.commands import Account, CheckBusy, CheckIdle, Done, Report
+from reference.clauses.outcomes import difference
+from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
+from reference.ledger import Holder
 from reference.step import Step, span
 
 
@@ -17,30 +22,71 @@ def _reports(step: Step) -> tuple[Report | None, Report | None]:
 
 def _checked(step: Step) -> bool:
     """A check that is switched on has something to count."""
-    return isinstance(step.expected, Done) and step.expected.report is not None and bool(step.held)
+    return _reports(step)[0] is not None and bool(step.held)
 
 
-def _twice(step: Step, report: Report, account: Account) -> str:
-    """Whose pages the unbalanced account counts more than once, or not at all, as far as is told."""
+def _miscounted(step: Step, report: Report, account: Account) -> list[str]:
+    """Whose pages or row an unbalanced account counts twice, wrongly or not at all, a line each.
+
+    Without entries nobody can say whom the system counted, unless it counted nobody: then only what
+    each holder should count as is told.
+    """
     pool = account.pool
-    owned = step.after.pools[pool].owned if pool in step.after.pools else []
+    right = [e for e in report_of(step.now).entries if e.pool == pool]
+    known = {h.name for h in step.held} | {h.request.name for h in step.held if h.request is not None}
+    told = bool(report.entries) or account.session_held + account.uncached == 0
+    told = told and all(e.holder in known for e in report.entries)
     lines = []
     for holder in step.held:
         names = {holder.name, holder.request.name if holder.request is not None else holder.name}
+        want = [e for e in right if e.holder in names]
         mine = [e for e in report.entries if e.pool == pool and e.holder in names and e.amount]
-        if len(mine) == 1 or not report.entries:
+        if not want or not want[0].amount or (told and mine == want):
             continue
-        as_what = ", and again as ".join(f"{e.term} of {e.holder} ({e.amount})" for e in mine)
-        pages = [(o.at, o.page) for o in owned if o.holder == holder.name]
-        if pages:
-            at = span([p for p, _ in pages], step.scope.geometry.page_size)
-            what = f"pages {', '.join(str(p) for _, p in pages)} of {holder.name} at {at}"
-        elif pool == "rows":
-            what = f"the row of {holder.name}"
+        what, due = _place(step, pool, holder), _as(want[0])
+        if not told:
+            lines.append(f"{what}: to be counted once, as {due}")
+        elif not mine:
+            lines.append(f"{what}: counted nowhere, to be counted as {due}")
+        elif len(mine) == 1:
+            lines.append(f"{what}: counted with {mine[0].amount} as {_as(mine[0])}, it is {want[0].amount}")
         else:
-            continue
-        lines.append(f"{what}: counted {'as ' + as_what if mine else 'nowhere'}")
-    return "; ".join(lines)
+            as_what = " and as ".join(f"{_as(e)} ({_amount(pool, e.amount)})" for e in mine)
+            lines.append(f"{what}: counted {len(mine)} times, as {as_what}")
+    return lines
+
+
+def _amount(pool: str, amount: int) -> str:
+    return f"{amount} {'row' if pool == 'rows' else 'token'}{'s' * (amount != 1)}"
+
+
+def _as(entry: Entry) -> str:
+    return f"{entry.term} of {entry.holder}"
+
+
+def _place(step: Step, pool: str, holder: Holder) -> str:
+    """What a holder has in a pool, such as "full pages 1, 2 of s1 at [0, 8)"."""
+    if pool == "rows":
+        return f"the row of {holder.name}"
+    pages = [(o.at, o.page) for o in step.after.pools[pool].owned if o.holder == holder.name]
+    at = span([index for index, _ in pages], step.scope.geometry.page_size)
+    numbers = ", ".join(str(page) for _, page in pages)
+    return f"{pool} page{'s' * (len(pages) > 1)} {numbers} of {holder.name} at {at}"
+
+
+@clause(
+    "CHK-3",
+    "checks only look",
+    "A memory check changes no cursor, no row, no page and no text.",
+    why="It runs between any two steps of a server.",
+    source="kvspec",
+    scope="Checks. The order of a free list is not looked at.",
+    critical=_checked,
+)
+def _only_looks(step: Step) -> Failure | None:
+    if step.unchanged or not step.done or not isinstance(step.command, (CheckBusy, CheckIdle)):
+        return None
+    return "the same state as before", difference(step.before, step.after)
 
 
 @clause(
@@ -51,7 +97,8 @@ def _twice(step: Step, report: Report, account: Account) -> str:
     why="A check that cries wolf is switched off, or takes a healthy server down.",
     source="#22213, #22753",
     scope="Checks that are switched on, at any moment. Pages that are wrong while sums are right are not"
-    " seen by sums: OWN-1 to OWN-3 are there for them.",
+    " seen by sums: OWN-1 to OWN-3 are there for them. Whether a check alarms when it should is not asked"
+    " here: no correct state can show it.",
     settled="A lent slot is counted through its turn once a batch lists that, else as held: a flag set by"
     " restore goes stale when the admission is rejected (open, submit, admit, extend, retract, admit,"
     " check). SWA tokens are ceil(A) - ceil(max(R, E)): without the second ceil the sum is off after a"
@@ -66,20 +113,22 @@ def _no_false_alarm(step: Step) -> Failure | None:
     for account in report.accounts:
         if not account.balances:
             off = account.counted - account.total
-            unit = "rows" if account.pool == "rows" else "tokens"
-            lines.append(f"{account_text(account)}: {abs(off)} {unit} too {'many' if off > 0 else 'few'}")
-            if told := _twice(step, report, account):
-                lines.append(told)
+            much = f"{_amount(account.pool, abs(off))} too {'many' if off > 0 else 'few'}"
+            lines.append(f"{account_text(account)}: {much}")
+            lines += _miscounted(step, report, account)
     if report.alarm and not lines:
         lines = [report.alarm]
-    return ("every pool adds up", "\n".join(lines)) if lines else None
+    if not lines:
+        return None
+    return "every pool adds up, as every page has its one owner", "\n".join(["a false alarm", *lines])
 
 
 @clause(
     "CHK-2",
     "each term counts what it names",
-    "A check counts as available what is free, as session_held ceil(A) - R of every slot that no batch"
-    " uses, as uncached the same of every request in a batch (SWA: ceil(A) - ceil(max(R, E))), whole pages.",
+    "available is what is free; session_held is what the slots hold that no batch uses; uncached is what"
+    " the requests in a batch hold. Held are whole pages: ceil(A) - R tokens of the full pool, ceil(A) -"
+    " ceil(max(R, E)) of the SWA pool, and a row. Entries, where they are told, say the same by name.",
     why="Terms that are wrong by the same amount balance, and hide the next leak of that size.",
     source="#21499, #22562",
     scope="Checks that are switched on. Requests in a batch: extending and running ones, recomputed at each"
@@ -88,34 +137,28 @@ def _no_false_alarm(step: Step) -> Failure | None:
 )
 def _terms(step: Step) -> Failure | None:
     want, got = _reports(step)
-    if want is None or not step.done:
-        return None
-    if got is None:
-        return "a report", "none"
+    if want is None or got is None:
+        missing = want is not None and step.done
+        return ("a report", "none") if missing else ("none: level 0 is off", "a report") if got else None
     mine = {a.pool: a for a in got.accounts}
+    if len(mine) < len(got.accounts):
+        return "one account of each pool", f"{len(got.accounts)} accounts of {len(mine)} pools"
     for account in want.accounts:
         if mine.get(account.pool) != account:
             other = mine.get(account.pool)
             return account_text(account), account_text(other) if other else f"{account.pool}: not counted"
-    if got.entries and sorted(map(str, got.entries)) != sorted(map(str, want.entries)):
+    if got.entries and _merged(got) != _merged(want):
         return _entries_text(want), _entries_text(got)
     return None
 
 
+def _merged(report: Report) -> Counter[tuple[str, str, str]]:
+    """Amounts by pool, term and holder; who adds nothing need not be told."""
+    amounts: Counter[tuple[str, str, str]] = Counter()
+    for entry in report.entries:
+        amounts[entry.pool, entry.term, entry.holder] += entry.amount
+    return amounts
+
+
 def _entries_text(report: Report) -> str:
-    return "; ".join(f"{e.pool} {e.term} {e.holder} {e.amount}" for e in sorted(report.entries, key=str))
-
-
-@clause(
-    "CHK-3",
-    "checks only look",
-    "A memory check changes no cursor, no row, no page and no text.",
-    why="It runs between any two steps of a server.",
-    source="kvspec",
-    scope="Checks. The order of a free list is not looked at.",
-    critical=_checked,
-)
-def _only_looks(step: Step) -> Failure | None:
-    if not isinstance(step.command, (CheckBusy, CheckIdle)) or step.unchanged or not step.done:
-        return None
-    return "the same state as before", "something changed"
+    return "; ".join(f"{' '.join(key)} {amount}" for key, amount in sorted(_merged(report).items()))

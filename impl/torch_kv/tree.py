@@ -1,0 +1,553 @@
+"""The radix tree: cached prefixes whose nodes own pages of the full pool, and of the SWA pool or not.
+
+As servers keep it: nodes on the host, what they own as tensors of slots on the device. A node is a run
+of whole pages. It is live, when its full slots lead to SWA slots through full_to_swa, or a tombstone,
+when they lead nowhere. Locks are counters in nodes; how much may be evicted and how much is pinned is
+kept as it changes and never counted by a walk.
+
+Nothing here but `view` waits for the device. An operation frees with one call per pool at its end.
+Each rule is a method of its own, so that a named bug is one method put back as it once was.
+
+Lengths and positions are tokens, clocks are numbers of operations. Where rules changed in servers the
+method names the pull request of sgl-project/sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from impl.torch_kv.store import KVStore
+
+Key = tuple[int, ...]
+
+# Components of a node: what is counted once for each.
+FULL, SWA = 0, 1
+
+
+class TreeError(RuntimeError):
+    """The tree used against its contract; it is unchanged but for where nodes are split."""
+
+
+class StaleNodeError(TreeError):
+    """A lock on a node that was evicted, or lost SWA KV that the lock needs, since it was matched."""
+
+
+class LostPrefixError(TreeError):
+    """An insert whose prefix is no longer in the tree: its holder had no lock on it."""
+
+
+class NotLockedError(TreeError):
+    """A lock given back twice."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A run of tokens, whole pages.
+
+    slots: int64 [len(key)] on the store's device, the full slots of its tokens. parent: None for the
+    root; a node that is `gone` still names it. end: tokens from the root to its end. locks, used: per
+    component how many locks pin it and the moment it was last used. children: by their first page.
+
+    A node keeps its end and the tokens before it for life: a split puts a new node above it.
+    """
+
+    key: Key
+    slots: Tensor
+    parent: Node | None
+    end: int
+    live: bool
+    locks: list[int] = field(default_factory=lambda: [0, 0])
+    used: list[int] = field(default_factory=lambda: [0, 0])
+    children: dict[Key, Node] = field(default_factory=dict)
+    gone: bool = False
+
+    @property
+    def start(self) -> int:
+        return self.end - len(self.key)
+
+    def path(self) -> Key:
+        """The tokens from the root to its end."""
+        parts = []
+        node: Node | None = self
+        while node is not None:
+            parts.append(node.key)
+            node = node.parent
+        return tuple(token for key in reversed(parts) for token in key)
+
+    def __lt__(self, other: Node) -> bool:
+        """Which of two goes first that were last used at one moment and end equally far from the root."""
+        return self.path() < other.path()
+
+
+class Match(NamedTuple):
+    """What of a key can be resumed from. slots: int64 [length], a copy. node: to be locked."""
+
+    length: int
+    slots: Tensor
+    node: Node
+
+
+@dataclass(slots=True, eq=False)
+class Lock:
+    """What a holder pins: full KV up to the end of `node`, SWA KV from position swa_from to there.
+
+    A position, not a node: wherever nodes are split later, the pinned ones are those on the way up
+    from `node` that end beyond swa_from. SWA counters are not to be found again by walking up until
+    a window is covered, for after a split of the topmost pinned node that walk stops too early.
+    """
+
+    node: Node
+    swa_from: int
+    held: bool = True
+
+
+class Inserted(NamedTuple):
+    """What became of a key's pages, as ranges of tokens.
+
+    matched: the length that was there. [matched, end) is now the tree's. recovered: tombstones that
+    took the inserter's slots. All else from the inserter's prefix to `matched` was freed.
+    """
+
+    matched: int
+    end: int
+    recovered: tuple[tuple[int, int], ...]
+
+
+class Freed(NamedTuple):
+    """Tokens per pool."""
+
+    full: int
+    swa: int
+
+
+class Sizes(NamedTuple):
+    """Tokens in the tree, per pool: what may be evicted and what locks pin."""
+
+    full_evictable: int
+    full_protected: int
+    swa_evictable: int
+    swa_protected: int
+
+
+class Fact(NamedTuple):
+    """A node as tests see it. path: tokens up to its end; slots: of the node's own tokens."""
+
+    path: Key
+    slots: tuple[int, ...]
+    live: bool
+    full_lock: int
+    swa_lock: int
+
+
+class Owed:
+    """Pages that an operation frees: first full slots of them, and how many tokens they are."""
+
+    def __init__(self) -> None:
+        self.full: list[Tensor] = []
+        self.swa: list[Tensor] = []
+        self.tokens = [0, 0]
+
+
+# A node as it stands in a queue: its rank, its end, and the node.
+Entry = tuple[int, int, Node]
+
+
+class RadixTree:
+    """A radix tree over the pools of a KVStore.
+
+    store: the pools; slots that are inserted come from it and evicted ones go back to it.
+    window: tokens of SWA attention, None for a model without; then `live` is always true and asked by
+        nobody. Raises ValueError when the store has no SWA pool for it.
+    root: the empty prefix; owns nothing and is never locked.
+    """
+
+    def __init__(self, store: KVStore, window: int | None) -> None:
+        if window is not None and (window < 1 or store.swa is None):
+            raise ValueError(f"window {window}: must be at least 1, with an SWA pool")
+        self.store = store
+        self.page_size = store.page_size
+        self.window = window
+        self.clock = 0
+        self._empty = torch.zeros(0, dtype=torch.int64, device=store.device)
+        self.root = Node((), self._empty, None, 0, live=True)
+        self._count = 0
+        self._evictable = [0, 0]
+        self._protected = [0, 0]
+        self._queues: tuple[list[Entry], list[Entry]] = ([], [])
+
+    # The operations.
+
+    def match(self, key: Key) -> Match:
+        """The longest prefix of `key`, whole pages, that a request may resume from; marks it used.
+
+        The node where the key leaves the tree is split there. Lock the node before anything else is
+        inserted or evicted: until then nothing keeps the slots.
+        """
+        path = self._enter(self._whole_pages(key))
+        path = path[: self.usable(path)]
+        self.refresh(path)
+        if not path:
+            return Match(0, self._empty, self.root)
+        return Match(path[-1].end, torch.cat([node.slots for node in path]), path[-1])
+
+    def lock(self, node: Node) -> Lock:
+        """Pin the prefix that ends with `node`, as a match has just handed it out.
+
+        Full KV all the way, SWA KV until a window is covered. Nodes are pinned whole, so that may be
+        up to a node more than one window. Raises StaleNodeError when KV that it needs is gone.
+        """
+        swa_from = self.swa_from(node)
+        for above in self._upward(node):
+            if above.gone or (self.window is not None and above.end > swa_from and not above.live):
+                raise StaleNodeError(f"no KV to lock for the {above.end} tokens of a prefix")
+        for above in self._upward(node):
+            self._pin(above, FULL)
+            if above.end > swa_from:
+                self._pin(above, SWA)
+        return Lock(node, swa_from)
+
+    def unlock(self, lock: Lock) -> None:
+        """Give back what `lock` took, node by node, whatever was split since; once (NotLockedError)."""
+        if not lock.held:
+            raise NotLockedError(f"the lock on {lock.node.end} tokens was given back before")
+        lock.held = False
+        swa_from = self.unlock_from(lock)
+        for node in self.unlocked(lock):
+            self._unpin(node, FULL)
+            if node.end > swa_from:
+                self._unpin(node, SWA)
+            self._queue(node)
+
+    def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> Inserted:
+        """Hand the whole pages of `key` over to the tree; tokens past them stay the caller's.
+
+        slots: int64 [at least len(key) in whole pages] on the device, the full slots of the tokens; of
+        the first `prefix` tokens they are the tree's, on which the caller still holds a lock, and the
+        others belong to the caller alone. evicted: SWA pages of the tokens below it, rounded up to
+        whole pages, are gone; the mapping says so.
+
+        What the tree has is kept and the caller's pages freed; but a tombstone that nobody has locked
+        takes the caller's slots when they have SWA KV, and its own are freed. What is new becomes a
+        leaf: a tombstone below `evicted`, live from there on (#22470), at most a window of it in one
+        node (#26919). Raises ValueError for bad lengths, LostPrefixError.
+        """
+        key = self._whole_pages(key)
+        end = len(key)
+        if slots.numel() < end or not 0 <= prefix <= end or prefix % self.page_size or evicted < 0:
+            raise ValueError(f"{slots.numel()} slots, prefix {prefix}, evicted {evicted} for {end} tokens")
+        live_from = self.live_from(evicted, end)
+        path = self._enter(key)
+        matched = path[-1].end if path else 0
+        if matched < prefix:
+            raise LostPrefixError(f"{prefix} tokens of prefix, {matched} of them in the tree")
+        path = self._cut_tombstone(path, live_from)
+        owed = Owed()
+        recovered = []
+        for node in path:
+            if self.recoverable(node, live_from):
+                self.recover(node, slots[node.start : node.end], owed)
+                recovered.append((node.start, node.end))
+            elif node.end > prefix:
+                first = max(node.start, prefix)
+                self.duplicate(slots[first : node.end], slots[max(first, live_from) : node.end], owed)
+        self._grow(path, key, slots, max(matched, live_from))
+        self.refresh(path)
+        self._settle(owed)
+        return Inserted(matched, end, tuple(recovered))
+
+    def evict(self, full: int, swa: int) -> Freed:
+        """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
+
+        For the full pool unlocked leaves go, with their SWA side. For the SWA pool an inner node
+        becomes a tombstone and an unlocked leaf goes. Of nodes last used at one moment the one nearer
+        to the root goes first.
+        """
+        owed = Owed()
+        while owed.tokens[FULL] < full and (node := self._next(FULL)) is not None:
+            self._drop(node, owed)
+        while owed.tokens[SWA] < swa and (node := self._next(SWA)) is not None:
+            if node.children or node.locks[FULL]:
+                self.entomb(node, owed)
+            else:
+                self._drop(node, owed)
+        self._settle(owed)
+        return Freed(*owed.tokens)
+
+    def sizes(self) -> Sizes:
+        """Tokens per pool, evictable and protected: host numbers, kept as they change."""
+        return Sizes(self._evictable[FULL], self._protected[FULL], self._evictable[SWA], self._protected[SWA])
+
+    def view(self) -> list[Fact]:
+        """All nodes, parents first. Walks the tree and waits for the device: for tests and reports."""
+        facts, waiting = [], list(self.root.children.values())
+        while waiting:
+            node = waiting.pop()
+            slots = tuple(node.slots.tolist())
+            facts.append(Fact(node.path(), slots, node.live, node.locks[FULL], node.locks[SWA]))
+            waiting += node.children.values()
+        return facts
+
+    # The rules.
+
+    def usable(self, path: list[Node]) -> int:
+        """How many nodes of `path` a request may resume from.
+
+        The window behind the end must be live, or everything back to the root.
+        """
+        best, live_run, whole = 0, 0, True
+        for number, node in enumerate(path, 1):
+            live_run = live_run + len(node.key) if node.live else 0
+            whole = whole and node.live
+            if self.window is None or whole or live_run >= self.window:
+                best = number
+        return best
+
+    def refresh_from(self, length: int) -> int:
+        """Of a prefix that was used, SWA KV beyond this position was: one window (#26615)."""
+        assert self.window is not None
+        return max(0, length - self.window)
+
+    def swa_from(self, node: Node) -> int:
+        """How far up a lock on `node` pins SWA KV: where nodes from its end on cover a window."""
+        end = node.end
+        at = node
+        while self.window is not None and end - at.end < self.window and at.parent is not None:
+            at = at.parent
+        return at.end
+
+    def unlock_from(self, lock: Lock) -> int:
+        """How far up the lock pinned SWA KV."""
+        return lock.swa_from
+
+    def unlocked(self, lock: Lock) -> Iterator[Node]:
+        """The nodes that the lock pinned."""
+        return self._upward(lock.node)
+
+    def inherit(self, head: Node, tail: Node) -> None:
+        """A split: whoever pinned or used the node did so with both halves."""
+        head.locks = list(tail.locks)
+        head.used = list(tail.used)
+
+    def live_from(self, evicted: int, end: int) -> int:
+        """From where on an insert brings SWA KV; `end`: nowhere, all of it a tombstone (#22470)."""
+        return min(self._ceil(evicted), end) if self.window is not None else 0
+
+    def leaf_cap(self) -> int:
+        """Most live tokens of a fresh leaf: a window of whole pages, for a lock pins it whole (#26919)."""
+        assert self.window is not None
+        return self._ceil(self.window)
+
+    def recoverable(self, node: Node, live_from: int) -> bool:
+        """Whether an insert gives this node its slots: a tombstone through which no lock reads."""
+        return not node.live and node.start >= live_from and not node.locks[FULL]
+
+    def recover(self, node: Node, slots: Tensor, owed: Owed) -> None:
+        """A tombstone takes the inserter's slots, int64 [len(node.key)]; its own full pages are freed."""
+        owed.full.append(self._pages(node.slots))
+        node.slots = slots.clone()
+        self._count_live(node, True)
+
+    def duplicate(self, full: Tensor, swa: Tensor, owed: Owed) -> None:
+        """Slots of the inserter that the tree has no use for; `swa`: those that have an SWA side."""
+        owed.full.append(self._pages(full))
+        if self.window is not None:
+            owed.swa.append(self._pages(swa))
+
+    def entomb(self, node: Node, owed: Owed) -> None:
+        """The node loses its SWA KV and stays."""
+        self._count_live(node, False)
+        owed.swa.append(self._pages(node.slots))
+        owed.tokens[SWA] += len(node.key)
+
+    def rank(self, moment: int) -> int:
+        """Where in the queue a node stands that was last used at `moment`; the lowest goes first."""
+        return moment
+
+    def full_candidate(self, node: Node) -> bool:
+        """Whether full pressure may take the node."""
+        return not node.children and not node.locks[FULL]
+
+    def swa_candidate(self, node: Node) -> bool:
+        """Whether SWA pressure may take the node's SWA KV."""
+        return self.window is not None and node.live and not node.locks[SWA]
+
+    def stays(self, node: Node) -> bool:
+        """Whether a node stays that has lost a child: not a tombstone with none left, it serves nobody."""
+        return node.live or bool(node.children) or node.locks[FULL] > 0
+
+    # Walking and splitting.
+
+    def _whole_pages(self, key: Key) -> Key:
+        return key[: len(key) // self.page_size * self.page_size]
+
+    def _ceil(self, length: int) -> int:
+        return -(-length // self.page_size) * self.page_size
+
+    def _pages(self, slots: Tensor) -> Tensor:
+        """The first slot of each page of `slots`, whole pages: a view."""
+        return slots[:: self.page_size]
+
+    def _upward(self, node: Node) -> Iterator[Node]:
+        """`node` and those above it, without the root."""
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+    def _enter(self, key: Key) -> list[Node]:
+        """The nodes that spell as much of `key` (whole pages) as is there; the last is split to end there."""
+        path: list[Node] = []
+        node, at = self.root, 0
+        while at < len(key):
+            child = node.children.get(key[at : at + self.page_size])
+            if child is None:
+                break
+            same = self._shared(child.key, key[at : at + len(child.key)])
+            if same < len(child.key):
+                path.append(self._split(child, same))
+                break
+            path.append(child)
+            node, at = child, at + same
+        return path
+
+    def _shared(self, mine: Key, theirs: Key) -> int:
+        """Length of the common prefix, whole pages."""
+        if mine == theirs:
+            return len(mine)
+        length = 0
+        for a, b in zip(mine, theirs):
+            if a != b:
+                break
+            length += 1
+        return length // self.page_size * self.page_size
+
+    def _split(self, tail: Node, at: int) -> Node:
+        """Put a new node with the first `at` tokens of `tail` above it, and return that."""
+        parent, first = tail.parent, tail.key[: self.page_size]
+        assert parent is not None
+        head = Node(tail.key[:at], tail.slots[:at], parent, tail.start + at, tail.live)
+        self.inherit(head, tail)
+        tail.key, tail.slots, tail.parent = tail.key[at:], tail.slots[at:], head
+        head.children[tail.key[: self.page_size]] = tail
+        parent.children[first] = head
+        self._count += 1
+        self._queue(head)
+        return head
+
+    def _cut_tombstone(self, path: list[Node], live_from: int) -> list[Node]:
+        """`path` with a tombstone that `live_from` falls into cut there: the rest may be recovered."""
+        for number, node in enumerate(path):
+            if not node.live and node.start < live_from < node.end:
+                return [*path[:number], self._split(node, live_from - node.start), *path[number:]]
+        return path
+
+    def _grow(self, path: list[Node], key: Key, slots: Tensor, live_from: int) -> None:
+        """Add fresh nodes for what of `key` lies past `path`, cut where SWA KV begins and at the cap."""
+        at, end = path[-1].end if path else 0, len(key)
+        if at == end:
+            return
+        slots = slots[:end].clone()  # the caller may go on with its own
+        cuts = {live_from, end}
+        if self.window is not None:
+            cuts.add(max(live_from, end - self.leaf_cap()))
+        for cut in sorted(cuts):
+            if cut > at:
+                parent = path[-1] if path else self.root
+                node = Node(key[at:cut], slots[at:cut], parent, cut, at >= live_from)
+                node.used = [self.clock, self.clock]
+                parent.children[node.key[: self.page_size]] = node
+                self._count += 1
+                self._evictable[FULL] += len(node.key)
+                self._evictable[SWA] += len(node.key) * (node.live and self.window is not None)
+                path.append(node)
+                at = cut
+
+    # Counters and queues.
+
+    def refresh(self, path: list[Node]) -> None:
+        """A new moment: full KV of `path` was used, and SWA KV inside the window of its end."""
+        self.clock += 1
+        length = path[-1].end if path else 0
+        first = self.refresh_from(length) if self.window is not None else length
+        for node in path:
+            node.used[FULL] = self.clock
+            if node.live and node.end > first:
+                node.used[SWA] = self.clock
+            self._queue(node)
+
+    def _pin(self, node: Node, component: int) -> None:
+        if not node.locks[component]:
+            self._evictable[component] -= len(node.key)
+            self._protected[component] += len(node.key)
+        node.locks[component] += 1
+
+    def _unpin(self, node: Node, component: int) -> None:
+        node.locks[component] -= 1
+        if not node.locks[component]:
+            self._protected[component] -= len(node.key)
+            self._evictable[component] += len(node.key)
+
+    def _count_live(self, node: Node, live: bool) -> None:
+        """An unlocked node becomes live, or a tombstone."""
+        node.live = live
+        self._evictable[SWA] += len(node.key) if live else -len(node.key)
+
+    def _queue(self, node: Node) -> None:
+        """Queue a node for each component that may take it. Queued wherever one may have begun to.
+
+        Entries are not taken out when a node is used, locked or dropped; `_next` passes over them.
+        """
+        for component, may in enumerate((self.full_candidate, self.swa_candidate)):
+            if may(node):
+                queue = self._queues[component]
+                heappush(queue, (self.rank(node.used[component]), node.end, node))
+                if len(queue) > 2 * self._count + 64:
+                    queue[:] = dict.fromkeys(e for e in queue if self._current(e, component, may))
+                    heapify(queue)
+
+    def _current(self, entry: Entry, component: int, may: Callable[[Node], bool]) -> bool:
+        """Whether the entry still says when its node was last used, and the node may go."""
+        rank, _, node = entry
+        return not node.gone and rank == self.rank(node.used[component]) and may(node)
+
+    def _next(self, component: int) -> Node | None:
+        """The node that goes first for this component, off its queue; None when none may go."""
+        queue = self._queues[component]
+        may = (self.full_candidate, self.swa_candidate)[component]
+        while queue:
+            entry = heappop(queue)
+            if self._current(entry, component, may):
+                return entry[2]
+        return None
+
+    # Freeing.
+
+    def _drop(self, node: Node, owed: Owed) -> None:
+        """Take out a leaf, and the nodes above it that do not stay without it."""
+        while True:
+            parent = node.parent
+            assert parent is not None
+            del parent.children[node.key[: self.page_size]]
+            node.gone = True
+            self._count -= 1
+            self._evictable[FULL] -= len(node.key)
+            owed.tokens[FULL] += len(node.key)
+            owed.full.append(self._pages(node.slots))
+            if node.live and self.window is not None:
+                self.entomb(node, owed)
+            node.slots = self._empty
+            if parent.parent is None or self.stays(parent):
+                break
+            node = parent
+        if parent.parent is not None:
+            self._queue(parent)
+
+    def _settle(self, owed: Owed) -> None:
+        """Free what is owed: one call per pool."""
+        full, swa = (torch.cat(parts) if parts else self._empty for parts in (owed.full, owed.swa))
+        self.store.free_starts(full, swa)
