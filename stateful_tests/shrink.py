@@ -11,7 +11,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from reference.commands import (
-    Admit, CheckBusy, Chunk, Command, Decode, Draft, Extend, Finish, Open, Retract, SpecDecode, Submit,
+    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Extend, Finish, Open, Retract,
+    SpecDecode, Submit,
 )  # fmt: skip
 
 Commands = tuple[Command, ...]
@@ -37,7 +38,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -
         best = _first_improvement(best, search, _name_dropped)
         best = _drop_chunks(best, search)
         for simpler in (
-            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _pairs_dropped,
+            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _busy, _pairs_dropped,
             _smaller_numbers,
         ):  # fmt: skip
             best = _first_improvement(best, search, simpler)
@@ -254,6 +255,13 @@ def _ordinary(commands: Commands) -> Iterator[Commands]:
             plain = replace(command, session=None)
             rest = commands[:i] + (plain,) + commands[i + 1 :]
             yield tuple(c for c in rest if c != Open(command.session))
+
+
+def _busy(commands: Commands) -> Iterator[Commands]:
+    """A busy check instead of an idle one: nothing has to end before it."""
+    for i, command in enumerate(commands):
+        if isinstance(command, CheckIdle):
+            yield commands[:i] + (CheckBusy(2),) + commands[i + 1 :]
 
 
 def _smaller_numbers(commands: Commands) -> Iterator[Commands]:

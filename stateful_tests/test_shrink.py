@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference import model
 from reference.commands import (
-    Abort, Admit, Chunk, Close, Command, Decode, Done, Extend, Finish, Open, Submit,
+    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Extend, Finish, Open, Submit,
 )  # fmt: skip
 from reference.geometry import preset
 from stateful_tests.shrink import shrink
@@ -72,6 +72,14 @@ def test_two_turns_become_one() -> None:
     assert smallest == (
         Open("s1"), Submit("r1", "s1", 8), Admit("r1"), Extend((Chunk("r1", 8),)), Decode(("r1",)),
     )  # fmt: skip
+
+
+def test_a_busy_check_does_for_an_idle_one() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        idle = CheckIdle() in commands and Close("s1") in commands
+        return commands if idle or CheckBusy(2) in commands else None
+
+    assert shrink((Open("s1"), Close("s1"), CheckIdle()), fails) == (CheckBusy(2),)
 
 
 def test_the_budget_bounds_the_candidates() -> None:
