@@ -268,7 +268,8 @@ def _conclude(out: Console, told: Data) -> None:
     def sets(some: list[list[str]]) -> str:
         if not some or not some[0]:
             return "none"
-        more = f" (and {len(some) - 1} other sets of that size)" if len(some) > 1 else ""
+        others = len(some) - 1
+        more = f" (and {others} other set{'s' * (others > 1)} of that size)" if others else ""
         return " + ".join(some[0]) + more
 
     words = {
