@@ -261,6 +261,10 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     What is there stays; a tombstone for which the key brings SWA KV gets it, unless a lock reads
     through it. What is new becomes a leaf: a tombstone below `evicted`, live from there on, and of the
     live part no more than one window of whole pages is one node (#26919, #22470).
+
+    For a request that has ended. One that goes on would lose SWA KV that it reads where a recovery is
+    refused: page size and window 1, key (1, 2) inserted with evicted 1 and locked; another request
+    computes (1,) by itself and inserts it: its pages are duplicates, and a match gives 0.
     """
     key = _whole_pages(tree, key)
     live_from = min(ceil_page(evicted, tree.page_size), len(key)) if tree.window is not None else 0

@@ -92,6 +92,15 @@ def test_a_tombstone_is_recovered_by_who_brings_swa() -> None:
     assert insert(locked, text("abcdef"), 3)[1] == Insertion(6, 6), "a lock reads through its full slots"
 
 
+def test_a_refused_recovery_leaves_its_inserter_nothing_to_read() -> None:
+    """Why insert is for requests that have ended: one that goes on needs its own pages here."""
+    tree, _ = insert(Tree(1, 1), text("ab"), 1)
+    tree = lock(tree, "r1", text("ab"))
+    tree, done = insert(tree, text("a"), 0)
+    assert done == Insertion(matched=1, end=1), "its pages are duplicates"
+    assert usable(tree, text("a")) == 0
+
+
 # Match and lock.
 
 
