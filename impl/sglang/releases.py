@@ -197,7 +197,13 @@ class Release0511(Release0510):
         return bool(session.close_on_finish)
 
 
-TABLE: dict[str, type[Release0510]] = {r.version: r for r in (Release0510, Release0511)}
+class Release0512(Release0511):
+    """0.5.12. The same modules and rules; a checkout of it is told as 0.5.11."""
+
+    version = "0.5.12"
+
+
+TABLE: dict[str, type[Release0510]] = {r.version: r for r in (Release0510, Release0511, Release0512)}
 SUPPORTED = ", ".join(TABLE)
 
 
