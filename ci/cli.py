@@ -155,22 +155,24 @@ def replay(
         for path, trace in loaded:
             run = _usable(partial(lockstep.replay, system, trace), path)
             replays.append(report.replay_data(path, run))
-            render.replay(out, replays[-1])
+            render.replay(out, replays[-1], brief=len(loaded) > 1)
     finally:
         system.close()
     codes = [data["exit_code"] for data in replays]
     if len(replays) > 1:
-        bad = sum(code != 0 for code in codes)
-        out.print(f"{len(replays)} traces: {len(replays) - bad} conform, {bad} do not")
+        bad = [data["file"] for data in replays if data["exit_code"]]
+        names = f": {', '.join(bad)}" if bad else ""
+        out.print(f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{names}")
     code = int(max(codes))
     _write_json(json_file, {"format": "kvspec-replay", "version": 1, "exit_code": code, "replays": replays})
     return code
 
 
 @cli.command()
+@click.argument("names", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def bugs(as_json: bool) -> int:
-    """List the named bugs: each puts one fault back into the torch implementation."""
+def bugs(names: tuple[str, ...], as_json: bool) -> int:
+    """List the named bugs: each puts one fault back into the torch implementation. NAMES: those in full."""
     from ci import report
     from impl.bugs import BUGS
 
@@ -178,18 +180,20 @@ def bugs(as_json: bool) -> int:
     for row in rows:
         row["modes"] = [mode.value for mode in row["modes"]]
     headings = {"id": "bug", "title": "what is wrong", "clause": "clause", "source": "source"}
-    return _list(rows, as_json, headings)
+    return _list(rows, as_json, headings, names)
 
 
 @cli.command()
+@click.argument("names", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def clauses(as_json: bool) -> int:
-    """List the clauses of the specification."""
+def clauses(names: tuple[str, ...], as_json: bool) -> int:
+    """List the clauses of the specification. NAMES: those in full."""
     from ci import report
     from reference.clauses import CLAUSES
 
     rows = report.table_data(CLAUSES, ("id", "title", "sentence", "scope", "why", "settled", "source"))
-    return _list(rows, as_json, {"id": "clause", "sentence": "what it says", "settled": "how it was settled"})
+    headings = {"id": "clause", "sentence": "what it says", "settled": "how it was settled"}
+    return _list(rows, as_json, headings, names)
 
 
 @cli.command("blindspots")
@@ -219,13 +223,23 @@ def blind_spots(names: tuple[str, ...], runs: int, seed: int, json_file: str | N
     return 0
 
 
-def _list(rows: list[Data], as_json: bool, columns: dict[str, str]) -> int:
+def _list(rows: list[Data], as_json: bool, columns: dict[str, str], names: tuple[str, ...]) -> int:
+    """Rows as a table, or those called `names` in full."""
     from ci import render
 
+    known = {row["id"]: row for row in rows}
+    for name in names:
+        if name not in known:
+            raise Unusable(f"unknown {columns['id']} {name!r:.40}; without a name all are listed")
     if as_json:
-        _write_json("-", rows)
-    else:
-        render.listing(render.console(), rows, columns)
+        _write_json("-", [known[name] for name in names] or rows)
+        return 0
+    out = render.console()
+    for name in names:
+        render.record(out, known[name])
+        out.print()
+    if not names:
+        render.listing(out, rows, columns)
     return 0
 
 

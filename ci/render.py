@@ -176,8 +176,12 @@ def changes(row: Data) -> list[str]:
     return lines + [f"{holder} freed {' '.join(ranges)}" for holder, ranges in freed.items()]
 
 
-def replay(out: Console, data: Data) -> None:
-    """One file of `kvspec replay`."""
+def replay(out: Console, data: Data, *, brief: bool = False) -> None:
+    """One file of `kvspec replay`; brief: a line when it conforms."""
+    note = f" ({data['note']})" if data["note"] else ""
+    if brief and not data["exit_code"]:
+        out.print(Text(plain(f"{data['file']}: {data['verdict']}{note}")), soft_wrap=True)
+        return
     out.print(Text(plain(f"{data['file']} on {data['implementation']}"), style="bold"), soft_wrap=True)
     trace = data["trace"]
     if about := [f"{key} {trace[key]}" for key in ("bug", "clause") if trace[key]]:
@@ -186,10 +190,14 @@ def replay(out: Console, data: Data) -> None:
         _print(out, " ".join(trace["story"].split()))
     run(out, data)
     out.print()
-    note = f" ({data['note']})" if data["note"] else ""
     steps = f" after {len(data['rows'])} of {len(trace['steps'])} steps" if trace["steps"] else ""
     _print(out, f"{data['verdict']}{steps}{note}", style="bold red" if data["exit_code"] else "bold green")
     out.print()
+
+
+def record(out: Console, row: Data) -> None:
+    """One row of a listing in full."""
+    labelled(out, {key: _cell(value) for key, value in row.items() if value})
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:

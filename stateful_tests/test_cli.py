@@ -395,16 +395,29 @@ def test_replay(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
     assert (code, err, fake.closed) == (3, "", 1)
     seen = lines(out)
     assert seen[:3] == ["t.json on torch+pr22900", "bug pr22900, clause LEN-2", "First this. Then that."]
-    assert [line for line in seen if " of 6 steps" in line] == [
+    assert [line for line in seen if " of 6 steps" in line or "conforms" in line] == [
         "violates LEN-2, FREE-2 after 6 of 6 steps",
-        "conforms after 6 of 6 steps (the trace is there to show pr22900, and does not)",
+        "t.json: conforms (the trace is there to show pr22900, and does not)",
         "violates OWN-1, FREE-2 after 6 of 6 steps (the trace names LEN-2)",
         "broke after 6 of 6 steps",
     ]
-    assert seen[-1] == "4 traces: 1 conform, 3 do not"
+    assert "".join(seen).endswith("4 traces: 1 conform, 3 do not: t.json, t.json, t.json")
     data = json.loads(Path("r.json").read_text())
     assert [one["exit_code"] for one in data["replays"]] == [1, 0, 1, 3]
     assert data["exit_code"] == 3
+
+
+@pytest.mark.parametrize(
+    ("listing", "name", "tells"),
+    [("bugs", "pr22753-stale-flag", "The first fix of #22213"), ("clauses", "CHK-1", "settled")],
+)
+def test_one_of_a_listing_is_told_in_full(kvspec: Check, listing: str, name: str, tells: str) -> None:
+    code, out, _ = kvspec(listing, name)
+    assert code == 0
+    assert name in out and tells in out
+    code, out, err = kvspec(listing, "nope")
+    unknown = f"kvspec: unknown {listing.rstrip('s')} 'nope'; without a name all are listed\n"
+    assert (code, out, err) == (2, "", unknown)
 
 
 def test_replay_on_a_system_that_cannot(
