@@ -131,6 +131,23 @@ class _TrimFreesTheFront(TorchKV):
         return start, start + swa_first - first, start + end - first
 
 
+@bug(
+    "save-mixes-rows",
+    "a slot names another row's pages",
+    clause="OWN-1",
+    story="""Two conversations read each other's KV. Saving copies the row of another lane of the batch over
+    the slot's own: the slot names pages of that row, its own are nowhere; every sum is right. Visible when
+    a turn is saved while another row is in use. Fix: the slot keeps its own row.""",
+)
+class _SaveMixesRows(TorchKV):
+    def save(self, session: Session, request: Request) -> None:
+        super().save(session, request)
+        assert session.slot is not None
+        rows = [r.row for r in self.requests.values() if r.row is not None]
+        if rows:
+            self.store.req_to_token[session.slot.row] = self.store.req_to_token[rows[0]]
+
+
 @store_bug(
     "alloc-takes-a-page-too-many",
     "new pages counted without the open page",
