@@ -21,7 +21,8 @@ import click
 if TYPE_CHECKING:
     from ci.report import Data
     from impl.adapter import System
-    from stateful_tests.results import CheckResult
+    from stateful_tests.results import Finding
+    from stateful_tests.scopes import Scope
 
 # The modules behind the commands import torch; they are loaded by the commands that need them.
 
@@ -77,7 +78,10 @@ def _system_options(command: _Command) -> _Command:
 @click.option("--examples", type=click.IntRange(1), help="Runs for each machine, preset and mode.")
 @click.option("--steps", type=click.IntRange(1), help="Commands in a run, at most.")
 @click.option("--seed", type=int, help="Where random decisions start from.")
-@click.option("--machine", "machines", multiple=True, metavar="NAME", help="Machine to run (repeatable).")
+@click.option(
+    "--machine", "machines", multiple=True, metavar="NAME",
+    help="What is driven: sessions, tree, both (repeatable).",
+)  # fmt: skip
 @click.option("--mode", type=click.Choice(["free", "faithful", "both"]), help="How far a sweep may go.")
 @click.option(
     "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
@@ -110,8 +114,7 @@ def check(
     except ValueError as error:
         raise Unusable(f"--{error}") from error
     _writable_json(json_file)
-    if os.path.lexists(save_dir) and not os.path.isdir(save_dir):
-        raise Unusable(f"--save {save_dir}: is not a directory")
+    _is_folder(save_dir)
     narrowed = any((presets, machines, mode in ("free", "faithful"), examples, steps))
 
     from ci import render, report
@@ -124,7 +127,7 @@ def check(
         data = report.check_data(result, plan, narrowed=narrowed, capabilities=system.capabilities)
     finally:
         system.close()
-    _save_traces(result, data, save_dir, _impl_options(impl, device, sglang_path))
+    _save_traces(result.findings, data["findings"], save_dir, _impl_options(impl, device, sglang_path))
     render.check(render.console(_text_out(json_file)), data)
     _write_json(json_file, data)
     return int(data["exit_code"])
@@ -166,6 +169,176 @@ def replay(
     code = int(max(codes))
     _write_json(json_file, {"format": "kvspec-replay", "version": 1, "exit_code": code, "replays": replays})
     return code
+
+
+@cli.command()
+@click.argument("trace", metavar="TRACE")
+@click.option("--step", type=int, metavar="N", help="After which step, as `kvspec replay` counts; the last.")
+@click.option("--json", "json_file", metavar="FILE", help="Write every figure there; - for stdout.")
+def tree(trace: str, step: int | None, json_file: str | None) -> int:
+    """Draw the radix tree at one step of a trace: what is in it, who pins it, what goes first."""
+    from stateful_tests.traces import TraceError, load
+
+    try:
+        loaded = load(trace)
+    except TraceError as error:
+        raise Unusable(str(error)) from error
+    _writable_json(json_file)
+
+    from ci import render, tree_view
+
+    try:
+        data = tree_view.collect(trace, loaded, step)
+    except tree_view.NoTree as error:
+        raise Unusable(f"{trace}: {error}") from error
+    tree_view.text(render.console(_text_out(json_file)), data)
+    _write_json(json_file, data)
+    return 0
+
+
+def _save_option(command: _Command) -> _Command:
+    return click.option(
+        "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
+        help="Where the shortest trace of each violation is saved.",
+    )(command)  # fmt: skip
+
+
+@cli.command()
+@click.option("--scope", "names", multiple=True, metavar="NAME", help="Scope to explore (repeatable).")
+@click.option("--list", "listing", is_flag=True, help="List the scopes.")
+@click.option("--states", type=click.IntRange(1), help="Stop when so many states are known.")
+@click.option("--depth", type=click.IntRange(0), help="Do not go on from states so many commands away.")
+@click.option("--memory", type=click.IntRange(50), default=4096, show_default=True, metavar="MB",
+              help="Stop when the process has so much.")  # fmt: skip
+@click.option("--clauses/--no-clauses", "clauses_on", default=None,
+              help="Ask every clause at every step (about a thousand a second); else as the scope says.")  # fmt: skip
+@click.option("--resume", metavar="FILE", help="Go on from there if it exists; keep there what is unfinished.")
+@click.option("--json", "json_file", metavar="FILE", help="Write every figure there; - for stdout.")
+@_save_option
+def explore(
+    names: tuple[str, ...],
+    listing: bool,
+    states: int | None,
+    depth: int | None,
+    memory: int,
+    clauses_on: bool | None,
+    resume: str | None,
+    json_file: str | None,
+    save_dir: str,
+) -> int:
+    """Look at every state of a scope, breadth first. Without --scope: all scopes that take seconds."""
+    from stateful_tests.scopes import SCOPES
+
+    if listing:
+        from ci import explore as told
+
+        return _list(told.scope_rows(), False, {"id": "scope", "takes": "takes", "about": "about"}, ())
+    chosen = [_scope(name) for name in names] or [s for s in SCOPES.values() if s.takes == "seconds"]
+    if resume is not None and len(chosen) != 1:
+        raise Unusable("--resume goes with one --scope")
+    if resume is not None and not Path(resume).absolute().parent.is_dir():
+        raise Unusable(f"--resume {resume}: there is no folder {Path(resume).absolute().parent}")
+    _writable_json(json_file)
+    _is_folder(save_dir)
+
+    from ci import explore as told
+    from ci import render
+    from ci.progress import Progress
+    from stateful_tests import search
+    from stateful_tests.unfinished import UnfinishedError
+
+    out = render.console(_text_out(json_file))
+    reports: list[Data] = []
+    for scope in chosen:
+        try:
+            with Progress(render.console(sys.stderr)) as progress:
+                result = search.run(
+                    scope, clauses=clauses_on, states=states, depth=depth, memory_mb=memory, resume=resume,
+                    progress=progress,
+                )  # fmt: skip
+        except UnfinishedError as error:
+            raise Unusable(f"--resume {error}") from error
+        reports.append(data := told.explored(result))
+        found = [result.finding] if result.finding is not None else []
+        _save_traces(found, data["findings"], save_dir, "--impl reference")
+        told.text(out, data)
+        if result.stopped == "an interrupt":
+            break
+    code = max(data["exit_code"] for data in reports)
+    if reports[-1]["stopped"] == "an interrupt":
+        code = 130
+    _write_json(json_file, {"format": "kvspec-explore", "version": 1, "exit_code": code, "scopes": reports})
+    return code
+
+
+@cli.command()
+@click.option("--scope", "names", multiple=True, metavar="NAME", help="Scope to explore and run (repeatable).")
+@click.option("--file", "files", multiple=True, metavar="FILE", help="Recorded tour to run (repeatable).")
+@click.option("--record", metavar="FILE", help="Write the tour of the one scope there.")
+@_system_options
+@_save_option
+def tour(
+    names: tuple[str, ...],
+    files: tuple[str, ...],
+    record: str | None,
+    impl: str,
+    sglang_path: str | None,
+    device: str,
+    json_file: str | None,
+    save_dir: str,
+) -> int:
+    """Run every transition of a scope on an implementation, beside the reference."""
+    from stateful_tests import tour_file
+
+    scopes = [_scope(name) for name in names]
+    try:
+        loaded = [(file, tour_file.load(file)) for file in files]
+    except tour_file.TourError as error:
+        raise Unusable(str(error)) from error
+    if not scopes and not loaded:
+        raise Unusable("tour: --scope NAME (kvspec explore --list) or --file FILE (fixtures/tours)")
+    if record is not None and (len(scopes) != 1 or loaded):
+        raise Unusable("--record goes with one --scope")
+    _writable_json(json_file)
+    _is_folder(save_dir)
+
+    from ci import explore as told
+    from ci import render
+    from ci.progress import Progress
+    from stateful_tests import tour as touring
+
+    out = render.console(_text_out(json_file))
+    reports: list[Data] = []
+    options = _impl_options(impl, device, sglang_path)
+    system = _resolve(impl, device, sglang_path)
+    try:
+        with Progress(render.console(sys.stderr)) as progress:
+            runs: list[tuple[str | None, Callable[[], touring.Tour]]] = [
+                (file, partial(touring.follow, system, walks, progress)) for file, walks in loaded
+            ]
+            for scope in scopes:
+                live = partial(touring.live, system, scope, record=record is not None, progress=progress)
+                runs.append((None, live))
+            tours = [(file, _usable(work, f"--impl {impl}")) for file, work in runs]
+    finally:
+        system.close()
+    for file, made in tours:
+        reports.append(data := told.toured(made, file))
+        _save_traces(made.findings, data["findings"], save_dir, options)
+        told.tour_text(out, data)
+        if record is not None and made.recorded is not None:
+            Path(record).write_bytes(tour_file.dumps(made.recorded))
+    code = max(data["exit_code"] for data in reports)
+    _write_json(json_file, {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports})
+    return int(code)
+
+
+def _scope(name: str) -> Scope:
+    from stateful_tests.scopes import SCOPES
+
+    if name not in SCOPES:
+        raise Unusable(f"--scope {name:.40}: unknown; one of {', '.join(SCOPES)}")
+    return SCOPES[name]
 
 
 @cli.command()
@@ -278,12 +451,12 @@ def _impl_options(impl: str, device: str, sglang_path: str | None) -> str:
     return shlex.join(options)
 
 
-def _save_traces(result: CheckResult, data: Data, folder: str, options: str) -> None:
+def _save_traces(findings: Sequence[Finding], told: list[Data], folder: str, options: str) -> None:
     """Save the trace of each finding, and note where. A finding that cannot be saved is still told."""
     from ci import report
     from stateful_tests import traces
 
-    for group, found in zip(report.groups(result.findings), data["findings"], strict=True):
+    for group, found in zip(report.groups(findings), told, strict=True):
         name, trace = report.trace_file(group)
         path = Path(folder, name)
         try:
@@ -293,6 +466,11 @@ def _save_traces(result: CheckResult, data: Data, folder: str, options: str) -> 
         else:
             found["saved"] = str(path)
             found["replay"] = f"kvspec replay {shlex.quote(str(path))} {options}"
+
+
+def _is_folder(save_dir: str) -> None:
+    if os.path.lexists(save_dir) and not os.path.isdir(save_dir):
+        raise Unusable(f"--save {save_dir}: is not a directory")
 
 
 def _writable_json(json_file: str | None) -> None:

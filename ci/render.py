@@ -60,15 +60,16 @@ def _print(out: Console, *parts: str, style: str = "") -> None:
 
 def check(out: Console, data: Data) -> None:
     """The report of `kvspec check`."""
-    asked = f"{data['examples_asked']} runs of up to {data['steps_asked']} commands for each row below"
+    runs = ", ".join(f"{name} {count}" for name, count in data["examples_asked"].items())
+    asked = f"runs for each row below: {runs}; each of up to {data['steps_asked']} commands"
     words = {
         "implementation": data["implementation"],
         "tier": f"{data['tier']}, seed {data['seed']}, modes {', '.join(data['modes'])}",
         "plan": f"{asked}, time limit {data['time_limit_s']:g} s",
         "presets": ", ".join(data["presets"]),
     }
-    if data["presets_left_out"]:
-        words["left out"] = f"{', '.join(data['presets_left_out'])} (the implementation cannot be built so)"
+    if left_out := data["machines_left_out"] + data["presets_left_out"]:
+        words["left out"] = f"{', '.join(left_out)} (the implementation cannot be built so)"
     labelled(out, words)
     out.print()
     numbers = ("examples", "commands", "commands/s")
@@ -126,13 +127,14 @@ def finding(out: Console, data: Data, title: str) -> None:
 def run(out: Console, data: Data) -> None:
     """A trace as a table of commands, and the violation it ends with."""
     trace = data["trace"]
-    sizes = ", ".join(f"{k} {'none' if v is None else v}" for k, v in trace["geometry"].items())
+    given = {k: "none" if v is None else v for k, v in trace["geometry"].items()}
+    sizes = ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
     _print(out, f"{trace['origin']} trace, mode {trace['mode']}: {sizes}")
     out.print()
     rows = data["rows"]
     if len(rows) > MAX_ROWS:
         _print(out, f"steps 0 to {len(rows) - MAX_ROWS - 1} are left out here; --json has them all")
-    steps = table("#", "command", "reference", "cursors that change and ranges freed, by the rules")
+    steps = table("#", "command", "reference", "what changes and what is freed, by the rules")
     for row in rows[-MAX_ROWS:]:
         mark = "> " if row["violates"] else "  "
         lines = changes(row)
@@ -167,13 +169,14 @@ def labelled(out: Console, words: dict[str, str]) -> None:
 
 
 def changes(row: Data) -> list[str]:
-    """What a step changed, one line for each cursor and for each holder's freed ranges."""
+    """What a step changed: a line for each cursor, each holder's freed ranges, each part of the tree."""
     lines = [f"{c['holder']} {c['cursor']} {c['before']} -> {c['after']}" for c in row["cursors"]]
     freed: dict[str, list[str]] = {}
     for f in row["freed"]:
         freed.setdefault(f["holder"], []).append(f"{f['pool']} [{f['start']}, {f['end']})")
     lines += [account_text(Account(**account)) for account in row["accounts"]]
-    return lines + [f"{holder} freed {' '.join(ranges)}" for holder, ranges in freed.items()]
+    lines += [f"{holder} freed {' '.join(ranges)}" for holder, ranges in freed.items()]
+    return [*lines, *row["tree"]]
 
 
 def replay(out: Console, data: Data, *, brief: bool = False) -> None:
@@ -203,6 +206,7 @@ def record(out: Console, row: Data) -> None:
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
     """A plain listing; columns: key -> heading."""
     made = table(*columns.values())
+    made.columns[0].no_wrap = True  # names are there to be copied
     for row in rows:
         made.add_row(*(Text(plain(_cell(row[key]))) for key in columns))
     out.print(made)

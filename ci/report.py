@@ -16,8 +16,8 @@ from impl.adapter import Capabilities
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
 from reference.commands import (
-    Abort, Broken, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, EvictSwa, Extend,
-    Finish, Mode, Open, Outcome, Refused, Retract, SpecDecode, Submit,
+    Abort, Broken, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, Evict, EvictSwa, Extend,
+    Finish, Insert, Match, Mode, Open, Outcome, Refused, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from stateful_tests import traces
 from stateful_tests.campaign import Plan
@@ -44,9 +44,11 @@ def describe(command: Command) -> str:
     match command:
         case Open(session) | Close(session):
             rest = session
-        case Submit(request, session, tokens, rewind):
+        case Submit(request, session, tokens, rewind, prompt):
             whose = f"in {session}" if session is not None else "(no session)"
-            rest = f"{request} {whose} {tokens:+}" + (f" rewind {rewind}" if rewind else "")
+            said = [traces.prompt_text(prompt)] if prompt else []
+            said += [f"{tokens:+}"] if tokens or not prompt else []
+            rest = " ".join([request, whose, *said]) + (f" rewind {rewind}" if rewind else "")
         case Extend(lanes):
             rest = ", ".join(f"{lane.request} {lane.tokens:+}" for lane in lanes) or "(no lanes)"
         case Decode(requests):
@@ -65,6 +67,15 @@ def describe(command: Command) -> str:
             rest = f"level {level}"
         case CheckIdle():
             rest = ""
+        case Match(holder, prompt):
+            rest = f"{holder} {traces.prompt_text(prompt) or '(empty)'}"
+        case Unlock(holder):
+            rest = holder
+        case Insert(holder, prompt, evicted, chunked):
+            rest = f"{holder} {traces.prompt_text(prompt) or '(empty)'}"
+            rest += (f" SWA from {evicted}" if evicted else "") + (" (goes on)" if chunked else "")
+        case Evict(full, swa):
+            rest = f"full {full}" + (f" swa {swa}" if swa else "")
         case _:
             rest = command.request
     return f"{traces.tag(command)} {rest}".rstrip()
@@ -73,8 +84,9 @@ def describe(command: Command) -> str:
 def say(outcome: Outcome) -> str:
     """An outcome in readable form."""
     match outcome:
-        case Done(choices):
-            return "done" + "".join(f"; {_choice(choice)}" for choice in choices)
+        case Done(choices, _, freed):
+            gave = f"; freed full {freed.full} swa {freed.swa}" if freed is not None else ""
+            return "done" + gave + "".join(f"; {_choice(choice)}" for choice in choices)
         case Refused(reason):
             return f"refused: {reason.value}"
         case Broken(error):
@@ -102,8 +114,9 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
         "seed": result.seed,
         "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines))),
         "presets_left_out": [name for name in plan.presets if name not in ran],
+        "machines_left_out": [m for m in plan.machines if m not in {r.name for r in result.machines}],
         "modes": list(dict.fromkeys(m.mode.value for m in result.machines)),
-        "examples_asked": plan.examples,
+        "examples_asked": {m: plan.examples[m] for m in dict.fromkeys(r.name for r in result.machines)},
         "steps_asked": plan.steps,
         "time_limit_s": plan.time_limit_s,
         "machines": [
@@ -139,7 +152,7 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "timed_out": result.timed_out,
         "stopped_early": result.stopped,
-        "findings": [_finding_data(group) for group in groups(result.findings)],
+        "findings": [finding_data(group) for group in groups(result.findings)],
     }
     return data | _verdict(result, plan, narrowed=narrowed, capabilities=capabilities)
 
@@ -174,7 +187,8 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(together.values())
 
 
-def _finding_data(group: list[Finding]) -> Data:
+def finding_data(group: list[Finding]) -> Data:
+    """Findings that share a trace."""
     return {
         "clauses": [
             {
@@ -229,6 +243,7 @@ def _row_data(index: int, row: Row, marked: bool) -> Data:
             for holder, pool, start, end in row.freed
         ],
         "accounts": [asdict(account) for account in row.accounts],
+        "tree": list(row.tree),
         "violates": marked,
     }
 

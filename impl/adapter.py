@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
 from reference.geometry import Geometry
@@ -17,7 +17,8 @@ from reference.ledger import Cursors
 
 
 __all__ = [
-    "Capabilities", "Cursors", "RequestView", "SessionView", "System", "UnusableImplementation", "View",
+    "Capabilities", "Cursors", "GuestView", "NodeView", "RequestView", "SessionView", "System", "TreeSizes",
+    "TreeView", "UnusableImplementation", "View",
 ]  # fmt: skip
 
 
@@ -31,7 +32,9 @@ class Capabilities:
 
     commands: names of the command classes it understands.
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
-    swa: it can be built with a window; full_only: without one.
+    swa: it can be built with a window; full_only: without one; tree: with a radix tree; no_tree: without.
+    own_shape: its tree splits nodes and picks what it evicts by rules of its own. The reference then takes
+        the shape of the tree over from the view after each command, and no order is asked.
     modes: in which it is driven unless asked otherwise. A server's own scheduler is faithful, so
         what only free mode reaches says nothing about it.
     exact_reasons: refusals carry the specification's first reason; otherwise only done or
@@ -47,6 +50,9 @@ class Capabilities:
     mixed_decode: bool = True
     swa: bool = True
     full_only: bool = True
+    tree: bool = True
+    no_tree: bool = True
+    own_shape: bool = False
     modes: tuple[Mode, ...] = (Mode.FREE, Mode.FAITHFUL)
     exact_reasons: bool = True
     may_refuse: frozenset[Reason] = frozenset()
@@ -82,6 +88,47 @@ class SessionView:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node of the radix tree, without the root.
+
+    path: tokens from the root to its end; slots: full slots of the node's own tokens, which are the last
+    len(slots) of the path. swa_slots: their SWA slots, none for a tombstone or without SWA. full_locks,
+    swa_locks: how many locks pin it.
+    """
+
+    path: Sequence[int]
+    slots: Sequence[int]
+    swa_slots: Sequence[int]
+    full_locks: int
+    swa_locks: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuestView:
+    """A guest of the tree (Match, Insert): the full slots of the prefix that it has locked."""
+
+    slots: Sequence[int]
+
+
+class TreeSizes(NamedTuple):
+    """Tokens in the tree by the system's own counters: what may be evicted, what locks pin."""
+
+    full_evictable: int
+    full_protected: int
+    swa_evictable: int
+    swa_protected: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView:
+    """The radix tree. sizes: None of systems that do not count."""
+
+    nodes: Sequence[NodeView]
+    guests: Mapping[str, GuestView]
+    sizes: TreeSizes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """Physical facts of a system at rest. Slots and pages are the system's own ids.
 
@@ -91,6 +138,7 @@ class View:
         at least kv_allocated_len long.
     full_to_swa: for every full slot (page 0 included) its SWA slot, 0 for none; empty without SWA.
     full_stamps, swa_stamps: token id last written to each slot, 0 for none.
+    tree: None without one.
     """
 
     sessions: Mapping[str, SessionView]
@@ -102,6 +150,7 @@ class View:
     free_swa: Sequence[int] = ()
     full_to_swa: Sequence[int] = ()
     swa_stamps: Sequence[int] = ()
+    tree: TreeView | None = None
 
 
 class System(Protocol):

@@ -2,22 +2,23 @@
 
 Per pool `available + evictable + protected + session_held + uncached == total`, and for the request
 rows `free + held by sessions + running == total`. available is what the ledger says is free; the other
-terms are counted from cursors, as a server counts them: that both agree is a theorem (CHK-1). There
-is no tree yet, so nothing is evictable or protected.
+terms are counted from cursors and from the nodes of the radix tree, as a server counts them: that both
+agree is a theorem (CHK-1).
 """
 
 from __future__ import annotations
 
 from reference.commands import Account, Entry, Report
 from reference.cursors import counted_full, counted_swa
-from reference.ledger import Cursors, Phase, Request, State, free
+from reference.ledger import IN_BATCH, Cursors, Request, State, free
+from reference.tree import Sizes, sizes
 
 HELD, UNCACHED = "session_held", "uncached"
 
 
 def in_batch(request: Request) -> bool:
     """A running batch lists the request and its KV is its own: recomputed, never remembered (#22753)."""
-    return request.phase in (Phase.EXTENDING, Phase.RUNNING)
+    return request.phase in IN_BATCH
 
 
 def counted(state: State) -> list[tuple[str, str, Cursors]]:
@@ -50,12 +51,14 @@ def report(state: State) -> Report:
         for pool in totals
         for term, holder, cursors in rows
     )
+    cached = Sizes(0, 0, 0, 0) if state.tree is None else sizes(state.tree)
+    tree = {"full": cached[:2], "swa": cached[2:], "rows": (0, 0)}
     accounts = []
     for pool, total in totals.items():
         held, uncached = (
             sum(e.amount for e in entries if e.pool == pool and e.term == term) for term in (HELD, UNCACHED)
         )
-        accounts.append(Account(pool, available[pool], 0, 0, held, uncached, total))
+        accounts.append(Account(pool, available[pool], *tree[pool], held, uncached, total))
     return Report(tuple(accounts), entries)
 
 

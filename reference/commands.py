@@ -13,15 +13,22 @@ from enum import StrEnum
 from typing import Union
 
 POSITION_BITS = 20
+SHARED = 1 << 20  # the serial of shared text "a"; b, c, ... follow. No run submits that often
 
 
 def token_id(serial: int, position: int) -> int:
     """The token at `position` of a conversation, as written by the `serial`-th accepted Submit.
 
     Client and sampler are deterministic functions of these two, so that every system produces the
-    same text and a stamp in a slot tells whose token it holds. `serial` counts from 1.
+    same text and a stamp in a slot tells whose token it holds. `serial` counts from 1; the texts that
+    prompts share have serials of their own (shared_serial).
     """
     return serial << POSITION_BITS | position
+
+
+def shared_serial(text: str) -> int:
+    """The serial of the shared text called by one letter of a to z."""
+    return SHARED + ord(text) - ord("a")
 
 
 class Mode(StrEnum):
@@ -51,7 +58,8 @@ class Reason(StrEnum):
     SHRINKING_PREFIX = "shrinking_prefix"  # a turn that takes back earlier tokens
     WRONG_PHASE = "wrong_phase"  # the request is not where the command needs it
     NOT_IDLE = "not_idle"  # an idle check while a batch holds a request
-    NO_SWA = "no_swa"  # a window sweep on a model without one
+    NO_SWA = "no_swa"  # a window sweep, or SWA lengths, on a model without a window
+    NO_TREE = "no_tree"  # a command for the radix tree on a server without one
     BAD_LENGTH = "bad_length"  # a length (or level) outside what the command allows
     UNFAITHFUL = "unfaithful"  # Mode.FAITHFUL only: no scheduler would do it
     WINDOW_LOST = "window_lost"  # a sweep ran ahead of the commit: may end, not go on
@@ -75,22 +83,43 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """The next `tokens` tokens of a prompt are those that the shared text `text` (a to z) has there.
+
+    Two prompts have a prefix in common as far as their pieces name the same text.
+    """
+
+    text: str
+    tokens: int
+
+
+Prompt = tuple[Piece, ...]
+
+
+def prompt_len(prompt: Prompt) -> int:
+    """Length in tokens."""
+    return sum(piece.tokens for piece in prompt)
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """A client sends a turn (or, with `session` None, an ordinary request): it is queued.
 
-    Its input is the session's history and `tokens` new ones. `rewind` > 0 is a client that takes
-    back that many tokens of the history, which streaming sessions refuse.
+    Its input is the session's history, then `prompt`, then `tokens` that nobody else has. `rewind` > 0
+    is a client that takes back that many tokens of the history, which streaming sessions refuse.
     """
 
     request: str
     session: str | None
     tokens: int
     rewind: int = 0
+    prompt: Prompt = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """match_prefix: a later turn gets its slot's KV back, tail freed. Repeatable until it extends."""
+    """match_prefix: a later turn gets its slot's KV back, tail freed; whoever has no slot gets what the
+    radix tree has of its input, locked. Repeatable until it extends."""
 
     request: str
 
@@ -181,6 +210,48 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
+class Match:
+    """match_prefix and inc_lock_ref on the radix tree, in one: between the two nothing keeps the slots.
+
+    A guest called `holder` has the longest usable prefix of `prompt` locked from then on.
+    """
+
+    holder: str
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Unlock:
+    """dec_lock_ref: the guest gives back what its lock took, and is gone."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """A request that has computed `prompt` hands its whole pages to the radix tree.
+
+    What `holder` has locked is its prefix: those pages are the tree's; the others it computed itself
+    (they are taken and written now), and a sweep has freed its SWA pages below `evicted`. It has
+    finished and lets its lock go, or (`chunked`) goes on: then its lock reaches to the end of what it
+    inserted, and it inserts only if it can match all of that again.
+    """
+
+    holder: str
+    prompt: Prompt
+    evicted: int = 0
+    chunked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Memory pressure on the radix tree: free at least so many tokens of each pool, if they can be had."""
+
+    full: int
+    swa: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CheckBusy:
     """The server's memory check between two steps. `level`: 0 off, 1 check, 2 check and log."""
 
@@ -194,12 +265,13 @@ class CheckIdle:
 
 Command = Union[
     Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
-    CheckBusy, CheckIdle,
+    CheckBusy, CheckIdle, Match, Unlock, Insert, Evict,
 ]  # fmt: skip
 COMMANDS: tuple[type, ...] = (
     Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
-    CheckBusy, CheckIdle,
+    CheckBusy, CheckIdle, Match, Unlock, Insert, Evict,
 )  # fmt: skip
+TREE_COMMANDS = (Match, Unlock, Insert, Evict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +335,20 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Freed:
+    """Tokens of each pool that an eviction gave back."""
+
+    full: int
+    swa: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
-    """The command was carried out. report: of a memory check that is switched on."""
+    """The command was carried out. report: of a memory check that is switched on; freed: of Evict."""
 
     choices: tuple[Choice, ...] = ()
     report: Report | None = None
+    freed: Freed | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,16 @@ written for arbitrary integers: `crosshair check reference/cursors.py` searches 
 
 from __future__ import annotations
 
-from reference.ledger import Cursors
+from typing import NamedTuple
+
+
+class Cursors(NamedTuple):
+    """The four cursors of a row, in tokens: C, A, E and R of the specification."""
+
+    kv_committed_len: int
+    kv_allocated_len: int
+    swa_evicted_seqlen: int
+    cache_protected_len: int
 
 
 def ceil_page(length: int, page_size: int) -> int:
@@ -138,6 +147,18 @@ def window_live(evicted: int, position: int, window: int) -> bool:
     return evicted <= window_start(position, window)
 
 
+def lost_below(c: Cursors) -> int:
+    """Positions below this have no SWA KV any more: E, unless that lies in the radix tree's prefix.
+
+    A sweep starts at R, so E <= R says that nothing of the row's own was swept; what the tree has there
+    stays for as long as it is locked (TREE-5).
+
+    pre: in_order(c)
+    post: _ == 0 or _ > c[3]
+    """
+    return c.swa_evicted_seqlen if c.swa_evicted_seqlen > c.cache_protected_len else 0
+
+
 def sweep_limit(length: int, window: int, page_size: int) -> int:
     """Furthest page boundary below which no window of a token at `length` or later reaches (SWA-1).
 
@@ -173,9 +194,9 @@ def resume(c: Cursors, key: int, window: int) -> int:
     pre: in_order(c)
     pre: key >= c.cache_protected_len
     post: c[3] <= _ <= max(c[3], min(c[0], key))
-    post: _ == c[3] or window == 0 or window_live(c[2], _, window)
+    post: _ == c[3] or window == 0 or window_live(lost_below(c), _, window)
     """
     prefix = min(c.kv_committed_len, key)
-    if window == 0 or window_live(c.swa_evicted_seqlen, prefix, window):
+    if window == 0 or window_live(lost_below(c), prefix, window):
         return prefix
     return c.cache_protected_len

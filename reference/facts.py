@@ -31,16 +31,52 @@ class RequestFacts(NamedTuple):
 
 class HolderFacts(NamedTuple):
     """Who has a row. full_read, swa_read: stamps that attention would find, by position from 0 to
-    kv_allocated_len; swa_read has None where no SWA slot is mapped."""
+    kv_allocated_len; swa_read has None where no SWA slot is mapped. prefix: the full slots below
+    cache_protected_len."""
 
     row: int
     cursors: Cursors
     full_read: Sequence[int]
     swa_read: Sequence[int | None]
+    prefix: Sequence[int] = ()
+
+
+class NodeFacts(NamedTuple):
+    """A node of the radix tree. path: tokens from the root to its end, the last len(slots) of which are
+    its own. slots, swa_slots: of those (swa_slots empty: it shows none); mapped: what full_to_swa has for
+    them. full_read, swa_read: stamps there, swa_read by the node's own SWA slots. full_locks, swa_locks:
+    counters."""
+
+    path: tuple[int, ...]
+    slots: Sequence[int]
+    swa_slots: Sequence[int]
+    mapped: Sequence[int]
+    full_read: Sequence[int]
+    swa_read: Sequence[int]
+    full_locks: int
+    swa_locks: int
+
+    @property
+    def start(self) -> int:
+        return len(self.path) - len(self.slots)
+
+    @property
+    def live(self) -> bool:
+        return bool(self.swa_slots)
+
+
+class TreeFacts(NamedTuple):
+    """The radix tree. nodes: in the order of their paths; guests: name -> full slots of what it has
+    locked; sizes: tokens by the system's counters, full evictable and protected, then SWA."""
+
+    nodes: Sequence[NodeFacts]
+    guests: dict[str, Sequence[int]]
+    sizes: tuple[int, int, int, int] | None
 
 
 class Owned(NamedTuple):
-    """Page `page` serves page number `at` of `holder`'s sequence."""
+    """Page `page` serves page number `at` of `holder`'s sequence. A page of the radix tree has a holder of
+    its own, called by its path (caching.page_name)."""
 
     holder: str
     at: int
@@ -78,3 +114,4 @@ class Facts(NamedTuple):
     swept_mapped: Sequence[tuple[int, int]] = ()
     unused_mapped: Sequence[tuple[int, int]] = ()
     shared: Sequence[int] = ()
+    tree: TreeFacts | None = None

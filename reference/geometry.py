@@ -1,4 +1,4 @@
-"""The sizes a system is built with: page, window, pools, rows. Validated once, here.
+"""What a system is built with: page, window, pools, rows, radix tree. Validated once, here.
 
 Units: `page_size`, `window` and `width` are tokens; `full_pages` and `swa_pages` are pages that can
 be handed out (the padding page 0 comes on top); `rows` are rows of req_to_token.
@@ -34,6 +34,7 @@ class GeometryError(ValueError):
 class Geometry:
     """Sizes of one system. `window` None means a model without SWA: one pool, `swa_pages` 0.
 
+    tree: prefixes are kept in a radix tree (else nothing outlives its request but a session's slot).
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -43,10 +44,15 @@ class Geometry:
     swa_pages: int
     rows: int
     width: int
+    tree: bool = False
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
+            if f.name == "tree":
+                if not isinstance(value, bool):
+                    raise GeometryError(f.name, f"must be true or false, not {value!r:.40}")
+                continue
             if f.name == "window" and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):

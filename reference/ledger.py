@@ -2,7 +2,8 @@
 
 Everything here is an immutable value that compares and hashes by content. A holder (a session with
 its running turn, or an ordinary request) owns full pages [R/P, ceil(A)/P) and SWA pages
-[ceil(max(R, E))/P, ceil(A)/P) of its sequence; what no holder owns is free.
+[ceil(max(R, E))/P, ceil(A)/P) of its sequence, the radix tree those of its nodes; what nobody owns is
+free.
 """
 
 from __future__ import annotations
@@ -12,17 +13,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from reference.commands import Mode, token_id
+from reference.cursors import Cursors as Cursors
 from reference.geometry import Geometry
-
-
-class Cursors(NamedTuple):
-    """The four cursors of a row, in tokens: C, A, E and R of the specification."""
-
-    kv_committed_len: int
-    kv_allocated_len: int
-    swa_evicted_seqlen: int
-    cache_protected_len: int
-
+from reference.tree import Tree, tokens_held
 
 ZERO = Cursors(0, 0, 0, 0)
 
@@ -63,11 +56,15 @@ class Phase(StrEnum):
     RUNNING = "running"  # decodes
 
 
+# A running batch lists the request, and its KV is its own.
+IN_BATCH = (Phase.EXTENDING, Phase.RUNNING)
+
+
 class Request(NamedTuple):
     """A request that has not ended. Lengths in tokens.
 
-    history: text its input starts with; serial: whose tokens follow; origin: length of the input;
-    output: tokens generated. started: it has written KV. swept: largest length a sweep was driven
+    history: text its input starts with, prompt included; serial: whose tokens follow; origin: length of
+    the input; output: tokens generated. started: it has written KV. swept: largest length a sweep was driven
     with. known: outputs whose results were surely processed when the last round was launched, given
     that a scheduler runs at most one round ahead. cursors: None while it holds no row and no prefix.
     """
@@ -89,6 +86,11 @@ class Request(NamedTuple):
         """Input and outputs so far."""
         return (*self.history, (self.serial, self.origin + self.output))
 
+    @property
+    def holder(self) -> str:
+        """Under whose name it owns pages and locks: its session's, or its own."""
+        return self.session or self.name
+
 
 class Session(NamedTuple):
     """An open session. slot: what it keeps between turns, None when it keeps nothing."""
@@ -108,12 +110,17 @@ class Scope(NamedTuple):
 
 
 class State(NamedTuple):
-    """The whole state. sessions and requests are sorted by name; serial counts Submits."""
+    """The whole state. sessions and requests are sorted by name; serial counts Submits.
+
+    tree: None where the geometry has none. A lock in it belongs to a session or a request by its name, or
+    to a guest, who is nothing else.
+    """
 
     scope: Scope
     sessions: tuple[Session, ...] = ()
     requests: tuple[Request, ...] = ()
     serial: int = 0
+    tree: Tree | None = None
 
     def session(self, name: str | None) -> Session | None:
         for s in self.sessions:
@@ -156,15 +163,14 @@ def holders(state: State) -> Iterator[Holder]:
     for session in state.sessions:
         turn = state.request(session.turn) if session.turn is not None else None
         if turn is not None and turn.cursors is not None:
-            if session.slot is not None or turn.cursors.kv_allocated_len:
+            if session.slot is not None or turn.phase in IN_BATCH:
                 yield Holder(session.name, turn.cursors, turn.text, turn)
         elif session.slot is not None:
             text = turn.text if turn is not None and turn.started else session.history
             yield Holder(session.name, session.slot, text, None)
     for request in state.requests:
-        if request.session is None and request.cursors is not None:
-            if request.cursors.kv_allocated_len:
-                yield Holder(request.name, request.cursors, request.text, request)
+        if request.session is None and request.cursors is not None and request.phase in IN_BATCH:
+            yield Holder(request.name, request.cursors, request.text, request)
 
 
 def full_pages(cursors: Cursors, page_size: int) -> range:
@@ -195,4 +201,8 @@ def free(state: State) -> Free:
         if geometry.window is not None:
             swa -= len(swa_pages(holder.cursors, geometry.page_size))
         rows -= 1
+    if state.tree is not None:
+        cached_full, cached_swa = tokens_held(state.tree)
+        full -= cached_full // geometry.page_size
+        swa -= cached_swa // geometry.page_size
     return Free(full, swa, rows)

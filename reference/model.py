@@ -7,17 +7,25 @@ in which `Reason` lists them and then says what is so afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, EvictSwa, Extend,
-    Finish, Mode, Open, Outcome, Reason, Refused, Retract, SpecDecode, Submit,
+    Abort, Admit, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, Evict, EvictSwa, Extend,
+    Finish, Freed, Insert, Match, Mode, Open, Outcome, Reason, Refused, Retract, SpecDecode,
+    Submit, Unlock, prompt_len,
 )  # fmt: skip
-from reference.accounts import in_batch, report
-from reference.cursors import ceil_page, cut, resume, sweep, sweep_limit, window_live
+from reference.accounts import report
+from reference.caching import (
+    Effects, evicted, extended, guests, inserted, key_of, matched, prompt_kept, text_left, unlocked,
+    well_formed, with_room,
+)  # fmt: skip
+from reference.cursors import ceil_page, cut, floor_page, lost_below, resume, sweep, sweep_limit, window_live
 from reference.geometry import Geometry
 from reference.ledger import (
-    ZERO, Cursors, Phase, Request, Scope, Session, State, free, text_cut, text_len,
+    IN_BATCH, ZERO, Cursors, Phase, Request, Scope, Session, State, free, text_cut, text_len,
+    text_tokens,
 )  # fmt: skip
+from reference.tree import Tree
 
 # Raised when the specification is changed: traces carry it.
 SPEC_VERSION = "1"
@@ -36,7 +44,20 @@ class _No(Exception):
 
 def initial(geometry: Geometry, mode: Mode = Mode.FREE) -> State:
     """The empty state."""
-    return State(Scope(geometry, mode))
+    tree = Tree(geometry.page_size, geometry.window) if geometry.tree else None
+    return State(Scope(geometry, mode), tree=tree)
+
+
+Choices = dict[str, Choice]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What a rule is given besides state and command: choices to follow; effects and outcome to fill in."""
+
+    choices: Choices
+    effects: Effects = field(default_factory=Effects)
+    done: Done = field(default_factory=Done)
 
 
 def step(state: State, command: Command, choices: Sequence[Choice] = ()) -> tuple[State, Outcome]:
@@ -44,15 +65,18 @@ def step(state: State, command: Command, choices: Sequence[Choice] = ()) -> tupl
 
     Returns the new state and Done, or the very same state and Refused. Raises ChoiceNotAllowed.
     """
+    return step_with_effects(state, command, choices)[:2]
+
+
+def step_with_effects(
+    state: State, command: Command, choices: Sequence[Choice] = ()
+) -> tuple[State, Outcome, Effects]:
+    """`step`, and which pages the tree gave back or took over."""
+    turn = _Turn({c.request: c for c in choices})
     try:
-        if isinstance(command, (CheckBusy, CheckIdle)):
-            return state, _check(state, command)
-        return _RULES[type(command)](state, command, {c.request: c for c in choices}), Done()
+        return _RULES[type(command)](state, command, turn), turn.done, turn.effects
     except _No as no:
-        return state, Refused(no.reason)
-
-
-Choices = dict[str, Choice]
+        return state, Refused(no.reason), Effects()
 
 
 def _need(condition: object, reason: Reason) -> None:
@@ -67,50 +91,58 @@ def _request(state: State, name: str) -> Request:
     return request
 
 
-def _open(state: State, command: Open, _: Choices) -> State:
-    taken = state.session(command.session) or state.request(command.session)
-    _need(taken is None, Reason.SESSION_EXISTS)
+def _taken(state: State, name: str) -> bool:
+    """Some session, request or guest is called that."""
+    known = state.session(name) or state.request(name)
+    return known is not None or name in guests(state)
+
+
+def _open(state: State, command: Open, _: _Turn) -> State:
+    _need(not _taken(state, command.session), Reason.SESSION_EXISTS)
     return state.with_session(Session(command.session))
 
 
-def _submit(state: State, command: Submit, _: Choices) -> State:
-    _need(command.tokens >= 1, Reason.EMPTY)
+def _submit(state: State, command: Submit, _: _Turn) -> State:
+    new = prompt_len(command.prompt) + command.tokens
+    _need(well_formed(command.prompt) and command.tokens >= 0 and new >= 1, Reason.EMPTY)
     session = state.session(command.session)
     _need(command.session is None or session is not None, Reason.UNKNOWN_SESSION)
-    taken = state.request(command.request) or state.session(command.request)
-    _need(taken is None, Reason.REQUEST_EXISTS)
+    _need(not _taken(state, command.request), Reason.REQUEST_EXISTS)
     if session is not None:
         _need(not session.closing, Reason.SESSION_CLOSING)
         _need(session.turn is None, Reason.TURN_IN_FLIGHT)
     _need(command.rewind <= 0, Reason.SHRINKING_PREFIX)
     _need(command.rewind == 0, Reason.BAD_LENGTH)
     history = session.history if session is not None else ()
-    origin = text_len(history) + command.tokens
+    origin = text_len(history) + new
     _need(origin <= state.scope.geometry.width, Reason.ROW_TOO_SHORT)
     serial = state.serial + 1
     state = state._replace(serial=serial).with_request(
-        Request(command.request, command.session, serial, history, origin)
+        Request(command.request, command.session, serial, extended(history, command.prompt), origin)
     )
     return state if session is None else state.with_session(session._replace(turn=command.request))
 
 
-def _admit(state: State, command: Admit, _: Choices) -> State:
+def _admit(state: State, command: Admit, _: _Turn) -> State:
     request = _request(state, command.request)
     _need(request.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
     geometry = state.scope.geometry
     session = state.session(request.session)
+    key = request.origin + request.output - 1
     if session is None or session.slot is None:
         restored = ZERO
+        if state.tree is not None:
+            state, length = matched(state, request.holder, tuple(text_tokens(request.text, key)))
+            restored = Cursors(length, length, 0, length)
     else:
-        key = request.origin + request.output - 1
         prefix = resume(session.slot, key, geometry.window or 0)
         restored = cut(session.slot, prefix)
         state = state.with_session(session._replace(slot=restored))
     return state.with_request(request._replace(phase=Phase.ADMITTED, cursors=restored))
 
 
-def _allocate(state: State, grown: Iterable[tuple[Request, int]]) -> None:
-    """Refuse unless every request of the batch can grow to the given kv_allocated_len."""
+def _allocate(state: State, grown: Iterable[tuple[Request, int]], turn: _Turn) -> State:
+    """Room for every request of the batch to grow to the given kv_allocated_len, or a refusal."""
     geometry = state.scope.geometry
     pages = rows = 0
     for request, allocated in grown:
@@ -121,11 +153,17 @@ def _allocate(state: State, grown: Iterable[tuple[Request, int]]) -> None:
             geometry.page_size
         )
         session = state.session(request.session)
-        rows += old == 0 and (session is None or session.slot is None)
-    left = free(state)
-    _need(rows <= left.rows, Reason.NO_ROW)
-    _need(pages <= left.full, Reason.OUT_OF_FULL)
-    _need(geometry.window is None or pages <= left.swa, Reason.OUT_OF_SWA)
+        rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
+    _need(rows <= free(state).rows, Reason.NO_ROW)
+    return _room(state, pages, turn)
+
+
+def _room(state: State, pages: int, turn: _Turn) -> State:
+    """The state with so many pages free in each pool, or a refusal."""
+    found = with_room(state, pages, turn.effects)
+    if isinstance(found, Reason):
+        raise _No(found)
+    return found
 
 
 def _batch(state: State, names: Sequence[str], *phases: Phase) -> list[Request]:
@@ -170,7 +208,7 @@ def _swept(state: State, request: Request, length: int, chosen: int | None) -> R
     return request._replace(cursors=after, swept=max(request.swept, length))
 
 
-def _extend(state: State, command: Extend, choices: Choices) -> State:
+def _extend(state: State, command: Extend, turn: _Turn) -> State:
     _need(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
     names = [lane.request for lane in command.lanes]
     requests = _batch(state, names, Phase.ADMITTED, Phase.EXTENDING)
@@ -179,10 +217,10 @@ def _extend(state: State, command: Extend, choices: Choices) -> State:
         length = _cursors(request).kv_committed_len + lane.tokens
         _need(length <= request.origin + request.output, Reason.BAD_LENGTH)
         grown.append((request, length))
-    grown = [(_own_sweep(state, request, choices), length) for request, length in grown]
+    grown = [(_own_sweep(state, request, turn.choices), length) for request, length in grown]
     for request, _ in grown:
         state = state.with_request(request)
-    _allocate(state, grown)
+    state = _allocate(state, grown, turn)
     for request, length in grown:
         cursors = _cursors(request)._replace(kv_committed_len=length, kv_allocated_len=length)
         last = length == request.origin + request.output
@@ -194,28 +232,33 @@ def _extend(state: State, command: Extend, choices: Choices) -> State:
                 phase=Phase.RUNNING if last else Phase.EXTENDING,
             )
         )
+    for name in names if state.tree is not None else ():
+        request = _request(state, name)
+        session = state.session(request.session)
+        if session is None or session.slot is None:  # later turns stay outside of the tree
+            state = prompt_kept(state, request, turn.effects)
     return state
 
 
-def _decode(state: State, command: Decode, choices: Choices) -> State:
+def _decode(state: State, command: Decode, turn: _Turn) -> State:
     _need(command.requests, Reason.EMPTY)
     requests = _batch(state, command.requests, Phase.RUNNING)
-    return _rounds(state, [(r, 1, 1) for r in requests], choices, may_allocate_ahead=False)
+    return _rounds(state, [(r, 1, 1) for r in requests], turn, may_allocate_ahead=False)
 
 
-def _spec_decode(state: State, command: SpecDecode, choices: Choices) -> State:
+def _spec_decode(state: State, command: SpecDecode, turn: _Turn) -> State:
     lanes = command.lanes
     _need(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
     requests = _batch(state, [lane.request for lane in lanes], Phase.RUNNING)
     _need(all(lane.accept <= lane.allocate for lane in lanes), Reason.BAD_LENGTH)
     rounds = [(r, lane.allocate, lane.accept) for r, lane in zip(requests, lanes)]
-    return _rounds(state, rounds, choices, may_allocate_ahead=True)
+    return _rounds(state, rounds, turn, may_allocate_ahead=True)
 
 
 def _rounds(
     state: State,
     rounds: Sequence[tuple[Request, int, int]],
-    choices: Choices,
+    turn: _Turn,
     *,
     may_allocate_ahead: bool,
 ) -> State:
@@ -226,15 +269,11 @@ def _rounds(
         cursors = _cursors(request)
         _need(
             geometry.window is None
-            or window_live(
-                cursors.swa_evicted_seqlen,
-                cursors.kv_committed_len,
-                geometry.window,
-            ),
+            or window_live(lost_below(cursors), cursors.kv_committed_len, geometry.window),
             Reason.WINDOW_LOST,
         )
         allocated = max(cursors.kv_allocated_len, cursors.kv_committed_len + ahead)
-        choice = choices.get(request.name)
+        choice = turn.choices.get(request.name)
         chosen = None if choice is None else choice.kv_allocated_len
         if chosen is not None and chosen != allocated:
             if not may_allocate_ahead or not allocated < chosen <= geometry.width:
@@ -243,10 +282,10 @@ def _rounds(
                 )
             allocated = chosen
         grown.append((request, allocated))
-    grown = [(_own_sweep(state, request, choices), allocated) for request, allocated in grown]
+    grown = [(_own_sweep(state, request, turn.choices), allocated) for request, allocated in grown]
     for request, _ in grown:
         state = state.with_request(request)
-    _allocate(state, grown)
+    state = _allocate(state, grown, turn)
     for (request, allocated), (_, _, accept) in zip(grown, rounds):
         cursors = _cursors(request)
         cursors = cursors._replace(
@@ -262,7 +301,7 @@ def _rounds(
     return state
 
 
-def _evict_swa(state: State, command: EvictSwa, choices: Choices) -> State:
+def _evict_swa(state: State, command: EvictSwa, turn: _Turn) -> State:
     request = _request(state, command.request)
     _need(request.phase in (Phase.EXTENDING, Phase.RUNNING), Reason.WRONG_PHASE)
     _need(state.scope.geometry.window is not None, Reason.NO_SWA)
@@ -270,17 +309,19 @@ def _evict_swa(state: State, command: EvictSwa, choices: Choices) -> State:
     _need(0 <= command.length <= cursors.kv_allocated_len, Reason.BAD_LENGTH)
     faithful = state.scope.mode is Mode.FAITHFUL
     _need(not faithful or command.length <= cursors.kv_committed_len, Reason.UNFAITHFUL)
-    choice = choices.get(request.name)
+    choice = turn.choices.get(request.name)
     chosen = None if choice is None else choice.swa_evicted_seqlen
     return state.with_request(_swept(state, request, command.length, chosen))
 
 
 def _release(state: State, session: Session) -> State:
     """A turn has ended: its closing session goes with everything it has."""
-    return state.without_session(session.name) if session.closing else state.with_session(session)
+    if session.closing:
+        return unlocked(state.without_session(session.name), session.name)
+    return state.with_session(session)
 
 
-def _finish(state: State, command: Finish, _: Choices) -> State:
+def _finish(state: State, command: Finish, turn: _Turn) -> State:
     request = _request(state, command.request)
     _need(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     _need(1 <= command.finished_len <= request.output, Reason.BAD_LENGTH)
@@ -290,6 +331,9 @@ def _finish(state: State, command: Finish, _: Choices) -> State:
     state = state.without_request(request.name)
     session = state.session(request.session)
     if session is None:
+        if state.tree is not None:
+            length = min(_cursors(request).kv_committed_len, target)
+            state = text_left(state, request, length, turn.effects)
         return state
     return _release(
         state,
@@ -299,7 +343,7 @@ def _finish(state: State, command: Finish, _: Choices) -> State:
     )
 
 
-def _retract(state: State, command: Retract, _: Choices) -> State:
+def _retract(state: State, command: Retract, _: _Turn) -> State:
     request = _request(state, command.request)
     _need(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     output = request.output - command.in_flight
@@ -309,44 +353,97 @@ def _retract(state: State, command: Retract, _: Choices) -> State:
     session = state.session(request.session)
     if session is not None:
         state = state.with_session(session._replace(slot=cut(_cursors(request), target)))
+    else:
+        state = unlocked(state, request.name)
     return state.with_request(
         request._replace(phase=Phase.QUEUED, output=output, known=(output, output), cursors=None)
     )
 
 
-def _abort(state: State, command: Abort, _: Choices) -> State:
+def _abort(state: State, command: Abort, turn: _Turn) -> State:
     request = _request(state, command.request)
     if command.marked:
         _need(request.phase is Phase.QUEUED and not request.started, Reason.WRONG_PHASE)
-        left = free(state)
-        _need(left.rows >= 1, Reason.NO_ROW)
-        _need(left.full >= 1, Reason.OUT_OF_FULL)
-        _need(state.scope.geometry.window is None or left.swa >= 1, Reason.OUT_OF_SWA)
+        _need(free(state).rows >= 1, Reason.NO_ROW)
+        state = _room(state, 1, turn)
     state = state.without_request(request.name)
     session = state.session(request.session)
+    if session is None or session.slot is None or request.started:
+        state = unlocked(state, request.holder)
     if session is None:
         return state
     slot = None if request.started else session.slot
     return _release(state, session._replace(slot=slot, turn=None))
 
 
-def _close(state: State, command: Close, _: Choices) -> State:
+def _close(state: State, command: Close, _: _Turn) -> State:
     session = state.session(command.session)
     if session is None:
         raise _No(Reason.UNKNOWN_SESSION)
     _need(not session.closing, Reason.SESSION_CLOSING)
     if session.turn is not None:
         return state.with_session(session._replace(closing=True))
-    return state.without_session(session.name)
+    return unlocked(state.without_session(session.name), session.name)
 
 
-def _check(state: State, command: CheckBusy | CheckIdle) -> Done:
-    """The memory checks look and change nothing (CHK-3)."""
-    if isinstance(command, CheckBusy):
-        _need(command.level in (0, 1, 2), Reason.BAD_LENGTH)
-        return Done(report=report(state) if command.level else None)
-    _need(not any(in_batch(r) for r in state.requests), Reason.NOT_IDLE)
-    return Done(report=report(state))
+# The memory checks look and change nothing (CHK-3).
+
+
+def _check_busy(state: State, command: CheckBusy, turn: _Turn) -> State:
+    _need(command.level in (0, 1, 2), Reason.BAD_LENGTH)
+    turn.done = Done(report=report(state) if command.level else None)
+    return state
+
+
+def _check_idle(state: State, _: CheckIdle, turn: _Turn) -> State:
+    _need(not any(r.phase in IN_BATCH for r in state.requests), Reason.NOT_IDLE)
+    turn.done = Done(report=report(state))
+    return state
+
+
+# The radix tree by itself.
+
+
+def _match(state: State, command: Match, _: _Turn) -> State:
+    _need(command.prompt and well_formed(command.prompt), Reason.EMPTY)
+    _need(not _taken(state, command.holder), Reason.REQUEST_EXISTS)
+    _need(state.tree is not None, Reason.NO_TREE)
+    _need(prompt_len(command.prompt) <= state.scope.geometry.width, Reason.ROW_TOO_SHORT)
+    return matched(state, command.holder, key_of(command.prompt))[0]
+
+
+def _unlock(state: State, command: Unlock, _: _Turn) -> State:
+    _need(command.holder in guests(state), Reason.UNKNOWN_REQUEST)
+    return unlocked(state, command.holder)
+
+
+def _insert(state: State, command: Insert, turn: _Turn) -> State:
+    _need(command.prompt and well_formed(command.prompt), Reason.EMPTY)
+    locked = guests(state).get(command.holder)
+    _need(locked is not None or not _taken(state, command.holder), Reason.REQUEST_EXISTS)
+    key, geometry = key_of(command.prompt), state.scope.geometry
+    length, prefix = len(key), len(locked or ())
+    _need(key[:prefix] == (locked or ()), Reason.SHRINKING_PREFIX)
+    _need(command.evicted == 0 or geometry.window is not None, Reason.NO_SWA)
+    _need(state.tree is not None, Reason.NO_TREE)
+    _need(0 <= command.evicted <= length, Reason.BAD_LENGTH)
+    if state.scope.mode is Mode.FAITHFUL and geometry.window is not None:
+        reach = sweep_limit(length, geometry.window, geometry.page_size)
+        _need(command.evicted <= max(prefix, reach), Reason.UNFAITHFUL)
+    _need(length <= geometry.width, Reason.ROW_TOO_SHORT)
+    pages = (floor_page(length, geometry.page_size) - prefix) // geometry.page_size
+    state = _room(state, pages, turn)
+    return inserted(state, command.holder, key, prefix, command.evicted, command.chunked, turn.effects)
+
+
+def _evict(state: State, command: Evict, turn: _Turn) -> State:
+    _need(command.full or command.swa, Reason.EMPTY)
+    _need(command.swa == 0 or state.scope.geometry.window is not None, Reason.NO_SWA)
+    _need(state.tree is not None, Reason.NO_TREE)
+    _need(command.full >= 0 and command.swa >= 0, Reason.BAD_LENGTH)
+    state, freed = evicted(state, command.full, command.swa, turn.effects)
+    turn.done = Done(freed=Freed(*freed))
+    return state
 
 
 _RULES: dict[type, Callable[..., State]] = {
@@ -361,4 +458,10 @@ _RULES: dict[type, Callable[..., State]] = {
     Retract: _retract,
     Abort: _abort,
     Close: _close,
+    CheckBusy: _check_busy,
+    CheckIdle: _check_idle,
+    Match: _match,
+    Unlock: _unlock,
+    Insert: _insert,
+    Evict: _evict,
 }

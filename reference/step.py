@@ -6,16 +6,17 @@ system's facts; each derived value is computed once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Extend, Finish, Outcome, Retract, SpecDecode,
 )  # fmt: skip
+from reference.caching import Effects, page_name
 from reference.cursors import owed_full, owed_swa
-from reference.facts import Facts
+from reference.facts import Facts, Owned
 from reference.ledger import (
-    Cursors, Holder, Request, Scope, State, full_pages, holders, swa_pages,
+    Cursors, Holder, Request, Scope, State, full_pages, holders, swa_pages, text_tokens,
 )  # fmt: skip
 
 
@@ -25,6 +26,8 @@ class Step:
 
     before, after: the system's facts. unchanged: its view is the same as before. overreach: a choice of
     the system that the reference could not follow, in words; `now` then follows the default.
+    effects: what changed hands with the reference's tree. own_shape: the system's tree picks itself what
+    it splits and evicts, and `now` has its shape.
     """
 
     scope: Scope
@@ -37,6 +40,8 @@ class Step:
     after: Facts
     unchanged: bool
     overreach: str = ""
+    effects: Effects = field(default_factory=Effects)
+    own_shape: bool = False
 
     @cached_property
     def done(self) -> bool:
@@ -143,16 +148,32 @@ class Step:
         before, after = self.before.pools[pool], self.after.pools[pool]
         free = set(after.free)
         kept = set(after.owned)
-        others = {o.page for o in after.owned}
+        others = {o.page: o.holder for o in after.owned}
         freed: dict[str, list[int]] = {}
         for owned in before.owned:
-            if owned.page in free or (owned not in kept and owned.page in others):
+            gone = owned not in kept and owned.page in others
+            if owned.page in free or (gone and others[owned.page] != self._name_in_tree(owned)):
                 freed.setdefault(owned.holder, []).append(owned.at)
         return freed
 
+    def _name_in_tree(self, owned: Owned) -> str | None:
+        """What a page of a row is called once the tree has taken it over."""
+        if self.after.tree is None:
+            return None
+        path = self._paths.get(owned.holder, ())[: (owned.at + 1) * self.scope.geometry.page_size]
+        return page_name(path)
+
+    @cached_property
+    def _paths(self) -> dict[str, tuple[int, ...]]:
+        """The text of each holder before, as tokens."""
+        return {h.name: tuple(text_tokens(h.text)) for h in self.held_before}
+
     @cached_property
     def _owed(self) -> dict[str, dict[str, list[int]]]:
-        return {pool: self._owed_of(pool) for pool in self.after.pools}
+        owed = {pool: self._owed_of(pool) for pool in self.after.pools}
+        for pool, pages in owed.items() if self.after.tree is not None and self.done else ():
+            self._take_over(pool, pages)
+        return owed
 
     def owed(self, pool: str) -> dict[str, list[int]]:
         """The same, as the rules owe it."""
@@ -179,6 +200,26 @@ class Step:
                 gone = [p for p in swa_pages(was.cursors, page_size) if p < stop]
                 owed[was.session or was.name] = gone
         return {holder: pages for holder, pages in owed.items() if pages}
+
+
+    def _take_over(self, pool: str, owed: dict[str, list[int]]) -> None:
+        """Owed besides are duplicates and evicted nodes; not owed is what the tree has taken over."""
+        size = self.scope.geometry.page_size
+        for was in self.was.requests if isinstance(self.command, Extend) else ():
+            now = self.now.request(was.name)
+            if was.cursors is not None and now is not None and now.cursors is not None:
+                pages = (full_pages if pool == "full" else swa_pages)(was.cursors, size)
+                given_up = [p for p in pages if p < now.cursors.cache_protected_len // size]
+                owed[was.holder] = sorted({*owed.get(was.holder, ()), *given_up})
+        for holder in list(owed):
+            owed[holder] = [p for p in owed[holder] if (holder, p) not in self.effects.adopted[pool]]
+            if not owed[holder]:
+                del owed[holder]
+        gone = self.effects.gone[pool]
+        # Taken over again in the same command, a page that was given back may be the very same one.
+        same = {(o.holder, o.at) for o in {*self.before.pools[pool].owned} & {*self.after.pools[pool].owned}}
+        for holder, page in gone - same if gone else ():
+            owed.setdefault(holder, []).append(page)
 
 
 def span(pages: list[int], page_size: int) -> str:

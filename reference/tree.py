@@ -97,6 +97,23 @@ def nodes(tree: Tree) -> Iterator[Placed]:
         waiting += [Placed(child, placed.path + child.key) for child in placed.node.children]
 
 
+def tokens_held(tree: Tree) -> tuple[int, int]:
+    """Tokens whose full KV, and whose SWA KV, the tree owns."""
+    full = swa = 0
+    waiting = list(tree.children)
+    while waiting:
+        node = waiting.pop()
+        full += len(node.key)
+        swa += len(node.key) if node.live and tree.window is not None else 0
+        waiting += node.children
+    return full, swa
+
+
+def lock_of(tree: Tree, holder: str) -> Lock | None:
+    """The holder's lock."""
+    return next((lock for lock in tree.locks if lock.holder == holder), None)
+
+
 def path_of(tree: Tree, key: Key) -> list[Placed]:
     """The nodes that spell `key`, from the root on; the last may go further than `key` does."""
     found: list[Placed] = []
@@ -148,6 +165,16 @@ def sizes(tree: Tree) -> Sizes:
     return Sizes(*counts)
 
 
+def reshaped(tree: Tree, shape: list[tuple[Key, int, bool]]) -> Tree:
+    """The tree with other nodes, given as (path, start, live), and its locks: for systems whose tree splits
+    and evicts by rules of its own. Nodes without a parent are left out (TREE-1)."""
+    below: dict[Key, list[Node]] = {}
+    for path, start, live in sorted(shape, key=lambda n: (-len(n[0]), n[0])):
+        node = Node(path[start:], live or tree.window is None, 0, 0, tuple(sorted(below.pop(path, ()))))
+        below.setdefault(path[:start], []).append(node)
+    return tree._replace(children=tuple(sorted(below.get((), ()))))
+
+
 # Changing a persistent tree: everything on the path is copied, nothing else.
 
 
@@ -155,12 +182,15 @@ def _edit(
     children: tuple[Node, ...], path: list[Placed], change: Callable[[Node], tuple[Node, ...]]
 ) -> tuple[Node, ...]:
     """`children` with the last node of `path` replaced by what `change` makes of it (none: removed)."""
-    node = path[0].node
-    if len(path) == 1:
-        new = change(node)
-    else:
-        new = (node._replace(children=_edit(node.children, path[1:], change)),)
-    return tuple(sorted([n for n in children if n is not node] + list(new)))
+    new = change(path[-1].node)
+    for above, below in zip(reversed(path[:-1]), reversed(path[1:])):
+        new = (above.node._replace(children=_replaced(above.node.children, below.node, new)),)
+    return _replaced(children, path[0].node, new)
+
+
+def _replaced(children: tuple[Node, ...], old: Node, new: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Children with one of them replaced; in the order of their keys, no two of which begin alike."""
+    return tuple(sorted([*(n for n in children if n is not old), *new], key=lambda n: n.key))
 
 
 def _changed(tree: Tree, end: Key, change: Callable[[Node], tuple[Node, ...]]) -> Tree:
@@ -196,9 +226,16 @@ def _used(tree: Tree, key: Key) -> Tree:
     """`key` was used: full KV all along the path, SWA KV inside the window of its end (#26615)."""
     now = tree.clock + 1
     first = window_start(len(key), tree.window) if tree.window else len(key)
-    for placed in path_of(tree, key):
-        seen = now if placed.node.live and placed.end > first else placed.node.swa_used
-        tree = _changed(tree, placed.path, partial(_stamped, full_used=now, swa_used=seen))
+    path = path_of(tree, key)
+    below: tuple[Node, ...] = ()
+    for placed, after in zip(reversed(path), [None, *reversed(path)]):
+        node = placed.node
+        if after is not None:
+            node = node._replace(children=_replaced(node.children, after.node, below))
+        seen = now if node.live and placed.end > first else node.swa_used
+        below = (node._replace(full_used=now, swa_used=seen),)
+    if path:
+        tree = tree._replace(children=_replaced(tree.children, path[0].node, below))
     return tree._replace(clock=now)
 
 
@@ -227,12 +264,13 @@ def usable(tree: Tree, key: Key) -> int:
 
 def match(tree: Tree, key: Key) -> tuple[Tree, int]:
     """The longest usable prefix of `key`; the node where the key leaves the tree is split there."""
-    tree, there = _entered(tree, _whole_pages(tree, key))
+    tree, there = _entered(tree, whole_pages(tree, key))
     length = usable(tree, there)
     return _used(tree, there[:length]), length
 
 
-def _whole_pages(tree: Tree, key: Key) -> Key:
+def whole_pages(tree: Tree, key: Key) -> Key:
+    """`key` without its last, open page."""
     return key[: floor_page(len(key), tree.page_size)]
 
 
@@ -262,11 +300,9 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     through it. What is new becomes a leaf: a tombstone below `evicted`, live from there on, and of the
     live part no more than one window of whole pages is one node (#26919, #22470).
 
-    For a request that has ended. One that goes on would lose SWA KV that it reads where a recovery is
-    refused: page size and window 1, key (1, 2) inserted with evicted 1 and locked; another request
-    computes (1,) by itself and inserts it: its pages are duplicates, and a match gives 0.
+    For a request that has ended; one that goes on uses `kept`.
     """
-    key = _whole_pages(tree, key)
+    key = whole_pages(tree, key)
     live_from = min(ceil_page(evicted, tree.page_size), len(key)) if tree.window is not None else 0
     tree, there = _entered(tree, key)
     if any(not p.node.live and p.start < live_from < p.end for p in path_of(tree, there)):
@@ -279,6 +315,20 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     if len(there) < len(key):
         tree = _grown(tree, key, len(there), max(len(there), live_from))
     return _used(tree, key), Insertion(len(there), len(key), tuple(recovered))
+
+
+def kept(tree: Tree, holder: str, key: Key, evicted: int) -> tuple[Tree, Insertion] | None:
+    """insert for a holder that goes on with its lock moved to the end of `key`, whole pages.
+
+    None, and nothing is inserted, where not all of `key` could be matched again: where a recovery is
+    refused the holder's own SWA KV would be freed as a duplicate, and it still reads that. Page size
+    and window 1: key (1, 2) inserted with evicted 1 and locked; another request computes (1,) by itself
+    and inserts it: a match then gives 0. The lock it has counts as anybody's meanwhile.
+    """
+    grown, insertion = insert(tree, key, evicted)
+    if usable(grown, key) < len(key):
+        return None
+    return lock(unlock(grown, holder), holder, key), insertion
 
 
 def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:

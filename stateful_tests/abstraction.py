@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from impl.adapter import View
-from reference.facts import Facts, HolderFacts, Owned, Pool, RequestFacts, SessionFacts
+from impl.adapter import NodeView, View
+from reference.caching import page_name
+from reference.facts import (
+    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
+)  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import Cursors
 
@@ -19,6 +22,11 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
     reader = _Reader(view, geometry)
     for name, row, cursors in _holders(view):
         reader.read(name, row, cursors)
+    tree = None
+    if view.tree is not None:
+        nodes = [reader.node(node) for node in sorted(view.tree.nodes, key=lambda n: tuple(n.path))]
+        guests = {name: tuple(guest.slots) for name, guest in view.tree.guests.items()}
+        tree = TreeFacts(nodes, guests, view.tree.sizes)
     pools = {"full": Pool(geometry.full_pages, view.free_full, reader.full)}
     if geometry.window is not None:
         pools["swa"] = Pool(geometry.swa_pages, view.free_swa, reader.swa)
@@ -39,6 +47,7 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
         reader.swept_mapped,
         unused + reader.gap_mapped,
         sorted(s for s, n in shared.items() if n > 1),
+        tree,
     )
 
 
@@ -99,7 +108,27 @@ class _Reader:
             self.swept_mapped += [(s, m) for s, m in zip(slots[first:live], mapped[first:live]) if m]
             if length % page_size:
                 self._gap(slots[-1], mapped[-1])
-        self.holders[name] = HolderFacts(row, cursors, full_read, swa_read)
+        self.holders[name] = HolderFacts(row, cursors, full_read, swa_read, slots[:first])
+
+    def node(self, node: NodeView) -> NodeFacts:
+        """A node of the radix tree; its pages are owned under the name of the path to their end."""
+        view, size, path = self.view, self.page_size, tuple(node.path)
+        slots = [s if 0 <= s < len(view.full_stamps) else 0 for s in node.slots]
+        swa = [s if 0 <= s < len(view.swa_stamps) else 0 for s in node.swa_slots]
+        mapped = [view.full_to_swa[s] for s in slots] if self.has_swa else []
+        start = len(path) - len(slots)
+        for pool, own, into in (("full", slots, self.full), ("swa", swa, self.swa)):
+            for owned in self._pages("the tree", pool, own, 0):
+                at = start // size + owned.at
+                into.append(Owned(page_name(path[: (at + 1) * size]), at, owned.page))
+        if swa:
+            self.live.update((s, m) for s, m in zip(slots, swa) if m)
+        else:
+            self.swept_mapped += [(s, m) for s, m in zip(slots, mapped) if m]
+        return NodeFacts(
+            path, slots, swa, mapped, [view.full_stamps[s] for s in slots],
+            [view.swa_stamps[s] for s in swa], node.full_locks, node.swa_locks,
+        )  # fmt: skip
 
     def _gap(self, slot: int, swa: int) -> None:
         """The slots that follow the last one in its page: unmapped, or mapped to what follows."""

@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from impl.adapter import System, UnusableImplementation
 from reference.clauses import CLAUSES
 from reference.commands import Command, Mode
-from reference.geometry import PRESETS, preset
+from reference.geometry import PRESETS, Geometry, preset
+from stateful_tests.choosers import RandomChooser
 from stateful_tests.lockstep import Lockstep, check_fits, new_tallies, replay
 from stateful_tests.results import CheckResult, Finding, MachineResult, Trace, Violation
-from stateful_tests.shrink import Commands, StillFails, drop, shrink
-from stateful_tests.strategies import RandomChooser, draw_geometry, draw_habits, finale, propose
+from stateful_tests.shrink import Commands, StillFails, drop, scaled, shrink
+from stateful_tests.strategies import MACHINES, draw_geometry, draw_habits, finale, propose
 
 Progress = Callable[[str, int, int], None]
-
-MACHINES = ("sessions",)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a check does.
 
-    modes: none stands for the system's own. examples: runs per machine, preset and mode, of up to
+    modes: none stands for the system's own. examples: machine -> its runs per preset and mode, of up to
     `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
     after_finding_s: how long to go on after the last new finding. time_limit_s: meeting it is no
     success.
@@ -38,19 +37,25 @@ class Plan:
     tier: str
     presets: tuple[str, ...]
     modes: tuple[Mode, ...]
-    examples: int
+    examples: Mapping[str, int]
     steps: int
     seed: int
-    machines: tuple[str, ...] = MACHINES
+    machines: tuple[str, ...] = tuple(MACHINES)
     time_limit_s: float = 300.0
     after_finding_s: float = 10.0
 
 
+def _runs(sessions: int, tree: int, both: int) -> dict[str, int]:
+    return {"sessions": sessions, "tree": tree, "both": both}
+
+
 _ALL = tuple(PRESETS)
 _TIERS = {
-    "smoke": Plan("smoke", _ALL, (), 25, 40, 0, time_limit_s=60, after_finding_s=3),
-    "pr": Plan("pr", _ALL, (), 150, 50, 0, time_limit_s=300, after_finding_s=10),
-    "nightly": Plan("nightly", _ALL, (), 3000, 80, 0, time_limit_s=7200, after_finding_s=600),
+    "smoke": Plan("smoke", _ALL, (), _runs(13, 8, 8), 40, 0, time_limit_s=60, after_finding_s=3),
+    "pr": Plan("pr", _ALL, (), _runs(75, 60, 60), 50, 0, time_limit_s=300, after_finding_s=10),
+    "nightly": Plan(
+        "nightly", _ALL, (), _runs(1200, 1200, 1200), 80, 0, time_limit_s=7200, after_finding_s=600
+    ),
 }
 TIERS = tuple(_TIERS)
 
@@ -84,11 +89,24 @@ def plan(
         base,
         presets=tuple(presets) if presets else base.presets,
         modes=tuple(modes) if modes else base.modes,
-        examples=base.examples if examples is None else examples,
+        examples=base.examples if examples is None else dict.fromkeys(MACHINES, examples),
         steps=base.steps if steps is None else steps,
         seed=seed,
         machines=tuple(machines) if machines else base.machines,
     )
+
+
+def sizes_for(machine: str, name: str) -> Geometry:
+    """The preset called `name`, with a radix tree for the machines that drive one."""
+    return replace(preset(name), tree=machine != "sessions")
+
+
+def check_machine(system: System, machine: str, geometry: Geometry) -> None:
+    """Raise UnusableImplementation when this machine cannot drive the system."""
+    check_fits(system, geometry)
+    missing = {"Match", "Insert"} - system.capabilities.commands
+    if machine == "tree" and missing:
+        raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
 
 
 def run(system: System, plan: Plan, progress: Progress | None = None) -> CheckResult:
@@ -145,9 +163,9 @@ class _Campaign:
         kinds: Counter[str] = Counter()
         cells = self._cells()
         result.machines = [c.result for c in cells]
-        for start in range(0, plan.examples, _TURN):
+        for start in range(0, max(plan.examples[c.result.name] for c in cells), _TURN):
             for cell in cells:
-                for example in range(start, min(start + _TURN, plan.examples)):
+                for example in range(start, min(start + _TURN, plan.examples[cell.result.name])):
                     if self._over(result):
                         break
                     self._example(cell, example, result, refusals, kinds)
@@ -164,12 +182,12 @@ class _Campaign:
         cells = []
         for name in self.plan.presets:
             for mode in self.plan.modes or self.system.capabilities.modes:
-                try:
-                    check_fits(self.system, preset(name))
-                except UnusableImplementation as error:
-                    reason = error
-                    continue
                 for machine in self.plan.machines:
+                    try:
+                        check_machine(self.system, machine, sizes_for(machine, name))
+                    except UnusableImplementation as error:
+                        reason = error
+                        continue
                     cells.append(_Cell(name, mode, MachineResult(machine, name, mode)))
         if not cells:
             raise reason
@@ -186,10 +204,12 @@ class _Campaign:
     def _example(
         self, cell: _Cell, example: int, result: CheckResult, refusals: Counter[str], kinds: Counter[str]
     ) -> None:
-        chooser = RandomChooser(f"{self.plan.seed}/{cell.preset}/{cell.mode}/{example}")
-        habits = draw_habits(chooser, self.system.capabilities)
+        machine = cell.result.name
+        seed = f"{self.plan.seed}/{cell.preset}/{cell.mode}/{example}"
+        chooser = RandomChooser(seed if machine == "sessions" else f"{seed}/{machine}")
+        habits = draw_habits(chooser, self.system.capabilities, machine)
         began = time.monotonic()
-        geometry = preset(cell.preset)
+        geometry = sizes_for(machine, cell.preset)
         if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
             geometry = draw_geometry(chooser, geometry)
         lockstep = Lockstep(
@@ -208,7 +228,7 @@ class _Campaign:
             if lockstep.violation is not None:
                 break
         else:
-            for command in finale(lockstep.state):
+            for command in finale(lockstep.state, self.system.capabilities):
                 if lockstep.violation is None:
                     do(command)
         cell.result.examples += 1
@@ -279,6 +299,8 @@ def minimise(system: System, trace: Trace, clause: str) -> Trace:
     smallest = trace
     for search in (drop, shrink):
         smallest = _shrink_commands(system, smallest, clause, search)
+        if system.capabilities.no_tree:
+            smallest = _shrink_size(system, smallest, clause, "tree")
         for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
             smallest = _shrink_size(system, smallest, clause, name)
     return replace(_shrink_commands(system, smallest, clause, shrink), origin="minimised")
@@ -295,12 +317,22 @@ def _shrink_commands(
 
 def _shrink_size(system: System, trace: Trace, clause: str, name: str) -> Trace:
     """The smallest size with which the clause still fails; failing need not be monotone in it."""
-    for size in range(1, getattr(trace.geometry, name) or 1):  # no window stays none
+    now = getattr(trace.geometry, name)
+    for size in [False] * now if isinstance(now, bool) else range(1, now or 1):  # no window stays none
         smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))
-        commands = _failing(system, smaller, clause)
-        if commands is not None:
-            return replace(smaller, commands=commands)
+        for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
+            commands = _failing(system, candidate, clause)
+            if commands is not None:
+                return replace(candidate, commands=commands)
     return trace
+
+
+def _scaled(trace: Trace, was: int) -> Trace:
+    """The trace with all lengths as many pages long as they were when a page had `was` tokens."""
+    size, window = trace.geometry.page_size, trace.geometry.window
+    window = None if window is None else -(-window * size // was)
+    commands = scaled(trace.commands, size, was)
+    return replace(trace, geometry=replace(trace.geometry, window=window), commands=commands)
 
 
 def _failing(system: System, trace: Trace, clause: str) -> tuple[Command, ...] | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from impl.adapter import System, UnusableImplementation, View
+from impl.adapter import GuestView, System, TreeView, UnusableImplementation, View
 from reference import model
-from reference.clauses import CLAUSES, broken
+from reference import tree as radix
+from reference.caching import Effects
+from reference.clauses import CLAUSES, asked, broken
 from reference.commands import (
     Account, Broken, CheckBusy, Command, Done, Entry, Mode, Outcome, Reason, Refused, Report,
 )  # fmt: skip
@@ -22,6 +24,7 @@ from reference.ledger import State, full_pages, holders, swa_pages
 from reference.step import Step
 from stateful_tests.abstraction import facts_of
 from stateful_tests.results import Row, Run, Tally, Trace, Violation
+from stateful_tests.tree_changes import tree_changes
 
 
 class Lockstep:
@@ -70,33 +73,37 @@ class Lockstep:
             if isinstance(outcome, Done):
                 _check_report(outcome.report)
             view = _frozen(self.system.view())
-            facts = facts_of(view, was.scope.geometry)
+            unchanged = _same(self._view, view)
+            facts = self._facts if unchanged else facts_of(view, was.scope.geometry)
         except Exception as error:
-            outcome, view, facts = Broken(f"{type(error).__name__}: {error}"), self._view, self._facts
+            outcome = Broken(f"{type(error).__name__}: {error}")
         if isinstance(outcome, Broken):
             _, expected = model.step(was, command)
             self.violation = Violation("BROKEN", index, _say(expected), outcome.error)
             return expected
         choices = outcome.choices if isinstance(outcome, Done) else ()
         try:
-            now, expected = model.step(was, command, choices)
+            now, expected, effects = model.step_with_effects(was, command, choices)
             overreach = ""
         except model.ChoiceNotAllowed as error:
-            now, expected = model.step(was, command)
+            now, expected, effects = model.step_with_effects(was, command)
             overreach = str(error)
         can = self.system.capabilities
         if isinstance(outcome, Refused):
             if isinstance(expected, Done) and outcome.reason in can.may_refuse:
-                now, expected = was, outcome  # its policy: the reference follows
+                now, expected, effects = was, outcome, Effects()  # its policy: the reference follows
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
+        if can.own_shape and now.tree is not None and facts.tree is not None:
+            shape = [(n.path, n.start, n.live) for n in facts.tree.nodes]
+            now = now._replace(tree=radix.reshaped(now.tree, shape))
         if can.uncounted and isinstance(command, CheckBusy):
             expected = _without(can.uncounted, expected)
         self.state = now
         before, self._facts = self._facts, facts
         step = Step(
             was.scope, command, expected, outcome, was, self.state, before, self._facts,
-            _same(self._view, view), overreach,
+            unchanged, overreach, effects, can.own_shape,
         )  # fmt: skip
         self._view = view
         failures = broken(step, waived=can.waived)
@@ -117,7 +124,7 @@ class Lockstep:
     def _tally(self, step: Step) -> None:
         assert self._tallies is not None
         comparable = type(step.expected) is type(step.outcome)
-        for clause in CLAUSES.values():
+        for clause in asked(step):
             tally = self._tallies[clause.id]
             tally.evaluated += 1
             if comparable and clause.critical(step):
@@ -165,7 +172,16 @@ def _frozen(view: View) -> View:
         full_to_swa=tuple(view.full_to_swa),
         full_stamps=tuple(view.full_stamps),
         swa_stamps=tuple(view.swa_stamps),
+        tree=None if view.tree is None else _frozen_tree(view.tree),
     )
+
+
+def _frozen_tree(tree: TreeView) -> TreeView:
+    nodes = tuple(
+        replace(n, path=tuple(n.path), slots=tuple(n.slots), swa_slots=tuple(n.swa_slots)) for n in tree.nodes
+    )
+    guests = {name: GuestView(tuple(guest.slots)) for name, guest in tree.guests.items()}
+    return TreeView(tuple(sorted(nodes, key=lambda n: n.path)), guests, tree.sizes)
 
 
 def _same(a: View, b: View) -> bool:
@@ -177,6 +193,7 @@ def _same(a: View, b: View) -> bool:
         and a.full_to_swa == b.full_to_swa
         and a.full_stamps == b.full_stamps
         and a.swa_stamps == b.swa_stamps
+        and a.tree == b.tree
         and sorted(a.free_full) == sorted(b.free_full)
         and sorted(a.free_swa) == sorted(b.free_swa)
         and sorted(a.free_rows) == sorted(b.free_rows)
@@ -190,6 +207,9 @@ def check_fits(system: System, geometry: Geometry, commands: tuple[Command, ...]
         raise UnusableImplementation(f"{system.name} has no variant without SWA (window null)")
     if geometry.window is not None and not can.swa:
         raise UnusableImplementation(f"{system.name} has no SWA pool")
+    if not (can.tree if geometry.tree else can.no_tree):
+        lacks = "radix tree" if geometry.tree else "variant without a radix tree"
+        raise UnusableImplementation(f"{system.name} has no {lacks}")
     kinds = {type(c).__name__ for c in commands}
     if kinds - can.commands:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(kinds - can.commands)}")
@@ -255,7 +275,8 @@ def _row(command: Command, outcome: Outcome, was: State, now: State) -> Row:
             kept = swa_pages(b, page_size) if b is not None else range(0)
             freed += _gone(name, "swa", swa_pages(a, page_size), kept, page_size)
     report = outcome.report if isinstance(outcome, Done) else None
-    return Row(command, outcome, tuple(cursors), tuple(freed), report.accounts if report else ())
+    accounts = report.accounts if report else ()
+    return Row(command, outcome, tuple(cursors), tuple(freed), accounts, tree_changes(was, now))
 
 
 def _gone(

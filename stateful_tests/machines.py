@@ -1,4 +1,4 @@
-"""The session machine as Hypothesis knows it: one rule per command, for reading and extending.
+"""The machines as Hypothesis knows them: one rule per command, for reading and extending.
 
 Same vocabulary, same generator of arguments and same lockstep as the volume runs of `campaign`; what
 Hypothesis adds is its search, its shrinking of values and its failure database.
@@ -15,14 +15,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from impl.adapter import System
 from reference.clauses import CLAUSES
-from reference.commands import (
-    Abort, Admit, Close, Command, Decode, EvictSwa, Extend, Finish, Mode, Open, Retract, SpecDecode,
-    Submit,
-)  # fmt: skip
+from reference.commands import Command, Mode
 from reference.geometry import Geometry
 from stateful_tests.lockstep import Lockstep
 from stateful_tests.results import Trace, Violation
-from stateful_tests.strategies import applies, draw_command, draw_habits, finale, propose
+from stateful_tests.strategies import MACHINES, applies, draw_command, draw_habits, finale, propose
 
 
 class ClauseViolated(AssertionError):
@@ -49,15 +46,15 @@ class _DataChooser:
         return self._draw(st.integers(0, high))
 
 
-def session_machine(
-    system: Callable[[], System], geometry: Geometry, mode: Mode
+def machine(
+    name: str, system: Callable[[], System], geometry: Geometry, mode: Mode
 ) -> type[RuleBasedStateMachine]:
-    """A fresh machine class that drives `system` through sessions on `geometry`.
+    """A fresh machine class that drives `system` on `geometry`; `name` is one of MACHINES.
 
     A fresh class per call: Hypothesis freezes settings when a machine's TestCase is first touched.
     """
 
-    class SessionMachine(RuleBasedStateMachine):
+    class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
             self.lockstep = Lockstep(system(), geometry, mode)
@@ -65,7 +62,7 @@ def session_machine(
 
         @initialize(data=st.data())
         def draw(self, data: st.DataObject) -> None:
-            self.habits = draw_habits(_DataChooser(data), self.lockstep.system.capabilities)
+            self.habits = draw_habits(_DataChooser(data), self.lockstep.system.capabilities, name)
 
         @rule(data=st.data())
         def likely(self, data: st.DataObject) -> None:
@@ -83,20 +80,18 @@ def session_machine(
         def teardown(self) -> None:
             """End everything: whatever was lost on the way shows now (END-1)."""
             if self.lockstep.violation is None:
-                for command in finale(self.lockstep.state):
+                for command in finale(self.lockstep.state, self.lockstep.system.capabilities):
                     self._do(command)
 
     def add(kind: type) -> None:
         def body(self: Any, data: st.DataObject) -> None:
-            self._do(draw_command(kind, self.lockstep.state, _DataChooser(data)))
+            self._do(draw_command(kind, self.lockstep.state, _DataChooser(data), name))
 
         body.__name__ = kind.__name__.lower()
-        ready = precondition(lambda self: applies(kind, self.lockstep.state))
-        setattr(SessionMachine, body.__name__, rule(data=st.data())(ready(body)))
+        ready = precondition(lambda self: applies(kind, self.lockstep.state, name))
+        setattr(Machine, body.__name__, rule(data=st.data())(ready(body)))
 
-    for kind in (
-        Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
-    ):  # fmt: skip
+    for kind in MACHINES[name]:
         if kind.__name__ in system().capabilities.commands:
             add(kind)
-    return SessionMachine
+    return Machine

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from impl.adapter import Capabilities, RequestView, SessionView, View
+from impl.adapter import (
+    Capabilities, GuestView, NodeView, RequestView, SessionView, TreeSizes, TreeView, View,
+)
 from reference import model
+from reference import tree as radix
+from reference.caching import guests, page_name, pages_of
 from reference.commands import (
     Command, Decode, Done, Extend, Outcome, SpecDecode,
 )  # fmt: skip
@@ -33,12 +37,24 @@ class ReferenceSystem:
 
     def apply(self, command: Command) -> Outcome:
         was = self.state
-        self.state, outcome = model.step(was, command)
+        self.state, outcome, effects = model.step_with_effects(was, command)
         if isinstance(outcome, Done):
+            for pool, pages in self.pages.items():  # given back, even where another takes the name at once
+                for key in effects.gone[pool] & pages.keys():
+                    self.free[pool].insert(0, pages.pop(key))  # not the next to go: it was free only now
+                self._adopt(pool, effects.adopted[pool], was)
             self._assign()
             if isinstance(command, (Extend, Decode, SpecDecode)):
                 self._forward(was)
         return outcome
+
+    def _adopt(self, pool: str, adopted: set[tuple[str, int]], was: State) -> None:
+        """Pages of rows become the tree's, under the name of the path to their end."""
+        size, pages = self.geometry.page_size, self.pages[pool]
+        texts = {h.name: h.text for h in holders(was)}
+        for holder, at in sorted(adopted & pages.keys()):
+            path = tuple(text_tokens(texts[holder], (at + 1) * size))
+            pages[page_name(path), at] = pages.pop((holder, at))
 
     def _assign(self) -> None:
         """Give every owned (holder, page index) a page and every holder a row; take back the rest."""
@@ -48,13 +64,27 @@ class ReferenceSystem:
         for name in now:
             if name not in self.rows:
                 self.rows[name] = self.free_rows.pop()
+        cached = pages_of(self.state.tree) if self.state.tree is not None else {"full": set(), "swa": set()}
         for pool, pages in self.pages.items():
             owned = full_pages if pool == "full" else swa_pages
             want = {(n, i) for n, c in now.items() for i in owned(c, self.geometry.page_size)}
+            want |= cached[pool]
             for key in [k for k in pages if k not in want]:
-                self.free[pool].append(pages.pop(key))
+                self.free[pool].insert(0, pages.pop(key))
             for key in sorted(want - pages.keys()):
                 pages[key] = self.free[pool].pop()
+        self._write_tree()
+
+    def _write_tree(self) -> None:
+        """Whoever hands pages over has computed them: they hold what their path says."""
+        size, tree = self.geometry.page_size, self.state.tree
+        for placed in radix.nodes(tree) if tree is not None else ():
+            for end in range(placed.start + size, placed.end + 1, size):
+                key = page_name(placed.path[:end]), end // size - 1
+                for pool, pages in self.pages.items():
+                    if key in pages:
+                        first = pages[key] * size
+                        self.stamps[pool][first : first + size] = placed.path[end - size : end]
 
     def _forward(self, was: State) -> None:
         """Write the KV of what each named request committed; allocated-ahead slots hold nothing."""
@@ -76,16 +106,14 @@ class ReferenceSystem:
         page_size = self.geometry.page_size
         cells: dict[int, Sequence[int]] = {}
         mapping = [0] * len(self.stamps["full"]) if "swa" in self.pages else []
+        for key, page in self.pages["full"].items():
+            other = self.pages.get("swa", {}).get(key)
+            if other is not None:
+                mapping[page * page_size : (page + 1) * page_size] = self._slots("swa", key)
         for holder in holders(self.state):
-            row = []
+            row = self._cached_slots(text_tokens(holder.text, holder.cursors.cache_protected_len))
             for i in full_pages(holder.cursors, page_size):
-                first = self.pages["full"][holder.name, i] * page_size
-                row += range(first, first + page_size)
-                other = self.pages.get("swa", {}).get((holder.name, i))
-                if other is not None:
-                    mapping[first : first + page_size] = range(
-                        other * page_size, (other + 1) * page_size
-                    )
+                row += self._slots("full", (holder.name, i))
             cells[self.rows[holder.name]] = row
         state = self.state
         return View(
@@ -115,6 +143,41 @@ class ReferenceSystem:
             free_swa=list(self.free.get("swa", ())),
             full_to_swa=mapping,
             swa_stamps=list(self.stamps.get("swa", ())),
+            tree=self._tree_view(),
+        )
+
+    def _slots(self, pool: str, key: tuple[str, int]) -> range:
+        """Slots of an owned page."""
+        first = self.pages[pool][key] * self.geometry.page_size
+        return range(first, first + self.geometry.page_size)
+
+    def _cached_slots(self, path: Sequence[int], start: int = 0, pool: str = "full") -> list[int]:
+        """Slots of what the tree has for `path` from `start` on."""
+        size, slots = self.geometry.page_size, []
+        for end in range(start + size, len(path) + 1, size):
+            slots += self._slots(pool, (page_name(tuple(path[:end])), end // size - 1))
+        return slots
+
+    def _tree_view(self) -> TreeView | None:
+        tree = self.state.tree
+        if tree is None:
+            return None
+        nodes = []
+        for placed in radix.nodes(tree):
+            swa: list[int] = []
+            if placed.node.live and tree.window is not None:
+                swa = self._cached_slots(placed.path, placed.start, "swa")
+            on_path = [k for k in tree.locks if k.key[: placed.end] == placed.path]
+            nodes.append(
+                NodeView(
+                    placed.path, self._cached_slots(placed.path, placed.start), swa, len(on_path),
+                    sum(k.swa_from < placed.end for k in on_path) if tree.window is not None else 0,
+                )
+            )  # fmt: skip
+        return TreeView(
+            nodes,
+            {name: GuestView(self._cached_slots(key)) for name, key in guests(self.state).items()},
+            TreeSizes(*radix.sizes(tree)),
         )
 
     def close(self) -> None:

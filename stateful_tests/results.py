@@ -56,6 +56,7 @@ class Row:
     cursors: (holder, "kv_committed_len", before, after) for cursors that changed; reference side.
     freed: (holder, pool, first position, end position) in tokens, page-aligned; reference side.
     accounts: what a memory check counts; reference side.
+    tree: what changed in the radix tree, a sentence each; reference side.
     """
 
     command: Command
@@ -63,6 +64,7 @@ class Row:
     cursors: tuple[tuple[str, str, int, int], ...] = ()
     freed: tuple[tuple[str, str, int, int], ...] = ()
     accounts: tuple[Account, ...] = ()
+    tree: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from reference.commands import (
-    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Extend, Finish, Open, Retract,
-    SpecDecode, Submit,
+    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert, Open, Piece,
+    Prompt, Retract, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
 
 Commands = tuple[Command, ...]
@@ -38,8 +38,8 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -
         best = _first_improvement(best, search, _name_dropped)
         best = _drop_chunks(best, search)
         for simpler in (
-            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _busy, _pairs_dropped,
-            _smaller_numbers,
+            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _inserted, _busy,
+            _pairs_dropped, _plainer_prompts, _smaller_numbers,
         ):  # fmt: skip
             best = _first_improvement(best, search, simpler)
         if best == before or search.spent:
@@ -52,23 +52,31 @@ def _logged(commands: Commands) -> Commands:
     return tuple(CheckBusy(2) if isinstance(c, CheckBusy) and c.level else c for c in commands)
 
 
+# The attributes in which commands and their lanes name somebody, and what the names are called afterwards.
+_NAMING = {"request": "r", "requests": "r", "lanes": "r", "session": "s", "holder": "h"}
+
+
 def _renamed(commands: Commands) -> Commands:
-    """Sessions and requests called s1, s2, ... and r1, r2, ... in the order in which they appear."""
-    requests: dict[str, str] = {}
-    sessions: dict[str, str] = {}
-    renamed = []
+    """Sessions s1, s2, ..., requests r1, guests h1, texts a, b, ... in the order in which they appear."""
+    names: dict[str, str] = {}
+    counts = dict.fromkeys("rsh", 0)
+    letters: dict[str, str] = {}
     for command in commands:
-        named = [getattr(command, "request", None), *getattr(command, "requests", ())]
-        for name in [*named, *(lane.request for lane in getattr(command, "lanes", ()))]:
-            if name is not None:
-                requests.setdefault(name, f"r{len(requests) + 1}")
-        command = _with_names(command, requests)
-        session = getattr(command, "session", None)
-        if session is not None:
-            new = sessions.setdefault(session, f"s{len(sessions) + 1}")
-            command = replace(command, session=new)
-        renamed.append(command)
-    return tuple(renamed)
+        for attribute, letter in _NAMING.items():
+            for name in _named(getattr(command, attribute, None)):
+                if name not in names:
+                    counts[letter] += 1
+                    names[name] = f"{letter}{counts[letter]}"
+        for piece in getattr(command, "prompt", ()):
+            letters.setdefault(piece.text, chr(ord("a") + len(letters) % 26))
+    return tuple(_with_texts(_with_names(command, names), letters) for command in commands)
+
+
+def _named(value: Any) -> list[str]:
+    """The names in an attribute: one, or those of a batch, or of its lanes."""
+    if isinstance(value, tuple):
+        return [getattr(lane, "request", lane) for lane in value]
+    return [] if value is None else [value]
 
 
 class _Search:
@@ -122,14 +130,21 @@ def _first_improvement(
 
 
 def _names(command: Command) -> set[str]:
-    """Sessions and requests that a command names."""
-    named = {getattr(command, "session", None), getattr(command, "request", None)} - {None}
-    lanes = (lane.request for lane in getattr(command, "lanes", ()))
-    return {*named, *lanes, *getattr(command, "requests", ())}
+    """Sessions, requests and guests that a command names."""
+    return {name for attribute in _NAMING for name in _named(getattr(command, attribute, None))}
+
+
+def _texts(command: Command) -> set[str]:
+    return {piece.text for piece in getattr(command, "prompt", ())}
+
+
+def _related(a: Command, b: Command) -> bool:
+    """Two commands may be of use only together: a name or a text in common, or all of the tree."""
+    return any(isinstance(c, Evict) for c in (a, b)) or bool(_names(a) & _names(b) or _texts(a) & _texts(b))
 
 
 def _name_dropped(commands: Commands) -> Iterator[Commands]:
-    """Everything about one session or request at once; batches keep their other lanes."""
+    """Everything about one session, request or guest at once; batches keep their other lanes."""
     for name in sorted(set().union(*map(_names, commands))):
         kept = []
         for command in commands:
@@ -143,10 +158,10 @@ def _name_dropped(commands: Commands) -> Iterator[Commands]:
 
 
 def _pairs_dropped(commands: Commands) -> Iterator[Commands]:
-    """Two commands about the same name that are of use only together, such as retract and admit."""
+    """Two commands about the same that are of use only together, such as retract and admit."""
     for i, command in enumerate(commands):
         for j in range(i + 1, len(commands)):
-            if _names(command) & _names(commands[j]):
+            if _related(command, commands[j]):
                 yield commands[:i] + commands[i + 1 : j] + commands[j + 1 :]
 
 
@@ -228,15 +243,25 @@ def _turns_fused(commands: Commands) -> Iterator[Commands]:
 
 
 def _with_names(command: Command, names: dict[str, str]) -> Command:
-    """The command with requests called otherwise; names that are not given stay."""
+    """The command with its bearers called otherwise; names that are not given stay."""
     changes: dict[str, Any] = {}
-    if hasattr(command, "request"):
-        changes["request"] = names.get(command.request, command.request)
-    if hasattr(command, "requests"):
-        changes["requests"] = tuple(names.get(n, n) for n in command.requests)
-    if hasattr(command, "lanes"):
-        changes["lanes"] = tuple(replace(n, request=names.get(n.request, n.request)) for n in command.lanes)
+    for attribute in _NAMING:
+        value: Any = getattr(command, attribute, None)
+        if attribute == "lanes" and value is not None:
+            changes[attribute] = tuple(replace(n, request=names.get(n.request, n.request)) for n in value)
+        elif isinstance(value, tuple):
+            changes[attribute] = tuple(names.get(n, n) for n in value)
+        elif value is not None:
+            changes[attribute] = names.get(value, value)
     return replace(command, **changes)
+
+
+def _with_texts(command: Command, letters: dict[str, str]) -> Command:
+    """The command with the texts of its prompt called otherwise."""
+    if not hasattr(command, "prompt"):
+        return command
+    prompt = tuple(Piece(letters.get(p.text, p.text), p.tokens) for p in command.prompt)
+    return replace(command, prompt=prompt)
 
 
 def _round(command: Command) -> Draft | None:
@@ -257,11 +282,45 @@ def _ordinary(commands: Commands) -> Iterator[Commands]:
             yield tuple(c for c in rest if c != Open(command.session))
 
 
+def _inserted(commands: Commands) -> Iterator[Commands]:
+    """A guest that inserts a prompt instead of the request that computes it."""
+    for i, command in enumerate(commands):
+        if isinstance(command, Submit) and command.prompt and command.session is None:
+            for at, last in [(j, c) for j, c in enumerate(commands) if command.request in _names(c)][1:]:
+                rest = tuple(c for c in commands[i + 1 :] if command.request not in _names(c))
+                before = len([c for c in commands[i + 1 : at] if command.request not in _names(c)])
+                if isinstance(last, (Finish, Extend)):
+                    insert = Insert(command.request, command.prompt, 0, isinstance(last, Extend))
+                    yield (*commands[:i], *rest[:before], insert, *rest[before:])
+
+
 def _busy(commands: Commands) -> Iterator[Commands]:
     """A busy check instead of an idle one: nothing has to end before it."""
     for i, command in enumerate(commands):
         if isinstance(command, CheckIdle):
             yield commands[:i] + (CheckBusy(2),) + commands[i + 1 :]
+
+
+def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
+    """A piece less, two as one, nobody's text for a shared one, one text for another: here or everywhere."""
+    for i, command in enumerate(commands):
+        prompt: Prompt = getattr(command, "prompt", ())
+        fewer = [prompt[:at] + prompt[at + 1 :] for at in range(len(prompt))]
+        for at in range(len(prompt) - 1):
+            merged = Piece(prompt[at].text, prompt_len(prompt[at : at + 2]))
+            fewer.append((*prompt[:at], merged, *prompt[at + 2 :]))
+        for at, piece in enumerate(prompt):
+            for text in (chr(c) for c in range(ord("a"), ord(piece.text))):
+                fewer.append((*prompt[:at], Piece(text, piece.tokens), *prompt[at + 1 :]))
+        if isinstance(command, Submit) and prompt:
+            plain = replace(command, prompt=(), tokens=command.tokens + prompt_len(prompt))
+            yield (*commands[:i], plain, *commands[i + 1 :])
+        for changed in fewer:
+            yield (*commands[:i], replace(command, prompt=changed), *commands[i + 1 :])  # type: ignore[call-arg]
+    texts = sorted(set().union(*map(_texts, commands)))
+    for at, text in enumerate(texts):
+        for other in texts[:at]:
+            yield tuple(_with_texts(c, {text: other}) for c in commands)
 
 
 def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
@@ -272,11 +331,17 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
             for smaller in (t for t in tries if 0 <= t < value):
                 changed = _with_number(command, path, smaller)
                 yield commands[:i] + (changed,) + commands[i + 1 :]
-    # A prompt and the chunk that prefills it shrink only together.
+    # What several commands have in common shrinks only together: all equal lengths, all that are as long.
+    values = sorted({value for c in commands for _, value in _numbers(c) if value > 1}, reverse=True)
+    for value in values:
+        for less in dict.fromkeys((value - 1, value // 2, 1)):
+            yield tuple(_all_less(c, less, lambda number, v=value: number == v) for c in commands)
+            yield tuple(_all_less(c, less, lambda number, v=value: number >= v) for c in commands)
+    # A prompt and the chunk that prefills it as well.
     for i, command in enumerate(commands):
         for path, value in _numbers(command):
             for j in range(i + 1, len(commands)):
-                if not _names(command) & _names(commands[j]):
+                if not _related(command, commands[j]):
                     continue
                 for other_path, other in _numbers(commands[j]):
                     most = min(value, other) - 1
@@ -288,7 +353,7 @@ def _smaller_numbers(commands: Commands) -> Iterator[Commands]:
                             yield tuple(both)
 
 
-Path = tuple[str, ...] | tuple[str, int, str]
+Path = tuple[str] | tuple[str, int, str]
 
 
 def _numbers(command: Command) -> Iterator[tuple[Path, int]]:
@@ -309,11 +374,26 @@ def _numbers(command: Command) -> Iterator[tuple[Path, int]]:
 
 def _with_number(command: Command, path: Path, number: int) -> Command:
     """The command with one number replaced; a flag stays a flag."""
+    old: Any = getattr(command, path[0])
     if len(path) == 1:
-        old = getattr(command, path[0])
         return replace(command, **{path[0]: bool(number) if isinstance(old, bool) else number})
-    name, at, inner = path[0], int(path[1]), str(path[2])
-    assert isinstance(command, (Extend, SpecDecode))
-    lanes: list[Chunk | Draft] = list(command.lanes)
-    lanes[at] = replace(lanes[at], **{inner: number})
-    return replace(command, **{name: tuple(lanes)})
+    name, at, inner = path
+    return replace(command, **{name: (*old[:at], replace(old[at], **{inner: number}), *old[at + 1 :])})
+
+
+def scaled(commands: Commands, size: int, was: int) -> Commands:
+    """Lengths that were meant for pages of `was` tokens, for pages of `size`."""
+    fitted = []
+    for command in commands:
+        for path, value in list(_numbers(command)):
+            command = _with_number(command, path, -(-value * size // was))
+        fitted.append(command)
+    return tuple(fitted)
+
+
+def _all_less(command: Command, less: int, chosen: Callable[[int], bool]) -> Command:
+    """The command with all numbers that are chosen smaller by `less`."""
+    for path, value in list(_numbers(command)):
+        if chosen(value):
+            command = _with_number(command, path, value - less)
+    return command

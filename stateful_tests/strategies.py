@@ -6,52 +6,34 @@ that one generator serves a plain random source (volume) and Hypothesis (shrinki
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
 
 from impl.adapter import Capabilities
+from reference.caching import guests, key_of
 from reference.commands import (
-    COMMANDS, Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, EvictSwa,
-    Extend, Finish, Mode, Open, Retract, SpecDecode, Submit,
+    COMMANDS, TREE_COMMANDS, Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict,
+    EvictSwa, Extend, Finish, Insert, Match, Mode, Open, Piece, Prompt, Retract, SpecDecode, Submit, Unlock,
+    prompt_len,
 )  # fmt: skip
-from reference.cursors import ceil_page
+from reference.cursors import ceil_page, sweep_limit
 from reference.geometry import Geometry
-from reference.ledger import Cursors, Phase, Request, Session, State, free
-
-T = TypeVar("T")
+from reference.ledger import Cursors, Phase, Request, Session, State, free, text_len
+from reference.tree import Key, Sizes, nodes, sizes
+from stateful_tests.choosers import Chooser, RandomChooser, once_in, pick
+from stateful_tests.prompts import asked, draw_evicted, draw_length, draw_prompt, spelt
 
 SESSIONS = ("s1", "s2", "s3")
 REQUESTS = ("r1", "r2", "r3", "r4")
+GUESTS = ("h1", "h2", "h3")
+TEXTS = "abc"
 
-
-class Chooser(Protocol):
-    """A source of decisions."""
-
-    def upto(self, high: int) -> int:
-        """A whole number in [0, high]."""
-        ...
-
-
-class RandomChooser:
-    """Decisions from a seeded random source."""
-
-    def __init__(self, seed: int | str) -> None:
-        self._random = random.Random(seed).random
-
-    def upto(self, high: int) -> int:
-        return int(self._random() * (high + 1))
-
-
-def pick(chooser: Chooser, items: Sequence[T]) -> T:
-    """One of `items`."""
-    return items[chooser.upto(len(items) - 1)]
-
-
-def once_in(chooser: Chooser, n: int) -> bool:
-    """True once in `n` times."""
-    return chooser.upto(n - 1) == n - 1
+# What is driven, by name: sessions and requests without a radix tree, the tree by itself, both together.
+MACHINES: dict[str, tuple[type, ...]] = {
+    "sessions": tuple(c for c in COMMANDS if c not in TREE_COMMANDS),
+    "tree": (*TREE_COMMANDS, CheckBusy, CheckIdle),
+    "both": COMMANDS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +56,31 @@ class Habits:
     loved: frozenset[str] = frozenset()
     ahead: bool = False
     gather: bool = False
+    machine: str = "sessions"
+    guests: tuple[str, ...] = GUESTS
+    texts: str = TEXTS
+    own: bool = False
 
 
 # Without these nothing ever runs.
-_ESSENTIAL = {"Open", "Submit", "Admit", "Extend"}
+_ESSENTIAL = {"Open", "Submit", "Admit", "Extend", "Insert"}
 
 
 def draw_geometry(chooser: Chooser, like: Geometry) -> Geometry:
-    """Sizes that no preset has, with a window if `like` has one."""
+    """Sizes that no preset has, with a window and a radix tree if `like` has one."""
     page_size = pick(chooser, (1, 2, 3, 4, 5, 8, 16))
     window = None if like.window is None else 1 + chooser.upto(4 * page_size - 1)
     width = page_size * (3 + chooser.upto(4)) + chooser.upto(page_size)
     pages = -(-width // page_size)
     full = pages + chooser.upto(2 * pages)
     swa = 0 if window is None else 2 + chooser.upto(full - 2)
-    return Geometry(page_size, window, full, swa, 1 + chooser.upto(4), width)
+    return Geometry(page_size, window, full, swa, 1 + chooser.upto(4), width, like.tree)
 
 
-def draw_habits(chooser: Chooser, capabilities: Capabilities) -> Habits:
-    """Habits for one run, within what the system can do."""
-    off = {
-        name
-        for name in sorted(capabilities.commands - _ESSENTIAL)
-        if once_in(chooser, 6)
-    }
+def draw_habits(chooser: Chooser, capabilities: Capabilities, machine: str = "sessions") -> Habits:
+    """Habits for one run of a machine, within what the system can do."""
+    kinds = {c.__name__ for c in MACHINES[machine]}
+    off = {name for name in sorted((capabilities.commands & kinds) - _ESSENTIAL) if once_in(chooser, 6)}
     if not capabilities.mixed_decode or once_in(chooser, 3):
         off.add(pick(chooser, ("Decode", "SpecDecode")))
     if {"Decode", "SpecDecode"} <= off:
@@ -107,17 +90,26 @@ def draw_habits(chooser: Chooser, capabilities: Capabilities) -> Habits:
         off -= {"SpecDecode", "EvictSwa", "Finish"}
         if not capabilities.mixed_decode:
             off.add("Decode")
-    off |= {c.__name__ for c in _MAKERS} - capabilities.commands
-    return Habits(
+    off |= {c.__name__ for c in _MAKERS} - (capabilities.commands & kinds)
+    habits = Habits(
         frozenset(off),
         pick(chooser, (6, 12, 30)),
         once_in(chooser, 3) and not ahead,
         SESSIONS[: 1 + chooser.upto(len(SESSIONS) - 1)],
         REQUESTS[: 1 + chooser.upto(len(REQUESTS) - 1)],
-        frozenset(pick(chooser, COMMANDS).__name__ for _ in range(chooser.upto(3))),
+        frozenset(pick(chooser, MACHINES[machine]).__name__ for _ in range(chooser.upto(3))),
         ahead,
         once_in(chooser, 4),
+        machine,
     )
+    if machine == "sessions":
+        return habits
+    crowd = 1 + chooser.upto(len(GUESTS) - 1)
+    if machine == "both":  # whoever stays takes room from the others
+        crowd = min(crowd, chooser.upto(2))
+        habits = replace(habits, sessions=habits.sessions[:2])
+    texts = TEXTS[: 1 + chooser.upto(len(TEXTS) - 1)]
+    return replace(habits, guests=GUESTS[:crowd], texts=texts, own=once_in(chooser, 4))
 
 
 def propose(state: State, chooser: Chooser, habits: Habits) -> Command:
@@ -134,14 +126,14 @@ def propose(state: State, chooser: Chooser, habits: Habits) -> Command:
     return _MAKERS[kinds[0]](context)
 
 
-def applies(kind: type, state: State) -> bool:
+def applies(kind: type, state: State, machine: str = "sessions") -> bool:
     """Whether a command of this kind has something to work on."""
-    return bool(_weights(_Context(state, RandomChooser(0), Habits(), rude=False))[kind])
+    return bool(_weights(_Context(state, RandomChooser(0), Habits(machine=machine), rude=False))[kind])
 
 
-def draw_command(kind: type, state: State, chooser: Chooser) -> Command:
+def draw_command(kind: type, state: State, chooser: Chooser, machine: str = "sessions") -> Command:
     """A command of one kind; once in a while one that does not apply."""
-    return _MAKERS[kind](_Context(state, chooser, Habits(), once_in(chooser, 8)))
+    return _MAKERS[kind](_Context(state, chooser, Habits(machine=machine), once_in(chooser, 8)))
 
 
 def _weights(c: _Context) -> dict[type, int]:
@@ -174,6 +166,8 @@ def _weights(c: _Context) -> dict[type, int]:
         CheckBusy: (30 if odd else 6 if habits.ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
+    if habits.machine != "sessions":
+        weights |= _tree_weights(c)
     if habits.gather:
         weights[Submit] *= 2
         if queued:
@@ -181,6 +175,27 @@ def _weights(c: _Context) -> dict[type, int]:
         if queued or c.extending:
             for kind in (Decode, SpecDecode, Finish, Retract):
                 weights[kind] = min(1, weights[kind])
+    return weights
+
+
+def _tree_weights(c: _Context) -> dict[type, int]:
+    """The same for the commands of the radix tree, and for the checks where it is alone."""
+    assert c.state.tree is not None
+    alone = c.habits.machine == "tree"
+    staying, names = len(guests(c.state)), len(c.habits.guests)
+    cached = bool(c.state.tree.children)
+    weights: dict[type, int] = {
+        Match: (6 if alone else 2) * (staying < names) * (1 + cached),
+        Unlock: (4 if alone else 2) * min(staying, 2),
+        Insert: 12 if alone else 4 * bool(names),
+        Evict: (5 if alone else 1) * cached,
+    }
+    if alone:
+        weights |= dict.fromkeys((CheckBusy, CheckIdle), 1)
+    elif _pages_left(c.state) < 2 or not free(c.state).rows:  # nothing gets on: somebody has to go
+        weights |= {kind: weight * bool(c.running) for kind, weight in ((Finish, 12), (Retract, 8))}
+        weights |= {Extend: 3 * bool(c.extending), Close: 3 * bool(c.state.sessions)}
+        weights[Unlock] *= 3
     return weights
 
 
@@ -245,6 +260,25 @@ class _Context:
             names.append(pick(self.chooser, self.habits.requests))
         return names
 
+    def prompt(self, longest: int, *, fresh: bool = False) -> Prompt:
+        """A prompt; when rude, perhaps an empty one or one with a piece of no tokens. fresh: it goes on
+        where no other prompt ends, so that meeting what is known is of no use."""
+        if self.rude and once_in(self.chooser, 3):
+            return pick(self.chooser, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
+        if fresh:
+            length = draw_length(self.state, self.chooser, longest)
+            return (Piece(pick(self.chooser, self.habits.texts), length),)
+        if self.rude and once_in(self.chooser, 3):
+            longest += self.state.scope.geometry.width
+        return draw_prompt(self.state, self.chooser, self.habits.texts, longest)
+
+    def guest(self, fitting: Sequence[str]) -> str:
+        """A guest that fits; any name at all when rude or when none does."""
+        if fitting and not (self.rude and once_in(self.chooser, 2)):
+            return pick(self.chooser, fitting)
+        others = (*(r.name for r in self.state.requests), *(s.name for s in self.state.sessions))
+        return pick(self.chooser, (*self.habits.guests, *others) or GUESTS)
+
     def length(self, high: int) -> int:
         """A length in [1, high], often at a page or window boundary, give or take one."""
         high = max(1, high)
@@ -260,10 +294,17 @@ def _room(state: State, cursors: Cursors | None) -> int:
     geometry = state.scope.geometry
     if cursors is None:
         return geometry.width
-    left = free(state)
-    pages = left.full if geometry.window is None else min(left.full, left.swa)
+    pages = _pages_left(state)
     reach = ceil_page(cursors.kv_allocated_len, geometry.page_size) + pages * geometry.page_size
     return min(geometry.width, reach) - cursors.kv_committed_len
+
+
+def _pages_left(state: State) -> int:
+    """Pages that can be had in every pool, by eviction too."""
+    geometry, left = state.scope.geometry, free(state)
+    more = sizes(state.tree) if state.tree is not None else Sizes(0, 0, 0, 0)
+    full = left.full + more.full_evictable // geometry.page_size
+    return full if geometry.window is None else min(full, left.swa + more.swa_evictable // geometry.page_size)
 
 
 def _make_open(c: _Context) -> Open:
@@ -280,14 +321,34 @@ def _make_submit(c: _Context) -> Submit:
     if c.rude:
         session = pick(c.chooser, (*c.habits.sessions, None))
     else:
-        session = pick(c.chooser, [s.name for s in idle]) if idle and not once_in(c.chooser, 5) else None
+        # What ordinary requests leave in a radix tree is for everybody.
+        ordinary = not idle or once_in(c.chooser, 5 if c.habits.machine == "sessions" else 2)
+        session = None if ordinary else pick(c.chooser, [s.name for s in idle])
     width = c.state.scope.geometry.width
     tokens = c.length(width // (2 if c.habits.long else 4))
     if c.habits.long and once_in(c.chooser, 2):
         tokens = 1 + c.chooser.upto(width // 2)
     if c.rude and once_in(c.chooser, 6):
         tokens = pick(c.chooser, (0, -1))
-    return Submit(name, session, tokens, pick(c.chooser, (1, -1)) if c.rude and once_in(c.chooser, 4) else 0)
+    rewind = pick(c.chooser, (1, -1)) if c.rude and once_in(c.chooser, 4) else 0
+    plain = Submit(name, session, tokens, rewind)
+    return plain if c.habits.machine == "sessions" or once_in(c.chooser, 6) else _prompted(c, plain)
+
+
+def _prompted(c: _Context, plain: Submit) -> Submit:
+    """The same with a prompt, mostly instead of tokens of its own."""
+    session = c.state.session(plain.session)
+    before = text_len(session.history) if session is not None else 0
+    # Room for some output, and in a session for later turns: their sweeps pass what the tree has.
+    quarters = (3 if c.habits.long else 2) - (plain.session is not None)
+    longest = max(1, (c.state.scope.geometry.width - before) * quarters // 4)
+    twins = [prompt for r in c.state.requests if (prompt := asked(r))]
+    if twins and not before and once_in(c.chooser, 4):
+        prompt = pick(c.chooser, twins)
+    else:
+        prompt = c.prompt(longest, fresh=before > 0)
+    tokens = 1 + c.chooser.upto(1) if c.habits.own or once_in(c.chooser, 4) else 0
+    return replace(plain, prompt=prompt, tokens=c.chooser.upto(4) - 1 if c.rude else tokens)
 
 
 def _make_admit(c: _Context) -> Admit:
@@ -302,6 +363,8 @@ def _make_extend(c: _Context) -> Extend:
         left = request.origin + request.output - done if request is not None else 1
         whole = not once_in(c.chooser, 3)
         tokens = left if whole else c.length(left)
+        if c.habits.machine != "sessions" and request is not None and not once_in(c.chooser, 3):
+            tokens = max(1, min(tokens, _room(c.state, request.cursors)))
         if c.rude and once_in(c.chooser, 3):
             tokens = pick(c.chooser, (left + 1, 0, -1))
         chunks.append(Chunk(name, tokens))
@@ -379,6 +442,59 @@ def _make_check_idle(c: _Context) -> CheckIdle:  # noqa: ARG001
     return CheckIdle()
 
 
+def _make_match(c: _Context) -> Match:
+    staying = guests(c.state)
+    name = c.guest([g for g in c.habits.guests if g not in staying])
+    return Match(name, c.prompt(c.state.scope.geometry.width))
+
+
+def _make_unlock(c: _Context) -> Unlock:
+    return Unlock(c.guest(list(guests(c.state))))
+
+
+def _make_insert(c: _Context) -> Insert:
+    """Half the time somebody new inserts, else a guest whose lock can be spelt goes on from there."""
+    staying = {name: key for name, key in guests(c.state).items() if prompt_len(spelt(key)) == len(key)}
+    new = [g for g in c.habits.guests if g not in guests(c.state)]
+    name = c.guest(new if new and (not staying or once_in(c.chooser, 2)) else list(staying))
+    locked: Key = staying.get(name, ())
+    geometry = c.state.scope.geometry
+    longest = len(locked) + _pages_left(c.state) * geometry.page_size + c.chooser.upto(geometry.page_size - 1)
+    longest = max(1, min(geometry.width, longest))
+    if c.rude:
+        prompt = c.prompt(longest)
+    else:
+        after = spelt(locked) if locked else None
+        prompt = draw_prompt(c.state, c.chooser, c.habits.texts, longest, after=after)
+    chunked = once_in(c.chooser, 3)
+    if geometry.window is None or c.state.tree is None:
+        return Insert(name, prompt, int(c.rude and once_in(c.chooser, 4)), chunked)
+    limit = prompt_len(prompt) + c.rude
+    if c.state.scope.mode is Mode.FAITHFUL and not c.rude:
+        reach = sweep_limit(prompt_len(prompt), geometry.window, geometry.page_size)
+        limit = min(limit, max(len(locked), reach))
+    evicted = draw_evicted(c.state, c.chooser, key_of(prompt), len(locked), limit)
+    return Insert(name, prompt, -1 if c.rude and once_in(c.chooser, 8) else evicted, chunked)
+
+
+def _make_evict(c: _Context) -> Evict:
+    """A page, a node, all that can be had, or more; of one pool or of both."""
+    geometry, tree = c.state.scope.geometry, c.state.tree
+    if c.rude and once_in(c.chooser, 2):
+        return Evict(*pick(c.chooser, ((0, 0), (-1, 0), (0, -1), (1, 1))))
+    lengths = [len(placed.node.key) for placed in nodes(tree)] if tree is not None else []
+    can = sizes(tree) if tree is not None else Sizes(0, 0, 0, 0)
+
+    def amount(evictable: int) -> int:
+        node = pick(c.chooser, lengths or [1])
+        return pick(c.chooser, (*[geometry.page_size] * 2, node, max(1, evictable), evictable + 1))
+
+    # SWA alone leaves tombstones: as often as the other two together.
+    pools = pick(c.chooser, ("full", "swa", "swa", "both")) if geometry.window is not None else "full"
+    full = amount(can.full_evictable) if pools != "swa" else 0
+    return Evict(full, amount(can.swa_evictable) if pools != "full" else 0)
+
+
 _MAKERS: dict[type, Callable[[_Context], Command]] = {
     Open: _make_open,
     Submit: _make_submit,
@@ -393,11 +509,21 @@ _MAKERS: dict[type, Callable[[_Context], Command]] = {
     Close: _make_close,
     CheckBusy: _make_check_busy,
     CheckIdle: _make_check_idle,
+    Match: _make_match,
+    Unlock: _make_unlock,
+    Insert: _make_insert,
+    Evict: _make_evict,
 }
 
 
-def finale(state: State) -> list[Command]:
-    """Commands that end everything: abort what runs, close what is open."""
+def finale(state: State, capabilities: Capabilities | None = None) -> list[Command]:
+    """Commands that end everything: abort what runs, close what is open, and empty the radix tree."""
     ends: list[Command] = [Abort(r.name) for r in state.requests]
     closing = {s.name for s in state.sessions if s.closing}
-    return ends + [Close(s.name) for s in state.sessions if s.name not in closing]
+    ends += [Close(s.name) for s in state.sessions if s.name not in closing]
+    if state.tree is not None:
+        geometry = state.scope.geometry
+        everything = [geometry.pages(pool) * geometry.page_size for pool in geometry.pools]
+        ends += [*(Unlock(name) for name in guests(state)), Evict(*everything), CheckIdle()]
+    offered = (capabilities or Capabilities()).commands
+    return [command for command in ends if type(command).__name__ in offered]

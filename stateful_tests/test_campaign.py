@@ -10,6 +10,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from reference.commands import Command, Mode, Outcome, Reason, Refused
 from stateful_tests.campaign import plan, run
 from stateful_tests.reference_system import ReferenceSystem
+from stateful_tests.traces import prompt_of
 
 
 class RefusesOnce(ReferenceSystem):
@@ -26,7 +27,7 @@ class RefusesOnce(ReferenceSystem):
 
 
 def test_a_fault_that_does_not_show_again_is_told() -> None:
-    result = run(RefusesOnce(), plan("smoke", examples=3))
+    result = run(RefusesOnce(), plan("smoke", examples=3, machines=["sessions"]))
     assert [f.clause for f in result.findings] == ["OUT-1"]
     violation = result.findings[0].run.violation
     assert violation is not None and "did not show again" in violation.observed
@@ -42,7 +43,7 @@ class Explodes(ReferenceSystem):
 
 
 def test_a_system_that_breaks_is_not_called_wrong() -> None:
-    result = run(Explodes(), plan("smoke", examples=6))
+    result = run(Explodes(), plan("smoke", examples=6, machines=["sessions"]))
     assert [f.clause for f in result.findings] == ["BROKEN"]
     assert result.exit_code == 3
     finding = result.findings[0].run
@@ -62,14 +63,15 @@ class Stingy(ReferenceSystem):
 
 
 def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not() -> None:
-    assert not run(Stingy(), plan("smoke", examples=9)).findings
+    assert not run(Stingy(), plan("smoke", examples=9, machines=["sessions"])).findings
     stingy = Stingy()
     stingy.capabilities = Capabilities(exact_reasons=False)
-    assert [f.clause for f in run(stingy, plan("smoke", examples=9)).findings] == ["OUT-1"]
+    asked = plan("smoke", examples=9, machines=["sessions"])
+    assert [f.clause for f in run(stingy, asked).findings] == ["OUT-1"]
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = (run(ReferenceSystem(), plan("smoke", examples=3, seed=7)) for _ in range(2))
+    first, second = (run(ReferenceSystem(), plan("smoke", examples=2, seed=7)) for _ in range(2))
     assert first.commands_by_kind == second.commands_by_kind
     assert first.tallies == second.tallies
 
@@ -91,6 +93,40 @@ def test_a_time_limit_that_is_met_is_no_success() -> None:
 def test_bad_plans_say_what_is_wrong(asked: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         plan(**asked)
+
+
+@pytest.mark.parametrize(
+    "offers, driven",
+    [
+        ({}, {"sessions", "tree", "both"}),
+        ({"tree": False}, {"sessions"}),
+        ({"no_tree": False}, {"tree", "both"}),
+        ({"commands": Capabilities().commands - {"Insert"}}, {"sessions", "both"}),
+    ],
+)
+def test_machines_that_do_not_fit_are_left_out(offers: dict, driven: set[str]) -> None:
+    system = ReferenceSystem()
+    system.capabilities = Capabilities(**offers)
+    result = run(system, plan("smoke", presets=["page4"], modes=[Mode.FREE], examples=1))
+    assert {machine.name for machine in result.machines} == driven
+    assert not result.findings
+
+
+class ForgetsPieces(ReferenceSystem):
+    """Refuses prompts of more than one piece, which are there with a radix tree alone."""
+
+    def apply(self, command: Command) -> Outcome:
+        if len(getattr(command, "prompt", ())) > 1:
+            return Refused(Reason.EMPTY)
+        return super().apply(command)
+
+
+def test_a_trace_of_the_tree_shrinks_to_pages_of_one_token() -> None:
+    asked = plan("smoke", presets=["page16"], modes=[Mode.FREE], examples=6, machines=["tree"])
+    [finding] = run(ForgetsPieces(), asked).findings
+    trace = finding.run.trace
+    assert trace.geometry.page_size == 1 and len(trace.commands) == 1
+    assert trace.commands[0].prompt == prompt_of("a1a1")  # type: ignore[union-attr]
 
 
 def test_a_system_that_fits_no_preset_is_unusable() -> None:

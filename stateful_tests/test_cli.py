@@ -16,8 +16,8 @@ import pytest
 from ci import cli, progress, render, report
 from impl.adapter import Capabilities, UnusableImplementation
 from reference.commands import (
-    Abort, Admit, Broken, Choice, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish,
-    Mode, Open, Outcome, Reason, Refused, Retract, SpecDecode, Submit,
+    Abort, Admit, Broken, Choice, Chunk, Close, Command, Decode, Done, Draft, Evict, EvictSwa, Extend, Finish,
+    Freed, Insert, Match, Mode, Open, Outcome, Piece, Reason, Refused, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.geometry import PRESETS
 from stateful_tests import campaign, lockstep, registry, traces
@@ -141,6 +141,15 @@ def finds(monkeypatch: pytest.MonkeyPatch, result: CheckResult) -> list[campaign
         (Abort("r1"), "abort r1"),
         (Abort("r1", True), "abort r1 (marked)"),
         (Close("s1"), "close s1"),
+        (Submit("r1", None, 0, prompt=(Piece("a", 8), Piece("b", 4))), "submit r1 (no session) a8b4"),
+        (Submit("r1", "s1", 2, prompt=(Piece("a", 8),)), "submit r1 in s1 a8 +2"),
+        (Match("h1", (Piece("a", 8),)), "match h1 a8"),
+        (Match("h1", ()), "match h1 (empty)"),
+        (Unlock("h1"), "unlock h1"),
+        (Insert("h1", (Piece("a", 8),)), "insert h1 a8"),
+        (Insert("h1", (Piece("a", 8),), 4, True), "insert h1 a8 SWA from 4 (goes on)"),
+        (Evict(4), "evict full 4"),
+        (Evict(0, 8), "evict full 0 swa 8"),
     ],
 )
 def test_commands_in_readable_form(command: Command, reads: str) -> None:
@@ -152,6 +161,7 @@ def test_commands_in_readable_form(command: Command, reads: str) -> None:
     [
         (Done(), "done"),
         (Done((Choice("r1", swa_evicted_seqlen=4),)), "done; r1 chose swa_evicted_seqlen 4"),
+        (Done(freed=Freed(8, 4)), "done; freed full 8 swa 4"),
         (Refused(Reason.NO_ROW), "refused: no_row"),
         (Broken("KeyError"), "broken: KeyError"),
     ],

@@ -50,7 +50,7 @@ MUTANTS = {  # a fault, and the contract that must refute it
         "    live = max(target, c.cache_protected_len)",
     ),
     "resumed on a dead window": (
-        "if window == 0 or window_live(c.swa_evicted_seqlen, prefix, window):",
+        "if window == 0 or window_live(lost_below(c), prefix, window):",
         "if True:",
     ),
 }

@@ -13,17 +13,20 @@ from impl.adapter import System, UnusableImplementation
 from reference.clauses import CLAUSES
 from reference.commands import Mode
 from reference.geometry import PRESETS
-from stateful_tests.campaign import minimise, plan, run
-from stateful_tests.lockstep import check_fits, replay
-from stateful_tests.machines import ClauseViolated, session_machine
+from stateful_tests.campaign import check_machine, minimise, plan, run, sizes_for
+from stateful_tests.lockstep import replay
+from stateful_tests.machines import ClauseViolated, machine
 from stateful_tests.reference_system import ReferenceSystem
 from stateful_tests.registry import resolve
 from stateful_tests.results import Run
+from stateful_tests.strategies import MACHINES
+
+EXAMPLES = {"sessions": 15, "tree": 6, "both": 6}
 
 
-def _fitting(system: System, preset: str, mode: Mode) -> None:
+def _fitting(system: System, name: str, preset: str, mode: Mode) -> None:
     try:
-        check_fits(system, PRESETS[preset])
+        check_machine(system, name, sizes_for(name, preset))
     except UnusableImplementation as error:
         pytest.skip(str(error))
     if mode not in system.capabilities.modes:
@@ -41,15 +44,15 @@ def _told(found: Run) -> str:
     return "\n".join([*told, f"  {found.trace.geometry}, mode {found.trace.mode}"])
 
 
-def _drive(system: System, preset: str, mode: Mode, examples: int) -> Run | None:
-    """Run the Hypothesis machine; a violation comes back at its smallest, by command."""
-    machine = session_machine(lambda: system, PRESETS[preset], mode)
+def _drive(system: System, name: str, preset: str, mode: Mode, examples: int) -> Run | None:
+    """Run a Hypothesis machine; a violation comes back at its smallest, by command."""
+    driven = machine(name, lambda: system, sizes_for(name, preset), mode)
     # Shrinking by command is done below: it is faster, and the same for every trace.
     quick = settings(
         max_examples=examples, stateful_step_count=40, phases=(Phase.explicit, Phase.reuse, Phase.generate)
     )
     try:
-        run_state_machine_as_test(machine, settings=quick)
+        run_state_machine_as_test(driven, settings=quick)
     except ClauseViolated as found:
         return replay(system, minimise(system, found.trace, found.violation.clause))
     return None
@@ -57,31 +60,44 @@ def _drive(system: System, preset: str, mode: Mode, examples: int) -> Run | None
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_session_machine(system: System, preset: str, mode: Mode) -> None:
-    _fitting(system, preset, mode)
-    found = _drive(system, preset, mode, examples=15)
+@pytest.mark.parametrize("name", MACHINES)
+def test_machine(system: System, name: str, preset: str, mode: Mode) -> None:
+    _fitting(system, name, preset, mode)
+    found = _drive(system, name, preset, mode, EXAMPLES[name])
     if found is not None:
         pytest.fail(_told(found), pytrace=False)
 
 
-@pytest.mark.parametrize("bug", ["pr22897", "pr22862-align", "close-forgotten", "sweep-into-window"])
-def test_the_machine_finds_bugs(bug: str) -> None:
-    runs = (_drive(resolve(f"torch+{bug}"), "page4", mode, examples=100) for mode in Mode)
+@pytest.mark.parametrize(
+    "name, bug",
+    [
+        ("sessions", "pr22897"),
+        ("sessions", "pr22862-align"),
+        ("sessions", "close-forgotten"),
+        ("sessions", "sweep-into-window"),
+        ("tree", "split-forgets-locks"),
+        ("both", "slot-drops-the-lock"),
+    ],
+)
+def test_the_machine_finds_bugs(name: str, bug: str) -> None:
+    runs = (_drive(resolve(f"torch+{bug}"), name, "page4", mode, examples=100) for mode in Mode)
     assert any(found is not None for found in runs)
 
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_volume_run(system: System, preset: str, mode: Mode) -> None:
+@pytest.mark.parametrize("name", MACHINES)
+def test_volume_run(system: System, name: str, preset: str, mode: Mode) -> None:
     """A small seeded campaign; a finding is told as its smallest trace."""
-    _fitting(system, preset, mode)
-    result = run(system, plan("smoke", presets=[preset], modes=[mode], examples=12, seed=1))
+    _fitting(system, name, preset, mode)
+    wanted = plan("smoke", presets=[preset], modes=[mode], machines=[name], examples=12, seed=1)
+    result = run(system, wanted)
     if result.findings:
         pytest.fail("\n".join(_told(f.run) for f in result.findings), pytrace=False)
 
 
 def test_the_model_satisfies_the_clauses() -> None:
     """Operational model against declarative clauses, with nothing else in between; all reached."""
-    result = run(ReferenceSystem(), plan("smoke", examples=12, seed=2))
+    result = run(ReferenceSystem(), plan("smoke", examples=6, seed=2))
     assert not result.findings
     assert result.unreached == ()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from reference import model
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Extend, Finish, Open, Submit,
+    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish, Insert,
+    Match, Open, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
-from stateful_tests.shrink import shrink
+from stateful_tests.shrink import scaled, shrink
+from stateful_tests.traces import prompt_of
 
 NOISE: tuple[Command, ...] = (
     Open("s1"), Open("s2"), Submit("r1", "s1", 9), Decode(("r1", "r2")),
@@ -103,3 +105,58 @@ def test_names_are_in_the_order_of_appearance() -> None:
 
     start = (Open("s3"), Submit("r4", "s3", 0), Decode(("r4", "r2")))
     assert shrink(start, fails) == (Open("s1"), Submit("r1", "s1", 0), Decode(("r1", "r2")))
+
+
+def test_guests_and_texts_are_renamed_in_the_order_of_appearance() -> None:
+    insert, match = Insert("h3", prompt_of("c2b1")), Match("r1", prompt_of("c2"))
+    start = (insert, match, Submit("r1", None, 0), Unlock("h3"))
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        match commands:
+            case (Insert(a, (c, b)), Match(r, (d,)), Submit(s, None), Unlock(o)):
+                apart = c.text != b.text and c.tokens == d.tokens == 2 and b.tokens == 1
+                return commands if a == o and r == s and c.text == d.text and apart else None
+        return None
+
+    insert, match = Insert("h1", prompt_of("a2b1")), Match("h2", prompt_of("a2"))
+    assert shrink(start, fails) == (insert, match, Submit("h2", None, 0), Unlock("h1"))
+
+
+def test_prompts_lose_pieces_and_flags_and_numbers_shrink() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        inserted = any(isinstance(c, Insert) and prompt_len(c.prompt) >= 3 for c in commands)
+        return commands if inserted and any(isinstance(c, Evict) and c.full >= 5 for c in commands) else None
+
+    start = (Insert("h1", prompt_of("b4c9a2"), 7, True), Unlock("h1"), Evict(999, 999))
+    assert shrink(start, fails) == (Insert("h1", prompt_of("a3")), Evict(5))
+
+
+def test_a_shared_prefix_shrinks_in_all_commands_at_once() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        prompts = [getattr(c, "prompt", ()) for c in commands]
+        if len(prompts) != 3 or any(p.tokens < 1 for prompt in prompts for p in prompt):
+            return None
+        first = {prompt[:1] for prompt in prompts}
+        shared = len(first) == 1 and prompt_len(first.pop()) >= 2
+        return commands if shared and len(set(prompts)) == 3 else None
+
+    start = (Insert("h1", prompt_of("b8a4")), Insert("h2", prompt_of("b8c4")), Match("h3", prompt_of("b8")))
+    insert, match = Insert("h1", prompt_of("a2b1")), Match("h3", prompt_of("a2"))
+    assert shrink(start, fails) == (insert, Insert("h2", prompt_of("a2a1")), match)
+
+
+def test_a_guest_inserts_what_a_request_computed() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        computed = any(isinstance(c, (Finish, Insert)) for c in commands)
+        submitted = any(prompt_len(getattr(c, "prompt", ())) >= 2 for c in commands)
+        return commands if computed and submitted and Evict(1) in commands else None
+
+    prompt = prompt_of("a9")
+    turn = (Submit("r1", None, 1, 0, prompt), Admit("r1"), Extend((Chunk("r1", 10),)), Finish("r1", 1))
+    assert shrink((*turn, Evict(1)), fails) == (Insert("h1", prompt_of("a2")), Evict(1))
+
+
+def test_lengths_follow_the_page_size() -> None:
+    whole = (Insert("h1", prompt_of("a8b3"), 4, True), Match("h2", prompt_of("a9")), Evict(5))
+    match = Match("h2", prompt_of("a3"))
+    assert scaled(whole, 1, 4) == (Insert("h1", prompt_of("a2b1"), 1, True), match, Evict(2))

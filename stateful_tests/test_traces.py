@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.commands import (
-    COMMANDS, Abort, Admit, Broken, Choice, Chunk, Close, Decode, Done, Draft, EvictSwa, Extend, Finish,
-    Mode, Open, Reason, Refused, Retract, SpecDecode, Submit,
+    COMMANDS, Abort, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Decode, Done, Draft, Evict,
+    EvictSwa, Extend, Finish, Insert, Match, Mode, Open, Piece, Reason, Refused, Retract, SpecDecode, Submit,
+    Unlock,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from stateful_tests import traces
@@ -33,10 +34,11 @@ SCHEMA = jsonschema.Draft202012Validator(traces.schema())
 
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True)
 lengths = st.integers(-MAX_LENGTH, MAX_LENGTH)
+prompts = st.lists(st.builds(Piece, st.sampled_from("abz"), st.integers(-9999, 9999)), max_size=8).map(tuple)
 cursors = st.none() | st.integers(0, MAX_LENGTH)
 commands = st.one_of(
     st.builds(Open, names),
-    st.builds(Submit, names, st.none() | names, lengths, lengths),
+    st.builds(Submit, names, st.none() | names, lengths, lengths, prompts),
     st.builds(Admit, names),
     st.builds(Extend, st.lists(st.builds(Chunk, names, lengths), max_size=4).map(tuple)),
     st.builds(Decode, st.lists(names, max_size=4).map(tuple)),
@@ -46,6 +48,12 @@ commands = st.one_of(
     st.builds(Retract, names, lengths),
     st.builds(Abort, names, st.booleans()),
     st.builds(Close, names),
+    st.builds(CheckBusy, lengths),
+    st.builds(CheckIdle),
+    st.builds(Match, names, prompts),
+    st.builds(Unlock, names),
+    st.builds(Insert, names, prompts, lengths, st.booleans()),
+    st.builds(Evict, lengths, lengths),
 )
 outcomes = st.one_of(
     st.builds(Done, st.lists(st.builds(Choice, names, cursors, cursors), max_size=2).map(tuple)),
@@ -59,7 +67,7 @@ def whole_traces(draw: st.DrawFn) -> Trace:
     steps = draw(st.lists(commands, max_size=8))
     stated = draw(st.lists(st.none() | outcomes, min_size=len(steps), max_size=len(steps)))
     return Trace(
-        geometry=draw(st.sampled_from(list(PRESETS.values()))),
+        geometry=replace(draw(st.sampled_from(list(PRESETS.values()))), tree=draw(st.booleans())),
         mode=draw(st.sampled_from(Mode)),
         commands=tuple(steps),
         origin=draw(st.sampled_from(["hand-written", "generated", "minimised", "recorded"])),
@@ -136,8 +144,25 @@ def test_the_header_comes_first_and_every_step_has_a_line() -> None:
 def test_steps_have_the_fields_and_defaults_of_the_commands(command: type) -> None:
     step = traces._STEP_OF[command]
     info = {f.name: f.default for f in msgspec.structs.fields(step) if f.name != "expect"}
-    plain = {MISSING: msgspec.NODEFAULT}
+    plain = {MISSING: msgspec.NODEFAULT, (): ""}  # a prompt is a string
     assert info == {f.name: plain.get(f.default, f.default) for f in fields(command)}
+
+
+def test_a_prompt_is_a_compact_string() -> None:
+    prompt = (Piece("a", 8), Piece("b", 4))
+    commands = (Submit("r1", None, 0, prompt=prompt), Insert("h1", prompt, 4, True), Match("h2", ()))
+    text = dump(Trace(replace(PRESETS["page4"], tree=True), Mode.FREE, commands))
+    assert [line.strip().rstrip(",") for line in text.splitlines()[-5:-2]] == [
+        '{"do": "submit", "request": "r1", "session": null, "tokens": 0, "prompt": "a8b4"}',
+        '{"do": "insert", "holder": "h1", "prompt": "a8b4", "evicted": 4, "chunked": true}',
+        '{"do": "match", "holder": "h2", "prompt": ""}',
+    ]
+    assert loads(text.encode(), "t").commands == commands
+
+
+def test_without_a_tree_files_are_as_they_were() -> None:
+    text = dump(Trace(PRESETS["page4"], Mode.FREE, (Submit("r1", None, 4),)))
+    assert "tree" not in text and "prompt" not in text
 
 
 def test_saving_is_atomic_and_makes_the_folder(tmp_path: Path) -> None:
@@ -157,6 +182,8 @@ def test_saving_is_atomic_and_makes_the_folder(tmp_path: Path) -> None:
     [
         (Trace(PRESETS["page1"], Mode.FREE, (Open("x" * 33),)), "$.steps[0].session"),
         (Trace(PRESETS["page1"], Mode.FREE, (EvictSwa("r", 1 << 70),)), "$.steps[0].length"),
+        (Trace(PRESETS["page1"], Mode.FREE, (Match("h", (Piece("A", 1),)),)), "$.steps[0].prompt"),
+        (Trace(PRESETS["page1"], Mode.FREE, (Match("h", (Piece("a", 10**4),)),)), "$.steps[0].prompt"),
         (Trace(PRESETS["page1"], Mode.FREE, (Open("s"),), expected=((0, Broken("x")),)), "$.steps"),
         (Trace(PRESETS["page1"], Mode.FREE, (), story="\x1b[2J"), "$.story"),
         (Trace(PRESETS["page1"], Mode.FREE, (), story="\ud800"), "$"),
@@ -200,6 +227,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (document(geometry=geometry(page_size=10**12)), "$.geometry.page_size: "),
     (document(geometry=geometry(pages=1)), "$.geometry.pages: unknown field"),
     (document(geometry=geometry(rows=None)), "$.geometry.rows: "),
+    (document(geometry=geometry(tree=1)), "$.geometry.tree: "),
     (steps({"session": "s"}), f"{STEP}.do: is missing"),
     (steps({"do": "fly", "session": "s"}), f"{STEP}.do: "),
     (steps({"do": "Open", "session": "s"}), f"{STEP}.do: "),
@@ -220,6 +248,12 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (steps({"do": "extend", "lanes": [{"request": "r", "tokens": 1}] * 257}), f"{STEP}.lanes: "),
     (steps({"do": "decode", "requests": ["r", 7]}), f"{STEP}.requests[1]: "),
     (steps({"do": "abort", "request": "r", "marked": 1}), f"{STEP}.marked: "),
+    *((steps({"do": "match", "holder": "h", "prompt": bad}), f"{STEP}.prompt: must be texts (a to z)")
+      for bad in ("8", "a", "a08", "a-0", "a+1", "A8", "a8 b4", "a8\n", "aa8", "a10000")),
+    (steps({"do": "match", "holder": "h", "prompt": "a1" * 33}), f"{STEP}.prompt: "),
+    (steps({"do": "match", "holder": "h", "prompt": ["a1"]}), f"{STEP}.prompt: expected str"),
+    (steps({"do": "insert", "holder": "h"}), f"{STEP}.prompt: is missing"),
+    (steps({"do": "insert", "holder": "h", "prompt": "a1", "chunked": 1}), f"{STEP}.chunked: "),
     (steps({"do": "close", "session": "s", "expect": "refused"}), f"{STEP}.expect: "),
     (steps({"do": "close", "session": "s", "expect": {}}), f"{STEP}.expect: "),
     (steps({"do": "close", "session": "s", "expect": {"refused": "mood"}}), f"{STEP}.expect.refused: "),

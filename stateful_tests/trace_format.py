@@ -27,6 +27,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_.-
 # Negative lengths are part of the vocabulary: the rules refuse them, and a trace must be able to say so.
 Length = Annotated[int, Meta(ge=-MAX_LENGTH, le=MAX_LENGTH)]
 Cursor = Annotated[int, Meta(ge=0, le=MAX_LENGTH)]
+# "a8b4": 8 tokens of the shared text a, then the next 4 of b. Lengths below 1 are sayable here too.
+Prompt = Annotated[str, Meta(max_length=64, pattern=r"^([a-z](0|-?[1-9][0-9]{0,3}))*" + _END)]
 
 
 class _Struct(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -86,6 +88,7 @@ class SubmitStep(Step, frozen=True, tag="submit"):
     session: Name | None
     tokens: Length
     rewind: Length = 0
+    prompt: Prompt = ""
 
 
 class AdmitStep(Step, frozen=True, tag="admit"):
@@ -146,6 +149,35 @@ class CloseStep(Step, frozen=True, tag="close"):
     session: Name
 
 
+class MatchStep(Step, frozen=True, tag="match"):
+    """A guest locks what the radix tree has of a prompt."""
+
+    holder: Name
+    prompt: Prompt
+
+
+class UnlockStep(Step, frozen=True, tag="unlock"):
+    """A guest lets its lock go."""
+
+    holder: Name
+
+
+class InsertStep(Step, frozen=True, tag="insert"):
+    """A guest hands the whole pages of a prompt to the radix tree."""
+
+    holder: Name
+    prompt: Prompt
+    evicted: Length = 0
+    chunked: bool = False
+
+
+class EvictStep(Step, frozen=True, tag="evict"):
+    """Memory pressure on the radix tree."""
+
+    full: Length
+    swa: Length = 0
+
+
 class CheckBusyStep(Step, frozen=True, tag="check_busy"):
     """The memory check between two steps."""
 
@@ -159,7 +191,7 @@ class CheckIdleStep(Step, frozen=True, tag="check_idle"):
 AnyStep = (
     OpenStep | SubmitStep | AdmitStep | ExtendStep | DecodeStep | SpecDecodeStep
     | EvictSwaStep | FinishStep | RetractStep | AbortStep | CloseStep | CheckBusyStep
-    | CheckIdleStep
+    | CheckIdleStep | MatchStep | UnlockStep | InsertStep | EvictStep
 )  # fmt: skip
 
 
@@ -172,6 +204,7 @@ class GeometryBody(_Struct, frozen=True):
     swa_pages: Annotated[int, Meta(ge=0, le=LIMITS["swa_pages"])]
     rows: Annotated[int, Meta(ge=1, le=LIMITS["rows"])]
     width: Annotated[int, Meta(ge=1, le=LIMITS["width"])]
+    tree: bool = False
 
 
 class TraceFile(Struct, frozen=True, forbid_unknown_fields=True):

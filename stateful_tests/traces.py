@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct, UnsetType
 
 from reference.commands import (
-    COMMANDS, Choice, Chunk, Command, Done, Draft, Outcome, Refused,
+    COMMANDS, Choice, Chunk, Command, Done, Draft, Outcome, Piece, Prompt, Refused,
 )  # fmt: skip
 from reference.geometry import Geometry, GeometryError
 from reference.model import SPEC_VERSION
@@ -70,6 +70,16 @@ def tag(command: Command | type) -> str:
     """The name that a command has in files, such as "spec_decode"."""
     step = _STEP_OF[command if isinstance(command, type) else type(command)]
     return str(step.__struct_config__.tag)
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt as it stands in files and reports, such as "a8b4"."""
+    return "".join(f"{piece.text}{piece.tokens}" for piece in prompt)
+
+
+def prompt_of(text: str) -> Prompt:
+    """The prompt that `text`, such as "a8b4", stands for."""
+    return tuple(Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-z])(-?[0-9]+)", text))
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
@@ -159,6 +169,8 @@ def _explain(message: str) -> tuple[str, str]:
         return f"{path}.{field[1]}", "unknown field"
     if field := re.fullmatch(r"Object missing required field `(.*)`", reason, re.DOTALL):
         return f"{path}.{field[1]}", "is missing"
+    if "matching regex" in reason and path.endswith(".prompt"):
+        return path, "must be texts (a to z) and their lengths, such as a8b4"
     if "matching regex" in reason:
         return path, "contains a character that is not allowed here"
     return path, reason[:1].lower() + reason[1:].replace("`", "")
@@ -202,6 +214,8 @@ def _command(step: Step) -> Command:
         values["lanes"] = tuple(lane(**msgspec.structs.asdict(body)) for body in values["lanes"])
     elif isinstance(step, DecodeStep):
         values["requests"] = tuple(step.requests)
+    if "prompt" in values:
+        values["prompt"] = prompt_of(values["prompt"])
     command: Command = _COMMAND_OF[type(step)](**values)
     return command
 
@@ -226,6 +240,8 @@ def _step(command: Command, outcome: Outcome | None) -> Step:
         values["lanes"] = [body(**_values(lane)) for lane in values["lanes"]]
     elif "requests" in values:
         values["requests"] = list(values["requests"])
+    if "prompt" in values:
+        values["prompt"] = prompt_text(values["prompt"])
     if outcome is not None:
         values["expect"] = _expect(outcome)
     made: Step = step(**values)

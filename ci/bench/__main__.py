@@ -24,7 +24,8 @@ from reference.geometry import PRESETS, Geometry
 from stateful_tests import registry
 from stateful_tests.abstraction import facts_of
 from stateful_tests.lockstep import Lockstep, new_tallies
-from stateful_tests.strategies import RandomChooser, draw_habits, propose
+from stateful_tests.choosers import RandomChooser
+from stateful_tests.strategies import draw_habits, propose
 
 STEPS = 50
 Run = tuple[Geometry, list[Command]]

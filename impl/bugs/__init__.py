@@ -5,7 +5,7 @@ of source "kvspec" are mistakes of a kind that some clause is there to catch. `b
 faulty system.
 """
 
-from impl.bugs import checks, pools, reports, sessions  # noqa: F401 - they fill BUGS
+from impl.bugs import checks, pools, prefixes, reports, sessions, trees  # noqa: F401 - they fill BUGS
 from impl.bugs.register import BUGS, Bug, broken
 
 __all__ = ["BUGS", "Bug", "broken"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.system import TorchKV
+from impl.torch_kv.tree import RadixTree
 from reference.commands import Mode
 
 BOTH = (Mode.FAITHFUL, Mode.FREE)
@@ -70,5 +71,23 @@ def store_bug(
         system = type(store.__name__, (TorchKV,), {"store_class": store})
         bug(name, title, clause=clause, story=story, modes=modes)(system)
         return store
+
+    return register
+
+
+def tree_bug(
+    name: str,
+    title: str,
+    *,
+    clause: str,
+    story: str,
+    source: str = "kvspec",
+) -> Callable[[type[RadixTree]], type[RadixTree]]:
+    """A bug of the radix tree: a TorchKV with a faulty one."""
+
+    def register(tree: type[RadixTree]) -> type[RadixTree]:
+        system = type(tree.__name__, (TorchKV,), {"tree_class": tree})
+        bug(name, title, clause=clause, story=story, source=source)(system)
+        return tree
 
     return register

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from impl.torch_kv.cursors import larger
-from impl.torch_kv.sessions import Phase, Request, Session, SessionRules, Slot
+from impl.torch_kv.radix import PrefixRules
+from impl.torch_kv.sessions import Phase, Request, Session, Slot
 from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
 
 HELD, UNCACHED = "session_held", "uncached"
@@ -26,7 +27,7 @@ class Batch:
         self.requests = list(requests)
 
 
-class MemoryChecks(SessionRules):
+class MemoryChecks(PrefixRules):
     """The running batches, as a scheduler keeps them, and the checks that count through them.
 
     last_batch: what ran last. running_batch: whoever was under way when it was launched; after a decode
@@ -119,7 +120,8 @@ class MemoryChecks(SessionRules):
         names = [(HELD, name) for name, _ in held] + [(UNCACHED, name) for name, _ in uncached]
         pools = [("full", store.full)] + ([("swa", store.swa)] if store.swa is not None else [])
         for at, (name, pool) in enumerate(pools):
-            accounts.append(Account(name, pool.available * size, 0, 0, *sums[at], pool.pages * size))
+            tree = self.evictable()[at], self.protected()[at]
+            accounts.append(Account(name, pool.available * size, *tree, *sums[at], pool.pages * size))
             if log:
                 entries += [Entry(name, *who, count) for who, count in zip(names, each[at], strict=True)]
         rows = len(store.free_rows), 0, 0, len(held), len(uncached), len(store.req_to_token)

@@ -54,6 +54,7 @@ class Request:
 
     text: tokens of its input (`origin` of them) and of its outputs so far.
     started: it has extended since it was submitted. row None: it holds no KV.
+    prefix: int64 [R], the radix tree's slots that its admission has found, until a row names them.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Request:
     started: bool = False
     row: int | None = None
     cursors: Cursors[int] = ZERO
+    prefix: Tensor | None = None
 
     def sample(self, count: int) -> None:
         """Append the next `count` tokens, as the deterministic sampler yields them."""
@@ -105,6 +107,14 @@ class SessionRules:
         if self.window is None or position == 0:
             return True
         return evicted <= max(0, position - self.window)
+
+    def lost_below(self, cursors: Cursors[int]) -> int:
+        """Positions below this have no SWA KV any more: E, unless it lies in the tree's prefix.
+
+        A sweep starts at R, so E <= R says that nothing was swept; the window behind R is locked.
+        """
+        _, _, evicted, protected = cursors
+        return evicted if evicted > protected else 0
 
     # Batches of holders: all requests, or all slots.
 
@@ -195,7 +205,7 @@ class SessionRules:
         request whose session has no slot starts at 0 and gets a row when it first extends.
         """
         for request in requests:
-            request.row, request.cursors = None, ZERO
+            request.row, request.cursors, request.prefix = None, ZERO, None
         lent = [request for request in requests if self.slot_of(request) is not None]
         if lent:
             self.free_tail(lent, [self.resume_length(r, self.key_length(r)) for r in lent])
@@ -218,7 +228,7 @@ class SessionRules:
         slot = self.slot_of(request)
         assert slot is not None
         prefix = min(slot.cursors.kv_committed_len, key_length)
-        if self.window_live(slot.cursors.swa_evicted_seqlen, prefix):
+        if self.window_live(self.lost_below(slot.cursors), prefix):
             return prefix
         return slot.cursors.cache_protected_len
 
@@ -238,6 +248,11 @@ class SessionRules:
             request.row = slot.row
         self.store.cursors.copy(self.store.slot_cursors, requests, slots)
 
+    def take_rows(self, requests: Sequence[Request]) -> None:
+        """A row for each of these, which have none and extend now. The caller knows that they are there."""
+        for request in requests:
+            request.row = self.store.take_row()
+
     # Window sweep.
 
     def sweep_reach(self, cursors: Cursors[int], length: int) -> int:  # noqa: ARG002
@@ -250,19 +265,24 @@ class SessionRules:
         committed, allocated, evicted, protected = cursors
         return Cursors(committed, allocated, larger(larger(evicted, protected), reach), protected)
 
+    def sweep_start(self, cursors: Cursors[N]) -> N:
+        """From where on the row has SWA pages of its own: what lies before R is the tree's."""
+        start: N = larger(self.ceil(cursors.swa_evicted_seqlen), cursors.cache_protected_len)
+        return start
+
     def sweep(self, requests: Sequence[Request], lengths: Sequence[int]) -> None:
         """Free the SWA pages [E, new E) of a batch."""
         size = self.page_size
         reach = [self.sweep_reach(r.cursors, length) for r, length in zip(requests, lengths, strict=True)]
         pages = 0
         for request, new in zip(requests, reach, strict=True):
-            evicted, frontier = request.cursors[2], self.swept(request.cursors, new)[2]
-            pages += max((frontier - self.ceil(evicted)) // size, 0)
+            first, frontier = self.sweep_start(request.cursors), self.swept(request.cursors, new)[2]
+            pages += max((frontier - first) // size, 0)
         lanes = Lanes(self.store.device, requests, reach)
         before, after = self.store.cursors.move(lanes, self.swept)
         if pages:
-            first = whole(self.ceil(before.swa_evicted_seqlen), size)
-            self.store.free_swa(lanes.row, first, whole(after.swa_evicted_seqlen, size), pages)
+            start = whole(self.sweep_start(before), size)
+            self.store.free_swa(lanes.row, start, whole(after.swa_evicted_seqlen, size), pages)
 
     # Saving, wiping, releasing.
 
@@ -302,6 +322,14 @@ class SessionRules:
             self.release(request)
         self.detach(request)
 
+    def end_ordinary(self, request: Request, target: int) -> None:  # noqa: ARG002
+        """An ordinary request has finished with the first `target` tokens of its text."""
+        self.drop(request)
+
+    def drop_retracted(self, request: Request) -> None:
+        """A retracted ordinary request keeps nothing."""
+        self.drop(request)
+
     def held_by(self, session: Session, request: Request) -> Request | Slot | None:
         """Who has a session's KV, wherever it is: lent to its turn, or in its slot."""
         return request if request.row is not None else session.slot
@@ -316,6 +344,9 @@ class SessionRules:
     def wipes(self, request: Request) -> bool:
         """Whether an abort of `request` takes its session's KV along: it has written some."""
         return request.started
+
+    def abort_unstarted(self, request: Request) -> None:
+        """A session's turn is given up that has written nothing: the slot stays as it is."""
 
     def close_now(self, session: Session) -> None:
         """Release what an idle session holds."""

@@ -52,13 +52,12 @@ class Steps(MemoryChecks):
         ends = [start + count for start, count in zip(starts, tokens, strict=True)]
         if any(end > len(request.text) for request, end in zip(found, ends, strict=True)):
             return Reason.BAD_LENGTH
-        reason = self._no_room([request.row for request in found], starts, ends)
+        reason = self.make_room([request.row for request in found], starts, ends)
         if reason is not None:
             return reason
-        for request in found:
-            if request.row is None:
-                request.row = self.store.take_row()
+        self.take_rows([request for request in found if request.row is None])
         self.prefill(found, tokens)
+        self.insert_unfinished(found)
         for request, end in zip(found, ends, strict=True):
             request.started = True
             request.phase = Phase.EXTENDING
@@ -95,7 +94,7 @@ class Steps(MemoryChecks):
             return found
         starts = [request.cursors.kv_allocated_len for request in found]
         ends = [self.decoded(request.cursors).kv_allocated_len for request in found]
-        reason = self.window_lost(found) or self._no_room([r.row for r in found], starts, ends)
+        reason = self.window_lost(found) or self.make_room([r.row for r in found], starts, ends)
         if reason is not None:
             return reason
         store = self.store
@@ -141,7 +140,7 @@ class Steps(MemoryChecks):
         starts = [request.cursors.kv_allocated_len for request in found]
         ahead = [draft.allocate for draft in command.lanes]
         ends = [max(a, c + n) for a, c, n in zip(starts, committed, ahead, strict=True)]
-        reason = self.window_lost(found) or self._no_room([r.row for r in found], starts, ends)
+        reason = self.window_lost(found) or self.make_room([r.row for r in found], starts, ends)
         if reason is not None:
             return reason
         store = self.store
@@ -202,22 +201,19 @@ class Steps(MemoryChecks):
         """A sweep ran ahead of the commit of some lane: it may end, not go on (SWA-2)."""
         for request in requests:
             cursors = request.cursors
-            if not self.window_live(cursors.swa_evicted_seqlen, cursors.kv_committed_len):
+            if not self.window_live(self.lost_below(cursors), cursors.kv_committed_len):
                 return Reason.WINDOW_LOST
         return None
 
-    def _no_room(
+    def make_room(
         self, rows: Sequence[int | None], starts: Sequence[int], ends: Sequence[int]
     ) -> Reason | None:
-        """Why positions [starts[i], ends[i]) do not fit, decided on the host before anything moves."""
+        """Room for positions [starts[i], ends[i]), or why there is none, decided before anything moves."""
         if max(ends) > self.width:
             return Reason.ROW_TOO_SHORT
         if rows.count(None) > len(self.store.free_rows):
             return Reason.NO_ROW
-        full, swa = self.store.fits(self.store.pages(starts, ends))
-        if full and swa:
-            return None
-        return Reason.OUT_OF_SWA if full else Reason.OUT_OF_FULL
+        return self.room_for(self.store.pages(starts, ends))
 
     def _stamps(self, requests: Sequence[Request], counts: list[int], real: list[int]) -> list[int]:
         """Tokens of each request's next counts[i] positions; past real[i] rejected drafts, stamp 0."""

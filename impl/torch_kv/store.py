@@ -161,6 +161,21 @@ class KVStore:
         """Enter the SWA slots of newly allocated full slots."""
         self.full_to_swa.put_(slots, swa_slots)
 
+    def alloc_pages(self, pages: int) -> Tensor:
+        """`pages` pages of each pool that no row names: their full slots, int64 [pages * page_size].
+
+        Raises OutOfPagesError, as alloc_extend.
+        """
+        offset = torch.arange(self.page_size, dtype=torch.int64, device=self.device)
+        slots = (self.full.take(pages).unsqueeze(1) * self.page_size + offset).view(-1)
+        if self.swa is not None:
+            self._map(slots, (self.swa.take(pages).unsqueeze(1) * self.page_size + offset).view(-1))
+        return slots
+
+    def name(self, span: Span, slots: Tensor) -> None:
+        """Rows name full slots `slots`, int64 [T], at the positions of `span`; nothing is taken or freed."""
+        self._cells.put_(span.cell, slots.int())
+
     # Contents.
 
     def slots(self, span: Span) -> Tensor:

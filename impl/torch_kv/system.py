@@ -12,9 +12,12 @@ import torch
 
 from impl import adapter
 from impl.torch_kv.checks import Batch
+from impl.torch_kv.guests import Guests
+from impl.torch_kv.prompts import spelled, well_formed
 from impl.torch_kv.sessions import Phase, Request, Session
-from impl.torch_kv.steps import Steps, Verdict
+from impl.torch_kv.steps import Verdict
 from impl.torch_kv.store import KVStore
+from impl.torch_kv.tree import RadixTree
 from reference import commands as c
 from reference.commands import (
     Abort,
@@ -22,6 +25,7 @@ from reference.commands import (
     Command,
     Done,
     Finish,
+    Freed,
     Open,
     Outcome,
     Reason,
@@ -29,6 +33,7 @@ from reference.commands import (
     Report,
     Retract,
     Submit,
+    prompt_len,
     token_id,
 )
 from reference.geometry import Geometry
@@ -37,7 +42,7 @@ DONE = Done()
 REFUSED = {reason: Refused(reason) for reason in Reason}
 
 
-class TorchKV(Steps):
+class TorchKV(Guests):
     """Our implementation. `device`: any torch device. `checked`: pools raise PoolError on misuse.
 
     Unchecked (the default) a wrong free goes through and shows in `view`, where it is judged.
@@ -46,14 +51,18 @@ class TorchKV(Steps):
 
     name = "torch"
     store_class = KVStore
+    tree_class = RadixTree
 
     def __init__(self, device: str = "cpu", checked: bool = False) -> None:
         self.device = torch.device(device)
         self.checked = checked
         self.sessions: dict[str, Session] = {}
         self.requests: dict[str, Request] = {}
+        self.guests = {}
+        self.locks = {}
+        self.tree = None
         self.serial = 0
-        self._methods: dict[type, Callable[[Any], Verdict | Report]] = {
+        self._methods: dict[type, Callable[[Any], Verdict | Report | Freed]] = {
             c.Open: self.open,
             c.Submit: self.submit,
             c.Admit: self.admit,
@@ -67,6 +76,10 @@ class TorchKV(Steps):
             c.Close: self.end_session,
             c.CheckBusy: self.check_busy,
             c.CheckIdle: self.check_idle,
+            c.Match: self.match,
+            c.Unlock: self.unlock,
+            c.Insert: self.insert,
+            c.Evict: self.evict,
         }
 
     @property
@@ -79,9 +92,12 @@ class TorchKV(Steps):
         self.page_size = geometry.page_size
         self.window = geometry.window
         self.width = geometry.width
+        self.tree = self.tree_class(self.store, geometry.window) if geometry.tree else None
         self.last_batch = self.running_batch = Batch()
         self.sessions.clear()
         self.requests.clear()
+        self.guests.clear()
+        self.locks.clear()
         self.serial = 0
 
     def apply(self, command: Command) -> Outcome:
@@ -92,6 +108,8 @@ class TorchKV(Steps):
             return DONE
         if isinstance(verdict, Report):
             return Done(report=verdict)
+        if isinstance(verdict, Freed):
+            return Done(freed=verdict)
         return Done(verdict) if isinstance(verdict, tuple) else REFUSED[verdict]
 
     def close(self) -> None:
@@ -100,18 +118,19 @@ class TorchKV(Steps):
     # Clients.
 
     def open(self, command: Open) -> Verdict:
-        if command.session in self.sessions or command.session in self.requests:
+        if self.taken(command.session):
             return Reason.SESSION_EXISTS
         self.sessions[command.session] = Session(command.session)
         return None
 
     def submit(self, command: Submit) -> Verdict:
-        if command.tokens < 1:
+        new = prompt_len(command.prompt) + command.tokens
+        if command.tokens < 0 or not well_formed(command.prompt) or new < 1:
             return Reason.EMPTY
         session = None if command.session is None else self.sessions.get(command.session)
         if session is None and command.session is not None:
             return Reason.UNKNOWN_SESSION
-        if command.request in self.requests or command.request in self.sessions:
+        if self.taken(command.request):
             return Reason.REQUEST_EXISTS
         if session is not None and session.closing:
             return Reason.SESSION_CLOSING
@@ -122,10 +141,11 @@ class TorchKV(Steps):
         if command.rewind < 0:
             return Reason.BAD_LENGTH
         text = list(session.history) if session is not None else []
-        origin = len(text) + command.tokens
+        origin = len(text) + new
         if origin > self.width:
             return Reason.ROW_TOO_SHORT
         self.serial += 1
+        text.extend(spelled(command.prompt, len(text)))
         text.extend(token_id(self.serial, position) for position in range(len(text), origin))
         request = Request(command.request, session, self.serial, text, origin)
         self.requests[command.request] = request
@@ -182,7 +202,7 @@ class TorchKV(Steps):
         target = request.origin + command.finished_len
         session = request.session
         if session is None:
-            self.drop(request)
+            self.end_ordinary(request, target)
         else:
             self.trim_overshoot([request], [target])
             session.history = self.history_after(request, target)
@@ -204,7 +224,7 @@ class TorchKV(Steps):
             return Reason.BAD_LENGTH
         del request.text[kept:]
         if request.session is None:
-            self.drop(request)
+            self.drop_retracted(request)
         else:
             self.drop_overallocated([request], [kept])
             self.save(request.session, request)
@@ -219,7 +239,7 @@ class TorchKV(Steps):
         if command.marked:
             if request.started or request.phase is not Phase.QUEUED:
                 return Reason.WRONG_PHASE
-            reason = self._no_room([None], [0], [1])
+            reason = self.make_room([None], [0], [1])
             if reason is not None:
                 return reason
             self.run_marked(request)
@@ -227,6 +247,8 @@ class TorchKV(Steps):
             self.drop(request)
         elif self.wipes(request):
             self.wipe(request.session, request)
+        else:
+            self.abort_unstarted(request)
         self.end_turn(request)
         return None
 
@@ -268,11 +290,12 @@ class TorchKV(Steps):
             if row is not None:
                 cursors = adapter.Cursors(*lines[row])
                 extent[row] = max(extent.get(row, 0), cursors.kv_allocated_len)
-            elif request.phase is not Phase.QUEUED:  # admitted without a slot: all 0, no row yet
+            elif request.phase is not Phase.QUEUED:  # admitted without a slot: no row yet
                 cursors = adapter.Cursors(*request.cursors)
             bearer = None if request.session is None else request.session.name
             requests[name] = adapter.RequestView(bearer, request.origin, tuple(request.text), row, cursors)
         swa = store.swa
+        full_to_swa = store.full_to_swa.tolist()
         return adapter.View(
             sessions=sessions,
             requests=requests,
@@ -281,6 +304,7 @@ class TorchKV(Steps):
             rows={row: store.req_to_token[row, :length].tolist() for row, length in extent.items()},
             full_stamps=store.full.stamps.tolist(),
             free_swa=[] if swa is None else swa.free_pages().tolist(),
-            full_to_swa=store.full_to_swa.tolist(),
+            full_to_swa=full_to_swa,
             swa_stamps=[] if swa is None else swa.stamps.tolist(),
+            tree=self.view_tree(full_to_swa),
         )

@@ -261,6 +261,44 @@ class RadixTree:
         self._settle(owed)
         return Inserted(matched, end, tuple(recovered))
 
+    def usable_after(self, key: Key, evicted: int) -> bool:
+        """Whether all of `key`, whole pages, could be matched once it is inserted. Changes nothing.
+
+        It could not where SWA KV is missing in the window of its end: below `evicted`, and where the tree
+        has a tombstone and keeps it, because of a lock.
+        """
+        if self.window is None:
+            return True
+        live = 0  # how many tokens before where we are have SWA KV, without a gap
+        for start, stop, first in self._runs_after(key, self.live_from(evicted, len(key))):
+            live = live + stop - start if first == start else stop - first
+        return live == len(key) or live >= self.window
+
+    def _runs_after(self, key: Key, live_from: int) -> Iterator[tuple[int, int, int]]:
+        """(start, stop, from where on it has SWA KV) of the nodes that an insert of `key` leaves behind."""
+        node, end = self.root, 0
+        while end == node.end and end < len(key):
+            child = node.children.get(key[end : end + self.page_size])
+            if child is None:
+                break
+            start, node = end, child
+            end += self._shared(child.key, key[start : start + len(child.key)])
+            first = start if child.live else max(start, live_from) if self.unread(child) else end
+            yield start, end, min(first, end)
+        if end < len(key):
+            yield end, len(key), max(end, live_from)
+
+    def at(self, key: Key) -> Node:
+        """The node that ends with `key`, which has just been inserted or matched."""
+        node = self.root
+        while node.end < len(key):
+            node = node.children[key[node.end : node.end + self.page_size]]
+        return node
+
+    def slots(self, node: Node) -> Tensor:
+        """Full slots of the tokens up to the end of `node`: int64 [node.end], a copy."""
+        return torch.cat([self._empty, *reversed([above.slots for above in self._upward(node)])])
+
     def evict(self, full: int, swa: int) -> Freed:
         """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
 
@@ -345,7 +383,11 @@ class RadixTree:
 
     def recoverable(self, node: Node, live_from: int) -> bool:
         """Whether an insert gives this node its slots: a tombstone through which no lock reads."""
-        return not node.live and node.start >= live_from and not node.locks[FULL]
+        return self.unread(node) and node.start >= live_from
+
+    def unread(self, node: Node) -> bool:
+        """A tombstone through which no lock reads."""
+        return not node.live and not node.locks[FULL]
 
     def recover(self, node: Node, slots: Tensor, owed: Owed) -> None:
         """A tombstone takes the inserter's slots, int64 [len(node.key)]; its own full pages are freed."""

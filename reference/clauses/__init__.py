@@ -7,17 +7,27 @@ evaluation, which is the order of the imports: the first that fails names the vi
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 # isort: off
-from reference.clauses import outcomes, checks, lengths, lives, freed, rows, mapping, owners, window, contents
+from reference.clauses import outcomes, checks, lengths, lives, tree, freed, rows, mapping, owners
+from reference.clauses import window, contents
 
 # isort: on
 from reference.clauses.base import CLAUSES, Clause, Failure
 from reference.step import Step
 
-__all__ = ["CLAUSES", "Clause", "Failure", "broken"]
-_MODULES = (outcomes, checks, lengths, lives, freed, rows, mapping, owners, window, contents)
+__all__ = ["CLAUSES", "Clause", "Failure", "asked", "broken"]
+_MODULES = (outcomes, checks, lengths, lives, tree, freed, rows, mapping, owners, window, contents)
+
+
+_OUTCOMES = tuple(c for c in CLAUSES.values() if c.id.startswith("OUT-"))
+
+
+def asked(step: Step) -> Iterable[Clause]:
+    """The clauses that this step can break: after a refusal that changed nothing, those of outcomes."""
+    still = step.unchanged and not step.done and step.now is step.was
+    return _OUTCOMES if still else CLAUSES.values()
 
 
 def broken(step: Step, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:
@@ -27,7 +37,7 @@ def broken(step: Step, waived: Container[str] = ()) -> list[tuple[Clause, Failur
     the clauses after it are not asked; the backstop REF-1 speaks only when no other does.
     """
     found: list[tuple[Clause, Failure]] = []
-    for each in CLAUSES.values():
+    for each in asked(step):
         if each.id == "REF-1" and found:
             break
         if each.id in waived:

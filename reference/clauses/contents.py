@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reference.caching import guests, pages_of, path_text
 from reference.clauses.base import Failure, clause
+from reference.commands import POSITION_BITS, SHARED
+from reference.cursors import lost_below, window_start
 from reference.ledger import ZERO, Phase, full_pages, swa_pages, text_tokens
 from reference.step import Step, cursors_text
+from reference.tree import nodes
 
 
 @clause(
@@ -44,14 +48,17 @@ def _stamp_text(stamp: int | None) -> str:
         return "no slot"
     if stamp == 0:
         return "a slot that holds no committed token"
-    serial, position = stamp >> 20, stamp & (1 << 20) - 1
+    serial, position = stamp >> POSITION_BITS, stamp & (1 << POSITION_BITS) - 1
+    if serial >= SHARED:
+        return f"token {position} of the shared text {chr(ord('a') + serial - SHARED)}"
     return f"token {position} of the text that Submit number {serial} wrote"
 
 
 @clause(
     "READ-2",
     "SWA reads are right",
-    "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that token.",
+    "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that token; of"
+    " the radix tree's prefix, those in the window of the next token.",
     why="Every window of a later token lies in there.",
     source="kvspec",
     scope="As READ-1, on models with SWA.",
@@ -62,7 +69,9 @@ def _swa_reads(step: Step) -> Failure | None:
         return None
     for holder in step.held:
         c = holder.cursors
-        start, length = max(c.swa_evicted_seqlen, c.cache_protected_len), c.kv_committed_len
+        length = c.kv_committed_len
+        seen = window_start(length, step.scope.geometry.window)
+        start = max(lost_below(c), min(c.cache_protected_len, seen))
         facts = step.after.holders.get(holder.name)
         got = list(facts.swa_read[start:length]) if facts is not None else []
         want = text_tokens(holder.text, length)[start:]
@@ -74,7 +83,7 @@ def _swa_reads(step: Step) -> Failure | None:
 @clause(
     "REF-1",
     "system and reference agree",
-    "The system's cursors, texts and owned positions are the reference's.",
+    "The system's cursors, texts, owned positions and nodes are the reference's.",
     why="A rule that no clause states is still a rule of the operational model.",
     source="kvspec",
     scope="A lent slot's own cursors are compared only while its request has not extended.",
@@ -93,12 +102,23 @@ def _agree(step: Step) -> Failure | None:
         slot = step.after.sessions[session.name].slot
         if slot != session.slot:
             return f"slot of {session.name}: {cursors_text(session.slot)}", cursors_text(slot)
-    want_full = {(h.name, i) for h in step.held for i in full_pages(h.cursors, page_size)}
+    cached = pages_of(step.now.tree) if step.now.tree is not None else {"full": set(), "swa": set()}
+    if step.after.tree is not None:
+        locked = {name: len(key) for name, key in guests(step.now).items()}
+        got_locked = {name: len(slots) for name, slots in step.after.tree.guests.items()}
+        if locked != got_locked:
+            return f"guests and what they have locked: {locked}", f"{got_locked}"
+        ends = {p.path for p in nodes(step.now.tree)} if step.now.tree is not None else set()
+        split = ends ^ {n.path for n in step.after.tree.nodes}
+        if split:
+            where = path_text(min(split))
+            return (f"a node ends {where}", "none does")[:: 1 if min(split) in ends else -1]  # type: ignore[return-value]
+    want_full = cached["full"] | {(h.name, i) for h in step.held for i in full_pages(h.cursors, page_size)}
     got_full = {(o.holder, o.at) for o in step.after.pools["full"].owned}
     if want_full != got_full:
         return "full pages owned as in the reference", f"differ at {sorted(want_full ^ got_full)[:4]}"
     if "swa" in step.after.pools:
-        want_swa = {(h.name, i) for h in step.held for i in swa_pages(h.cursors, page_size)}
+        want_swa = cached["swa"] | {(h.name, i) for h in step.held for i in swa_pages(h.cursors, page_size)}
         got_swa = {(o.holder, o.at) for o in step.after.pools["swa"].owned}
         if want_swa != got_swa:
             return "SWA pages owned as in the reference", f"differ at {sorted(want_swa ^ got_swa)[:4]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reference.caching import pages_of
 from reference.clauses.base import Failure, clause
 from reference.ledger import Phase
 from reference.step import Step, span
@@ -11,6 +12,12 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
     if not step.done or pool not in step.after.pools:
         return None
     owed, freed = step.owed(pool), step.freed(pool)
+    if step.own_shape and step.now.tree is not None:  # what its tree takes or gives back is its own choice
+        if step.effects.adopted["full"] or step.effects.gone["full"] or step.effects.gone["swa"]:
+            return None
+        owed, freed = (
+            {h: p for h, p in pages.items() if not h.startswith("tree ")} for pages in (owed, freed)
+        )
     if owed == freed:
         return None
     page_size = step.scope.geometry.page_size
@@ -28,7 +35,8 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
     "FREE-1",
     "full pages freed as owed",
     "A cut at target frees the full pages of [ceil(target), ceil(kv_allocated_len)) and no others; an"
-    " end frees all from cache_protected_len on; nothing else frees.",
+    " end frees all from cache_protected_len on, but for what the radix tree takes over; an insert frees what"
+    " the tree has already, an eviction the nodes that go; nothing else frees.",
     why="A page freed too early is somebody else's while it is read; one not freed is lost when its row"
     " entry is overwritten.",
     settled="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
@@ -45,7 +53,8 @@ def _freed_full(step: Step) -> Failure | None:
     "FREE-2",
     "SWA pages freed as owed",
     "A cut frees the SWA pages of [max(ceil(target), ceil(swa_evicted_seqlen)), ceil(kv_allocated_len)),"
-    " a sweep those between the old and the new swa_evicted_seqlen, and nothing else frees.",
+    " a sweep those between the old and the new swa_evicted_seqlen, an end, an insert and an eviction as in"
+    " FREE-1, and nothing else frees.",
     why="What a sweep gave back may belong to somebody else by now.",
     source="#22900, #22862",
     scope="Models with SWA. Which pages, not how often, as FREE-1.",
@@ -59,7 +68,8 @@ def _freed_swa(step: Step) -> Failure | None:
 @clause(
     "END-1",
     "nothing lost at the end",
-    "When no session keeps anything and no request runs, both pools and all rows are free.",
+    "When no session keeps anything and no request runs, both pools, but for the radix tree's pages, and all"
+    " rows are free.",
     why="A leak of one token per turn is an outage after a day.",
     source="#22862",
     scope="Steps after which nobody holds anything.",
@@ -68,9 +78,11 @@ def _freed_swa(step: Step) -> Failure | None:
 def _all_back(step: Step) -> Failure | None:
     if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):  # may have a row already
         return None
+    cached = pages_of(step.now.tree) if step.now.tree is not None else {}
     for name, pool in step.after.pools.items():
-        if len(set(pool.free)) < pool.size:
-            return f"all {pool.size} pages of the {name} pool free", f"{len(set(pool.free))} are"
+        want = pool.size - len(cached.get(name, ()))
+        if len(set(pool.free)) < want:
+            return f"{want} of {pool.size} pages of the {name} pool free", f"{len(set(pool.free))} are"
     if len(set(step.after.free_rows)) < step.after.rows:
         return f"all {step.after.rows} rows free", f"{len(set(step.after.free_rows))} are"
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
 from reference.commands import Admit, EvictSwa, SpecDecode
-from reference.cursors import cut, in_order, window_live
+from reference.cursors import cut, in_order, lost_below, window_live
 from reference.ledger import ZERO, Cursors
 from reference.step import Step, cursors_text
 
@@ -52,7 +52,7 @@ def _capped(step: Step) -> Failure | None:
     settled="min(C, key), with key taken as it is (#22862), is the whole rule for a faithful scheduler. In"
     " free mode the window behind it may be gone; then the turn starts again from R, see SWA-2.",
     source="#22862, #20070",
-    scope="Turns of sessions that have a slot; R is 0 as long as there is no tree."
+    scope="Turns of sessions that have a slot; R is 0 without a radix tree."
     " That min(C, key) is not taken on a swept window: SWA-2.",
     critical=lambda s: (
         isinstance(s.command, Admit)
@@ -74,8 +74,8 @@ def _restored(step: Step) -> Failure | None:
     got = request_after.cursors
     literal = min(session.slot.kv_committed_len, request.origin + request.output - 1)
     allowed = [cut(session.slot, literal)]
-    window, evicted = step.scope.geometry.window, session.slot.swa_evicted_seqlen
-    if window is not None and not window_live(evicted, literal, window):
+    window = step.scope.geometry.window
+    if window is not None and not window_live(lost_below(session.slot), literal, window):
         allowed.append(cut(session.slot, session.slot.cache_protected_len))
     if got in allowed and slot_after.slot == got:
         return None
@@ -136,8 +136,13 @@ def _moved(step: Step) -> Failure | None:
             now = step.now.request(was.name)
             if now is not None and now.cursors is not None:  # allocating further is a choice
                 allocated = max(allocated, now.cursors.kv_allocated_len)
+            protected = want.cache_protected_len
+            session = step.was.session(was.session)
+            outside = session is not None and session.slot is not None  # later turns: R is the slot's
+            if step.now.tree is not None and facts.cursors is not None and not outside:
+                protected = facts.cursors.cache_protected_len  # how much the tree has taken: TREE-12, REF-1
             want = Cursors(
-                want.kv_committed_len + committed, allocated, step.frontier(was.name), want[3]
+                want.kv_committed_len + committed, allocated, step.frontier(was.name), protected
             )
         elif isinstance(step.command, EvictSwa) and was.name == one:
             want = want._replace(swa_evicted_seqlen=step.frontier(was.name))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from reference.clauses.base import Failure, clause
 from reference.commands import EvictSwa
-from reference.cursors import sweep_limit, window_live, window_start
+from reference.cursors import lost_below, sweep_limit, window_live, window_start
 from reference.ledger import Request
 from reference.step import Step
 
@@ -82,7 +82,7 @@ def _window(step: Step) -> Failure | None:
             continue
         c = facts.cursors
         model = request.cursors
-        lost = not window_live(model.swa_evicted_seqlen, model.kv_committed_len, geometry.window)
+        lost = not window_live(lost_below(model), model.kv_committed_len, geometry.window)
         if lost:
             continue  # free mode: may only end
         p = c.kv_committed_len

@@ -1,0 +1,154 @@
+"""Guests of the radix tree: those who match, lock and insert and are neither request nor session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from impl import adapter
+from impl.torch_kv.prompts import spelled, well_formed
+from impl.torch_kv.sessions import Session
+from impl.torch_kv.steps import Steps, Verdict
+from impl.torch_kv.tree import Key
+from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock, prompt_len
+
+
+@dataclass(slots=True, eq=False)
+class Guest:
+    """What a guest has locked. slots: int64 [len(key)] on the device, as the tree handed them out."""
+
+    key: Key
+    slots: Tensor
+
+
+class Guests(Steps):
+    """The commands for the tree alone. A guest's lock is kept under its name, of any length."""
+
+    guests: dict[str, Guest]
+    sessions: dict[str, Session]
+
+    def taken(self, name: str) -> bool:
+        """Whether somebody has the name: sessions, requests and guests share one space."""
+        return name in self.sessions or name in self.requests or name in self.guests
+
+    def match(self, command: Match) -> Verdict:
+        if not command.prompt or not well_formed(command.prompt):
+            return Reason.EMPTY
+        if self.taken(command.holder):
+            return Reason.REQUEST_EXISTS
+        if self.tree is None:
+            return Reason.NO_TREE
+        if prompt_len(command.prompt) > self.width:
+            return Reason.ROW_TOO_SHORT
+        key = tuple(spelled(command.prompt))
+        found = self.tree.match(key)
+        self.relock(command.holder, found.node)
+        self.guests[command.holder] = Guest(key[: found.length], found.slots)
+        return None
+
+    def unlock(self, command: Unlock) -> Verdict:
+        if command.holder not in self.guests:
+            return Reason.UNKNOWN_REQUEST
+        self.dismiss(command.holder)
+        return None
+
+    def insert(self, command: Insert) -> Verdict:
+        length, guest = prompt_len(command.prompt), self.guests.get(command.holder)
+        if not command.prompt or not well_formed(command.prompt):
+            return Reason.EMPTY
+        if guest is None and self.taken(command.holder):
+            return Reason.REQUEST_EXISTS
+        locked: Key = () if guest is None else guest.key
+        if tuple(spelled(command.prompt, most=len(locked))) != locked:
+            return Reason.SHRINKING_PREFIX
+        if command.evicted and self.window is None:
+            return Reason.NO_SWA
+        if self.tree is None:
+            return Reason.NO_TREE
+        if not 0 <= command.evicted <= length:
+            return Reason.BAD_LENGTH
+        if length > self.width:
+            return Reason.ROW_TOO_SHORT
+        key = tuple(spelled(command.prompt))[: self.floor(length)]
+        reason = self.room_for((len(key) - len(locked)) // self.page_size)
+        if reason is not None:
+            return reason
+        if guest is None:
+            guest = self.guests[command.holder] = Guest((), self.tree.slots(self.tree.root))
+            self.relock(command.holder, self.tree.root)
+        if len(key) > len(locked):
+            self.insert_computed(command.holder, guest, key, command.evicted, command.chunked)
+        if not command.chunked:
+            self.dismiss(command.holder)
+        return None
+
+    def evict(self, command: Evict) -> Verdict | Freed:
+        if not command.full and not command.swa:
+            return Reason.EMPTY
+        if command.swa and self.window is None:
+            return Reason.NO_SWA
+        if self.tree is None:
+            return Reason.NO_TREE
+        if command.full < 0 or command.swa < 0:
+            return Reason.BAD_LENGTH
+        return Freed(*self.tree.evict(command.full, command.swa))
+
+    # The rules.
+
+    def dismiss(self, holder: str) -> None:
+        """The guest goes, and its lock."""
+        self.let_go(holder)
+        del self.guests[holder]
+
+    def insert_computed(self, holder: str, guest: Guest, key: Key, evicted: int, chunked: bool) -> None:
+        """The guest computes `key`, whole pages, past what it has locked, and hands it to the tree.
+
+        evicted: a sweep has freed its own SWA pages below. Room is there. chunked: what it could not match
+        again is not inserted, and its own pages are freed.
+        """
+        assert self.tree is not None
+        prefix = len(guest.key)
+        own = self.compute(key[prefix:])
+        evicted = max(evicted, prefix)
+        live_from = min(self.ceil(evicted), len(key)) - prefix
+        self.free_own(own[:0], own[:live_from])
+        slots = torch.cat((guest.slots, own))
+        if not chunked:
+            self.tree.insert(key, slots, evicted, prefix)
+        elif self.keep(holder, key, slots, evicted, prefix):
+            guest.key, guest.slots = key, self.tree.slots(self.locks[holder].node)
+        else:
+            self.free_own(own, own[live_from:])
+
+    def compute(self, tokens: Key) -> Tensor:
+        """Take pages of both pools for `tokens`, whole pages, and write them: full slots, int64."""
+        slots = self.store.alloc_pages(len(tokens) // self.page_size)
+        self.store.write(slots, torch.tensor(tokens, dtype=torch.int64).to(slots.device, non_blocking=True))
+        return slots
+
+    def free_own(self, full: Tensor, swa: Tensor) -> None:
+        """Free the pages of slots that no row names, int64 whole pages: `full` itself, SWA pages of `swa`."""
+        size = self.page_size
+        self.store.free_starts(full[::size], swa[::size] if self.window is not None else swa[:0])
+
+    def view_tree(self, full_to_swa: list[int]) -> adapter.TreeView | None:
+        """Nodes, guests and counters now; waits for the device. full_to_swa: the mapping, on the host."""
+        if self.tree is None:
+            return None
+        has_swa = self.window is not None
+        return adapter.TreeView(
+            [
+                adapter.NodeView(
+                    fact.path,
+                    fact.slots,
+                    tuple(full_to_swa[slot] for slot in fact.slots) if fact.live and has_swa else (),
+                    fact.full_lock,
+                    fact.swa_lock,
+                )
+                for fact in self.tree.view()
+            ],
+            {name: adapter.GuestView(guest.slots.tolist()) for name, guest in self.guests.items()},
+            adapter.TreeSizes(*self.tree.sizes()),
+        )

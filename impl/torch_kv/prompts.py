@@ -1,0 +1,20 @@
+"""Prompts: the text that clients share."""
+
+from __future__ import annotations
+
+from reference.commands import Prompt, shared_serial, token_id
+
+
+def well_formed(prompt: Prompt) -> bool:
+    """Whether every piece has tokens, and a text called by one letter of a to z."""
+    return all(p.tokens >= 1 and len(p.text) == 1 and "a" <= p.text <= "z" for p in prompt)
+
+
+def spelled(prompt: Prompt, start: int = 0, most: int | None = None) -> list[int]:
+    """Its tokens, the first at position `start` of a text; `most`: of that many tokens at the beginning."""
+    tokens: list[int] = []
+    for piece in prompt:
+        count = piece.tokens if most is None else min(piece.tokens, most - len(tokens))
+        serial, at = shared_serial(piece.text), start + len(tokens)
+        tokens.extend(token_id(serial, position) for position in range(at, at + count))
+    return tokens

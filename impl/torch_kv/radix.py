@@ -1,0 +1,266 @@
+"""Requests and sessions on the radix tree: what is matched, locked, inserted, let go, and evicted for room.
+
+None of it applies without a tree. Each rule is a method of its own, as in `sessions`. Which pages the tree
+takes, keeps and frees it decides on the host; slots move on the device, and nothing here waits for that.
+
+A holder is an ordinary request by its own name, a session by its name, or a guest of the tree. It has one
+lock at most. R (cache_protected_len) is what a request has locked: the tree's pages, not the row's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from impl.torch_kv.cursors import Cursors, Lanes, N
+from impl.torch_kv.sessions import Request, Session, SessionRules
+from impl.torch_kv.store import Span
+from impl.torch_kv.tree import Key, Lock, Node, RadixTree
+from reference.commands import Reason
+
+
+class Room(NamedTuple):
+    """Of each pool, in pages or in tokens as the user says; swa 0 without SWA."""
+
+    full: int
+    swa: int
+
+
+class PrefixRules(SessionRules):
+    """The radix tree for those who have no slot: ordinary requests, and sessions in their first turn.
+
+    tree: None without one. locks: by holder.
+    """
+
+    tree: RadixTree | None
+    locks: dict[str, Lock]
+
+    # Locks.
+
+    def holder_of(self, request: Request) -> str:
+        """Under whose name a request's prefix is locked: its session's, whose slot carries R on."""
+        return request.name if request.session is None else request.session.name
+
+    def relock(self, holder: str, node: Node) -> None:
+        """The holder's lock reaches to the end of `node`; what it had is let go after that."""
+        assert self.tree is not None
+        lock = self.tree.lock(node)
+        self.let_go(holder)
+        self.locks[holder] = lock
+
+    def let_go(self, holder: str) -> None:
+        """Give back the holder's lock, if it has one, once."""
+        lock = self.locks.pop(holder, None)
+        if lock is not None:
+            assert self.tree is not None
+            self.tree.unlock(lock)
+
+    # Admission.
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Whoever has no slot gets what the tree has of its text, with a lock and still without a row."""
+        super().restore(requests)
+        if self.tree is not None:
+            for request in requests:
+                if self.slot_of(request) is None:
+                    self.match_prefix(request)
+
+    def match_prefix(self, request: Request) -> None:
+        """Lock the longest usable prefix; that of an admission that came to nothing is let go first.
+
+        The slots are kept until a row names them. Cursors: the mirror alone, there is no row yet.
+        """
+        assert self.tree is not None
+        holder = self.holder_of(request)
+        self.let_go(holder)
+        found = self.tree.match(self.match_key(request))
+        self.relock(holder, found.node)
+        request.prefix = found.slots
+        request.cursors = self.matched(request.cursors, found.length)
+
+    def match_key(self, request: Request) -> Key:
+        """Tokens that a prefix may cover: all but the last."""
+        return tuple(request.text[: self.key_length(request)])
+
+    def matched(self, cursors: Cursors[N], length: N) -> Cursors[N]:
+        """A request with `length` tokens of prefix, whole pages: C = A = R, and nothing swept."""
+        return Cursors(length, length, cursors.swa_evicted_seqlen, length)
+
+    def take_rows(self, requests: Sequence[Request]) -> None:
+        """The rows of those who have matched something name the tree's slots from here on."""
+        super().take_rows(requests)
+        started = [r for r in requests if r.prefix is not None and r.prefix.numel()]
+        if started:
+            lengths = [request.cursors.cache_protected_len for request in started]
+            slots = [request.prefix for request in started if request.prefix is not None]
+            lanes = Lanes(self.store.device, started, lengths)
+            self.store.cursors.move(lanes, self.matched)
+            start = torch.zeros_like(lanes.row)
+            self.store.name(self.store.span(lanes.row, start, lanes.columns[0], lengths), torch.cat(slots))
+        for request in requests:
+            request.prefix = None
+
+    # Inserting while the request goes on.
+
+    def insert_unfinished(self, requests: Sequence[Request]) -> None:
+        """What a batch has just prefilled goes into the tree, lane by lane, where it may.
+
+        Each lane of which that is so has its lock and R at the end of its whole pages, and its row names
+        the tree's slots up to there; a lane finds what those before it have inserted.
+        """
+        if self.tree is None:
+            return
+        lanes = [r for r in requests if self.inserts(r)]
+        lengths = [self.unfinished_length(r.cursors) for r in lanes]
+        kept, ends, slots = [], [], []
+        for request, length, own in zip(lanes, lengths, self.row_slots(lanes, lengths), strict=True):
+            key = tuple(request.text[:length])
+            if self.keep(self.holder_of(request), key, own, *self.owned_from(request.cursors)):
+                kept.append(request)
+                ends.append(length)
+                slots.append(self.tree.slots(self.locks[self.holder_of(request)].node))
+        if kept:
+            self.rename(kept, ends, slots)
+            self.move(kept, self.protected_to, ends)
+
+    def inserts(self, request: Request) -> bool:
+        """Whether an extend inserts what it has so far: not in later turns, nor if all of it is there."""
+        whole = self.unfinished_length(request.cursors) > request.cursors.cache_protected_len
+        return whole and self.slot_of(request) is None
+
+    def unfinished_length(self, cursors: Cursors[int]) -> int:
+        """Tokens that a request which goes on has for the tree: whole pages."""
+        return self.floor(cursors.kv_committed_len)
+
+    def owned_from(self, cursors: Cursors[int]) -> tuple[int, int]:
+        """From where on an inserter brings SWA KV of its own, and full KV: behind its window and R."""
+        return max(cursors.swa_evicted_seqlen, cursors.cache_protected_len), cursors.cache_protected_len
+
+    def keep(self, holder: str, key: Key, slots: Tensor, evicted: int, prefix: int) -> bool:
+        """Insert `key`, whole pages, and move the lock to its end, if that can then be matched again.
+
+        slots: int64 [len(key)] on the device. If not, nothing changes, and nothing counts as used.
+        """
+        assert self.tree is not None
+        if not self.may_keep(key, evicted):
+            return False
+        self.tree.insert(key, slots, evicted, prefix)
+        self.relock(holder, self.tree.at(key))
+        return True
+
+    def may_keep(self, key: Key, evicted: int) -> bool:
+        """Whether an inserter that goes on would still have its window.
+
+        Where a tombstone is not recovered, for somebody has locked it, the inserter's own KV is freed
+        as a duplicate although it has not ended.
+        """
+        assert self.tree is not None
+        return self.tree.usable_after(key, evicted)
+
+    def rename(self, requests: Sequence[Request], lengths: list[int], slots: list[Tensor]) -> None:
+        """Rows name the tree's slots up to `lengths`: duplicates of their own are free (FREE-1).
+
+        slots: int64 [lengths[i]] each, on the device.
+        """
+        self.store.name(self._row_span(requests, lengths), torch.cat(slots))
+
+    def protected_to(self, cursors: Cursors[N], length: N) -> Cursors[N]:
+        """`length` tokens of the row are the tree's (R)."""
+        return cursors._replace(cache_protected_len=length)
+
+    def row_slots(self, requests: Sequence[Request], lengths: list[int]) -> list[Tensor]:
+        """Full slots of the first lengths[i] positions of each row: int64 [lengths[i]] each."""
+        if not requests:
+            return []
+        return list(self.store.slots(self._row_span(requests, lengths)).split_with_sizes(lengths))
+
+    def _row_span(self, requests: Sequence[Request], lengths: list[int]) -> Span:
+        lanes = Lanes(self.store.device, requests, lengths)
+        return self.store.span(lanes.row, torch.zeros_like(lanes.row), lanes.columns[0], lengths)
+
+    # The end.
+
+    def end_ordinary(self, request: Request, target: int) -> None:
+        """An ordinary request has finished: what counts stays in the tree, the rest of its row goes."""
+        if self.tree is not None:
+            self.insert_finished(request, target)
+        super().end_ordinary(request, target)
+
+    def insert_finished(self, request: Request, target: int) -> None:
+        """Hand the whole pages of the text that counts to the tree, unless it has them all (R).
+
+        From then on they are the tree's, and the release of the row leaves them alone.
+        """
+        assert self.tree is not None
+        length = self.finished_length(request.cursors, target)
+        if length > request.cursors.cache_protected_len:
+            key = tuple(request.text[:length])
+            self.tree.insert(key, self.row_slots([request], [length])[0], *self.owned_from(request.cursors))
+            self.move([request], self.protected_to, [length])
+
+    def finished_length(self, cursors: Cursors[int], target: int) -> int:
+        """Tokens that a finished request has for the tree: what counts and is committed, whole pages."""
+        return self.floor(min(cursors.kv_committed_len, target))
+
+    def drop(self, request: Request) -> None:
+        """An ordinary request ends or is retracted: what it holds goes, and then its lock."""
+        super().drop(request)
+        self.let_go(request.name)
+
+    def abort_unstarted(self, request: Request) -> None:
+        """The lock that a session took for this admission goes; a slot keeps its own."""
+        super().abort_unstarted(request)
+        if self.slot_of(request) is None:
+            self.let_go(self.holder_of(request))
+
+    def wipe(self, session: Session, request: Request) -> None:
+        super().wipe(session, request)
+        self.let_go(session.name)
+
+    def close_now(self, session: Session) -> None:
+        super().close_now(session)
+        self.let_go(session.name)
+
+    # Room.
+
+    def room_for(self, pages: int) -> Reason | None:
+        """Have `pages` pages free in each pool, or say why that cannot be, with nothing evicted.
+
+        Both pools are looked at before anything goes: what no lock pins can be had.
+        """
+        missing = self.missing(pages)
+        if not any(missing):
+            return None
+        evictable = self.evictable()
+        if missing.full > evictable.full:
+            return Reason.OUT_OF_FULL
+        if missing.swa > evictable.swa:
+            return Reason.OUT_OF_SWA
+        assert self.tree is not None
+        self.tree.evict(*missing)
+        return None
+
+    def missing(self, pages: int) -> Room:
+        """Tokens by which either pool falls short of `pages` free pages."""
+        full, swa = self.store.full, self.store.swa
+        return Room(
+            max(pages - full.available, 0) * self.page_size,
+            max(pages - swa.available, 0) * self.page_size if swa is not None else 0,
+        )
+
+    def evictable(self) -> Room:
+        """Tokens of either pool that the tree could give back."""
+        if self.tree is None:
+            return Room(0, 0)
+        sizes = self.tree.sizes()
+        return Room(sizes.full_evictable, sizes.swa_evictable)
+
+    def protected(self) -> Room:
+        """Tokens of either pool that locks pin in the tree, each once."""
+        if self.tree is None:
+            return Room(0, 0)
+        sizes = self.tree.sizes()
+        return Room(sizes.full_protected, sizes.swa_protected)
