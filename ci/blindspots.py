@@ -24,7 +24,7 @@ HEALTHY = "torch (no bug)"
 HEADS = {
     "sums-busy": "busy", "sums-idle": "idle", "free-list": "list", "free-owned": "freed",
     "owned-twice": "twice", "lost": "lost", "mapping": "map", "cursors": "curs", "window": "wind",
-    "contents": "KV", LOCKSTEP: "ref",
+    "tree": "tree", "contents": "KV", LOCKSTEP: "ref",
 }  # fmt: skip
 _SHORT = {"at once": "now", "later": "late", "never": "-", "false alarm": "false", "broken": "dies"}
 
@@ -35,7 +35,14 @@ def collect(bugs: Sequence[str], runs: int, seed: int, progress: Progress) -> Da
     """Measure the bugs named, all of them when none is, and a healthy system."""
     resolve("torch")  # sets torch up as every other command does
     began = time.monotonic()
-    drawn = {mode: [blindspots.draw(mode, seed, run) for run in range(runs)] for mode in Mode}
+    drawn = {
+        (mode, tree): [
+            blindspots.draw(mode, seed, run, machine=("both", "tree")[run % 2] if tree else "sessions")
+            for run in range(runs)
+        ]
+        for mode in Mode
+        for tree in (False, True)
+    }
     kept = blindspots.fixtures()
     commands = 0
     clauses: set[str] = set()
@@ -56,7 +63,9 @@ def collect(bugs: Sequence[str], runs: int, seed: int, progress: Progress) -> Da
     for name in bugs or BUGS:
         mode = Mode.FAITHFUL if Mode.FAITHFUL in BUGS[name].modes else Mode.FREE
         modes[name] = [mode.value]
-        rows.append(measure(name, broken(name), [*drawn[mode], *kept.get(name, [])]))
+        own = kept.get(name, [])
+        tree = any(drive.geometry.tree for drive in own)  # it shows with a radix tree
+        rows.append(measure(name, broken(name), [*drawn[mode, tree], *own]))
     healthy, faulty = rows[0], rows[1:]
     return {
         "format": "kvspec-blindspots",

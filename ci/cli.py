@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -208,11 +208,15 @@ def _save_option(command: _Command) -> _Command:
 @click.option("--list", "listing", is_flag=True, help="List the scopes.")
 @click.option("--states", type=click.IntRange(1), help="Stop when so many states are known.")
 @click.option("--depth", type=click.IntRange(0), help="Do not go on from states so many commands away.")
-@click.option("--memory", type=click.IntRange(50), default=4096, show_default=True, metavar="MB",
-              help="Stop when the process has so much.")  # fmt: skip
-@click.option("--clauses/--no-clauses", "clauses_on", default=None,
-              help="Ask every clause at every step (about a thousand a second); else as the scope says.")  # fmt: skip
-@click.option("--resume", metavar="FILE", help="Go on from there if it exists; keep there what is unfinished.")
+@click.option(
+    "--memory", type=click.IntRange(50), default=4096, show_default=True, metavar="MB",
+    help="Stop when the process has so much.",
+)  # fmt: skip
+@click.option(
+    "--clauses/--no-clauses", "clauses_on", default=None,
+    help="Whether every clause is asked at every step (a thousand a second); else as the scope says.",
+)  # fmt: skip
+@click.option("--resume", metavar="FILE", help="Go on from there if it exists; keep the search there.")
 @click.option("--json", "json_file", metavar="FILE", help="Write every figure there; - for stdout.")
 @_save_option
 def explore(
@@ -268,11 +272,11 @@ def explore(
     if reports[-1]["stopped"] == "an interrupt":
         code = 130
     _write_json(json_file, {"format": "kvspec-explore", "version": 1, "exit_code": code, "scopes": reports})
-    return code
+    return int(code)
 
 
 @cli.command()
-@click.option("--scope", "names", multiple=True, metavar="NAME", help="Scope to explore and run (repeatable).")
+@click.option("--scope", "names", multiple=True, metavar="NAME", help="Scope to run (repeatable).")
 @click.option("--file", "files", multiple=True, metavar="FILE", help="Recorded tour to run (repeatable).")
 @click.option("--record", metavar="FILE", help="Write the tour of the one scope there.")
 @_system_options
@@ -329,7 +333,8 @@ def tour(
         if record is not None and made.recorded is not None:
             Path(record).write_bytes(tour_file.dumps(made.recorded))
     code = max(data["exit_code"] for data in reports)
-    _write_json(json_file, {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports})
+    told_all = {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports}
+    _write_json(json_file, told_all)
     return int(code)
 
 
@@ -394,6 +399,29 @@ def blind_spots(names: tuple[str, ...], runs: int, seed: int, json_file: str | N
     blindspots.text(render.console(_text_out(json_file)), data, detailed=bool(names))
     _write_json(json_file, data)
     return 0
+
+
+@cli.command()
+@click.argument("names", nargs=-1)
+@click.option("--json", "json_file", metavar="FILE", help="Write every figure there; - for stdout.")
+def prove(names: tuple[str, ...], json_file: str | None) -> int:
+    """Prove the rules of the cursors for all page sizes, windows and lengths. NAMES: those obligations."""
+    try:
+        import_module("z3")
+    except ImportError as error:
+        raise Unusable("prove needs the solver z3: pip install z3-solver") from error
+    _writable_json(json_file)
+
+    from ci import proofs, render
+    from stateful_tests.proofs import GROUPS
+
+    try:
+        data = proofs.collect(names)
+    except KeyError as error:
+        raise Unusable(f"unknown obligation {error.args[0]!r:.60}; one of {', '.join(GROUPS)}") from error
+    proofs.text(render.console(_text_out(json_file)), data)
+    _write_json(json_file, data)
+    return int(data["exit_code"])
 
 
 def _list(rows: list[Data], as_json: bool, columns: dict[str, str], names: tuple[str, ...]) -> int:

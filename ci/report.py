@@ -96,7 +96,8 @@ def say(outcome: Outcome) -> str:
 def _choice(choice: Choice) -> str:
     named = ("swa_evicted_seqlen", "kv_allocated_len")
     chosen = [f"{n} {getattr(choice, n)}" for n in named if getattr(choice, n) is not None]
-    return f"{choice.request} chose {', '.join(chosen) or 'the default'}"
+    when = " after the forward pass" if choice.after else ""
+    return f"{choice.request} chose {', '.join(chosen) or 'the default'}{when}"
 
 
 def rate(commands: int, seconds: float) -> int:
@@ -136,7 +137,7 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
                 "id": clause,
                 "title": CLAUSES[clause].title if clause in CLAUSES else "",
                 "sentence": sentence(clause),
-                "waived": capabilities.waived.get(clause),
+                "waived": _waived(clause, capabilities),
                 "evaluated": tally.evaluated,
                 "critical": tally.critical,
                 "reached": clause not in result.unreached,
@@ -157,6 +158,12 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
     return data | _verdict(result, plan, narrowed=narrowed, capabilities=capabilities)
 
 
+def _waived(clause: str, capabilities: Capabilities) -> str | None:
+    """Why a clause was not asked."""
+    known = capabilities.known.get(clause)
+    return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
+
+
 def _verdict(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: Capabilities) -> Data:
     code = result.exit_code
     violated = list(dict.fromkeys(f.clause for f in result.findings if f.clause != "BROKEN"))
@@ -175,6 +182,8 @@ def _verdict(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: C
     if result.stopped:
         said.append(f"stopped {plan.after_finding_s:g} s after the last new finding")
     verdict = "; ".join(said) or "conforms"
+    if capabilities.known:
+        verdict += f"; known faults were passed over: {', '.join(capabilities.known)}"
     return {"verdict": f"{result.system}: {verdict} ({effort})", "exit_code": code}
 
 

@@ -44,6 +44,8 @@ class Capabilities:
     uncounted: pools ("full", "swa", "rows") that its busy check has no account of.
     waived: clause id -> why a violation of it is harmless in this system. It is not
         looked for: the run goes on past it.
+    known: clause id -> which known fault of this system violates it, and the trace that shows it. A check
+        goes on past it too, or it would find nothing else; a trace that names the clause is asked for it.
     """
 
     commands: frozenset[str] = frozenset(c.__name__ for c in COMMANDS)
@@ -58,6 +60,7 @@ class Capabilities:
     may_refuse: frozenset[Reason] = frozenset()
     uncounted: frozenset[str] = frozenset()
     waived: Mapping[str, str] = field(default_factory=dict)
+    known: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

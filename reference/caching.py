@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from reference import tree as radix
-from reference.commands import SHARED, Prompt, Reason, shared_serial, POSITION_BITS
+from reference.commands import SHARED, Command, Extend, Insert, Prompt, Reason, shared_serial, POSITION_BITS
 from reference.cursors import ceil_page, floor_page
+from reference.facts import Facts
 from reference.ledger import Cursors, Request, State, Text, free, text_len, text_tokens
 from reference.tree import Insertion, Key, Tree
 
@@ -56,8 +57,13 @@ def _text_name(serial: int) -> str:
     return chr(ord("a") + serial - SHARED) if serial >= SHARED else f"#{serial}:"
 
 
-def pages_of(tree: Tree) -> dict[str, set[tuple[str, int]]]:
-    """Every page that the tree owns, per pool, by name."""
+Pages = dict[str, frozenset[tuple[str, int]]]
+NO_PAGES: Pages = {"full": frozenset(), "swa": frozenset()}
+
+
+@lru_cache(maxsize=64)
+def pages_of(tree: Tree) -> Pages:
+    """Every page that the tree owns, per pool, by name. Not to be changed: it is handed out again."""
     owned: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}
     size = tree.page_size
     for placed in radix.nodes(tree):
@@ -66,7 +72,7 @@ def pages_of(tree: Tree) -> dict[str, set[tuple[str, int]]]:
             owned["full"].add(page)
             if placed.node.live and tree.window is not None:
                 owned["swa"].add(page)
-    return owned
+    return {pool: frozenset(pages) for pool, pages in owned.items()}
 
 
 def extended(text: Text, prompt: Prompt) -> Text:
@@ -219,7 +225,40 @@ def inserted(
     return state._replace(tree=tree)
 
 
-__all__ = [
-    "Effects", "evicted", "extended", "guests", "inserted", "key_of", "matched", "page_name", "pages_of",
-    "path_text", "prompt_kept", "text_left", "unlocked", "well_formed", "with_room",
-]  # fmt: skip
+# Systems whose tree has rules of its own.
+
+
+def followed(was: State, state: State, command: Command, facts: Facts) -> State:
+    """The state with the shape of the system's tree, and with as much of each prompt in it as that has taken.
+
+    How far a prefill, or a guest that goes on, hands its text over is then the system's choice too: any whole
+    pages from what it had in the tree to what it has computed. Inside of that its swa_evicted_seqlen says
+    nothing (lost_below).
+    """
+    assert state.tree is not None and facts.tree is not None
+    tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
+    for name in [lane.request for lane in command.lanes] if isinstance(command, Extend) else ():
+        before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
+        session = state.session(request.session if request is not None else None)
+        outside = session is not None and session.slot is not None
+        if before is None or request is None or seen is None or outside:
+            continue
+        if before.cursors is None or request.cursors is None or seen.cursors is None:
+            continue
+        cursors, length = request.cursors, seen.cursors.cache_protected_len
+        whole = length % tree.page_size == 0
+        if whole and before.cursors.cache_protected_len <= length <= cursors.kv_committed_len:
+            key = tuple(text_tokens(request.text, length))
+            tree = radix.lock(radix.unlock(tree, request.holder), request.holder, key)
+            cursors = cursors._replace(cache_protected_len=length)
+        swept = seen.cursors.swa_evicted_seqlen
+        if max(swept, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
+            cursors = cursors._replace(swa_evicted_seqlen=swept)
+        if cursors != request.cursors:
+            state = state.with_request(request._replace(cursors=cursors))
+    if isinstance(command, Insert) and command.chunked:
+        had, length = guests(was).get(command.holder, ()), len(facts.tree.guests.get(command.holder, ()))
+        if len(had) <= length and length % tree.page_size == 0:
+            key = key_of(command.prompt)[:length]
+            tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)
+    return state._replace(tree=tree)

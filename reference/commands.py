@@ -279,12 +279,14 @@ class Choice:
     """What a system chose for one request where the specification leaves a choice.
 
     `swa_evicted_seqlen` after a sweep (its own, or one inside Extend, Decode, SpecDecode);
-    `kv_allocated_len` after allocating ahead. None: the default of the specification.
+    `kv_allocated_len` after allocating ahead. None: the default of the specification. `after`: the sweep
+    inside an Extend came after the forward pass, and saw the length committed then.
     """
 
     request: str
     swa_evicted_seqlen: int | None = None
     kv_allocated_len: int | None = None
+    after: bool = False
 
 
 @dataclass(frozen=True, slots=True)

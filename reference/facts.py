@@ -67,11 +67,13 @@ class NodeFacts(NamedTuple):
 
 class TreeFacts(NamedTuple):
     """The radix tree. nodes: in the order of their paths; guests: name -> full slots of what it has
-    locked; sizes: tokens by the system's counters, full evictable and protected, then SWA."""
+    locked; sizes: tokens by the system's counters, full evictable and protected, then SWA. pages: path to
+    the end of each page -> its full slots, and whether it has SWA KV."""
 
     nodes: Sequence[NodeFacts]
     guests: dict[str, Sequence[int]]
     sizes: tuple[int, int, int, int] | None
+    pages: dict[tuple[int, ...], tuple[tuple[int, ...], bool]]
 
 
 class Owned(NamedTuple):

@@ -179,11 +179,14 @@ def _cursors(request: Request) -> Cursors:
     return request.cursors
 
 
-def _own_sweep(state: State, request: Request, choices: Choices) -> Request:
-    """A server may sweep inside an allocation, driven with the length committed before it."""
+def _own_sweep(state: State, request: Request, choices: Choices, *, after: bool = False) -> Request:
+    """A server may sweep inside an allocation, driven with the length committed before it; inside a prefill
+    `after` the forward pass instead, driven with the length committed then."""
     choice = choices.get(request.name)
     cursors = _cursors(request)
     if choice is None or choice.swa_evicted_seqlen in (None, cursors.swa_evicted_seqlen):
+        return request
+    if choice.after is not after:
         return request
     return _swept(state, request, cursors.kv_committed_len, choice.swa_evicted_seqlen)
 
@@ -196,6 +199,8 @@ def _swept(state: State, request: Request, length: int, chosen: int | None) -> R
         raise ChoiceNotAllowed(f"{request.name}: swept without an SWA pool")
     before = _cursors(request)
     after = sweep(before, length, window, page_size)
+    if chosen == before.swa_evicted_seqlen:
+        return request._replace(swept=max(request.swept, length))  # there was nothing to do
     if chosen is not None and chosen != after.swa_evicted_seqlen:
         low = max(before.swa_evicted_seqlen, before.cache_protected_len)
         high = max(low, sweep_limit(length, window, page_size))
@@ -224,14 +229,13 @@ def _extend(state: State, command: Extend, turn: _Turn) -> State:
     for request, length in grown:
         cursors = _cursors(request)._replace(kv_committed_len=length, kv_allocated_len=length)
         last = length == request.origin + request.output
-        state = state.with_request(
-            request._replace(
-                cursors=cursors,
-                started=True,
-                output=request.output + last,
-                phase=Phase.RUNNING if last else Phase.EXTENDING,
-            )
+        request = request._replace(
+            cursors=cursors,
+            started=True,
+            output=request.output + last,
+            phase=Phase.RUNNING if last else Phase.EXTENDING,
         )
+        state = state.with_request(_own_sweep(state, request, turn.choices, after=True))
     for name in names if state.tree is not None else ():
         request = _request(state, name)
         session = state.session(request.session)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from reference.commands import Mode
-from reference.cursors import in_order, window_live, window_start
+from reference.cursors import in_order, lost_below, window_live, window_start
 from reference.facts import Facts, HolderFacts, SessionFacts
 from reference.geometry import Geometry
 from reference.ledger import Cursors
@@ -179,7 +179,7 @@ def _window(m: Moment) -> str:
     for name, c, holder in seen:
         if c is None or min(c) < 0:
             continue
-        if not window_live(c.swa_evicted_seqlen, c.kv_committed_len, window):
+        if not window_live(lost_below(c), c.kv_committed_len, window):
             # In free mode a sweep may run ahead of the commit: the turn may end, not go on.
             if m.mode is Mode.FAITHFUL:
                 return f"{name} at {c.kv_committed_len}: swept up to {c.swa_evicted_seqlen}"
@@ -198,8 +198,32 @@ def _went_on(m: Moment, window: int) -> str:
             continue
         c = was.cursors if was.cursors is not None else now.cursors
         moved = was.cursors is None or now.cursors.kv_committed_len > c.kv_committed_len
-        if moved and min(c) >= 0 and not window_live(c.swa_evicted_seqlen, c.kv_committed_len, window):
+        if moved and min(c) >= 0 and not window_live(lost_below(c), c.kv_committed_len, window):
             return f"{name} goes on at {c.kv_committed_len}, swept up to {c.swa_evicted_seqlen}"
+    return ""
+
+
+@_monitor("tree", "a node of half a page or half dead, a counter that is no sum, a lost prefix", "tree, rows")
+def _tree(m: Moment) -> str:
+    tree, size = m.after.tree, m.geometry.page_size
+    if tree is None:
+        return ""
+    sums = [0, 0, 0, 0]
+    for node in tree.nodes:
+        if not node.slots or len(node.slots) % size or node.start % size:
+            return f"the node that ends at {len(node.path)} is not whole pages"
+        if node.live and (len(node.swa_slots) != len(node.slots) or not all(node.swa_slots)):
+            return f"the node that ends at {len(node.path)} has SWA KV for some of its tokens"
+        if not node.full_locks >= node.swa_locks >= 0:
+            return f"the node that ends at {len(node.path)} counts {node.full_locks}, {node.swa_locks} locks"
+        sums[node.full_locks > 0] += len(node.slots)
+        sums[2 + (node.swa_locks > 0)] += len(node.swa_slots)
+    if tree.sizes is not None and tuple(sums) != tuple(tree.sizes):
+        return f"a walk gives {sums}, the counters say {list(tree.sizes)}"
+    known = {slot for node in tree.nodes for slot in node.slots}
+    for name, holder in m.after.holders.items():
+        if not known.issuperset(holder.prefix):
+            return f"the row of {name} names slots below its protected length that the tree has not"
     return ""
 
 

@@ -138,6 +138,12 @@ class Step:
                 asked[name] = (committed, max(c.kv_allocated_len, c.kv_committed_len + ahead))
         return asked
 
+    @cached_property
+    def swept_after(self) -> frozenset[str]:
+        """Requests that the system has swept after the forward pass, by what it says."""
+        choices = self.outcome.choices if isinstance(self.outcome, Done) else ()
+        return frozenset(choice.request for choice in choices if choice.after)
+
     def frontier(self, name: str) -> int:
         """The system's swa_evicted_seqlen of a request after the step (0 if it shows none)."""
         facts = self.after.requests.get(name)

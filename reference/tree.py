@@ -166,13 +166,16 @@ def sizes(tree: Tree) -> Sizes:
 
 
 def reshaped(tree: Tree, shape: list[tuple[Key, int, bool]]) -> Tree:
-    """The tree with other nodes, given as (path, start, live), and its locks: for systems whose tree splits
-    and evicts by rules of its own. Nodes without a parent are left out (TREE-1)."""
+    """The tree with other nodes, given as (path, start, live): for systems whose tree splits and evicts by
+    rules of its own. Its locks pin no more SWA KV than the window that they must. Nodes without a parent
+    are left out (TREE-1)."""
     below: dict[Key, list[Node]] = {}
     for path, start, live in sorted(shape, key=lambda n: (-len(n[0]), n[0])):
         node = Node(path[start:], live or tree.window is None, 0, 0, tuple(sorted(below.pop(path, ()))))
         below.setdefault(path[:start], []).append(node)
-    return tree._replace(children=tuple(sorted(below.get((), ()))))
+    window = tree.window if tree.window is not None else 0
+    locks = (k._replace(swa_from=max(k.swa_from, len(k.key) - window)) for k in tree.locks)
+    return tree._replace(children=tuple(sorted(below.get((), ()))), locks=tuple(locks))
 
 
 # Changing a persistent tree: everything on the path is copied, nothing else.
@@ -339,7 +342,7 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
     ends = sorted(cut for cut in cuts if cut > matched)
     leaf: tuple[Node, ...] = ()
     for start, end in reversed(list(zip([matched, *ends], ends))):
-        leaf = (Node(key[start:end], start >= live_from, tree.clock, tree.clock, leaf),)
+        leaf = (Node(key[start:end], start >= live_from, tree.clock + 1, tree.clock + 1, leaf),)
     if not matched:
         return tree._replace(children=tuple(sorted(tree.children + leaf)))
     return _changed(tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),))

@@ -26,7 +26,13 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
     if view.tree is not None:
         nodes = [reader.node(node) for node in sorted(view.tree.nodes, key=lambda n: tuple(n.path))]
         guests = {name: tuple(guest.slots) for name, guest in view.tree.guests.items()}
-        tree = TreeFacts(nodes, guests, view.tree.sizes)
+        size = geometry.page_size
+        pages = {
+            node.path[: node.start + at + size]: (tuple(node.slots[at : at + size]), node.live)
+            for node in nodes
+            for at in range(0, len(node.slots), size)
+        }
+        tree = TreeFacts(nodes, guests, view.tree.sizes, pages)
     pools = {"full": Pool(geometry.full_pages, view.free_full, reader.full)}
     if geometry.window is not None:
         pools["swa"] = Pool(geometry.swa_pages, view.free_swa, reader.swa)

@@ -18,13 +18,16 @@ from statistics import median
 from impl.adapter import Capabilities, System
 from reference import model
 from reference.commands import CheckBusy, CheckIdle, Command, Done, Mode, Reason, Refused
-from reference.geometry import PRESETS, Geometry, preset
+from reference.geometry import PRESETS, Geometry
 from reference.ledger import State, holders
 from reference.monitors import MONITORS, Moment
 from reference.partitions import KINDS, kinds, partitions
+from reference.tree import tokens_held
 from stateful_tests.abstraction import facts_of
+from stateful_tests.campaign import sizes_for
+from stateful_tests.choosers import RandomChooser
 from stateful_tests.lockstep import Lockstep
-from stateful_tests.strategies import RandomChooser, draw_geometry, draw_habits, finale, propose
+from stateful_tests.strategies import draw_geometry, draw_habits, finale, propose
 from stateful_tests.traces import load
 
 SUMS: dict[str, tuple[type, str]] = {
@@ -122,21 +125,22 @@ class Row:
         return tuple(c for c in CHECKS if self.cells[c].sees)
 
 
-def draw(mode: Mode, seed: int, run: int, steps: int = STEPS) -> Drive:
-    """A seeded run: presets in turn, every fourth with drawn sizes, closed by a finale.
+def draw(mode: Mode, seed: int, run: int, steps: int = STEPS, machine: str = "sessions") -> Drive:
+    """A seeded run of a machine: presets in turn, every fourth with drawn sizes, closed by a finale.
 
     Of several candidates it is the one that meets most situations. What no faithful scheduler would do is
     left out in faithful mode.
     """
-    candidates = [_draw(mode, f"{seed}/{mode}/{run}/{n}", run, steps) for n in range(_CANDIDATES)]
+    seeds = [f"{seed}/{mode}/{run}/{n}" + f"/{machine}" * (machine != "sessions") for n in range(_CANDIDATES)]
+    candidates = [_draw(mode, each, run, steps, machine) for each in seeds]
     return max(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _draw(mode: Mode, seed: str, run: int, steps: int) -> tuple[int, Drive]:
+def _draw(mode: Mode, seed: str, run: int, steps: int, machine: str) -> tuple[int, Drive]:
     chooser = RandomChooser(f"blindspots/{seed}")
-    habits = replace(draw_habits(chooser, Capabilities()), rude=_RUDE)
+    habits = replace(draw_habits(chooser, Capabilities(), machine), rude=_RUDE)
     name = tuple(PRESETS)[run % len(PRESETS)]
-    geometry = preset(name)
+    geometry = sizes_for(machine, name)
     if run % 4 == 3:
         geometry = draw_geometry(chooser, geometry)
     state = model.initial(geometry, mode)
@@ -164,7 +168,14 @@ def _situation(was: State, command: Command, now: State) -> tuple[object, ...]:
         len(getattr(command, "lanes", ())) > 1,
         min(len(after), 2),
         any(s.closing for s in was.sessions),
+        _cached(was) - _cached(now) > 0,
+        len(now.tree.locks) if now.tree is not None else 0,
     )
+
+
+def _cached(state: State) -> int:
+    """Tokens in the radix tree."""
+    return tokens_held(state.tree)[0] if state.tree is not None else 0
 
 
 def _follow(state: State, command: Command, commands: list[Command]) -> State:

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from impl.adapter import GuestView, System, TreeView, UnusableImplementation, View
 from reference import model
-from reference import tree as radix
-from reference.caching import Effects
+from reference.caching import Effects, followed
 from reference.clauses import CLAUSES, asked, broken
 from reference.commands import (
     Account, Broken, CheckBusy, Command, Done, Entry, Mode, Outcome, Reason, Refused, Report,
@@ -31,7 +30,8 @@ class Lockstep:
     """One run of a system beside the reference, from the empty state.
 
     state: the reference's. violation: the first step that left the specification; nothing may be
-    done after it. tallies (shared between runs) count evaluations and critical situations.
+    done after it. tallies (shared between runs) count evaluations and critical situations. clause: asked
+    for even if the system is known to violate it.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Lockstep:
         *,
         tallies: dict[str, Tally] | None = None,
         refusals: Counter[str] | None = None,
+        clause: str | None = None,
     ) -> None:
         self.system = system
         self.state: State = model.initial(geometry, mode)
@@ -49,6 +50,8 @@ class Lockstep:
         self.steps = 0
         self._tallies = tallies
         self._refusals = refusals
+        can = system.capabilities
+        self._waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         system.reset(geometry)
         try:
             self._view: View = _frozen(system.view())
@@ -94,9 +97,9 @@ class Lockstep:
                 now, expected, effects = was, outcome, Effects()  # its policy: the reference follows
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
-        if can.own_shape and now.tree is not None and facts.tree is not None:
-            shape = [(n.path, n.start, n.live) for n in facts.tree.nodes]
-            now = now._replace(tree=radix.reshaped(now.tree, shape))
+        done = isinstance(outcome, Done) and isinstance(expected, Done)
+        if can.own_shape and done and now.tree is not None and facts.tree is not None:
+            now = followed(was, now, command, facts)
         if can.uncounted and isinstance(command, CheckBusy):
             expected = _without(can.uncounted, expected)
         self.state = now
@@ -106,7 +109,7 @@ class Lockstep:
             unchanged, overreach, effects, can.own_shape,
         )  # fmt: skip
         self._view = view
-        failures = broken(step, waived=can.waived)
+        failures = broken(step, waived=self._waived)
         if self._tallies is not None:
             self._tally(step)
         if failures:
@@ -223,7 +226,7 @@ def replay(system: System, trace: Trace) -> Run:
     Raises UnusableImplementation when the system cannot be driven through it.
     """
     check_fits(system, trace.geometry, trace.commands)
-    lockstep = Lockstep(system, trace.geometry, trace.mode)
+    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
     stated = dict(trace.expected)
     rows = []
     for index, command in enumerate(trace.commands):
@@ -246,7 +249,7 @@ def _since(system: System, trace: Trace, violation: Violation) -> int | None:
     """The first step after which the check that failed in the end, had it run there, fails as well."""
     check = trace.commands[violation.step]
     for last in range(violation.step - 1):
-        lockstep = Lockstep(system, trace.geometry, trace.mode)
+        lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
         for command in (*trace.commands[: last + 1], check):
             if lockstep.violation is None:
                 lockstep.do(command)

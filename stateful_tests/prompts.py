@@ -78,7 +78,9 @@ def draw_length(state: State, chooser: Chooser, high: int) -> int:
     """A length in [1, high], mostly whole pages or about a window of them."""
     page_size, window = state.scope.geometry.page_size, state.scope.geometry.window or 1
     how = chooser.upto(7)
-    if how < 4:
+    if how == 0:
+        length = page_size * (1 + chooser.upto(1)) + chooser.upto(page_size - 1)
+    elif how < 4:
         length = page_size * (1 + chooser.upto(2))
     elif how < 6:
         length = -(-window // page_size) * page_size + page_size * chooser.upto(1)
@@ -95,7 +97,15 @@ def draw_prompt(
     after: it must begin with these pieces (what its holder has locked).
     """
     start = after or ()
+    if after is None and (short := _overlong(state)) and once_in(chooser, 6):
+        return shortened(pick(chooser, short), longest)
     familiar = [p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after]
+    page_size = state.scope.geometry.page_size
+    if familiar and after is None and page_size > 1 and once_in(chooser, 6):  # parting inside a page
+        same = pick(chooser, familiar)
+        at = page_size * chooser.upto((prompt_len(same) - 1) // page_size) + 1 + chooser.upto(page_size - 2)
+        other = Piece(pick(chooser, [t for t in texts if t != same[-1].text] or texts), 2 * page_size)
+        return shortened(joined(shortened(same, at), (other,)), longest)
     if familiar and not once_in(chooser, 6):
         start = pick(chooser, familiar)
         if once_in(chooser, 2):  # part of it: a node is left inside
@@ -108,6 +118,19 @@ def draw_prompt(
         if left > 0:
             start = joined(start, (Piece(pick(chooser, texts), draw_length(state, chooser, left)),))
     return shortened(start, longest)
+
+
+def _overlong(state: State) -> list[Prompt]:
+    """Prompts that split a node of which a lock pins more SWA KV than its window needs."""
+    if state.tree is None or state.tree.window is None:
+        return []
+    size, window = state.tree.page_size, state.tree.window
+    return [
+        spelt(lock.key[:end])
+        for lock in state.tree.locks
+        for end in range(lock.swa_from + size, len(lock.key) - window + 1, size)
+        if lock.key[0] >> POSITION_BITS >= SHARED
+    ]
 
 
 def _inside(state: State, chooser: Chooser, length: int) -> int:

@@ -12,7 +12,7 @@ from impl.adapter import (
 )
 from reference import model
 from reference import tree as radix
-from reference.caching import guests, page_name, pages_of
+from reference.caching import NO_PAGES, guests, page_name, pages_of
 from reference.commands import (
     Command, Decode, Done, Extend, Outcome, SpecDecode,
 )  # fmt: skip
@@ -64,7 +64,7 @@ class ReferenceSystem:
         for name in now:
             if name not in self.rows:
                 self.rows[name] = self.free_rows.pop()
-        cached = pages_of(self.state.tree) if self.state.tree is not None else {"full": set(), "swa": set()}
+        cached = pages_of(self.state.tree) if self.state.tree is not None else NO_PAGES
         for pool, pages in self.pages.items():
             owned = full_pages if pool == "full" else swa_pages
             want = {(n, i) for n, c in now.items() for i in owned(c, self.geometry.page_size)}

@@ -150,6 +150,8 @@ def _weights(c: _Context) -> dict[type, int]:
     # A frontier inside a page (free mode alone) is there for as long as the slot is idle: count it.
     page_size = state.scope.geometry.page_size
     odd = any(s.slot is not None and s.slot.swa_evicted_seqlen % page_size for s in resumable)
+    # Admitted onto a prefix, and not begun: what an abort now must give back is the lock alone.
+    matched = any(r.phase is Phase.ADMITTED and not r.started and _cursors(r)[3] for r in state.requests)
     submit = 9 if resumable else 6 if c.idle or len(state.requests) < 2 else 0
     weights = {
         Open: 4 * (len(state.sessions) < len(habits.sessions)),
@@ -161,7 +163,7 @@ def _weights(c: _Context) -> dict[type, int]:
         EvictSwa: (20 if ahead else 5) * bool(c.held) * (state.scope.geometry.window is not None),
         Finish: (20 if swept else 6) * bool(c.running),
         Retract: (10 if swept else 3) * bool(c.running),
-        Abort: 1 * bool(state.requests),
+        Abort: 1 * bool(state.requests) + 3 * matched,
         Close: 1 * bool(state.sessions),
         CheckBusy: (30 if odd else 6 if habits.ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),

@@ -8,36 +8,43 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import permutations
+from typing import Any
 
 import pytest
 
 from impl.bugs import broken
 from reference.commands import Mode
-from reference.facts import Facts, HolderFacts, Owned, Pool, RequestFacts, SessionFacts
+from reference.facts import (
+    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
+)  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from reference.ledger import Cursors
 from reference.monitors import MONITORS, Moment
 from reference.partitions import KINDS, balanced, kinds, partitions, seen_by, smallest
 from stateful_tests.blindspots import CHECKS, Drive, Row, draw, fixtures, measure, smallest_sets, watch
 from stateful_tests.registry import resolve
+from stateful_tests.strategies import MACHINES
 
 
 @cache
-def _drawn(mode: Mode) -> tuple[Drive, ...]:
-    return tuple(draw(mode, 0, run, steps=40) for run in range(len(PRESETS)))
+def _drawn(mode: Mode, machine: str = "sessions") -> tuple[Drive, ...]:
+    return tuple(draw(mode, 0, run, steps=40, machine=machine) for run in range(len(PRESETS)))
 
 
 @cache
 def _row(bug: str, mode: Mode = Mode.FAITHFUL) -> Row:
-    runs = [*_drawn(mode)[:4], *fixtures().get(bug, [])]
+    kept = fixtures().get(bug, [])
+    machine = "both" if any(run.geometry.tree for run in kept) else "sessions"
+    runs = [*_drawn(mode, machine)[:4], *kept]
     return measure(bug, broken(bug), runs, lambda _: None)
 
 
 @pytest.mark.parametrize("impl", ["reference", "torch"])
 @pytest.mark.parametrize("mode", list(Mode))
-def test_nothing_is_seen_of_a_healthy_system(impl: str, mode: Mode) -> None:
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nothing_is_seen_of_a_healthy_system(impl: str, mode: Mode, machine: str) -> None:
     system = resolve(impl)
-    for run in _drawn(mode):
+    for run in _drawn(mode, machine):
         signs = watch(system, run)
         assert not signs.first, (run.origin, signs)
         assert not signs.wrong
@@ -63,6 +70,8 @@ def test_runs_are_drawn_from_seed_and_mode_alone() -> None:
         ("output-not-cut", dict.fromkeys(CHECKS, "never")),
         ("pr22213-double-count", {"sums-busy": "false alarm", "lost": "never"}),
         ("pr21499", {"sums-busy": "broken", "contents": "never"}),
+        ("tombstone-still-counts", {"sums-busy": "at once", "tree": "at once", "mapping": "never"}),
+        ("lock-pins-swa-to-the-root", dict.fromkeys(CHECKS, "never")),
     ],
 )
 def test_known_cells(bug: str, cells: dict[str, str]) -> None:
@@ -137,6 +146,16 @@ def _signs(facts: Facts, mode: Mode = Mode.FAITHFUL, before: Facts = RIGHT) -> s
     return {name for name, monitor in MONITORS.items() if monitor.sign(moment)}
 
 
+Sizes = tuple[int, int, int, int]
+
+
+def _node(prefix: tuple[int, ...] = (2, 3), sizes: Sizes = (0, 2, 0, 2), **changes: Any) -> Facts:
+    """With a radix tree: one node of a page, locked once, that the row of r1 starts with."""
+    node = NodeFacts((11, 12), (2, 3), (2, 3), (2, 3), (11, 12), (11, 12), 1, 1)._replace(**changes)
+    holders = {name: h._replace(prefix=prefix) if name == "r1" else h for name, h in RIGHT.holders.items()}
+    return RIGHT._replace(tree=TreeFacts([node], {}, sizes, {}), holders=holders)
+
+
 PLANTED: list[tuple[str, Callable[[], Facts]]] = [
     ("free-list", lambda: _pool(Pool(4, (4, 4), OWNED))),
     ("free-list", lambda: _pool(Pool(4, (0, 4), OWNED))),
@@ -161,6 +180,11 @@ PLANTED: list[tuple[str, Callable[[], Facts]]] = [
     ("window", lambda: _run(RUNNING, (11, 12, None, 14))),
     ("window", lambda: _run(Cursors(4, 4, 4, 0))),
     ("window", lambda: _slot(Cursors(2, 2, 2, 0))),
+    ("tree", lambda: _node(slots=(2,))),
+    ("tree", lambda: _node(swa_slots=(2, 0))),
+    ("tree", lambda: _node(swa_locks=2)),
+    ("tree", lambda: _node(sizes=(2, 0, 2, 0))),
+    ("tree", lambda: _node(prefix=(4, 5))),
     ("contents", lambda: _slot(SLOT, (21, 99))),
     ("contents", lambda: _run(RUNNING, (11, 99, 13, 14))),
 ]
@@ -168,7 +192,7 @@ PLANTED: list[tuple[str, Callable[[], Facts]]] = [
 
 def test_what_is_right_gives_no_sign() -> None:
     for mode in Mode:
-        assert _signs(RIGHT, mode) == set()
+        assert _signs(RIGHT, mode) == _signs(_node(), mode) == set()
 
 
 @pytest.mark.parametrize("name, plant", PLANTED, ids=[f"{n}-{i}" for i, (n, _) in enumerate(PLANTED)])

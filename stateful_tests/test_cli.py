@@ -277,6 +277,18 @@ def test_json_has_every_figure(fake: FakeSystem, kvspec: Check, monkeypatch: pyt
     assert json.loads(Path("out.json").read_text()) == data
 
 
+def test_known_faults_that_were_passed_over_are_named(
+    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.capabilities = Capabilities(waived={"LEN-2": "harmless"}, known={"FREE-2": "#1, some_trace.json"})
+    finds(monkeypatch, checked())
+    code, out, _ = kvspec("check", "--json", "out.json")
+    assert code == 0
+    assert "conforms; known faults were passed over: FREE-2 (400 commands" in " ".join(lines(out))
+    told = [c["waived"] for c in json.loads(Path("out.json").read_text())["clauses"]]
+    assert told == ["harmless", "known fault: #1, some_trace.json"]
+
+
 BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError"))
 
 

@@ -251,6 +251,16 @@ def test_choices_are_followed_within_their_bounds() -> None:
         step(state, SpecDecode((Draft("r1", 2, 1),)), [Choice("r1", kv_allocated_len=21)])
 
 
+def test_a_prefill_may_be_swept_after_its_forward_pass() -> None:
+    state = after(Open("s1"), Submit("r1", "s1", 20), Admit("r1"))
+    command = Extend((Chunk("r1", 20),))
+    swept, _ = step(state, command, [Choice("r1", swa_evicted_seqlen=12, after=True)])
+    assert running(swept) == Cursors(20, 20, 12, 0)
+    for choice in (Choice("r1", swa_evicted_seqlen=16, after=True), Choice("r1", swa_evicted_seqlen=12)):
+        with pytest.raises(ChoiceNotAllowed):
+            step(state, command, [choice])
+
+
 def test_states_compare_and_hash_by_content() -> None:
     assert after(*FIRST) == after(*FIRST) and len({after(*FIRST), after(*FIRST)}) == 1
 

@@ -55,8 +55,9 @@ commands = st.one_of(
     st.builds(Insert, names, prompts, lengths, st.booleans()),
     st.builds(Evict, lengths, lengths),
 )
+choices = st.builds(Choice, names, cursors, cursors, st.booleans())
 outcomes = st.one_of(
-    st.builds(Done, st.lists(st.builds(Choice, names, cursors, cursors), max_size=2).map(tuple)),
+    st.builds(Done, st.lists(choices, max_size=2).map(tuple)),
     st.builds(Refused, st.sampled_from(Reason)),
 )
 prose = st.text(st.characters(exclude_categories=["Cc", "Cs"]) | st.just("\n"), max_size=60)

@@ -41,6 +41,7 @@ class ChoiceBody(_Struct, frozen=True):
     request: Name
     swa_evicted_seqlen: Cursor | None = None
     kv_allocated_len: Cursor | None = None
+    after: bool = False
 
 
 class Expect(_Struct, frozen=True):

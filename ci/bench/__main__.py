@@ -1,7 +1,7 @@
 """`make bench`: what a command costs, beside a step of an empty Hypothesis state machine.
 
-The same seeded runs are generated once and replayed through each part alone, so that the rows add up
-to what a step of the lockstep costs. Everything runs in one process; compare the ratios.
+The same seeded runs are generated once for each machine and replayed through each part alone, so that
+the rows add up to what a step of the lockstep costs. Everything runs in one process; compare the ratios.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import click
 from hypothesis import HealthCheck, settings
@@ -23,21 +25,23 @@ from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
 from stateful_tests import registry
 from stateful_tests.abstraction import facts_of
-from stateful_tests.lockstep import Lockstep, new_tallies
+from stateful_tests.campaign import sizes_for
 from stateful_tests.choosers import RandomChooser
-from stateful_tests.strategies import draw_habits, propose
+from stateful_tests.lockstep import Lockstep, new_tallies
+from stateful_tests.strategies import MACHINES, draw_habits, propose
 
 STEPS = 50
 Run = tuple[Geometry, list[Command]]
 
 
-def _generate(runs: int) -> list[Run]:
+def _generate(machine: str, runs: int) -> list[Run]:
     """Runs over all presets, by the generator that `kvspec check` uses, on the reference alone."""
     made = []
     for number in range(runs):
-        for name, geometry in PRESETS.items():
+        for name in PRESETS:
+            geometry = sizes_for(machine, name)
             chooser = RandomChooser(f"bench/{name}/{number}")
-            habits = draw_habits(chooser, registry.resolve("reference").capabilities)
+            habits = draw_habits(chooser, registry.resolve("reference").capabilities, machine)
             state, commands = model.initial(geometry), []
             for _ in range(STEPS):
                 commands.append(propose(state, chooser, habits))
@@ -105,6 +109,17 @@ def _seconds(work: Callable[[], object]) -> float:
     return best
 
 
+def _row(machine: str, what: str, seconds: float, empty: float) -> dict[str, Any]:
+    """One line: what a command takes, and that beside a step of the empty machine."""
+    return {
+        "machine": machine,
+        "what": what,
+        "us_per_command": round(seconds * 1e6, 1),
+        "commands_per_s": round(1 / seconds),
+        "of_empty_machine": round(seconds / empty, 2),
+    }
+
+
 @click.command()
 @click.option("--impl", "impls", multiple=True, default=["reference", "torch"], show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
@@ -112,42 +127,35 @@ def _seconds(work: Callable[[], object]) -> float:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def bench(impls: tuple[str, ...], device: str, runs: int, as_json: bool) -> None:
     """Measure what a command costs, part by part."""
-    made = _generate(runs)
-    commands = sum(len(c) for _, c in made)
-    steps = _empty_machine(len(made))
-    measured = {"empty Hypothesis machine": _seconds(lambda: _empty_machine(len(made))) * commands / steps}
-    measured["reference alone"] = _seconds(lambda: _reference(made))
-    measured["generator and reference"] = _seconds(lambda: _generate(runs))
-    for impl in impls:
-        try:
-            system = registry.resolve(impl, device=device)
-        except UnusableImplementation as error:
-            raise click.UsageError(str(error)) from error
-        work = {
-            "apply": lambda s=system: _apply(s, made),
-            "apply, view": lambda s=system: _apply(s, made, view=True),
-            "apply, view, abstraction": lambda s=system: _apply(s, made, view=True, facts=True),
-            "lockstep, all clauses": lambda s=system: _lockstep(s, made),
+    steps = _empty_machine(len(PRESETS) * runs)
+    empty = _seconds(lambda: _empty_machine(len(PRESETS) * runs)) / steps
+    rows: list[dict[str, Any]] = [_row("", "empty Hypothesis machine", empty, empty)]
+    for machine in MACHINES:
+        made = _generate(machine, runs)
+        commands = sum(len(c) for _, c in made)
+        parts: dict[str, Callable[[], object]] = {
+            "reference alone": partial(_reference, made),
+            "generator and reference": partial(_generate, machine, runs),
         }
-        measured |= {f"{impl}: {name}": _seconds(part) for name, part in work.items()}
-        system.close()
-    empty = measured["empty Hypothesis machine"]
-    rows = [
-        {
-            "what": name,
-            "us_per_command": round(seconds / commands * 1e6, 1),
-            "commands_per_s": round(commands / seconds),
-            "of_empty_machine": round(seconds / empty, 2),
-        }
-        for name, seconds in measured.items()
-    ]
+        for impl in impls:
+            try:
+                system = registry.resolve(impl, device=device)
+            except UnusableImplementation as error:
+                raise click.UsageError(str(error)) from error
+            parts |= {
+                f"{impl}: apply": partial(_apply, system, made),
+                f"{impl}: apply, view": partial(_apply, system, made, view=True),
+                f"{impl}: apply, view, abstraction": partial(_apply, system, made, view=True, facts=True),
+                f"{impl}: lockstep, all clauses": partial(_lockstep, system, made),
+            }
+        rows += [_row(machine, name, _seconds(part) / commands, empty) for name, part in parts.items()]
     checked = checks.rows(device)
     if as_json:
         json.dump({"commands": rows, "busy check": checked}, sys.stdout, indent=2)
         print()
     else:
         out = render.console()
-        headings = ("what", "us/command", "commands/s", "of empty machine")
+        headings = ("machine", "what", "us/command", "commands/s", "of empty machine")
         render.listing(out, rows, dict(zip(rows[0], headings)))
         out.print(f"\nA busy check on {device}, beside loops over the requests (ratio to one pass):\n")
         render.listing(out, checked, {name: name for name in checked[0]})

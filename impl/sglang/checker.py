@@ -7,6 +7,7 @@ account here.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ class Scheduler:
         self.swa_tokens_per_layer = geometry.swa_pages * page
         self.server_args = SERVER_ARGS
         self.waiting_queue: list[Any] = []
+        self.waiting_locked = False
         self.last_batch: Any = None
         self.running_batch = self._batch([], ForwardMode.IDLE)
 
@@ -87,10 +89,14 @@ class Scheduler:
         os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = str(level)
         return _checked(self.self_check_during_busy, self.busy_accounts)
 
-    def idle(self, waiting: Sequence[Any]) -> Report:
-        """The scheduler found nothing to run, so no batch is left; `waiting`: the queue."""
+    def idle(self, waiting: Sequence[Any], locked: bool) -> Report:
+        """The scheduler found nothing to run, so no batch is left; `waiting`: the queue.
+
+        locked: guests, or requests that wait, have locks in the radix tree. No scheduler comes to that, and
+        the releases' inspection of the tree (nothing may be locked when idle) is left out then.
+        """
         self.last_batch, self.running_batch = None, self._batch([], ForwardMode.IDLE)
-        self.waiting_queue = list(waiting)
+        self.waiting_queue, self.waiting_locked = list(waiting), locked
         return _checked(self.on_idle, self.idle_accounts)
 
     def idle_rows(self) -> Account:
@@ -124,6 +130,10 @@ class Scheduler0510(Scheduler):
 
     def on_idle(self) -> None:
         self.self_check_during_idle()
+
+    def check_tree_cache(self) -> None:
+        if not self.waiting_locked:
+            self.checks.check_tree_cache(self)
 
     def _get_batch_uncached_size(self, batch: Any) -> int:
         size: int = self.checks._get_batch_uncached_size(self, batch)
@@ -171,6 +181,10 @@ class Scheduler0511(Scheduler):
         verdict: tuple[bool, str] = self.checks._check_pool_invariant(pool_name, *terms, total, uncached)
         return verdict
 
+    def _check_tree_cache(self) -> None:
+        if not self.waiting_locked:
+            self.checks._check_tree_cache(self)
+
     def _added_up(self) -> tuple[Account, ...]:
         sums, self.sums = self.sums, {}
         return tuple(sums.values())
@@ -183,14 +197,94 @@ class Scheduler0511(Scheduler):
         return (*self._added_up(), self.idle_rows())
 
 
+class Scheduler0513(Scheduler0511):
+    """0.5.13. The checks are an object, which asks another one what the pools have.
+
+    Both are made anew for every server; `parts` are the release's classes of them.
+    """
+
+    parts: dict[str, Any]
+
+    def __init__(self, batch: Any, rows: Any, allocator: Any, cache: Any, geometry: Geometry) -> None:
+        super().__init__(batch, rows, allocator, cache, geometry)
+        common = {
+            "tree_cache": cache,
+            "token_to_kv_pool_allocator": allocator,
+            "req_to_token_pool": rows,
+            "is_hybrid_swa": self.is_hybrid_swa,
+            "is_hybrid_ssm": False,
+            "full_tokens_per_layer": self.full_tokens_per_layer,
+            "swa_tokens_per_layer": self.swa_tokens_per_layer,
+            "max_total_num_tokens": self.max_total_num_tokens,
+            "get_last_batch": lambda: self.last_batch,
+            "get_running_batch": lambda: self.running_batch,
+            "session_controller": None,
+            "hisparse_coordinator": None,
+            "enable_hisparse": False,
+            "disaggregation_mode": DisaggregationMode.NULL,
+            "page_size": self.page_size,
+            "server_args": SERVER_ARGS,
+            "scheduler_stage_metrics": None,
+        }
+        self.observer = self._make(self.parts["observer"], common)
+        noting = type("Noting", (self.parts["checker"],), {"_check_pool_invariant": self._noted})
+        self.checker = self._make(noting, {**common, "pool_stats_observer": self.observer})
+
+    @staticmethod
+    def _make(kind: type, given: dict[str, Any]) -> Any:
+        """A release's dataclass, out of those of its fields that are given."""
+        known = {f.name for f in dataclasses.fields(kind)}
+        return kind(**{name: value for name, value in given.items() if name in known})
+
+    def _noted(
+        self, pool_name: str, available: int, evictable: int, protected: int, session_held: int,
+        total: int, uncached: int = 0,
+    ) -> tuple[bool, str]:  # fmt: skip
+        terms = available, evictable, protected, session_held
+        self.sums[pool_name] = Account(pool_name, *terms, uncached, total)
+        verdict: tuple[bool, str] = self.parts["checker"]._check_pool_invariant(
+            pool_name, *terms, total, uncached
+        )
+        return verdict
+
+    def self_check_during_busy(self) -> None:
+        self.checker.self_check_during_busy()
+
+    def on_idle(self) -> None:
+        """Scheduler.on_idle, as far as it checks memory."""
+        if not self.is_fully_idle():
+            return
+        leak, messages = self.checker._check_all_pools(self.observer.get_pool_stats())
+        if leak:
+            self.checker._report_leak("pool", "\n".join(messages))
+        self.checker._check_req_pool()
+        if not self.waiting_locked:
+            self.checker._check_tree_cache()
+
+    def _session_held_req_count(self) -> int:
+        count: int = self.observer.session_held_req_count()
+        return count
+
+    def idle_accounts(self) -> tuple[Account, ...]:
+        self.checker._check_all_pools(self.observer.get_pool_stats())
+        return (*self._added_up(), self.idle_rows())
+
+
+class Scheduler0523(Scheduler0513):
+    """0.5.23."""
+
+
 def _checked(check: Callable[[], None], accounts: Callable[[], tuple[Account, ...]]) -> Report:
     """What the release's check says, and the terms behind it.
 
-    The releases raise AssertionError (busy) or ValueError (idle); anything else is no verdict.
+    The releases raise AssertionError (busy), ValueError (idle) or a bare Exception (the inspection of the
+    tree); anything else is no verdict.
     """
     alarm = ""
     try:
         check()
-    except (AssertionError, ValueError) as error:
+    except Exception as error:
+        if type(error) not in (AssertionError, ValueError, Exception):
+            raise
         alarm = " ".join(str(error).split())[:_ALARM] or type(error).__name__
     return Report(accounts(), (), alarm)

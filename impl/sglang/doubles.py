@@ -26,9 +26,10 @@ class Bag:
 
 
 class ServerArgs(Bag):
-    """The server's command line: a CPU, no overlap, no prefix cache, no disaggregation."""
+    """The server's command line: a CPU, no overlap, no disaggregation; the rest is set for each server."""
 
     page_size: int
+    disable_radix_cache: bool
     speculative_algorithm: str | None
 
     def __init__(self) -> None:
@@ -42,6 +43,8 @@ class ServerArgs(Bag):
             page_size=1,
             speculative_algorithm=None,
             enable_mis=False,
+            features=Bag(),
+            mamba=Bag(),
             strip_thinking_cache=False,
         )
 
@@ -126,6 +129,22 @@ def assign_rows(
         done += b - a
 
 
+PLATFORM = Bag(capabilities=Bag(supports_triton=False), get_paged_allocator_cls=lambda: None)
+
+
+def decorating(function: Any = None, **_: Any) -> Any:
+    """A decorator with or without arguments that decorates nothing."""
+    return function if callable(function) else lambda f: f
+
+
+# Where 0.5.23 asks for the server's settings: one bag has them all.
+_SETTINGS = (
+    "get_attn", "get_cache", "get_disagg", "get_exec", "get_hicache", "get_kv_cache", "get_lora",
+    "get_memory", "get_model", "get_observability", "get_parallel", "get_runtime", "get_schedule",
+    "get_server_args", "get_serving", "get_session", "get_spec",
+)  # fmt: skip
+
+
 def provided() -> dict[str, dict[str, Any]]:
     """Module -> the names in it that must not be inert."""
     return {
@@ -141,6 +160,14 @@ def provided() -> dict[str, dict[str, Any]]:
         "sglang.srt.dllm.mixin.req": {"ReqDllmMixin": ReqDllmMixin},
         "sglang.srt.distributed.parallel_state": {"get_tensor_model_parallel_rank": lambda: 0},
         "sglang.srt.speculative.spec_utils": {"assign_req_to_token_pool_func": assign_rows},
+        "sglang.srt.runtime_context": {
+            **{name: lambda: SERVER_ARGS for name in _SETTINGS},
+            "attention_backends": lambda *_, **__: ("torch_native", "torch_native"),
+            "get_platform": lambda: Bag(device="cpu"),
+        },
+        "sglang.srt.platforms": {"current_platform": PLATFORM},
+        "sglang.srt.utils.rank_consensus_checker": {"rank_consensus": decorating},
+        "sglang.srt.beam_search.batch_tail": {"num_beam_member_rows": lambda *_, **__: 0},
     }
 
 

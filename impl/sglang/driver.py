@@ -8,29 +8,21 @@ moves memory is the release's own code.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from impl.adapter import UnusableImplementation, View
+from impl.sglang import guests
 from impl.sglang.doubles import SERVER_ARGS, Bag, ForwardMode
-from impl.sglang.releases import Release0510
+from impl.sglang.refusals import No, need, spelled
+from impl.sglang.flat import Release0510
 from impl.sglang.server import Phase, Server, Turn
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, EvictSwa, Extend,
-    Finish, Open, Outcome, Reason, Refused, Report, Retract, SpecDecode, Submit, token_id,
+    Abort, Admit, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, Evict, EvictSwa, Extend,
+    Finish, Freed, Insert, Match, Open, Outcome, Reason, Refused, Report, Retract, SpecDecode, Submit,
+    Unlock, prompt_len, token_id,
 )  # fmt: skip
 from reference.geometry import Geometry
-
-
-class _No(Exception):
-    """Internal: the command is refused for this reason; nothing was touched."""
-
-    def __init__(self, reason: Reason) -> None:
-        self.reason = reason
-
-
-def _need(condition: object, reason: Reason) -> None:
-    if not condition:
-        raise _No(reason)
 
 
 class Driver:
@@ -45,6 +37,7 @@ class Driver:
         self.run_rejected = run_rejected
         self.serial = 0
         self.report: Report | None = None  # of the command, if it is a check
+        self.freed: Freed | None = None  # of the command, if it evicts
         self.server: Server
 
     def reset(self, geometry: Geometry) -> View:
@@ -58,31 +51,31 @@ class Driver:
         Raises UnusableImplementation for a run that mixes Decode and SpecDecode, and whatever the
         release raises: then only `reset` may follow.
         """
-        self.report = None
+        self.report = self.freed = None
         try:
             choices = _PLAYS[type(command)](self, command)
-        except _No as no:
+        except No as no:
             return Refused(no.reason), self.server.view()
-        return Done(tuple(choices), self.report), self.server.view()
+        return Done(tuple(choices), self.report, self.freed), self.server.view()
 
     # -- refusals ---------------------------------------------------------------------------------
 
     def _turn(self, name: str) -> Turn:
         turn = self.server.turns.get(name)
         if turn is None:
-            raise _No(Reason.UNKNOWN_REQUEST)
+            raise No(Reason.UNKNOWN_REQUEST)
         return turn
 
     def _lanes(self, names: Sequence[str], *phases: Phase) -> list[Turn]:
-        _need(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
+        need(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
         turns = [self._turn(name) for name in names]
-        _need(all(t.phase in phases for t in turns), Reason.WRONG_PHASE)
+        need(all(t.phase in phases for t in turns), Reason.WRONG_PHASE)
         return turns
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.server.geometry.page_size)
 
-    def _room(self, spans: Sequence[tuple[int, int]], rows: int = 0, *, extend: bool = True) -> None:
+    def room(self, spans: Sequence[tuple[int, int]], rows: int = 0, *, extend: bool = True) -> None:
         """Refuse unless the release can lengthen its rows over these spans of positions.
 
         Only what the release's own call needs: pages of each span in both pools, and for releases
@@ -90,15 +83,15 @@ class Driver:
         Pages that a sweep inside the call would free do not count, as in the scheduler's budget.
         """
         geometry = self.server.geometry
-        _need(all(end <= geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
+        need(all(end <= geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
         free_rows, full, swa = self.server.free_counts()
-        _need(rows <= free_rows, Reason.NO_ROW)
+        need(rows <= free_rows, Reason.NO_ROW)
         pages = sum(self._pages(end) - self._pages(start) for start, end in spans)
         page = geometry.page_size
         if self.release.spare_page_per_lane and extend and page > 1 and geometry.window is not None:
             pages = max(pages, self._pages(sum(end - start for start, end in spans)) + len(spans))
-        _need(pages <= full, Reason.OUT_OF_FULL)
-        _need(pages <= swa, Reason.OUT_OF_SWA)
+        need(pages <= full, Reason.OUT_OF_FULL)
+        need(pages <= swa, Reason.OUT_OF_SWA)
 
     def _window(self, turns: Iterable[Turn]) -> None:
         """Refuse to decode where a sweep ran ahead of the commit: no scheduler gets there."""
@@ -108,7 +101,8 @@ class Driver:
         for turn in turns:
             cursors = self.release.cursors(turn.req)
             swept, position = cursors.swa_evicted_seqlen, cursors.kv_committed_len
-            _need(swept <= max(0, position - window), Reason.WINDOW_LOST)
+            own = swept > cursors.cache_protected_len  # a sweep leaves the tree's prefix alone
+            need(not own or swept <= max(0, position - window), Reason.WINDOW_LOST)
 
     def _kind_of_run(self, spec: bool) -> None:
         """A server decodes plainly or speculatively; the first round tells which."""
@@ -122,8 +116,9 @@ class Driver:
     # -- sessions ---------------------------------------------------------------------------------
 
     def open(self, command: Open) -> list[Choice]:
-        taken = command.session in self.server.controller or command.session in self.server.turns
-        _need(not taken, Reason.SESSION_EXISTS)
+        server = self.server
+        names = server.controller.sessions, server.turns, server.guests
+        need(not any(command.session in taken for taken in names), Reason.SESSION_EXISTS)
         self.server.controller.open(
             Bag(session_id=command.session, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
         )
@@ -131,28 +126,29 @@ class Driver:
 
     def close(self, command: Close) -> list[Choice]:
         session = self.server.controller.get(command.session)
-        _need(session is not None, Reason.UNKNOWN_SESSION)
-        _need(not self.release.closing(session), Reason.SESSION_CLOSING)
+        need(session is not None, Reason.UNKNOWN_SESSION)
+        need(not self.release.closing(session), Reason.SESSION_CLOSING)
         self.server.controller.close(Bag(session_id=command.session))
         return []
 
     def submit(self, command: Submit) -> list[Choice]:
         server = self.server
-        _need(command.tokens >= 1, Reason.EMPTY)
+        need(command.tokens >= 0 and prompt_len(command.prompt) + command.tokens >= 1, Reason.EMPTY)
+        spelled(command.prompt)
         name = command.session
-        _need(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
-        taken = command.request in server.turns or command.request in server.controller
-        _need(not taken, Reason.REQUEST_EXISTS)
+        need(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
+        names = server.controller.sessions, server.turns, server.guests
+        need(not any(command.request in taken for taken in names), Reason.REQUEST_EXISTS)
         session = None if name is None else server.controller.get(name)
         # The scheduler itself turns away turns of a session that is to be closed.
-        _need(session is None or not self.release.closing(session), Reason.SESSION_CLOSING)
-        _need(session is not None or command.rewind <= 0, Reason.SHRINKING_PREFIX)
-        _need(command.rewind >= 0, Reason.BAD_LENGTH)
+        need(session is None or not self.release.closing(session), Reason.SESSION_CLOSING)
+        need(session is not None or command.rewind <= 0, Reason.SHRINKING_PREFIX)
+        need(command.rewind >= 0, Reason.BAD_LENGTH)
         history = 0 if session is None else len(self.release.history(session))
-        _need(history + command.tokens <= server.geometry.width, Reason.ROW_TOO_SHORT)
-
         serial = self.serial + 1
-        tokens = [token_id(serial, history + i) for i in range(command.tokens)]
+        tokens = spelled(command.prompt, history)
+        tokens += [token_id(serial, history + len(tokens) + i) for i in range(command.tokens)]
+        need(history + len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
         undo = None
         if command.rewind:
             # An offset of 0 means none to the server, so taking all back is asked for otherwise.
@@ -164,11 +160,11 @@ class Driver:
         if req.to_finish is not None:
             rows, full, swa = server.free_counts()
             if self.run_rejected and min(rows, full, swa) > 0:
-                self._one_token_prefill(Turn(command.request, name, serial, req, history))
+                self._one_token_prefill(Turn(self.release, command.request, name, serial, req, history))
             taken_back = command.rewind and not (name is not None and server.in_flight(name))
-            raise _No(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
+            raise No(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
         self.serial = serial
-        server.turns[command.request] = Turn(command.request, name, serial, req, history)
+        server.turns[command.request] = Turn(self.release, command.request, name, serial, req, history)
         return []
 
     def _reap(self) -> None:
@@ -180,51 +176,81 @@ class Driver:
 
     def admit(self, command: Admit) -> list[Choice]:
         turn = self._turn(command.request)
-        _need(turn.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
+        need(turn.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
+        self._let_go(turn)
         turn.req.init_next_round_input(self.server.cache)
+        if self.server.tree is not None and self.release.row(turn.req) is None:
+            # What was matched is locked from here on: between the two nothing would keep it.
+            self.server.tree.lock(turn.req)
+            turn.locked = True
         turn.phase = Phase.ADMITTED
         return []
 
+    def _let_go(self, turn: Turn) -> None:
+        """Give back the lock that a request waits with."""
+        if turn.locked:
+            assert self.server.tree is not None
+            self.server.tree.unlock(turn.req)
+            turn.locked = False
+
+    def _matched(self, turn: Turn) -> None:
+        """Match and lock in the very cycle in which the request extends, as the scheduler does."""
+        server = self.server
+        turn.req.init_next_round_input(server.cache)
+        if server.tree is not None:
+            server.tree.lock(turn.req)
+        else:
+            self.release.hold(server.cache, turn.req)
+
     def extend(self, command: Extend) -> list[Choice]:
         server, lanes = self.server, command.lanes
-        _need(lanes and all(lane.tokens >= 1 for lane in lanes), Reason.EMPTY)
+        need(lanes and all(lane.tokens >= 1 for lane in lanes), Reason.EMPTY)
         turns = self._lanes([n.request for n in lanes], Phase.ADMITTED, Phase.EXTENDING)
         ends = [self._chunk_from(t) + n.tokens for t, n in zip(turns, lanes, strict=True)]
-        _need(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
+        need(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
         fresh = sum(self.release.row(t.req) is None for t in turns)
-        self._room([(t.prefix, end) for t, end in zip(turns, ends, strict=True)], fresh)
+        self.room([(t.prefix, end) for t, end in zip(turns, ends, strict=True)], fresh)
 
         swept, spans = self._swept(turns), []
         for turn, end in zip(turns, ends, strict=True):
             req = turn.req
-            if turn.phase is Phase.ADMITTED:
-                # The scheduler matches again in the very cycle in which it extends.
-                req.init_next_round_input(server.cache)
-                server.cache.inc_lock_ref(req.last_node)
+            if turn.locked:
+                turn.locked = False  # matched when it was admitted; from here on the lock goes with the row
+            elif turn.phase is Phase.ADMITTED:
+                self._matched(turn)
             else:
                 req.init_next_round_input()
             spans.append((turn.prefix, end))
-            req.set_extend_input_len(end - turn.prefix)
-            req.fill_ids = req.fill_ids[:end]
+            self.release.set_chunk(req, turn.prefix, end)
             if end < turn.fill:
-                req.is_chunked += 1
+                self.release.in_chunks(req, 1)
         batch = server.new_batch(turns, ForwardMode.EXTEND)
         batch.prepare_for_extend()
         self._launch(turns, ForwardMode.EXTEND)
         for turn, (start, end) in zip(turns, spans, strict=True):
             server.forward(turn, start, end)
+        launched = self._swept(turns)
         for turn, (_, end) in zip(turns, spans, strict=True):
             turn.started = True
             if end < turn.fill:
-                turn.req.is_chunked -= 1
+                self.release.in_chunks(turn.req, -1)
                 turn.phase = Phase.EXTENDING
                 self.release.checkpoint(turn.req, server.cache, chunked=True)
             else:
-                turn.req.output_ids += server.sample(turn, 1)
-                turn.req.check_finished()
+                self._sampled(turn, server.sample(turn, 1))
                 turn.phase = Phase.RUNNING
                 self.release.checkpoint(turn.req, server.cache, chunked=False)
-        return self._sweeps(turns, swept)
+        late = {choice.request for choice in self._sweeps(turns, launched)}
+        now = {turn.name: self.release.cursors(turn.req) for turn in turns}
+        # Of what the tree has taken over meanwhile nothing was swept.
+        given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
+        sweeps = [c for c in self._sweeps(turns, swept) if c.request not in late & given]
+        return [replace(c, after=c.request in late) for c in sweeps]
+
+    def _sampled(self, turn: Turn, tokens: Sequence[int]) -> None:
+        """Process a result: these outputs were sampled, or accepted."""
+        turn.req.output_ids.extend(tokens)
+        self.release.check_finished(turn.req, len(tokens))
 
     def _chunk_from(self, turn: Turn) -> int:
         """Where the next chunk is counted from: what is committed, less the token to recompute.
@@ -232,7 +258,7 @@ class Driver:
         A release may prefill from earlier (0.5.10 matches one token less than it could); the chunk
         still ends where it was asked to end, as a scheduler that prefills the rest would have it.
         """
-        if turn.phase is Phase.EXTENDING:
+        if turn.phase is Phase.EXTENDING or self.release.row(turn.req) is None:
             return turn.prefix
         return min(self.release.cursors(turn.req).kv_committed_len, turn.fill - 1)
 
@@ -240,10 +266,10 @@ class Driver:
 
     def decode(self, command: Decode) -> list[Choice]:
         server = self.server
-        _need(command.requests, Reason.EMPTY)
+        need(command.requests, Reason.EMPTY)
         turns = self._lanes(command.requests, Phase.RUNNING)
         self._window(turns)
-        self._room([(t.fill - 1, t.fill) for t in turns], extend=False)
+        self.room([(t.fill - 1, t.fill) for t in turns], extend=False)
         self._kind_of_run(spec=False)
 
         swept = self._swept(turns)
@@ -251,15 +277,14 @@ class Driver:
         self._launch(turns, ForwardMode.DECODE)
         for turn in turns:
             server.forward(turn, turn.fill - 1, turn.fill)
-            turn.req.output_ids += server.sample(turn, 1)
-            turn.req.check_finished(1)
+            self._sampled(turn, server.sample(turn, 1))
         return self._sweeps(turns, swept)
 
     def spec_decode(self, command: SpecDecode) -> list[Choice]:
         server, lanes = self.server, command.lanes
-        _need(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
+        need(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
         turns = self._lanes([n.request for n in lanes], Phase.RUNNING)
-        _need(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
+        need(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
         self._window(turns)
         before = [self.release.cursors(t.req) for t in turns]
         # The release allocates up to 2 * draft_len past the commit of every lane. The smallest
@@ -268,8 +293,8 @@ class Driver:
             -(-max(lane.allocate, c.kv_allocated_len - c.kv_committed_len) // 2)
             for lane, c in zip(lanes, before, strict=True)
         )
-        ends = [c.kv_committed_len + 2 * draft_len for c in before]
-        self._room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
+        ends = [self.release.spec_end(c, draft_len, self.server.geometry.page_size) for c in before]
+        self.room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
         self._kind_of_run(spec=True)
 
         swept = self._swept(turns)
@@ -283,8 +308,7 @@ class Driver:
             # The last accepted token is the bonus: sampled, without KV yet.
             server.forward(turn, cursors.kv_committed_len, allocated, tokens[:-1])
             self.release.commit(turn.req, lane.accept)
-            turn.req.output_ids += tokens
-            turn.req.check_finished(lane.accept)
+            self._sampled(turn, tokens)
             choices[turn.name] = allocated
         sweeps = {c.request: c.swa_evicted_seqlen for c in self._sweeps(turns, swept)}
         return [Choice(name, sweeps.get(name), allocated) for name, allocated in choices.items()]
@@ -293,10 +317,12 @@ class Driver:
 
     def evict_swa(self, command: EvictSwa) -> list[Choice]:
         turn = self._turn(command.request)
-        _need(turn.phase in (Phase.EXTENDING, Phase.RUNNING), Reason.WRONG_PHASE)
-        _need(self.server.swa_pool is not None, Reason.NO_SWA)
+        need(turn.phase in (Phase.EXTENDING, Phase.RUNNING), Reason.WRONG_PHASE)
+        need(self.server.swa_pool is not None, Reason.NO_SWA)
+        # With a tree no server sweeps between the chunks of a prefill (maybe_evict_swa).
+        need(self.server.tree is None or turn.phase is Phase.RUNNING, Reason.UNFAITHFUL)
         allocated = self.release.cursors(turn.req).kv_allocated_len
-        _need(0 <= command.length <= allocated, Reason.BAD_LENGTH)
+        need(0 <= command.length <= allocated, Reason.BAD_LENGTH)
         self.server.new_batch([turn], ForwardMode.DECODE)._evict_swa(turn.req, command.length)
         return [Choice(turn.name, self.release.cursors(turn.req).swa_evicted_seqlen)]
 
@@ -312,8 +338,8 @@ class Driver:
 
     def finish(self, command: Finish) -> list[Choice]:
         turn = self._turn(command.request)
-        _need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
-        _need(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
+        need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
+        need(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
         # The turn was to have that many outputs, so that is what the client saw of it.
         turn.req.sampling_params.max_new_tokens = command.finished_len
         self._end(turn)
@@ -321,15 +347,15 @@ class Driver:
 
     def retract(self, command: Retract) -> list[Choice]:
         turn = self._turn(command.request)
-        _need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
+        need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
         lost = command.in_flight
-        _need(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
+        need(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
         # A verify round in flight has committed nothing where preparing it claims nothing.
-        _need(not (lost and self.server.spec and not self.release.claimed), Reason.UNFAITHFUL)
+        need(not (lost and self.server.spec and not self.release.claimed), Reason.UNFAITHFUL)
         if lost:
             # The step was launched, and so committed; its result will never be processed.
             turn.req.output_ids = turn.req.output_ids[:-1]
-        self.server.new_batch([turn], ForwardMode.DECODE).release_req(0, 0, SERVER_ARGS)
+        self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
         self.server.scheduler.leave(turn.req)
         turn.phase = Phase.QUEUED
         return []
@@ -337,15 +363,17 @@ class Driver:
     def abort(self, command: Abort) -> list[Choice]:
         turn = self._turn(command.request)
         if command.marked:
-            _need(turn.phase is Phase.QUEUED and not turn.started, Reason.WRONG_PHASE)
-            self._room([(0, 1)], 1)
+            need(turn.phase is Phase.QUEUED and not turn.started, Reason.WRONG_PHASE)
+            self.room([(0, 1)], 1)
             turn.req.set_finish_with_abort("marked")
             self._one_token_prefill(turn)
             del self.server.turns[turn.name]
             self._reap()
         elif turn.phase in (Phase.QUEUED, Phase.ADMITTED):
-            # Scheduler.abort_request takes it out of the waiting queue; neither release tells the
-            # session or the cache, also when the request waits after a retract.
+            # Scheduler.abort_request takes it out of the waiting queue, also when it waits after a
+            # retract. There it has no lock.
+            self._let_go(turn)
+            self.release.abort_queued(turn.req)
             del self.server.turns[turn.name]
             self._reap()
         else:
@@ -356,9 +384,9 @@ class Driver:
     def _end(self, turn: Turn) -> None:
         """Process the last result of a running request: it is found finished and is released."""
         req, allocator = turn.req, self.server.allocator
-        req.check_finished()
+        self.release.check_finished(req)
         allocator.free_group_begin()
-        self.release.common.release_kv_cache(req, self.server.cache)
+        self.release.end(req, self.server.cache)
         allocator.free_group_end()
         del self.server.turns[turn.name]
         self._reap()
@@ -366,14 +394,13 @@ class Driver:
     def _one_token_prefill(self, turn: Turn) -> None:
         """What becomes of a queued request that was marked aborted: it prefills its one token."""
         server, req = self.server, turn.req
-        req.init_next_round_input(server.cache)
-        server.cache.inc_lock_ref(req.last_node)
+        self._matched(turn)
+        self.release.set_chunk(req, turn.prefix, turn.fill)
         server.new_batch([turn], ForwardMode.EXTEND).prepare_for_extend()
         self._launch([turn], ForwardMode.EXTEND)
         server.forward(turn, turn.prefix, turn.fill)
-        req.output_ids += server.sample(turn, 1)
-        req.check_finished()
-        self.release.common.release_kv_cache(req, server.cache)
+        self._sampled(turn, server.sample(turn, 1))
+        self.release.end(req, server.cache)
 
     # -- memory checks ----------------------------------------------------------------------------
 
@@ -381,16 +408,17 @@ class Driver:
         self.server.scheduler.launch([t.req for t in turns], mode)
 
     def check_busy(self, command: CheckBusy) -> list[Choice]:
-        _need(command.level in (0, 1, 2), Reason.BAD_LENGTH)
+        need(command.level in (0, 1, 2), Reason.BAD_LENGTH)
         if command.level:
             self.report = self.server.scheduler.busy(command.level)
         return []
 
     def check_idle(self, command: CheckIdle) -> list[Choice]:
         del command
-        turns = self.server.turns.values()
-        _need(not any(t.phase in (Phase.EXTENDING, Phase.RUNNING) for t in turns), Reason.NOT_IDLE)
-        self.report = self.server.scheduler.idle([t.req for t in turns])
+        server, turns = self.server, self.server.turns.values()
+        need(not any(t.phase in (Phase.EXTENDING, Phase.RUNNING) for t in turns), Reason.NOT_IDLE)
+        locked = bool(server.guests) or any(t.locked for t in turns)
+        self.report = server.scheduler.idle([t.req for t in turns], locked)
         return []
 
 
@@ -408,4 +436,8 @@ _PLAYS: dict[type, Callable[[Driver, Any], list[Choice]]] = {
     Abort: Driver.abort,
     CheckBusy: Driver.check_busy,
     CheckIdle: Driver.check_idle,
+    Match: guests.match,
+    Unlock: guests.unlock,
+    Insert: guests.insert,
+    Evict: guests.evict,
 }

@@ -26,6 +26,8 @@ REAL = (
     "sglang.srt.constants",
     "sglang.srt.environ",
     "sglang.srt.managers.schedule_batch",
+    "sglang.srt.managers.scheduler_components.invariant_checker",
+    "sglang.srt.managers.scheduler_components.pool_stats_observer",
     "sglang.srt.managers.scheduler_runtime_checker_mixin",
     "sglang.srt.managers.session_controller",
     "sglang.srt.mem_cache",
@@ -35,17 +37,24 @@ REAL = (
 )
 # Inside those: what serves other storage than the GPU pools, and drags dependencies in.
 INERT = (
+    "sglang.srt.mem_cache.buffer_mode",
     "sglang.srt.mem_cache.cpp_radix_tree",
     "sglang.srt.mem_cache.hicache_storage",
     "sglang.srt.mem_cache.hybrid_cache",
+    "sglang.srt.mem_cache.kv_vmm_backing",
     "sglang.srt.mem_cache.memory_pool_host",
+    "sglang.srt.mem_cache.pool_host",
+    "sglang.srt.mem_cache.rust_tree_core",
     "sglang.srt.mem_cache.sparsity",
     "sglang.srt.mem_cache.storage",
+    "sglang.srt.mem_cache.storage_prefetch",
+    "sglang.srt.mem_cache.unified_cache.storage_attachment",
+    "sglang.srt.mem_cache.unified_cache.unified_cache_linker",
 )
 # Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.
 UTILITIES = frozenset(
-    {"ceil_align", "ceil_div", "floor_align", "flatten_nested_list", "get_bool_env_var",
-     "get_num_new_pages", "next_power_of_2", "raise_error_or_warn"}
+    {"ceil_align", "ceil_div", "floor_align", "flatten_arrays_to_pinned_cpu", "flatten_nested_list",
+     "get_bool_env_var", "get_num_new_pages", "next_power_of_2", "raise_error_or_warn"}
 )  # fmt: skip
 # Questions about the host in the same file: a CPU and nothing special.
 HOST_QUESTIONS = (
@@ -168,8 +177,9 @@ def install(root: Path, provided: Provided) -> None:
         importlib.import_module(name)
     for name in [m for m in sys.modules if m == "triton" or m.startswith("triton.")]:
         del sys.modules[name]
-    env = {
+    env: dict[str, Any] = {
         "torch": sys.modules["torch"],
+        "np": sys.modules.get("numpy"),
         "os": os,
         "logger": logging.getLogger("sglang"),
         "_warned_bool_env_var_keys": set(),

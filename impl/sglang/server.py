@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from impl.adapter import RequestView, SessionView, View
+from impl.adapter import Cursors, GuestView, RequestView, SessionView, TreeView, View
 from impl.sglang.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
-from impl.sglang.releases import Release0510
+from impl.sglang.guests import Guest
+from impl.sglang.flat import Release0510
+from impl.sglang.trees import RadixTree
 from reference.commands import token_id
 from reference.geometry import Geometry
 
@@ -34,9 +36,11 @@ class Phase(Enum):
 class Turn:
     """A live request: the release's own `req`, and what only the scheduler and the client know.
 
-    history: how many tokens of its input the session put there.
+    history: how many tokens of its input the session put there. locked: it waits with a prefix of the
+    radix tree locked; once it has a row, the lock is the release's business.
     """
 
+    release: Release0510
     name: str
     session: str | None
     serial: int
@@ -44,6 +48,7 @@ class Turn:
     history: int
     phase: Phase = Phase.QUEUED
     started: bool = False
+    locked: bool = False
 
     @property
     def origin(self) -> int:
@@ -61,7 +66,7 @@ class Turn:
     @property
     def prefix(self) -> int:
         """Tokens that the next chunk finds in the cache, as the release computed it."""
-        return len(self.req.prefix_indices)
+        return self.release.prefix(self.req)
 
 
 class Server:
@@ -73,32 +78,43 @@ class Server:
         page = geometry.page_size
         SERVER_ARGS.page_size = page
         SERVER_ARGS.speculative_algorithm = None
+        SERVER_ARGS.disable_radix_cache = not geometry.tree
         swa = None if geometry.window is None else geometry.swa_pages * page
         self.allocator = release.make_allocator(geometry.full_pages * page, swa, page)
         self.full_pool = self.allocator if swa is None else self.allocator.full_attn_allocator
         self.swa_pool = None if swa is None else self.allocator.swa_attn_allocator
         self.rows = release.make_rows(geometry.rows, geometry.width)
-        self.cache = release.make_cache(self.rows, self.allocator, page, geometry.window)
+        self.spare_row = self._spare_row()
+        self.cache = release.make_cache(self.rows, self.allocator, geometry)
+        self.tree: RadixTree | None = release.make_tree(self.cache, self.allocator, geometry)
+        self.guests: dict[str, Guest] = {}
         self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
-        self.controller = release.controller.SessionController(self.cache)
+        self.controller = release.make_controller(self.cache)
         self.turns: dict[str, Turn] = {}
         self.spec: bool | None = None  # unknown until the first decode round
         self.full_stamps = [0] * ((geometry.full_pages + 1) * page)
         self.swa_stamps = [] if swa is None else [0] * ((geometry.swa_pages + 1) * page)
 
+    def _spare_row(self) -> int:
+        """A row past those that the pool hands out, for guests of the tree."""
+        cells = self.rows.req_to_token
+        self.rows.req_to_token = torch.cat([cells, torch.zeros_like(cells[:1])])
+        return len(cells)
+
     # -- questions before a command ---------------------------------------------------------------
 
-    def free_pages(self, pool: Any) -> list[int]:
-        pages: list[int] = pool.free_pages.tolist()
-        if len(pool.release_pages):
-            pages += pool.release_pages.tolist()
-        return pages
-
     def free_counts(self) -> tuple[int, int, int]:
-        """Free rows, full pages and SWA pages; SWA pages are many without a window."""
-        page = self.geometry.page_size
-        swa = 1 << 30 if self.swa_pool is None else self.swa_pool.available_size() // page
-        return len(self.rows.free_slots), self.full_pool.available_size() // page, swa
+        """Rows, full pages and SWA pages that are free or evictable; SWA pages are many without a window.
+
+        By the release's counters, as its scheduler goes by them.
+        """
+        page, full, swa = self.geometry.page_size, self.full_pool.available_size(), 1 << 30
+        if self.swa_pool is not None:
+            swa = self.swa_pool.available_size()
+        if self.tree is not None:
+            sizes = self.tree.sizes()
+            full, swa = full + sizes.full_evictable, swa + sizes.swa_evictable
+        return len(self.rows.free_slots), full // page, swa // page
 
     def in_flight(self, session: str) -> Turn | None:
         return next((t for t in self.turns.values() if t.session == session), None)
@@ -123,12 +139,12 @@ class Server:
         sampling = SamplingParams()
         if session is None:
             return self.release.batch.Req(
-                rid=rid, origin_input_text=None, origin_input_ids=tokens,
+                rid=rid, origin_input_text=None, origin_input_ids=self.release.ids(tokens),
                 sampling_params=sampling, vocab_size=VOCABULARY,
             )  # fmt: skip
         asked = Bag(
-            rid=rid, input_ids=tokens, sampling_params=sampling, stream=False, return_logprob=False,
-            top_logprobs_num=0, return_hidden_states=False, return_routed_experts=False,
+            rid=rid, input_ids=self.release.ids(tokens), sampling_params=sampling, stream=False,
+            return_logprob=False, top_logprobs_num=0, return_hidden_states=False, return_routed_experts=False,
             require_reasoning=False,
             session_params=undo or Bag(id=session, replace=False, drop_previous_output=False),
         )  # fmt: skip
@@ -157,6 +173,7 @@ class Server:
             lengths = [t.fill - 1 for t in turns]  # the last output has no KV yet
             rows = [self.release.row(t.req) for t in turns]
             batch.req_pool_indices = torch.tensor(rows, dtype=torch.int64)
+            batch.req_pool_indices_cpu = batch.req_pool_indices
             batch.seq_lens = torch.tensor(lengths, dtype=torch.int64)
             batch.seq_lens_cpu = batch.seq_lens.clone()
             batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
@@ -174,11 +191,15 @@ class Server:
         text = [*turn.req.origin_input_ids, *turn.req.output_ids, *drafts][start:end]
         slots = self.rows.req_to_token[self.release.row(turn.req), start:end]
         text += [0] * (end - start - len(text))
-        for slot, token in zip(slots.tolist(), text, strict=True):
+        self.stamp(slots, text)
+
+    def stamp(self, slots: torch.Tensor, tokens: Sequence[int]) -> None:
+        """Write the KV of `tokens` to these full slots, and to the SWA slots that they are mapped to."""
+        for slot, token in zip(slots.tolist(), tokens, strict=True):
             self.full_stamps[slot] = token
         if self.swa_pool is not None:
             mapped = self.allocator.full_to_swa_index_mapping[slots.to(torch.int64)]
-            for slot, token in zip(mapped.tolist(), text, strict=True):
+            for slot, token in zip(mapped.tolist(), tokens, strict=True):
                 self.swa_stamps[slot] = token
 
     @staticmethod
@@ -195,7 +216,7 @@ class Server:
         held: set[int] = set()
         for name, session in self.controller.sessions.items():
             slot = release.slot(self.cache, name)
-            row = None if slot is None else slot.req_pool_idx
+            row = None if slot is None else release.row(slot)
             sessions[name] = SessionView(
                 history=self.history(name),
                 closing=release.closing(session),
@@ -211,7 +232,7 @@ class Server:
                 origin=turn.origin,
                 text=[*turn.req.origin_input_ids, *turn.req.output_ids],
                 row=row,
-                cursors=None if row is None else release.cursors(turn.req),
+                cursors=self._cursors(turn),
             )
             if row is not None:
                 held.add(row)
@@ -219,14 +240,29 @@ class Server:
         return View(
             sessions=sessions,
             requests=requests,
-            free_full=self.free_pages(self.full_pool),
+            free_full=release.free_pages(self.full_pool),
             free_rows=list(self.rows.free_slots),
             rows={row: self.rows.req_to_token[row].tolist() for row in held},
             full_stamps=self.full_stamps,
-            free_swa=() if swa is None else self.free_pages(swa),
+            free_swa=() if swa is None else release.free_pages(swa),
             # One entry past the slots maps "no slot" to itself; it is no slot.
             full_to_swa=()
             if swa is None
             else self.allocator.full_to_swa_index_mapping[: (self.geometry.full_pages + 1) * page].tolist(),
             swa_stamps=self.swa_stamps,
+            tree=self._tree_view(),
         )
+
+    def _cursors(self, turn: Turn) -> Cursors | None:
+        """Of a row, or of the prefix that an admitted request has locked in the tree."""
+        if self.release.row(turn.req) is not None:
+            return self.release.cursors(turn.req)
+        if self.tree is None or turn.phase is not Phase.ADMITTED:
+            return None
+        return Cursors(turn.prefix, turn.prefix, 0, turn.prefix)
+
+    def _tree_view(self) -> TreeView | None:
+        if self.tree is None:
+            return None
+        guests = {name: GuestView(guest.slots.tolist()) for name, guest in self.guests.items()}
+        return TreeView(list(self.tree.nodes()), guests, self.tree.sizes())

@@ -35,6 +35,7 @@ class SGLangSystem:
 
     capabilities = Capabilities(
         mixed_decode=False,
+        own_shape=True,
         exact_reasons=False,
         modes=(Mode.FAITHFUL,),
         # A reserve of pages, and more slots ahead than were asked for, are policy; UNFAITHFUL is what
@@ -65,7 +66,12 @@ class SGLangSystem:
             self._root = checkout_root(path)
             release = detect(self._root)
             self._name = "sglang@checkout"
-        self.capabilities = replace(self.capabilities, uncounted=release.uncounted)
+        self.capabilities = replace(
+            self.capabilities,
+            uncounted=release.uncounted,
+            waived={**self.capabilities.waived, **release.waived},
+            known=release.known,
+        )
         self._options = [release.version, *(["--run-rejected"] if run_rejected else [])]
         self._timeout_s, self._start_s = timeout_s, start_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,7 +110,9 @@ class SGLangSystem:
         if not isinstance(reply, wire.Answer):
             return Broken(self._broken or "the worker answered out of turn")
         self._view = reply.view
-        return Done(reply.choices, reply.report) if reply.refused is None else Refused(reply.refused)
+        if reply.refused is not None:
+            return Refused(reply.refused)
+        return Done(reply.choices, reply.report, reply.freed)
 
     def view(self) -> View:
         """The facts after the last command that came to an end; costs nothing."""

@@ -11,7 +11,7 @@ from typing import IO, Any
 import msgspec
 
 from impl.adapter import View
-from reference.commands import COMMANDS, Choice, Command, Reason, Report
+from reference.commands import COMMANDS, Choice, Command, Freed, Reason, Report
 from reference.geometry import Geometry
 
 _HEADER = struct.Struct("<I")
@@ -38,6 +38,7 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     refused: Reason | None = None
     choices: tuple[Choice, ...] = ()
     report: Report | None = None
+    freed: Freed | None = None
 
 
 class Failure(msgspec.Struct, tag=True, frozen=True):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from impl.adapter import UnusableImplementation
 from impl.sglang import wire
-from reference.commands import Refused
+from reference.commands import Done, Refused
 
 
 def main(arguments: list[str]) -> int:
@@ -48,7 +48,8 @@ def main(arguments: list[str]) -> int:
                 if isinstance(outcome, Refused):
                     reply = wire.Answer(view, outcome.reason)
                 else:
-                    reply = wire.Answer(view, None, outcome.choices, outcome.report)
+                    assert isinstance(outcome, Done)
+                    reply = wire.Answer(view, None, outcome.choices, outcome.report, outcome.freed)
         except Exception as error:
             reply = failure(error, root)
         wire.send(out, reply)

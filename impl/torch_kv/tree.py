@@ -501,7 +501,7 @@ class RadixTree:
             if cut > at:
                 parent = path[-1] if path else self.root
                 node = Node(key[at:cut], slots[at:cut], parent, cut, at >= live_from)
-                node.used = [self.clock, self.clock]
+                node.used = [self.clock + 1, self.clock + 1]  # with the path, at the end of the insert
                 parent.children[node.key[: self.page_size]] = node
                 self._count += 1
                 self._evictable[FULL] += len(node.key)

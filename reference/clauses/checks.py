@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from reference.accounts import account_text
 from reference.accounts import report as report_of
 from reference.clauses.base import Failure, clause
 from reference.clauses.outcomes import difference
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
+from reference.facts import TreeFacts
 from reference.ledger import Holder
 from reference.step import Step, span
 
@@ -140,6 +142,8 @@ def _terms(step: Step) -> Failure | None:
     if want is None or got is None:
         missing = want is not None and step.done
         return ("a report", "none") if missing else ("none: level 0 is off", "a report") if got else None
+    if step.own_shape and step.after.tree is not None:
+        want = _with_own_tree(want, step.after.tree)
     mine = {a.pool: a for a in got.accounts}
     if len(mine) < len(got.accounts):
         return "one account of each pool", f"{len(got.accounts)} accounts of {len(mine)} pools"
@@ -150,6 +154,18 @@ def _terms(step: Step) -> Failure | None:
     if got.entries and _merged(got) != _merged(want):
         return _entries_text(want), _entries_text(got)
     return None
+
+
+def _with_own_tree(report: Report, tree: TreeFacts) -> Report:
+    """What is evictable and what is protected by the counters of the system's nodes."""
+    evictable, protected = ({"full": 0, "swa": 0, "rows": 0} for _ in range(2))
+    for node in tree.nodes:
+        (protected if node.full_locks else evictable)["full"] += len(node.slots)
+        (protected if node.swa_locks else evictable)["swa"] += len(node.swa_slots)
+    accounts = tuple(
+        replace(a, evictable=evictable[a.pool], protected=protected[a.pool]) for a in report.accounts
+    )
+    return replace(report, accounts=accounts)
 
 
 def _merged(report: Report) -> Counter[tuple[str, str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.caching import guests, pages_of, path_text
+from reference.caching import NO_PAGES, guests, pages_of, path_text
 from reference.clauses.base import Failure, clause
 from reference.commands import POSITION_BITS, SHARED
 from reference.cursors import lost_below, window_start
@@ -102,7 +102,7 @@ def _agree(step: Step) -> Failure | None:
         slot = step.after.sessions[session.name].slot
         if slot != session.slot:
             return f"slot of {session.name}: {cursors_text(session.slot)}", cursors_text(slot)
-    cached = pages_of(step.now.tree) if step.now.tree is not None else {"full": set(), "swa": set()}
+    cached = pages_of(step.now.tree) if step.now.tree is not None else NO_PAGES
     if step.after.tree is not None:
         locked = {name: len(key) for name, key in guests(step.now).items()}
         got_locked = {name: len(slots) for name, slots in step.after.tree.guests.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.caching import pages_of
+from reference.caching import NO_PAGES, pages_of
 from reference.clauses.base import Failure, clause
 from reference.ledger import Phase
 from reference.step import Step, span
@@ -13,11 +13,11 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
         return None
     owed, freed = step.owed(pool), step.freed(pool)
     if step.own_shape and step.now.tree is not None:  # what its tree takes or gives back is its own choice
-        if step.effects.adopted["full"] or step.effects.gone["full"] or step.effects.gone["swa"]:
-            return None
-        owed, freed = (
-            {h: p for h, p in pages.items() if not h.startswith("tree ")} for pages in (owed, freed)
-        )
+        slots = {s.name for s in step.was.sessions if s.slot is not None}
+        trees = {o.page for o in step.after.pools[pool].owned if o.holder.startswith("tree ")}
+        taken = {(o.holder, o.at) for o in step.before.pools[pool].owned if o.page in trees}
+        owed, freed = ({h: p for h, p in pages.items() if h in slots} for pages in (owed, freed))
+        owed = {h: p for h, pages in owed.items() if (p := [at for at in pages if (h, at) not in taken])}
     if owed == freed:
         return None
     page_size = step.scope.geometry.page_size
@@ -78,9 +78,9 @@ def _freed_swa(step: Step) -> Failure | None:
 def _all_back(step: Step) -> Failure | None:
     if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):  # may have a row already
         return None
-    cached = pages_of(step.now.tree) if step.now.tree is not None else {}
+    cached = pages_of(step.now.tree) if step.now.tree is not None else NO_PAGES
     for name, pool in step.after.pools.items():
-        want = pool.size - len(cached.get(name, ()))
+        want = pool.size - len(cached[name])
         if len(set(pool.free)) < want:
             return f"{want} of {pool.size} pages of the {name} pool free", f"{len(set(pool.free))} are"
     if len(set(step.after.free_rows)) < step.after.rows:

@@ -16,11 +16,12 @@ from reference.step import Step, cursors_text
     " are each the smaller of what they were and target = origin + outputs that count.",
     why="What lies past target is given back; a cursor left above it skips slots that later tokens"
     " will be written to.",
-    settled="#22900 caps E too. E is above target only if a sweep was driven with more than target + W + P"
-    " tokens: never by a faithful scheduler, which sweeps with what the turn keeps; in free mode open,"
-    " submit 1, admit, extend 1, spec_decode 12, evict_swa 13, finish 1 (P 1, W 3) shows it. A retract is"
-    " a finish at what was generated so far: without it the tail stays allocated in a slot that is to make"
-    " room (#22213); the report left that open.",
+    settled="#22900 caps E too. E is above target just if a sweep was driven with L >= W + 2P + floor(target)"
+    " tokens (`kvspec prove`), a window later than the first hole in what the next turn reads: never by a"
+    " faithful scheduler, which sweeps with what the turn keeps; in free mode open, submit 1, admit,"
+    " extend 1, spec_decode 12, evict_swa 13, finish 1 (P 1, W 3) shows it. A retract is a finish at what"
+    " was generated so far: without it the tail stays allocated in a slot that is to make room (#22213);"
+    " the report left that open.",
     source="#22897, #22900, #22213",
     scope="Turns of sessions that stay open.",
     critical=lambda s: (

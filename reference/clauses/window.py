@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.clauses.base import Failure, clause
-from reference.commands import EvictSwa
+from reference.commands import EvictSwa, Extend
 from reference.cursors import lost_below, sweep_limit, window_live, window_start
 from reference.ledger import Request
 from reference.step import Step
@@ -24,7 +24,8 @@ from reference.step import Step
     " kv_committed_len, and never with more than a later finish or retract of the turn keeps. Whoever was"
     " swept past its commit may end, but not decode (window_lost).",
     source="#22470",
-    scope="EvictSwa, and sweeps inside prefill and decode, which see the length committed before.",
+    scope="EvictSwa, and sweeps inside prefill and decode, which see the length committed before; if a system"
+    " says that it sweeps a prefill after its forward pass, the length committed then.",
     critical=lambda s: any(_sweeps(s, moved=True)),
 )
 def _sweep_bounds(step: Step) -> Failure | None:
@@ -34,6 +35,9 @@ def _sweep_bounds(step: Step) -> Failure | None:
         low = max(was.cursors.swa_evicted_seqlen, was.cursors.cache_protected_len)
         high = max(low, sweep_limit(length, geometry.window, geometry.page_size))
         got = step.frontier(was.name)
+        cursors = step.after.requests[was.name].cursors
+        if step.own_shape and cursors is not None and got <= cursors.cache_protected_len:
+            continue  # the tree's by now: nothing of its own was swept
         bad = not low <= got <= high or got % geometry.page_size
         if bad and got != was.cursors.swa_evicted_seqlen:
             return f"{was.name}: swa_evicted_seqlen in [{low}, {high}]", f"{got}"
@@ -54,6 +58,8 @@ def _sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]
         length = was.cursors.kv_committed_len
         if isinstance(step.command, EvictSwa):
             length = step.command.length
+        elif isinstance(step.command, Extend) and name in step.swept_after:
+            length += step.progress[name][0]
         if not moved or step.frontier(name) > was.cursors.swa_evicted_seqlen:
             yield was, length
 
@@ -63,8 +69,10 @@ def _sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]
     "the window of the next token is live",
     "Whoever computes a token at position p finds an SWA slot for every position in [p - window, p).",
     why="A turn resumed behind its window reads SWA KV that is gone.",
-    settled="The literal prefix min(C, key) is safe if no sweep was driven with more than prefix + P"
-    " tokens, so always in faithful mode. Beyond that nothing past R can be resumed: every position below"
+    settled="The literal prefix p = min(C, key) is safe unless p > R and some sweep of the row was driven"
+    " with L >= W + 2P + floor(max(R, p - W)) tokens, and then it is not: proved both ways (`kvspec prove`)."
+    " So L <= p + P is always safe, and a faithful scheduler has L <= p. Sweeps up to floor(length - W), as"
+    " 0.5.10 has them, need a page less. Beyond that nothing past R can be resumed: every position below"
     " E is gone, so any later prefix has a hole behind it. The turn starts again from R (0 without a tree)."
     " Smallest: submit 1, admit, extend 1, spec_decode far ahead, evict_swa all of it, retract, admit. With"
     " page_size > 1 the same rule keeps the next extend out of a page whose SWA half was swept.",

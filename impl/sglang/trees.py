@@ -1,0 +1,156 @@
+"""A release's radix tree, as whoever locks a prefix uses it, and as the view shows it.
+
+Matching, locking, inserting and evicting are the release's own methods; here is only how they are
+called, and how nodes are read. One class per kind of tree that releases have.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from impl.adapter import NodeView, TreeSizes
+from reference.commands import Freed
+
+
+class RadixTree:
+    """RadixCache: one pool, no window.
+
+    cache: the release's cache as the scheduler has it (sessions around the tree, or in it).
+    mapping: full slot -> SWA slot, as the allocator keeps it; None without a window.
+    """
+
+    def __init__(self, cache: Any, mapping: Any) -> None:
+        base = importlib.import_module("sglang.srt.mem_cache.base_prefix_cache")
+        self._base = base
+        self._key = importlib.import_module("sglang.srt.mem_cache.radix_cache").RadixKey
+        self.cache = cache
+        self.mapping = mapping
+
+    @property
+    def root(self) -> Any:
+        return self.cache.root_node
+
+    # -- locks ------------------------------------------------------------------------------------
+
+    def newcomer(self, req: Any) -> None:
+        """Leave `req` as one that was admitted and matched nothing: the root's lock is none."""
+        req.last_node = self.root
+        req.prefix_indices = torch.empty((0,), dtype=torch.int64)
+        req.cache_protected_len = 0
+
+    def match(self, req: Any, ids: Any) -> torch.Tensor:
+        """Give `req` what the tree has of `ids`, as Req.init_next_round_input does with its text.
+
+        Returns the slots of what was found.
+        """
+        key = self._key(token_ids=ids, extra_key=None)
+        found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
+        req.prefix_indices, req.last_node = found.device_indices, found.last_device_node
+        req.cache_protected_len = len(found.device_indices)
+        return req.prefix_indices
+
+    def lock(self, req: Any) -> None:
+        """PrefillAdder._req_inc_lock_ref."""
+        self.cache.inc_lock_ref(req.last_node)
+
+    def unlock(self, req: Any) -> None:
+        """What cache_finished_req does to the lock of a request."""
+        self.cache.dec_lock_ref(req.last_node)
+
+    # -- memory pressure --------------------------------------------------------------------------
+
+    def evict(self, full: int, swa: int) -> Freed:
+        """Have the release free so many tokens; what it says that it freed."""
+        done = self.cache.evict(self._base.EvictParams(num_tokens=full, swa_num_tokens=swa))
+        return Freed(int(done.num_tokens_evicted), int(done.swa_num_tokens_evicted))
+
+    def sizes(self) -> TreeSizes:
+        """By the release's counters, in tokens."""
+        return TreeSizes(self.cache.evictable_size(), self.cache.protected_size(), 0, 0)
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def nodes(self) -> Iterator[NodeView]:
+        """Every node but the root, parents first."""
+        waiting: list[tuple[Any, list[int]]] = [(child, []) for child in self.root.children.values()]
+        while waiting:
+            node, path = waiting.pop()
+            path = [*path, *node.key]
+            yield self._node(node, path)
+            waiting += [(child, path) for child in node.children.values()]
+
+    def _node(self, node: Any, path: list[int]) -> NodeView:
+        return NodeView(path, node.value.tolist(), (), node.lock_ref, 0)
+
+
+class SWARadixTree(RadixTree):
+    """SWARadixCache: full and SWA KV; a lock on SWA KV reaches up to a node that it remembers by a number."""
+
+    def lock(self, req: Any) -> None:
+        req.swa_uuid_for_lock = self.cache.inc_lock_ref(req.last_node).swa_uuid_for_lock
+
+    def unlock(self, req: Any) -> None:
+        self.cache.dec_lock_ref(
+            req.last_node, self._base.DecLockRefParams(swa_uuid_for_lock=req.swa_uuid_for_lock)
+        )
+
+    def sizes(self) -> TreeSizes:
+        cache = self.cache
+        return TreeSizes(
+            cache.full_evictable_size(),
+            cache.full_protected_size(),
+            cache.swa_evictable_size(),
+            cache.swa_protected_size(),
+        )
+
+    def _node(self, node: Any, path: list[int]) -> NodeView:
+        live = not node.swa_tombstone
+        swa = self.mapping[node.value].tolist() if live else ()
+        return NodeView(path, node.value.tolist(), swa, node.full_lock_ref, node.swa_lock_ref)
+
+
+class UnifiedTree(SWARadixTree):
+    """UnifiedRadixCache of 0.5.23, with or without SWA: nodes have components, locks are objects.
+
+    Nodes are known by numbers outside of the tree's core; a root has one as well.
+    """
+
+    def __init__(self, cache: Any, mapping: Any) -> None:
+        super().__init__(cache, mapping)
+        self._common = importlib.import_module("sglang.srt.mem_cache.common")
+        kinds = importlib.import_module("sglang.srt.mem_cache.unified_cache.component_type").ComponentType
+        self._full, self._swa = kinds.FULL, kinds.SWA
+
+    def newcomer(self, req: Any) -> None:
+        req.last_node = self.cache.root_node_handle()
+        self.lock(req)
+
+    def match(self, req: Any, ids: Any) -> torch.Tensor:
+        self._common.match_kv_cache(req, self.cache, ids)
+        req.kv.cache_protected_len = req.prefix_len
+        slots: torch.Tensor = self.cache.prefix_device_indices(req)
+        return slots
+
+    def lock(self, req: Any) -> None:
+        req.lock = self.cache.lock(req.last_node)
+
+    def unlock(self, req: Any) -> None:
+        self.cache.unlock(req.lock)
+        req.lock = None
+
+    def sizes(self) -> TreeSizes:
+        if self.mapping is None:
+            return TreeSizes(self.cache.evictable_size(), self.cache.protected_size(), 0, 0)
+        return super().sizes()
+
+    def _node(self, node: Any, path: list[int]) -> NodeView:
+        full = node.component_data[self._full]
+        if self.mapping is None:
+            return NodeView(path, full.value.tolist(), (), full.lock_ref, 0)
+        swa = node.component_data[self._swa]
+        slots = () if swa.value is None else swa.value.tolist()
+        return NodeView(path, full.value.tolist(), slots, full.lock_ref, swa.lock_ref)
