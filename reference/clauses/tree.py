@@ -438,11 +438,23 @@ def _as_asked(step: Step) -> Failure | None:
     critical=_shrank,
 )
 def _in_order(step: Step) -> Failure | None:
-    if step.own_shape or not _shrank(step) or step.now.tree is None or step.after.tree is None:
+    if step.own_shape or step.now.tree is None or step.after.tree is None:
+        return None
+    if not _shrank(step) and not _lost(step):
         return None
     want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
     got = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
     return _difference(want, got)
+
+
+def _lost(step: Step) -> bool:
+    """The system's tree has given up pages, or their SWA KV."""
+    before, after = step.before.tree, step.after.tree
+    assert after is not None
+    if before is None or before.pages is after.pages:
+        return False
+    kept = after.pages
+    return any(path not in kept or (live and not kept[path][1]) for path, (_, live) in before.pages.items())
 
 
 def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:
