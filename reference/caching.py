@@ -6,7 +6,6 @@ The rules of the tree itself are in `tree.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -16,8 +15,6 @@ from reference.cursors import ceil_page, floor_page
 from reference.facts import Facts
 from reference.ledger import Cursors, Request, State, Text, free, text_len, text_tokens
 from reference.tree import Insertion, Key, Tree
-
-Need = Callable[[object, Reason], None]
 
 
 @dataclass(slots=True)

@@ -44,6 +44,20 @@ class _NoCap(RadixTree):
 
 
 @tree_bug(
+    "leaf-rounds-its-window-down",
+    "the last node is a window of whole pages, rounded down",
+    clause="TREE-13",
+    story="""A lock pins a page more than it needs. The window is rounded down to pages, so the last node
+    covers less than a window and the lock goes on to the node above. Visible when the window is no whole
+    number of pages. Fix: round up.""",
+)
+class _CapRoundsDown(RadixTree):
+    def leaf_cap(self) -> int:
+        assert self.window is not None
+        return max(self.window // self.page_size, 1) * self.page_size
+
+
+@tree_bug(
     "pr22470",
     "a key without SWA KV becomes a live leaf",
     clause="TREE-2",

@@ -71,7 +71,7 @@ class Release0510:
         import torch
 
         load = importlib.import_module
-        self.common = load("sglang.srt.mem_cache.common")
+        self.common = self.allocation = load("sglang.srt.mem_cache.common")  # one module until 0.5.20
         self.allocator = load(self.paged_allocator)
         self.swa_allocator = load(self.swa_allocators)
         self.token_allocator = load("sglang.srt.mem_cache.allocator")
@@ -237,9 +237,9 @@ class Release0510:
         import torch
 
         if cache.page_size == 1:
-            return self.common.alloc_token_slots(cache, end - start)
+            return self.allocation.alloc_token_slots(cache, end - start)
         first, last = torch.tensor([start]), torch.tensor([end])
-        return self.common.alloc_paged_token_slots_extend(
+        return self.allocation.alloc_paged_token_slots_extend(
             tree_cache=cache,
             prefix_lens=first,
             prefix_lens_cpu=first,

@@ -141,22 +141,6 @@ class Release0523(Release0513):
         kept = -(-max(window, page_size) // page_size) * page_size
         return max(0, length - 1 - kept) // page_size * page_size
 
-    def take(self, cache: Any, start: int, end: int, before: Any) -> Any:
-        import torch
-
-        if cache.page_size == 1:
-            return self.allocation.alloc_token_slots(cache, end - start)
-        first, last = torch.tensor([start]), torch.tensor([end])
-        return self.allocation.alloc_paged_token_slots_extend(
-            tree_cache=cache,
-            prefix_lens=first,
-            prefix_lens_cpu=first,
-            seq_lens=last,
-            seq_lens_cpu=last,
-            last_loc=before[-1:] if start else torch.tensor([-1]),
-            extend_num_tokens=end - start,
-        )
-
     def prepare_spec(self, batch: Any, draft_len: int) -> None:
         self.draft_len = draft_len
         self._prepare_spec(batch)

@@ -302,15 +302,13 @@ def usable_length(step: Step, key: Key) -> int:
     size, window = step.scope.geometry.page_size, step.scope.geometry.window
     assert step.before.tree is not None
     pages = step.before.tree.pages
-    ends = {n.path for n in step.before.tree.nodes}
     best, run, whole = 0, 0, True
     for end in range(size, len(key) + 1, size):
         if key[:end] not in pages:
             break
         live = pages[key[:end]][1] or window is None
         run, whole = (run + size, whole) if live else (0, False)
-        at_end = key[:end] in ends or key[: end + size] not in pages or end + size > len(key)
-        if at_end and (whole or window is None or run >= window):
+        if whole or window is None or run >= window:
             best = end
     return best
 
@@ -467,4 +465,25 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
             return f"the node that ends {name} is {kind}", f"it is {other}"
         if not any(p == path for p, _ in want):
             return f"no node ends {name}", f"one does, {kind}"
+    return None
+
+
+@clause(
+    "TREE-13",
+    "nodes end where they must",
+    "A node ends where a key that was matched or inserted left it or ended, where an insert's SWA KV begins,"
+    " and one window of whole pages before the end of a fresh leaf; nowhere else.",
+    why="A lock pins nodes whole and eviction takes them whole: where they end decides how much.",
+    source="#26919",
+    scope=f"{_WITH_TREE} Not of systems whose tree splits by rules of its own.",
+    critical=_grew,
+)
+def _ends(step: Step) -> Failure | None:
+    if step.own_shape or step.now.tree is None or step.after.tree is None:
+        return None
+    want = {p.path for p in nodes(step.now.tree)}
+    got = {n.path for n in step.after.tree.nodes}
+    for path in sorted(want ^ got):
+        told = f"a node ends {path_text(path)}", "none does"
+        return told if path in want else told[::-1]
     return None
