@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,3 +30,23 @@ def system(request: pytest.FixtureRequest):
         raise pytest.UsageError(str(error)) from error
     yield found
     found.close()
+
+
+@pytest.fixture
+def kvspec(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in an empty folder; gives (exit code, stdout, stderr)."""
+    from ci import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli.run(arguments)
+        captured = capsys.readouterr()
+        for text in captured:
+            assert text.replace("\n", "").isprintable(), "control characters in a pipe"
+            assert "Traceback" not in text
+        return code, captured.out, captured.err
+
+    return run

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ci import cli, progress, render, report
+from ci import progress, render, report
 from impl.adapter import Capabilities, UnusableImplementation
 from reference.commands import (
     Abort, Admit, Broken, Choice, Chunk, Close, Command, Decode, Done, Draft, Evict, EvictSwa, Extend, Finish,
@@ -88,21 +88,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSystem:
 
 
 Check = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def kvspec(capsys: pytest.CaptureFixture[str]) -> Check:
-    """Run the command line; gives (exit code, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(arguments)
-        captured = capsys.readouterr()
-        for text in captured:
-            assert text.replace("\n", "").isprintable(), "control characters in a pipe"
-            assert "Traceback" not in text
-        return code, captured.out, captured.err
-
-    return run
 
 
 def lines(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import cli, tree_view
+from ci import tree_view
 from reference.commands import Admit, Chunk, Command, Evict, Extend, Insert, Match, Mode, Open, Submit
 from reference.geometry import PRESETS
 from stateful_tests.results import Trace
@@ -29,20 +29,6 @@ COMMANDS: tuple[Command, ...] = (
 WHOLE = Trace(TREE, Mode.FREE, COMMANDS)
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def kvspec(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run the command line in an empty folder; gives (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(arguments)
-        captured = capsys.readouterr()
-        assert (captured.out + captured.err).replace("\n", "").isprintable()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def drawn(out: str) -> list[str]:

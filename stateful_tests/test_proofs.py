@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("z3", reason="z3-solver is not installed")
 
-from ci import cli, proofs as told
+from ci import proofs as told
 from impl.bugs import BUGS, broken
 from reference import cursors
 from reference.commands import Done, Mode
@@ -285,20 +285,6 @@ def test_abandoned_runs_leave_nothing_behind() -> None:
 # The command.
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def kvspec(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run the command line in an empty folder; gives (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = cli.run(arguments)
-        captured = capsys.readouterr()
-        assert (captured.out + captured.err).replace("\n", "").isprintable()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_prove_by_name(kvspec: Run) -> None:

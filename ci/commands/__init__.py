@@ -1,0 +1,1 @@
+"""The commands of `kvspec`, a module for each kind of work."""

@@ -1,0 +1,64 @@
+"""kvspec bugs, clauses and blindspots: what there is, and what sees what."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ci.commands.shared import Unusable, list_rows, text_out, writable_json, write_json
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def bugs(names: tuple[str, ...], as_json: bool) -> int:
+    """List the named bugs: each puts one fault back into the torch implementation. NAMES: those in full."""
+    from ci import report
+    from impl.bugs import BUGS
+
+    rows = report.table_data(BUGS, ("id", "title", "clause", "modes", "source", "story"))
+    for row in rows:
+        row["modes"] = [mode.value for mode in row["modes"]]
+    headings = {"id": "bug", "title": "what is wrong", "clause": "clause", "source": "source"}
+    return list_rows(rows, as_json, headings, names)
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def clauses(names: tuple[str, ...], as_json: bool) -> int:
+    """List the clauses of the specification. NAMES: those in full."""
+    from ci import report
+    from reference.clauses import CLAUSES
+
+    rows = report.table_data(CLAUSES, ("id", "title", "sentence", "scope", "why", "settled", "source"))
+    headings = {"id": "clause", "sentence": "what it says", "settled": "how it was settled"}
+    return list_rows(rows, as_json, headings, names)
+
+
+@click.command("blindspots")
+@click.option("--bug", "names", multiple=True, metavar="NAME", help="Bug to measure (repeatable).")
+@click.option("--runs", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Runs per bug.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Where random decisions start from.")
+@click.option(
+    "--json", "json_file", metavar="[FILE]", is_flag=False, flag_value="-",
+    help="Write every figure there; stdout when no FILE is given.",
+)  # fmt: skip
+def blind_spots(names: tuple[str, ...], runs: int, seed: int, json_file: str | None) -> int:
+    """Measure which run-time check sees which named bug, and when."""
+    from impl.bugs import BUGS
+
+    for name in names:
+        if name not in BUGS:
+            raise Unusable(f"--bug {name}: unknown bug; `kvspec bugs` lists them")
+    writable_json(json_file)
+
+    from ci import blindspots, render
+    from ci.progress import Progress
+
+    with Progress(render.console(sys.stderr)) as progress:
+        data = blindspots.collect(tuple(dict.fromkeys(names)), runs, seed, progress)
+    blindspots.text(render.console(text_out(json_file)), data, detailed=bool(names))
+    write_json(json_file, data)
+    return 0

@@ -1,0 +1,115 @@
+"""kvspec check and replay: drive an implementation beside the reference."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from ci.commands.shared import (
+    Unusable, impl_options, is_folder, load_trace, resolve, save_traces, system_options, text_out, usable,
+    writable_json, write_json,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from ci.report import Data
+
+
+@click.command()
+@system_options
+@click.option("--preset", "presets", multiple=True, metavar="NAME", help="Sizes to run with (repeatable).")
+@click.option(
+    "--tier", type=click.Choice(["smoke", "pr", "nightly"]), default="smoke", show_default=True,
+    help="How much is done.",
+)  # fmt: skip
+@click.option("--examples", type=click.IntRange(1), help="Runs for each machine, preset and mode.")
+@click.option("--steps", type=click.IntRange(1), help="Commands in a run, at most.")
+@click.option("--seed", type=int, help="Where random decisions start from.")
+@click.option(
+    "--machine", "machines", multiple=True, metavar="NAME",
+    help="What is driven: sessions, tree, both (repeatable).",
+)  # fmt: skip
+@click.option("--mode", type=click.Choice(["free", "faithful", "both"]), help="How far a sweep may go.")
+@click.option(
+    "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
+    help="Where the smallest trace of each violation is saved.",
+)  # fmt: skip
+def check(
+    impl: str,
+    sglang_path: str | None,
+    device: str,
+    json_file: str | None,
+    presets: tuple[str, ...],
+    tier: str,
+    examples: int | None,
+    steps: int | None,
+    seed: int | None,
+    machines: tuple[str, ...],
+    mode: str | None,
+    save_dir: str,
+) -> int:
+    """Drive an implementation beside the reference and report every violated clause."""
+    from reference.commands import Mode
+    from stateful_tests import campaign
+
+    modes = None if mode is None else tuple(Mode) if mode == "both" else (Mode(mode),)
+    try:
+        plan = campaign.plan(
+            tier, presets=presets or None, modes=modes, examples=examples, steps=steps, seed=seed,
+            machines=machines or None,
+        )  # fmt: skip
+    except ValueError as error:
+        raise Unusable(f"--{error}") from error
+    writable_json(json_file)
+    is_folder(save_dir)
+    narrowed = any((presets, machines, mode in ("free", "faithful"), examples, steps))
+
+    from ci import render, report
+    from ci.progress import Progress
+
+    system = resolve(impl, device, sglang_path)
+    try:
+        with Progress(render.console(sys.stderr)) as progress:
+            result = usable(partial(campaign.run, system, plan, progress), f"--impl {impl}")
+        data = report.check_data(result, plan, narrowed=narrowed, capabilities=system.capabilities)
+    finally:
+        system.close()
+    save_traces(result.findings, data["findings"], save_dir, impl_options(impl, device, sglang_path))
+    render.check(render.console(text_out(json_file)), data)
+    write_json(json_file, data)
+    return int(data["exit_code"])
+
+
+@click.command()
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
+@system_options
+def replay(
+    traces: tuple[str, ...], impl: str, sglang_path: str | None, device: str, json_file: str | None
+) -> int:
+    """Run trace files on the reference and an implementation, step by step."""
+    loaded = [(path, load_trace(path)) for path in traces]  # all of them, before anything runs
+    writable_json(json_file)
+
+    from ci import render, report
+    from stateful_tests import lockstep
+
+    out = render.console(text_out(json_file))
+    replays: list[Data] = []
+    system = resolve(impl, device, sglang_path)
+    try:
+        for path, trace in loaded:
+            run = usable(partial(lockstep.replay, system, trace), path)
+            replays.append(report.replay_data(path, run))
+            render.replay(out, replays[-1], brief=len(loaded) > 1)
+    finally:
+        system.close()
+    codes = [data["exit_code"] for data in replays]
+    if len(replays) > 1:
+        bad = [data["file"] for data in replays if data["exit_code"]]
+        names = f": {', '.join(bad)}" if bad else ""
+        out.print(f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{names}")
+    code = int(max(codes))
+    write_json(json_file, {"format": "kvspec-replay", "version": 1, "exit_code": code, "replays": replays})
+    return code

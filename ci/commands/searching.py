@@ -1,0 +1,187 @@
+"""kvspec explore, tour and prove: every state, every transition, all integers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ci.commands.shared import (
+    Unusable, impl_options, is_folder, json_option, list_rows, resolve, save_option, save_traces,
+    system_options, text_out, usable, writable_json, write_json,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from ci.report import Data
+    from stateful_tests.scopes import Scope
+
+
+@click.command()
+@click.option("--scope", "names", multiple=True, metavar="NAME", help="Scope to explore (repeatable).")
+@click.option("--list", "listing", is_flag=True, help="List the scopes.")
+@click.option("--states", type=click.IntRange(1), help="Stop when so many states are known.")
+@click.option("--depth", type=click.IntRange(0), help="Do not go on from states so many commands away.")
+@click.option(
+    "--memory", type=click.IntRange(50), default=4096, show_default=True, metavar="MB",
+    help="Stop when the process has so much.",
+)  # fmt: skip
+@click.option(
+    "--clauses/--no-clauses", "clauses_on", default=None,
+    help="Whether every clause is asked at every step (a thousand a second); else as the scope says.",
+)  # fmt: skip
+@click.option("--resume", metavar="FILE", help="Go on from there if it exists; keep the search there.")
+@json_option
+@save_option
+def explore(
+    names: tuple[str, ...],
+    listing: bool,
+    states: int | None,
+    depth: int | None,
+    memory: int,
+    clauses_on: bool | None,
+    resume: str | None,
+    json_file: str | None,
+    save_dir: str,
+) -> int:
+    """Look at every state of a scope, breadth first. Without --scope: all scopes that take seconds."""
+    from stateful_tests.scopes import SCOPES
+
+    if listing:
+        from ci import explore as told
+
+        return list_rows(told.scope_rows(), False, {"id": "scope", "takes": "takes", "about": "about"}, ())
+    chosen = [_scope(name) for name in names] or [s for s in SCOPES.values() if s.takes == "seconds"]
+    if resume is not None and len(chosen) != 1:
+        raise Unusable("--resume goes with one --scope")
+    if resume is not None and not Path(resume).absolute().parent.is_dir():
+        raise Unusable(f"--resume {resume}: there is no folder {Path(resume).absolute().parent}")
+    writable_json(json_file)
+    is_folder(save_dir)
+
+    from ci import explore as told
+    from ci import render
+    from ci.progress import Progress
+    from stateful_tests import search
+    from stateful_tests.unfinished import UnfinishedError
+
+    out = render.console(text_out(json_file))
+    reports: list[Data] = []
+    for scope in chosen:
+        try:
+            with Progress(render.console(sys.stderr)) as progress:
+                result = search.run(
+                    scope, clauses=clauses_on, states=states, depth=depth, memory_mb=memory, resume=resume,
+                    progress=progress,
+                )  # fmt: skip
+        except UnfinishedError as error:
+            raise Unusable(f"--resume {error}") from error
+        reports.append(data := told.explored(result))
+        found = [result.finding] if result.finding is not None else []
+        save_traces(found, data["findings"], save_dir, "--impl reference")
+        told.text(out, data)
+        if result.stopped == "an interrupt":
+            break
+    code = max(data["exit_code"] for data in reports)
+    if reports[-1]["stopped"] == "an interrupt":
+        code = 130
+    write_json(json_file, {"format": "kvspec-explore", "version": 1, "exit_code": code, "scopes": reports})
+    return int(code)
+
+
+@click.command()
+@click.option("--scope", "names", multiple=True, metavar="NAME", help="Scope to run (repeatable).")
+@click.option("--file", "files", multiple=True, metavar="FILE", help="Recorded tour to run (repeatable).")
+@click.option("--record", metavar="FILE", help="Write the tour of the one scope there.")
+@system_options
+@save_option
+def tour(
+    names: tuple[str, ...],
+    files: tuple[str, ...],
+    record: str | None,
+    impl: str,
+    sglang_path: str | None,
+    device: str,
+    json_file: str | None,
+    save_dir: str,
+) -> int:
+    """Run every transition of a scope on an implementation, beside the reference."""
+    from stateful_tests import tour_file
+
+    scopes = [_scope(name) for name in names]
+    try:
+        loaded = [(file, tour_file.load(file)) for file in files]
+    except tour_file.TourError as error:
+        raise Unusable(str(error)) from error
+    if not scopes and not loaded:
+        raise Unusable("tour: --scope NAME (kvspec explore --list) or --file FILE (fixtures/tours)")
+    if record is not None and (len(scopes) != 1 or loaded):
+        raise Unusable("--record goes with one --scope")
+    writable_json(json_file)
+    is_folder(save_dir)
+
+    from ci import explore as told
+    from ci import render
+    from ci.progress import Progress
+    from stateful_tests import tour as touring
+
+    out = render.console(text_out(json_file))
+    reports: list[Data] = []
+    options = impl_options(impl, device, sglang_path)
+    system = resolve(impl, device, sglang_path)
+    try:
+        with Progress(render.console(sys.stderr)) as progress:
+            runs: list[tuple[str | None, Callable[[], touring.Tour]]] = [
+                (file, partial(touring.follow, system, walks, progress)) for file, walks in loaded
+            ]
+            for scope in scopes:
+                live = partial(touring.live, system, scope, record=record is not None, progress=progress)
+                runs.append((None, live))
+            tours = [(file, usable(work, f"--impl {impl}")) for file, work in runs]
+    finally:
+        system.close()
+    for file, made in tours:
+        reports.append(data := told.toured(made, file))
+        save_traces(made.findings, data["findings"], save_dir, options)
+        told.tour_text(out, data)
+        if record is not None and made.recorded is not None:
+            Path(record).write_bytes(tour_file.dumps(made.recorded))
+    code = max(data["exit_code"] for data in reports)
+    told_all = {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports}
+    write_json(json_file, told_all)
+    return int(code)
+
+
+def _scope(name: str) -> Scope:
+    from stateful_tests.scopes import SCOPES
+
+    if name not in SCOPES:
+        raise Unusable(f"--scope {name:.40}: unknown; one of {', '.join(SCOPES)}")
+    return SCOPES[name]
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@json_option
+def prove(names: tuple[str, ...], json_file: str | None) -> int:
+    """Prove the rules of the cursors for all page sizes, windows and lengths. NAMES: those obligations."""
+    try:
+        import_module("z3")
+    except ImportError as error:
+        raise Unusable("prove needs the solver z3: pip install z3-solver") from error
+    writable_json(json_file)
+
+    from ci import proofs, render
+    from stateful_tests.proofs import GROUPS
+
+    try:
+        data = proofs.collect(names)
+    except KeyError as error:
+        raise Unusable(f"unknown obligation {error.args[0]!r:.60}; one of {', '.join(GROUPS)}") from error
+    proofs.text(render.console(text_out(json_file)), data)
+    write_json(json_file, data)
+    return int(data["exit_code"])

@@ -1,0 +1,176 @@
+"""What the commands of `kvspec` share: their options, unusable input, systems, saved traces, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from ci.report import Data
+    from impl.adapter import System
+    from stateful_tests.results import Finding, Trace
+
+# The modules behind the commands import torch; they are loaded by the commands that need them.
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
+
+
+class Unusable(Exception):
+    """Input that cannot be used: the one line that says which and why."""
+
+
+json_option = click.option(
+    "--json", "json_file", metavar="FILE", help="Write every figure there; - for stdout."
+)
+
+
+def system_options(command: _Command) -> _Command:
+    options = (
+        click.option(
+            "--impl", default="torch", show_default=True, metavar="IMPL",
+            help="reference | torch | torch+BUG | sglang==VERSION | sglang | module:factory",
+        ),
+        click.option("--sglang-path", metavar="DIR", help="A checkout of SGLang, with --impl sglang."),
+        click.option(
+            "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+            help="Where the torch implementation keeps its pools.",
+        ),
+        click.option("--json", "json_file", metavar="FILE", help="Write every figure there; - for stdout."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+
+def save_option(command: _Command) -> _Command:
+    return click.option(
+        "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
+        help="Where the shortest trace of each violation is saved.",
+    )(command)  # fmt: skip
+
+
+
+def resolve(impl: str, device: str, sglang_path: str | None) -> System:
+    from impl.adapter import UnusableImplementation
+    from stateful_tests import registry
+
+    if ":" in impl and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
+    try:
+        return registry.resolve(impl, device=device, sglang_path=sglang_path)
+    except UnusableImplementation as error:
+        raise Unusable(str(error)) from error
+    except Exception as error:  # a stranger's factory may raise anything
+        raise Unusable(f"--impl {impl}: {type(error).__name__}: {error}") from error
+
+
+def usable(work: Callable[[], _Result], what: str) -> _Result:
+    from impl.adapter import UnusableImplementation
+
+    try:
+        return work()
+    except UnusableImplementation as error:
+        raise Unusable(f"{what}: {error}") from error
+
+
+def load_trace(path: str) -> Trace:
+    """The trace in a file."""
+    from stateful_tests.traces import TraceError, load
+
+    try:
+        return load(path)
+    except TraceError as error:
+        raise Unusable(str(error)) from error
+
+
+def impl_options(impl: str, device: str, sglang_path: str | None) -> str:
+    options = ["--impl", impl]
+    if sglang_path is not None:
+        options += ["--sglang-path", sglang_path]
+    if device != "cpu":
+        options += ["--device", device]
+    return shlex.join(options)
+
+
+def save_traces(findings: Sequence[Finding], told: list[Data], folder: str, options: str) -> None:
+    """Save the trace of each finding, and note where. A finding that cannot be saved is still told."""
+    from ci import report
+    from stateful_tests import traces
+
+    for group, found in zip(report.groups(findings), told, strict=True):
+        name, trace = report.trace_file(group)
+        path = Path(folder, name)
+        try:
+            traces.save(trace, path)
+        except (OSError, traces.TraceError) as error:
+            found["not_saved"] = f"{path}: {error}"
+        else:
+            found["saved"] = str(path)
+            found["replay"] = f"kvspec replay {shlex.quote(str(path))} {options}"
+
+
+def is_folder(save_dir: str) -> None:
+    if os.path.lexists(save_dir) and not os.path.isdir(save_dir):
+        raise Unusable(f"--save {save_dir}: is not a directory")
+
+
+def writable_json(json_file: str | None) -> None:
+    """Say now, and not after the work, that a report cannot be written."""
+    if json_file is None or json_file == "-":
+        return
+    target = Path(json_file)
+    if target.is_dir():
+        raise Unusable(f"--json {json_file}: is a directory")
+    if not target.absolute().parent.is_dir():
+        raise Unusable(f"--json {json_file}: there is no folder {target.absolute().parent}")
+    if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+        raise Unusable(f"--json {json_file}: may not be written")
+
+
+def text_out(json_file: str | None) -> Any:
+    """With the JSON on stdout, the text goes to stderr."""
+    return sys.stderr if json_file == "-" else sys.stdout
+
+
+def write_json(json_file: str | None, data: object) -> None:
+    if json_file is None:
+        return
+    text = json.dumps(data, indent=2) + "\n"
+    if json_file == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(json_file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Unusable(f"--json {json_file}: {error.strerror}") from error
+
+
+
+def list_rows(rows: list[Data], as_json: bool, columns: dict[str, str], names: tuple[str, ...]) -> int:
+    """Rows as a table, or those called `names` in full."""
+    from ci import render
+
+    known = {row["id"]: row for row in rows}
+    for name in names:
+        if name not in known:
+            raise Unusable(f"unknown {columns['id']} {name!r:.40}; without a name all are listed")
+    if as_json:
+        write_json("-", [known[name] for name in names] or rows)
+        return 0
+    out = render.console()
+    for name in names:
+        render.record(out, known[name])
+        out.print()
+    if not names:
+        render.listing(out, rows, columns)
+    return 0
+
