@@ -173,7 +173,7 @@ class _Campaign:
                 break
         result.refusals = dict(refusals.most_common())
         result.commands_by_kind = dict(kinds.most_common())
-        result.findings = [self._finding(c) for c in sorted(self.caught, key=_evaluation_order)]
+        result.findings = [self._finding(c) for c in sorted(self.caught, key=evaluation_order)]
         result.unreached = tuple(c for c, t in result.tallies.items() if not t.critical)
         result.seconds = time.monotonic() - self.started
         return result
@@ -265,13 +265,13 @@ class _Campaign:
                 known.modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
                 smallest, shown = faithful, ()
             # A trace that a faithful scheduler can produce says more than a shorter free one.
-            if _rank(smallest) < _rank(known.trace):
+            if rank(smallest) < rank(known.trace):
                 known.trace = smallest
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
         """Another violation of the same clause is worth shrinking: the trace is still long."""
         known.retries += 1
-        long = len(known.trace.commands) > _SHORT and _rank(known.trace)[0] == (mode is Mode.FREE)
+        long = len(known.trace.commands) > _SHORT and rank(known.trace)[0] == (mode is Mode.FREE)
         return long and known.retries <= _RETRIES
 
     def _finding(self, clause: str) -> Finding:
@@ -285,11 +285,13 @@ class _Campaign:
         return Finding(clause, run, modes, caught.times, caught.after_s, caught.after_commands)
 
 
-def _rank(trace: Trace) -> tuple[bool, int]:
+def rank(trace: Trace) -> tuple[bool, int]:
+    """The smallest trace is the best one, one of a faithful scheduler before all others."""
     return trace.mode is Mode.FREE, len(trace.commands)
 
 
-def _evaluation_order(clause: str) -> int:
+def evaluation_order(clause: str) -> int:
+    """Where a clause comes in a report."""
     order = list(CLAUSES)
     return order.index(clause) if clause in order else -1
 

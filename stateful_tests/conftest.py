@@ -13,7 +13,13 @@ _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_to
 settings.register_profile(
     "ci", derandomize=True, database=None, deadline=None, print_blob=False, suppress_health_check=_QUIET
 )
-settings.register_profile("nightly", deadline=None, print_blob=True, suppress_health_check=_QUIET)
+_NIGHTLY = settings(deadline=None, print_blob=True, suppress_health_check=_QUIET)
+if url := os.environ.get("KVSPEC_REDIS"):  # one failure database for all who run: redis://host:port
+    from hypothesis.extra.redis import RedisExampleDatabase
+    from redis import Redis
+
+    _NIGHTLY = settings(_NIGHTLY, database=RedisExampleDatabase(Redis.from_url(url)))
+settings.register_profile("nightly", _NIGHTLY)
 settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
 
 

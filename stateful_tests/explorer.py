@@ -303,12 +303,8 @@ class Explorer:
             if not begun:
                 self.checker.begin(self.graph.quotient.state(key))
                 begun = True
-            failures = self.checker.failures(command)
-            if failures:
-                clause, (expected, observed) = failures[0]
-                also = tuple(c.id for c, _ in failures[1:])
-                details = tuple(failure for _, failure in failures[1:])
-                violation = Violation(clause.id, 0, expected, observed, also, details)
+            violation = self.checker.violation(command)
+            if violation is not None:
                 self.violated = (at, command, violation)
                 return
 
@@ -340,23 +336,28 @@ class Explorer:
         )  # fmt: skip
 
     def _finding(self) -> Finding | None:
-        """The violation with its shortest trace, as a check would tell it."""
         if self.violated is None:
             return None
         at, command, violation = self.violated
-        commands = self.path(at, command)
-        trace = Trace(self.scope.geometry, self.scope.mode, commands, "exhaustive", clause=violation.clause)
-        system = ReferenceSystem()
-        run = replay(system, trace)
-        if run.violation is not None:
-            smallest = minimise(system, trace, run.violation.clause)
-            run = replay(system, replace(smallest, origin="exhaustive", clause=run.violation.clause))
-        else:
-            told = f"{violation.observed} (not from the empty state: the placement of this state is at fault)"
-            run = replace(run, violation=replace(violation, step=len(commands) - 1, observed=told))
-        modes = (Mode.FREE,) if self.scope.mode is Mode.FREE else tuple(Mode)
-        assert run.violation is not None
-        return Finding(run.violation.clause, run, modes, 1, self.seconds, self.transitions)
+        return finding_of(self.scope, self.path(at, command), violation, self.seconds, self.transitions)
+
+
+def finding_of(
+    scope: Scope, commands: tuple[Command, ...], violation: Violation, seconds: float, transitions: int
+) -> Finding:
+    """A violation at the end of its shortest way, as a check would tell it."""
+    trace = Trace(scope.geometry, scope.mode, commands, "exhaustive", clause=violation.clause)
+    system = ReferenceSystem()
+    run = replay(system, trace)
+    if run.violation is not None:
+        smallest = minimise(system, trace, run.violation.clause)
+        run = replay(system, replace(smallest, origin="exhaustive", clause=run.violation.clause))
+    else:
+        told = f"{violation.observed} (not from the empty state: the placement of this state is at fault)"
+        run = replace(run, violation=replace(violation, step=len(commands) - 1, observed=told))
+    modes = (Mode.FREE,) if scope.mode is Mode.FREE else tuple(Mode)
+    assert run.violation is not None
+    return Finding(run.violation.clause, run, modes, 1, seconds, transitions)
 
 
 def memory() -> float:

@@ -17,7 +17,7 @@ from reference.step import Step
 from stateful_tests.abstraction import facts_of
 from stateful_tests.lockstep import new_tallies
 from stateful_tests.reference_system import ReferenceSystem
-from stateful_tests.results import Tally
+from stateful_tests.results import Tally, Violation
 
 
 class Placed(ReferenceSystem):
@@ -87,6 +87,15 @@ class Checker:
         return self._asked(
             Step(was.scope, command, expected, outcome, was, now, before, after, now == was, "", effects)
         )
+
+    def violation(self, command: Command) -> Violation | None:
+        """The first clause that this step breaks, and what else it breaks."""
+        failures = self.failures(command)
+        if not failures:
+            return None
+        clause, (expected, observed) = failures[0]
+        also, details = tuple(c.id for c, _ in failures[1:]), tuple(told for _, told in failures[1:])
+        return Violation(clause.id, 0, expected, observed, also, details)
 
     def _asked(self, step: Step) -> list[tuple[Clause, Failure]]:
         for clause in asked(step):

@@ -103,6 +103,11 @@ class Quotient:
             assert found <= _MASK, "more units than a key can name"
         return found
 
+    @property
+    def orders(self) -> int:
+        """In how many other ways the letters of prompts can be ordered."""
+        return len(self._orders)
+
     # From a state to its key.
 
     def key(self, state: State) -> int:
@@ -122,8 +127,8 @@ class Quotient:
         groups, tree = self._numbered(state)
         best, order = self.pack([sorted((n for n, _ in g), reverse=True) for g in groups], tree), None
         for at in range(len(self._orders)):
-            other = [sorted((self._exchanged(n, at) for n, _ in g), reverse=True) for g in groups]
-            packed = self.pack(other, self._exchanged(tree, at) if tree else 0)
+            other = [sorted((self.exchanged(n, at) for n, _ in g), reverse=True) for g in groups]
+            packed = self.pack(other, self.exchanged(tree, at) if tree else 0)
             if packed < best:
                 best, order = packed, at
         return best, groups, order
@@ -202,7 +207,7 @@ class Quotient:
             aged = self._aged[seen] = with_ages(tree)
         return self.number(aged)
 
-    def _exchanged(self, number: int, at: int) -> int:
+    def exchanged(self, number: int, at: int) -> int:
         """The number of the same with the letters in another order."""
         known = self._relettered.get((number, at))
         if known is None:
@@ -220,7 +225,7 @@ class Quotient:
         names: dict[str, str] = {}
         first = {"s": 1, "r": 1 + self.scope.sessions, "h": 1}
         for letter, group in zip("srh", groups):
-            found = [(n if at is None else self._exchanged(n, at), name) for n, name in group]
+            found = [(n if at is None else self.exchanged(n, at), name) for n, name in group]
             for place, (_, name) in enumerate(sorted(found, reverse=True), first[letter]):
                 names[f"{letter}{place}"] = name
                 if letter == "s" and name in turns:

@@ -33,6 +33,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -
     """
     search = _Search(still_fails, budget)
     best = search.run(commands) or commands
+    best = search.run(_lives_apart(best)) or best
     while True:
         before = best
         best = _first_improvement(best, search, _name_dropped)
@@ -70,6 +71,23 @@ def _renamed(commands: Commands) -> Commands:
         for piece in getattr(command, "prompt", ()):
             letters.setdefault(piece.text, chr(ord("a") + len(letters) % 26))
     return tuple(_with_texts(_with_names(command, names), letters) for command in commands)
+
+
+def _lives_apart(commands: Commands) -> Commands:
+    """A name of its own for each life of a request: what is tried with one leaves the others alone."""
+    taken = set().union(*map(_names, commands))
+    seen: set[str] = set()
+    names: dict[str, str] = {}
+    apart = []
+    for command in commands:
+        if isinstance(command, Submit):
+            name = command.request
+            if name in seen:
+                names[name] = next(n for i in range(len(taken) + 1) if (n := f"r{i + 1}") not in taken)
+                taken.add(names[name])
+            seen.add(name)
+        apart.append(_with_names(command, names))
+    return tuple(apart)
 
 
 def _named(value: Any) -> list[str]:
@@ -285,13 +303,21 @@ def _ordinary(commands: Commands) -> Iterator[Commands]:
 def _inserted(commands: Commands) -> Iterator[Commands]:
     """A guest that inserts a prompt instead of the request that computes it."""
     for i, command in enumerate(commands):
-        if isinstance(command, Submit) and command.prompt and command.session is None:
+        if isinstance(command, Submit) and command.session is None:
+            prompt = command.prompt or _text_of_its_own(command, commands)
             for at, last in [(j, c) for j, c in enumerate(commands) if command.request in _names(c)][1:]:
                 rest = tuple(c for c in commands[i + 1 :] if command.request not in _names(c))
                 before = len([c for c in commands[i + 1 : at] if command.request not in _names(c)])
                 if isinstance(last, (Finish, Extend)):
-                    insert = Insert(command.request, command.prompt, 0, isinstance(last, Extend))
+                    insert = Insert(command.request, prompt, 0, isinstance(last, Extend))
                     yield (*commands[:i], *rest[:before], insert, *rest[before:])
+
+
+def _text_of_its_own(submit: Submit, commands: Commands) -> Prompt:
+    """A prompt in place of tokens that nobody else has: in a letter that no other prompt uses."""
+    used = set().union(*map(_texts, commands))
+    letter = next((c for c in map(chr, range(ord("a"), ord("z") + 1)) if c not in used), "z")
+    return (Piece(letter, submit.tokens),)
 
 
 def _busy(commands: Commands) -> Iterator[Commands]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    Unusable, impl_options, is_folder, load_trace, resolve, save_traces, system_options, text_out, usable,
-    writable_json, write_json,
+    Unusable, connected, impl_options, is_folder, load_trace, ray_option, resolve, save_traces,
+    system_options, text_out, usable, writable_json, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
     help="Where the smallest trace of each violation is saved.",
 )  # fmt: skip
+@ray_option
 def check(
     impl: str,
     sglang_path: str | None,
@@ -49,6 +50,7 @@ def check(
     machines: tuple[str, ...],
     mode: str | None,
     save_dir: str,
+    ray_address: str | None,
 ) -> int:
     """Drive an implementation beside the reference and report every violated clause."""
     from reference.commands import Mode
@@ -72,7 +74,13 @@ def check(
     system = resolve(impl, device, sglang_path)
     try:
         with Progress(render.console(sys.stderr)) as progress:
-            result = usable(partial(campaign.run, system, plan, progress), f"--impl {impl}")
+            work = partial(campaign.run, system, plan, progress)
+            if ray_address is not None:
+                from stateful_tests import cluster
+
+                options = {"device": device, "sglang_path": sglang_path}
+                work = partial(cluster.check, impl, options, plan, connected(ray_address))
+            result = usable(work, f"--impl {impl}")
         data = report.check_data(result, plan, narrowed=narrowed, capabilities=system.capabilities)
     finally:
         system.close()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    Unusable, impl_options, is_folder, json_option, list_rows, resolve, save_option, save_traces,
-    system_options, text_out, usable, writable_json, write_json,
+    Unusable, connected, impl_options, is_folder, json_option, list_rows, ray_option, resolve,
+    save_option, save_traces, system_options, text_out, usable, writable_json, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     help="Whether every clause is asked at every step (a thousand a second); else as the scope says.",
 )  # fmt: skip
 @click.option("--resume", metavar="FILE", help="Go on from there if it exists; keep the search there.")
+@ray_option
 @json_option
 @save_option
 def explore(
@@ -45,6 +46,7 @@ def explore(
     memory: int,
     clauses_on: bool | None,
     resume: str | None,
+    ray_address: str | None,
     json_file: str | None,
     save_dir: str,
 ) -> int:
@@ -60,24 +62,31 @@ def explore(
         raise Unusable("--resume goes with one --scope")
     if resume is not None and not Path(resume).absolute().parent.is_dir():
         raise Unusable(f"--resume {resume}: there is no folder {Path(resume).absolute().parent}")
+    if ray_address is not None and (resume is not None or states is not None or depth is not None):
+        raise Unusable("--ray goes to the end: without --resume, --states and --depth")
     writable_json(json_file)
     is_folder(save_dir)
 
     from ci import explore as told
     from ci import render
     from ci.progress import Progress
-    from stateful_tests import search
+    from stateful_tests import cluster, search
     from stateful_tests.unfinished import UnfinishedError
+
+    ray = connected(ray_address) if ray_address is not None else None
 
     out = render.console(text_out(json_file))
     reports: list[Data] = []
     for scope in chosen:
         try:
             with Progress(render.console(sys.stderr)) as progress:
-                result = search.run(
-                    scope, clauses=clauses_on, states=states, depth=depth, memory_mb=memory, resume=resume,
-                    progress=progress,
-                )  # fmt: skip
+                if ray is not None:
+                    result = cluster.explore(scope, ray, clauses=clauses_on, progress=progress)
+                else:
+                    result = search.run(
+                        scope, clauses=clauses_on, states=states, depth=depth, memory_mb=memory,
+                        resume=resume, progress=progress,
+                    )  # fmt: skip
         except UnfinishedError as error:
             raise Unusable(f"--resume {error}") from error
         reports.append(data := told.explored(result))

@@ -32,6 +32,21 @@ json_option = click.option(
 )
 
 
+ray_option = click.option(
+    "--ray", "ray_address", metavar="ADDRESS", help="Use the Ray cluster there; auto: the one that runs here."
+)
+
+
+def connected(address: str) -> Any:
+    """The module ray, connected to a cluster."""
+    from stateful_tests import cluster
+
+    try:
+        return cluster.connect(address)
+    except cluster.NoCluster as error:
+        raise Unusable(f"--ray {error}") from error
+
+
 def system_options(command: _Command) -> _Command:
     options = (
         click.option(
