@@ -253,8 +253,7 @@ class _Campaign:
                     continue
             if smallest is None or clause not in shown:
                 smallest = minimise(self.system, trace, clause)
-                seen = replay(self.system, smallest).violation
-                shown = seen.clauses if seen is not None else ()
+                shown = self._shown(smallest)
             if known is None:
                 after = time.monotonic() - self.started
                 known = self.caught[clause] = _Caught(smallest, violation, set(), 1, after, self.commands)
@@ -263,10 +262,15 @@ class _Campaign:
             faithful = replace(smallest, mode=Mode.FAITHFUL)
             if trace.mode is Mode.FREE and _failing(self.system, faithful, clause) == smallest.commands:
                 known.modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
-                smallest, shown = faithful, ()
+                smallest, shown = faithful, self._shown(faithful)
             # A trace that a faithful scheduler can produce says more than a shorter free one.
             if rank(smallest) < rank(known.trace):
                 known.trace = smallest
+
+    def _shown(self, trace: Trace) -> tuple[str, ...]:
+        """The clauses that a trace violates at its last step."""
+        seen = replay(self.system, trace).violation
+        return seen.clauses if seen is not None else ()
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
         """Another violation of the same clause is worth shrinking: the trace is still long."""

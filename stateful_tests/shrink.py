@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from reference.commands import (
-    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert, Open, Piece,
-    Prompt, Retract, SpecDecode, Submit, prompt_len,
+    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert, Match, Open,
+    Piece, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
 )  # fmt: skip
 
 Commands = tuple[Command, ...]
@@ -39,7 +39,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -
         best = _first_improvement(best, search, _name_dropped)
         best = _drop_chunks(best, search)
         for simpler in (
-            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _inserted, _busy,
+            _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _inserted, _pressed, _busy,
             _pairs_dropped, _plainer_prompts, _smaller_numbers,
         ):  # fmt: skip
             best = _first_improvement(best, search, simpler)
@@ -311,6 +311,17 @@ def _inserted(commands: Commands) -> Iterator[Commands]:
                 if isinstance(last, (Finish, Extend)):
                     insert = Insert(command.request, prompt, 0, isinstance(last, Extend))
                     yield (*commands[:i], *rest[:before], insert, *rest[before:])
+
+
+def _pressed(commands: Commands) -> Iterator[Commands]:
+    """An eviction, and the guests of the tree alone, instead of all who press them."""
+    guests = tuple(c for c in commands if isinstance(c, (Insert, Match, Unlock, Evict)))
+    if len(commands) - len(guests) < 2:
+        return
+    for at in range(1, len(guests)):
+        for pages in (1, 2, 3):
+            for evict in (Evict(0, pages), Evict(pages, 0)):
+                yield (*guests[:at], evict, *guests[at:])
 
 
 def _text_of_its_own(submit: Submit, commands: Commands) -> Prompt:
