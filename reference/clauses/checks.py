@@ -104,7 +104,9 @@ def _only_looks(step: Step) -> Failure | None:
     settled="A lent slot is counted through its turn once a batch lists that, else as held: a flag set by"
     " restore goes stale when the admission is rejected (open, submit, admit, extend, retract, admit,"
     " check). SWA tokens are ceil(A) - ceil(max(R, E)): without the second ceil the sum is off after a"
-    " finish that caps E inside a page, which no faithful scheduler reaches.",
+    " finish that caps E inside a page.",
+    assumption="If every swa_evicted_seqlen is a page boundary, ceil(A) - max(R, E) will do. A faithful"
+    " scheduler keeps it so.",
     critical=_checked,
 )
 def _no_false_alarm(step: Step) -> Failure | None:

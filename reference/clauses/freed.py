@@ -40,7 +40,8 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
     why="A page freed too early is somebody else's while it is read; one not freed is lost when its row"
     " entry is overwritten.",
     settled="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
-    " until it is freed whole. Free from target itself is safe for page_size 1 alone.",
+    " until it is freed whole.",
+    assumption="If page_size is 1, the free may start at target itself.",
     source="#22862, #22862 review",
     scope="Which pages, not how often: a page freed twice in one command is OWN-2.",
     critical=lambda s: s.done and bool(s.owed("full")),

@@ -63,7 +63,9 @@ def _swept(step: Step) -> Failure | None:
     "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to nobody else.",
     why="Whoever gets the full slot next would inherit it, unless every allocation overwrites it.",
     settled="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last page;"
-    " its allocation overwrites them before anything reads or frees through them, so it waives this.",
+    " it waives this.",
+    assumption="If every allocation overwrites an entry before anything reads or frees through it, a stale"
+    " one does no harm.",
     source="kvspec",
     scope="Models with SWA. Systems that overwrite an entry before anything reads it may waive this.",
     critical=lambda s: "swa" in s.after.pools and s.freed_something,

@@ -80,6 +80,7 @@ def _shape(step: Step) -> Failure | None:
     why="A window that is matched over a half-dead node reads padding.",
     settled="An insert that brings no SWA KV at all (its whole key was swept) leaves a tombstone; taken for"
     " live its slots are padding's, and SWA sizes go negative when they are evicted (#22470).",
+    assumption="If every sweep stops a page short of the insert boundary, no key is swept altogether.",
     source="#22470",
     scope=f"{_WITH_TREE} Models with SWA.",
     critical=lambda s: (t := s.after.tree) is not None and _grew(s) and any(not n.live for n in t.nodes)
@@ -129,7 +130,10 @@ def _contents(step: Step) -> Failure | None:
     why="The next request with this prompt computes it again, or worse, the pages are nobody's.",
     settled="A tombstone under a lock is not recovered: its full slots would change under the reader. Its"
     " inserter may have SWA KV that is then freed as a duplicate, so a request that goes on inserts only if"
-    " it can match all of its prompt again; else it keeps its pages to itself.",
+    " it can match all of its prompt again; else it keeps its pages to itself. Smallest (P 1, W 1): insert a2"
+    " and keep the lock, evict 1 SWA token, insert a1 and go on.",
+    assumption="If every sweep stops a page short of the insert boundary and no lock passes through a"
+    " tombstone, a request can always insert. The second cannot be had.",
     source="#26919, kvspec",
     scope=f"{_WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
     critical=lambda s: any(True for _ in _inserted(s)),
@@ -336,8 +340,9 @@ def _matches(step: Step) -> tuple[str, Key, int] | None:
     "A node's full counter is the number of locks whose prefix passes through it, its SWA counter the number"
     " of those that needed its SWA KV when they were taken, whatever was split since.",
     why="A count too few and pages go that are read; one too many and they never go.",
-    settled="To unlock by walking up until a window is covered, as lock did, is exact only if no pinned node"
-    " was split meanwhile: the walk then stops a node too early. The lock remembers where it stopped.",
+    settled="The lock remembers where it stopped. Walking up again at unlock until a window is covered, as"
+    " lock did, stops a node too early where a pinned node was split.",
+    assumption="If no pinned node is ever split, unlock may walk up again.",
     source="kvspec",
     scope=_WITH_TREE,
     critical=lambda s: len(_locks(s)) > 1,
