@@ -19,7 +19,7 @@ class Clause:
     check: None when it holds for the step, else (expected, observed). critical: the situation in
     which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which
-    that rule would do.
+    that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
     """
 
     id: str
@@ -29,6 +29,7 @@ class Clause:
     why: str
     settled: str
     assumption: str
+    rule: str
     source: str
     check: Check
     critical: Callable[[Step], bool]
@@ -43,6 +44,7 @@ def clause(
     sentence: str,
     *,
     why: str,
+    rule: str,
     source: str,
     critical: Callable[[Step], bool],
     scope: str = "Every step.",
@@ -53,7 +55,7 @@ def clause(
 
     def add(check: Check) -> Check:
         CLAUSES[id] = Clause(
-            id, title, sentence, scope, why, settled, assumption, source, check, critical
+            id, title, sentence, scope, why, settled, assumption, rule, source, check, critical
         )
         return check
 

@@ -22,6 +22,7 @@ from reference.step import Step, cursors_text
     " open.",
     assumption="If no sweep is driven with L >= W + 2P + floor(target) tokens, E is not above target and"
     " needs no cap (`kvspec prove`). A faithful scheduler sweeps with what the turn keeps, so it never does.",
+    rule="cursors.cut, model._finish, model._retract",
     source="#22897, #22900, #22213",
     scope="Turns of sessions that stay open.",
     critical=lambda s: (
@@ -53,6 +54,7 @@ def _capped(step: Step) -> Failure | None:
     settled="key is taken as it is: it is one token short already (#22862). In free mode the window behind"
     " min(C, key) may be gone; then the turn starts again from R, see SWA-2.",
     assumption="Under a faithful scheduler the prefix is min(C, key), always.",
+    rule="cursors.resume, cursors.cut, model._admit",
     source="#22862, #20070",
     scope="Turns of sessions that have a slot; R is 0 without a radix tree."
     " That min(C, key) is not taken on a swept window: SWA-2.",
@@ -93,6 +95,7 @@ def _restored(step: Step) -> Failure | None:
     "0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len <= row width,"
     " 0 <= swa_evicted_seqlen <= kv_allocated_len, and cache_protected_len is whole pages.",
     why="Every free and every sum is a difference of two cursors.",
+    rule="cursors.in_order",
     source="#20070",
     critical=lambda s: any(
         h.cursors.swa_evicted_seqlen > 0 or h.cursors.kv_allocated_len > h.cursors.kv_committed_len
@@ -118,6 +121,7 @@ def _order(step: Step) -> Failure | None:
     "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a sweep"
     " moves neither; no cursor of a request that the command does not name moves.",
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
+    rule="model._extend, model._rounds",
     source="#22753",
     critical=lambda s: (
         len(s.progress) > 1 or (isinstance(s.command, SpecDecode) and s.done)

@@ -24,6 +24,7 @@ from reference.step import Step
     " but not decode (window_lost).",
     assumption="A faithful scheduler drives with at most kv_committed_len, and never with more than a later"
     " finish or retract of the turn keeps: then nobody's window is lost.",
+    rule="cursors.sweep, cursors.sweep_limit",
     source="#22470",
     scope="EvictSwa, and sweeps inside prefill and decode, which see the length committed before; if a system"
     " says that it sweeps a prefill after its forward pass, the length committed then.",
@@ -79,6 +80,7 @@ def _sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]
     " SWA half was swept.",
     assumption="If every sweep of the row had L <= p + P, the turn can always resume at p. A faithful"
     " scheduler has L <= p.",
+    rule="cursors.resume, cursors.window_live",
     source="kvspec",
     scope="Models with SWA; admitted, prefilling and running requests.",
     critical=lambda s: s.swept_any,
