@@ -23,21 +23,24 @@ class Case:
     """What a command does in one case, on a server without a radix tree.
 
     when: the case in words; holds: as an expression over `slot`, `session`, `closing`, `started`, `turn`
-    (what there is before the command). after: cursor -> formula, of those that move. full, swa: positions
-    whose pages of that pool are given back.
+    (what there is before the command). after: cursor -> formula, of those that move; None where the
+    row is given back. full, swa: positions whose pages of that pool are given back.
     """
 
     when: str
     holds: str = "True"
-    after: dict[str, str] = field(default_factory=dict)
+    after: dict[str, str] | None = field(default_factory=dict)
     full: Span = NOTHING
     swa: Span = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One command. where: names used in the formulas. choice: what is left to the system. tree: what is
-    different, or more, on a server with a radix tree. refused: every reason there is, and when."""
+    """One command. where: names used in the formulas. cases: none where no cursor moves and nothing goes.
+
+    choice: what is left to the system. tree: what is different, or more, on a server with a radix tree.
+    refused: every reason that there is, in the order of Reason, and when.
+    """
 
     command: type
     does: str
@@ -59,14 +62,14 @@ def _cut(when: str, holds: str) -> Case:
 
 def _end(when: str, holds: str) -> Case:
     """The row goes, with all that it owns."""
-    return Case(when, holds, {}, ("R", "ceil(A)"), ("ceil(max(R, E))", "ceil(A)"))
+    return Case(when, holds, None, ("R", "ceil(A)"), ("ceil(max(R, E))", "ceil(A)"))
 
 
-_MEMORY = {
-    Reason.ROW_TOO_SHORT: "A' > width",
+_ROOM = {
     Reason.OUT_OF_FULL: "the pages that the batch opens are not to be had",
     Reason.OUT_OF_SWA: "the same of the SWA pool",
 }
+_MEMORY = {Reason.ROW_TOO_SHORT: "A' > width", **_ROOM}
 _BATCH = {
     Reason.EMPTY: "no lanes, or a lane with less than one token",
     Reason.DUPLICATE_LANE: "a request is named twice",
@@ -78,13 +81,12 @@ _MISSING = "the request is not there"
 
 _ALL = (
     Rule(
-        Open, "The session exists. It keeps nothing yet: no row, no slot.",
+        Open, "It keeps nothing yet: no row, no slot.",
         {Reason.SESSION_EXISTS: "a session, request or guest is called that"},
     ),
     Rule(
         Submit,
-        "The request is queued, and is its session's turn. Its input is the session's history, then the"
-        " prompt and the new tokens; origin is the length of all that. It holds no KV.",
+        "The request is its session's turn from now on; origin is the length of its input. It holds no KV.",
         {
             Reason.EMPTY: "less than one new token, or an ill-formed prompt",
             Reason.UNKNOWN_SESSION: "the session is not open",
@@ -117,16 +119,15 @@ _ALL = (
     ),
     Rule(
         Extend,
-        "Each lane's next n tokens of input are computed and written. A request that has no row takes one."
-        " The last chunk of an input samples one output, and the request runs.",
+        "The tokens are computed and written. A request that has no row takes one. The output that a complete"
+        " input samples has no KV yet, and the request runs.",
         {
             **_BATCH,
             Reason.WRONG_PHASE: "a lane's request was not admitted, or runs already",
             Reason.BAD_LENGTH: "C + n > origin + output: more than the input has",
             Reason.ROW_TOO_SHORT: "C + n > width",
             Reason.NO_ROW: "fewer rows are free than the batch takes",
-            Reason.OUT_OF_FULL: _MEMORY[Reason.OUT_OF_FULL],
-            Reason.OUT_OF_SWA: _MEMORY[Reason.OUT_OF_SWA],
+            **_ROOM,
         },
         cases=(Case("each lane", after={"C": "C + n", "A": "C + n"}),),
         choice="A server may sweep here, before the allocation with the length committed then, or after the"
@@ -137,7 +138,7 @@ _ALL = (
     ),
     Rule(
         Decode,
-        "One token for each request of the batch: computed, written, and one output sampled.",
+        "KV of the newest token is written at C, and one output is sampled.",
         {
             **_BATCH,
             Reason.EMPTY: "no requests",
@@ -151,8 +152,8 @@ _ALL = (
     ),
     Rule(
         SpecDecode,
-        "A verify round: slots for `allocate` tokens past the commit, of which `accept` commit and are"
-        " outputs. What is between C and A has a slot and holds no token: the next round writes it again.",
+        "What commits counts as output. Between C and A there are slots without tokens: the next round writes"
+        " them again.",
         {
             **_BATCH,
             Reason.WRONG_PHASE: _NOT_RUNNING,
@@ -166,8 +167,7 @@ _ALL = (
     ),
     Rule(
         EvictSwa,
-        "The window sweep, driven with L tokens: SWA KV that no token at L or later reads is given back. Full"
-        " KV stays.",
+        "L is that length: SWA KV that no token at L or later reads is given back. Full KV stays.",
         {
             Reason.UNKNOWN_REQUEST: _MISSING,
             Reason.WRONG_PHASE: "it has no KV of its own: it waits",
@@ -182,8 +182,8 @@ _ALL = (
     ),
     Rule(
         Finish,
-        "The turn is over and finished_len of its outputs count. The session's history is the text up to"
-        " target, and its slot keeps the row, cut there. The next turn's input will start with that history.",
+        "The session's history is the text up to target, and the session slot keeps the row, cut there. The"
+        " next turn's input will start with that history.",
         {
             Reason.UNKNOWN_REQUEST: _MISSING,
             Reason.WRONG_PHASE: _NOT_RUNNING,
@@ -202,8 +202,8 @@ _ALL = (
     ),
     Rule(
         Retract,
-        "The request gives its place back and is queued again, with the outputs that it has. Of a turn the"
-        " session's slot keeps the KV, cut as a finish would; an ordinary request keeps none.",
+        "It is queued again with the outputs that are left. Of a turn the session slot keeps the KV, cut as a"
+        " finish would; an ordinary request keeps none.",
         {
             Reason.UNKNOWN_REQUEST: _MISSING,
             Reason.WRONG_PHASE: _NOT_RUNNING,
@@ -236,7 +236,7 @@ _ALL = (
     ),
     Rule(
         Close,
-        "The session is gone with all that it keeps; while a turn is in flight, as soon as that has ended.",
+        "All that the session keeps is given back, once.",
         {
             Reason.UNKNOWN_SESSION: "the session is not open",
             Reason.SESSION_CLOSING: "it has been closed already",
@@ -249,23 +249,19 @@ _ALL = (
     ),
     Rule(
         CheckBusy,
-        "The server adds up its pools and its rows, and nothing changes. Level 0 is off. Each row counts"
-        " once: through its request while a batch lists that (uncached), else through its slot"
-        " (session_held); ceil(A) - R tokens of the full pool, ceil(A) - ceil(max(R, E)) of the SWA pool, one"
-        " row.",
+        "It adds up the pools and the rows, and nothing changes. Each row counts once: through its request"
+        " while a batch lists that (uncached), else through its slot (session_held); ceil(A) - R tokens of"
+        " the full pool, ceil(A) - ceil(max(R, E)) of the SWA pool, one row.",
         {Reason.BAD_LENGTH: "a level that is not 0, 1 or 2"},
-        cases=(Case("always"),),
     ),
     Rule(
         CheckIdle,
-        "The same while no batch holds a request: nothing may be uncached.",
+        "Sums as in a busy check.",
         {Reason.NOT_IDLE: "a request extends or runs"},
-        cases=(Case("always"),),
     ),
     Rule(
         Match,
-        "The guest has the longest usable prefix of the prompt locked. The node where the prompt leaves the"
-        " tree is split there.",
+        "The prefix ends with a node, or where the prompt leaves the tree: the node there is split.",
         {
             Reason.EMPTY: _PROMPT,
             Reason.REQUEST_EXISTS: "a session, request or guest is called that",
@@ -274,15 +270,14 @@ _ALL = (
         },
     ),
     Rule(
-        Unlock, "The guest's lock gives back what it took, and the guest is gone.",
+        Unlock, "Exactly that, whatever was split since.",
         {Reason.UNKNOWN_REQUEST: "no guest is called that"},
     ),
     Rule(
         Insert,
         "The whole pages of the prompt are in the tree, live from ceil(evicted) on, tombstones below. Pages"
         " that were there are freed as duplicates, but for tombstones that no lock passes through: those take"
-        " the inserter's. A guest that goes on (`chunked`) keeps a lock on all of it, and inserts nothing if"
-        " it could not match all of it again; one that ends drops its lock.",
+        " the inserter's.",
         {
             Reason.EMPTY: _PROMPT,
             Reason.REQUEST_EXISTS: "a session or request is called that",
