@@ -44,6 +44,12 @@ PHASES = {
     Phase.EXTENDING: "part of its input is computed",
     Phase.RUNNING: "decodes",
 }
+# Clauses by the first part of their ids.
+FAMILIES = {
+    "OUT": "outcomes", "LEN": "cursors", "FREE": "what is freed", "END": "what is left at the end",
+    "OWN": "pages and rows", "MAP": "the mapping", "SWA": "the window", "READ": "contents", "SES": "sessions",
+    "TREE": "the radix tree", "CHK": "memory checks", "REF": "the backstop",
+}  # fmt: skip
 PULL = "https://github.com/sgl-project/sglang/pull"
 
 
@@ -55,7 +61,7 @@ def text() -> str:
     )  # fmt: skip
     environment.filters |= {"cell": cell, "span": span, "anchor": anchor}
     said = environment.get_template("SPEC.md.j2").render(collect())
-    return re.sub(r"#(\d{5})\b", rf"[#\1]({PULL}/\1)", said)
+    return re.sub(r"(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", said)
 
 
 def collect() -> Data:
@@ -78,6 +84,7 @@ def collect() -> Data:
         "reasons": list(Reason),
         "presets": PRESETS,
         "commands": [_command(rule) for rule in RULES.values()],
+        "families": _families(),
         "clauses": [_clause(clause, shown_by) for clause in CLAUSES.values()],
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
         "window": {policy.name: policy for policy in window_theorem.POLICIES},
@@ -113,9 +120,24 @@ def _command(rule: Rule) -> Data:
     return {
         "name": kind_name(kind),
         "about": " ".join(kind.__doc__.split()),
-        "fields": [f.name for f in fields(kind)],
+        "fields": [_field(f.name, str(f.type)) for f in fields(kind)],
         "rule": rule,
     }
+
+
+def _field(name: str, kind: str) -> str:
+    """A field of a command; of a batch, what its lanes have."""
+    lane = {"tuple[Chunk, ...]": Chunk, "tuple[Draft, ...]": Draft}.get(kind)
+    return name if lane is None else f"{name}: ({', '.join(f.name for f in fields(lane))}), ..."
+
+
+def _families() -> list[Data]:
+    found: dict[str, list[Clause]] = {family: [] for family in FAMILIES}
+    for clause in CLAUSES.values():
+        found[clause.id.partition("-")[0]].append(clause)
+    for clauses in found.values():
+        clauses.sort(key=lambda c: int(c.id.partition("-")[2]))
+    return [{"about": FAMILIES[family], "clauses": clauses} for family, clauses in found.items()]
 
 
 def _clause(clause: Clause, shown_by: dict[str, str]) -> Data:
@@ -146,10 +168,10 @@ def _modes(bug: Bug) -> str:
 def _steps(trace: Trace) -> list[Data]:
     """The worked example, command by command: cursors after, what is freed, the row as a picture."""
     freed = [row.freed for row in lockstep.replay(ReferenceSystem(), trace).rows]
-    state, steps = model.initial(trace.geometry, trace.mode), []
-    for command, gone in zip(trace.commands, freed, strict=True):
-        target = _target(state, command)
-        state, _ = model.step(state, command)
+    state, steps, target = model.initial(trace.geometry, trace.mode), list[Data](), None
+    for command, gone, following in zip(trace.commands, freed, (*trace.commands[1:], None), strict=True):
+        cut, (state, _) = target, model.step(state, command)
+        target = _target(state, following)
         whose, cursors = _held(state)
         session = state.sessions[0] if state.sessions else None
         steps.append(
@@ -158,18 +180,20 @@ def _steps(trace: Trace) -> list[Data]:
                 "whose": whose,
                 "cursors": cursors,
                 "history": text_len(session.history) if session is not None else 0,
-                "target": target,
+                "target": cut,
                 "freed": "; ".join(f"{pool} [{start}, {end})" for _, pool, start, end in gone),
-                "row": _drawn(trace.geometry, cursors),
+                "row": _drawn(trace.geometry, cursors, target),
             }
         )
     return steps
 
 
-def _target(state: State, command: Command) -> int | None:
-    """Where a finish cuts."""
-    finished, request = getattr(command, "finished_len", None), state.request(getattr(command, "request", ""))
-    return None if finished is None or request is None else request.origin + finished
+def _target(state: State, command: Command | None) -> int | None:
+    """Where a finish would cut."""
+    if not isinstance(command, Finish):
+        return None
+    request = state.request(command.request)
+    return request.origin + command.finished_len if request is not None else None
 
 
 def _held(state: State) -> tuple[str, Cursors | None]:
@@ -180,7 +204,7 @@ def _held(state: State) -> tuple[str, Cursors | None]:
     return next((("slot", s.slot) for s in state.sessions if s.slot is not None), ("", None))
 
 
-def _drawn(geometry: Geometry, cursors: Cursors | None, target: int | None = None) -> str:
+def _drawn(geometry: Geometry, cursors: Cursors | None, target: int | None) -> str:
     if cursors is None or geometry.window is None:
         return ""
     return drawing.row(cursors, geometry.page_size, geometry.window, target)

@@ -124,12 +124,12 @@ _ALL = (
         {
             **_BATCH,
             Reason.WRONG_PHASE: "a lane's request was not admitted, or runs already",
-            Reason.BAD_LENGTH: "C + n > origin + output: more than the input has",
-            Reason.ROW_TOO_SHORT: "C + n > width",
+            Reason.BAD_LENGTH: "C + tokens > origin + output: more than the input has",
+            Reason.ROW_TOO_SHORT: "C + tokens > width",
             Reason.NO_ROW: "fewer rows are free than the batch takes",
             **_ROOM,
         },
-        cases=(Case("each lane", after={"C": "C + n", "A": "C + n"}),),
+        cases=(Case("each lane", after={"C": "C + tokens", "A": "C + tokens"}),),
         choice="A server may sweep here, before the allocation with the length committed then, or after the"
         " forward pass with the length committed by it.",
         tree="A request without a slot inserts the whole pages of its input that are computed, if it can"

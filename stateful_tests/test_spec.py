@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ci import spec
+from ci import cli, spec
 from impl.bugs import BUGS
 from reference import model
 from reference.clauses import CLAUSES, Clause
@@ -78,13 +78,18 @@ def test_it_has_every_command_reason_and_clause(text: str) -> None:
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
     said = (ROOT / name).read_text(encoding="utf-8")
-    headings = {spec.anchor(heading) for heading in re.findall(r"^#+ (.*)$", said, re.MULTILINE)}
+    headings = [spec.anchor(heading) for heading in re.findall(r"^#+ (.*)$", said, re.MULTILINE)]
+    assert len(set(headings)) == len(headings), "a second heading of one name gets another anchor"
     for link in re.findall(r"\]\(([^)\s]+)\)", said):
         path, _, part = link.partition("#")
         if path.startswith("https:"):
             continue
         assert not path or (ROOT / name).parent.joinpath(path).exists(), link
         assert path or part in headings, link
+    for command in re.findall(r"`kvspec (\w+)", said):
+        assert command in cli.cli.commands, command
+    for test in re.findall(r"stateful_tests/test_\w+\.py", said):
+        assert (ROOT / test).is_file(), test
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +170,7 @@ _MOVING = (
 def _lanes(command: Command) -> Iterator[tuple[str, dict[str, int]]]:
     """(request, what the command says of it), of each request that a command is about."""
     if isinstance(command, Extend):
-        yield from ((lane.request, {"n": lane.tokens}) for lane in command.lanes)
+        yield from ((lane.request, {"tokens": lane.tokens}) for lane in command.lanes)
     elif isinstance(command, Decode):
         yield from ((name, {}) for name in command.requests)
     elif isinstance(command, SpecDecode):

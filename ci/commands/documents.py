@@ -14,8 +14,10 @@ from ci.commands.shared import Unusable
 @click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md) is not what it should be.")
 def spec(out: str | None, check: bool) -> int:
     """Print the specification: its cursors, commands, clauses and what they catch. Made from the code."""
-    from ci import spec as document
-
+    try:
+        from ci import spec as document
+    except ModuleNotFoundError as error:
+        raise Unusable(f"spec needs {error.name}: make setup installs it") from error
     if not document.FIXTURES.is_dir():
         raise Unusable(f"spec needs a checkout: there is no folder {document.FIXTURES}")
     path = Path(out) if out is not None else document.ROOT / "SPEC.md"
