@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -63,6 +64,14 @@ def test_the_command_prints_writes_and_compares(
     code, _, err = kvspec("spec", "--out", "no/folder.md")
     assert code == 2
     assert "no/folder.md" in err
+
+
+def test_a_bug_without_a_fixture_is_said(
+    kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copy(spec.FIXTURES / f"{spec.EXAMPLE}.json", tmp_path)
+    monkeypatch.setattr(spec, "FIXTURES", tmp_path)
+    assert kvspec("spec") == (2, "", f"kvspec: spec: no fixture shows the bug {min(BUGS)}\n")
 
 
 def test_it_has_every_command_reason_and_clause(text: str) -> None:

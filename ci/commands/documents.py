@@ -21,7 +21,10 @@ def spec(out: str | None, check: bool) -> int:
     if not document.FIXTURES.is_dir():
         raise Unusable(f"spec needs a checkout: there is no folder {document.FIXTURES}")
     path = Path(out) if out is not None else document.ROOT / "SPEC.md"
-    text = document.text()
+    try:
+        text = document.text()
+    except document.Incomplete as error:
+        raise Unusable(f"spec: {error}") from error
     if check:
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             return 0
