@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from reference.commands import Said
 from reference.cursors import Cursors, window_start
 from reference.ledger import full_pages, swa_pages
 from stateful_tests.lives import NOWHERE, Edge
@@ -60,14 +61,14 @@ def legend(*drawings: str) -> str:
     return "; ".join(f"`{sign}` {meaning}" for sign, meaning in LEGEND.items() if sign in used)
 
 
-def states(edges: Iterable[Edge], says: Mapping[str, str]) -> str:
-    """A Mermaid state diagram; commands between the same two states share an arrow. says: in order."""
-    order = [NOWHERE, *says]
+def states(edges: Iterable[Edge], names: type[Said]) -> str:
+    """A Mermaid state diagram, in the order of the names; commands between two states share an arrow."""
+    order = [NOWHERE, *names]
     arrows: dict[tuple[str, str], list[str]] = {}
     for edge in sorted(edges, key=lambda e: (order.index(e.before), order.index(e.after), e.command)):
         arrows.setdefault((edge.before, edge.after), []).append(edge.command)
     lines = ["stateDiagram-v2"]
-    lines += [f'    state "{name.replace("_", " ")}: {text}" as {name}' for name, text in says.items()]
+    lines += [f'    state "{name.replace("_", " ")}: {name.says}" as {name}' for name in names]
     lines += [f"    {a} --> {b}: {', '.join(commands)}" for (a, b), commands in arrows.items()]
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from reference.commands import (
     Submit,
 )  # fmt: skip
 from reference.cursors import Cursors
-from reference.geometry import PRESETS, Geometry
+from reference.geometry import Geometry
 from reference.ledger import Phase, State, text_len
 from reference.rules import NOTHING, RULES, Rule, Span
 from stateful_tests import lives, lockstep, traces, window_theorem
@@ -38,12 +38,6 @@ EXAMPLE = "three_turns_of_one_conversation"
 LIVES = Scope(
     "lives", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, ahead=1, rude=False, marked=False, batches=False
 )
-PHASES = {
-    Phase.QUEUED: "waits, holds nothing itself",
-    Phase.ADMITTED: "prefix matched, nothing computed since",
-    Phase.EXTENDING: "part of its input is computed",
-    Phase.RUNNING: "decodes",
-}
 # Clauses by the first part of their ids.
 FAMILIES = {
     "OUT": "outcomes", "LEN": "cursors", "FREE": "what is freed", "END": "what is left at the end",
@@ -63,7 +57,7 @@ def text() -> str:
         loader=FileSystemLoader(Path(__file__).parent / "templates"), undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
-    environment.filters |= {"cell": cell, "span": span, "anchor": anchor}
+    environment.filters |= {"span": span, "anchor": anchor}
     said = environment.get_template("SPEC.md.j2").render(collect())
     return re.sub(r"(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", said)
 
@@ -84,27 +78,19 @@ def collect() -> Data:
         "steps": _steps(example),
         "cached_row": cached,
         "legend": drawing.legend(cached),
-        "request_diagram": drawing.states(requests, {p.value: says for p, says in PHASES.items()}),
-        "session_diagram": drawing.states(sessions, {state.value: state.says for state in lives.Life}),
-        "modes": Mode,
+        "request_diagram": drawing.states(requests, Phase),
+        "session_diagram": drawing.states(sessions, lives.Life),
         "reasons": list(Reason),
-        "presets": PRESETS,
         "commands": [_command(rule) for rule in RULES.values()],
         "families": _families(),
         "clauses": [_clause(clause, shown_by) for clause in CLAUSES.values()],
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
         "window": {policy.name: policy for policy in window_theorem.POLICIES},
         "theorem": window_theorem.PARAGRAPH,
-        "bugs": BUGS,
     }
 
 
 # Words.
-
-
-def cell(said: str) -> str:
-    """Fit for a cell of a table."""
-    return said.replace("|", r"\|")
 
 
 def span(where: Span) -> str:

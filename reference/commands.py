@@ -44,16 +44,20 @@ class Mode(StrEnum):
     FAITHFUL = "faithful"
 
 
-class Reason(StrEnum):
-    """Why a command is refused. When several apply, the first in this order is the reason."""
+class Said(StrEnum):
+    """Names that say in words what they stand for."""
 
-    says: str  # the reason in words
+    says: str
 
     def __new__(cls, value: str, says: str) -> Self:
-        reason = str.__new__(cls, value)
-        reason._value_ = value
-        reason.says = says
-        return reason
+        name = str.__new__(cls, value)
+        name._value_ = value
+        name.says = says
+        return name
+
+
+class Reason(Said):
+    """Why a command is refused. When several apply, the first in this order is the reason."""
 
     EMPTY = "empty", "no lanes, or fewer than one token where one is needed"
     DUPLICATE_LANE = "duplicate_lane", "a batch names a request twice"

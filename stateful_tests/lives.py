@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from enum import StrEnum
 from typing import NamedTuple
 
-from reference.commands import Command, Done
+from reference.commands import Command, Done, Said
 from reference.ledger import IN_BATCH, Session, State
 from stateful_tests.explorer import Explorer
 from stateful_tests.scopes import Scope
@@ -15,16 +14,8 @@ from stateful_tests.situations import kind_name
 NOWHERE = "[*]"  # before and after, as Mermaid writes it
 
 
-class Life(StrEnum):
-    """Where a session is. says: what it keeps, and who uses it."""
-
-    says: str
-
-    def __new__(cls, value: str, says: str) -> Life:
-        life = str.__new__(cls, value)
-        life._value_ = value
-        life.says = says
-        return life
+class Life(Said):
+    """Where a session is: what it keeps, and who uses it."""
 
     EMPTY = "empty", "keeps nothing"
     FIRST_TURN = "first_turn", "no slot yet, a turn is in flight"

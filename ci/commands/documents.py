@@ -26,12 +26,12 @@ def spec(out: str | None, check: bool) -> int:
     except document.Incomplete as error:
         raise Unusable(f"spec: {error}") from error
     if check:
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
+        if path.is_file() and path.read_bytes() == text.encode():
             return 0
         click.echo(f"{path} is not what the code says: kvspec spec --out {path}")
         return 1
     if out is None:
         click.echo(text, nl=False)
     else:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(text.encode())
     return 0
