@@ -23,6 +23,7 @@ from reference.commands import (
 from reference.cursors import Cursors
 from reference.geometry import Geometry
 from reference.ledger import Phase, State, text_len
+from reference.monitors import MONITORS
 from reference.rules import NOTHING, RULES, Rule, Span
 from stateful_tests import lives, lockstep, traces, window_theorem
 from stateful_tests.proofs import OBLIGATIONS
@@ -82,6 +83,7 @@ def collect() -> Data:
         "session_diagram": drawing.states(sessions, lives.Life),
         "reasons": list(Reason),
         "commands": [_command(rule) for rule in RULES.values()],
+        "monitors": list(MONITORS.values()),
         "families": _families(),
         "clauses": [_clause(clause, shown_by) for clause in CLAUSES.values()],
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},

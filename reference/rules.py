@@ -221,7 +221,7 @@ _ALL = (
         " prefills from scratch. One that has written nothing leaves the slot alone.",
         {
             Reason.UNKNOWN_REQUEST: _MISSING,
-            Reason.WRONG_PHASE: "marked, and it has been admitted",
+            Reason.WRONG_PHASE: "marked, and it has been admitted before",
             Reason.NO_ROW: "marked, and no row is free for its one-token prefill",
             Reason.OUT_OF_FULL: "marked, and no page is to be had",
             Reason.OUT_OF_SWA: "marked, and no SWA page is to be had",

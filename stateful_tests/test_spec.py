@@ -101,6 +101,13 @@ def test_links_lead_somewhere(name: str) -> None:
         assert (ROOT / test).is_file(), test
 
 
+def test_a_clause_is_told_with_its_assumption_and_its_rule(kvspec: Kvspec) -> None:
+    code, out, _ = kvspec("clauses", "FREE-1")
+    assert code == 0
+    assert CLAUSES["FREE-1"].assumption in out
+    assert CLAUSES["FREE-1"].rule in out
+
+
 def test_tables_are_tables(text: str) -> None:
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({row.count("|") for row in table.splitlines()}) == 1, table
