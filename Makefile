@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test lint types imports pytest bench format clean
+.PHONY: help setup check test lint types imports pytest spec bench format clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ imports: setup ## import-linter: which folder may import which
 
 pytest: setup ## the tests alone: make pytest ARGS='-k traces'
 	@$(BIN)/python -m pytest -q -n auto $(ARGS) && echo "pytest: ok"
+
+spec: setup ## write SPEC.md anew, from the code
+	@$(BIN)/kvspec spec --out SPEC.md && echo "spec: ok"
 
 bench: setup ## commands per second of each implementation
 	@$(BIN)/python -m ci.bench $(ARGS)

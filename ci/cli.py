@@ -14,7 +14,7 @@ from importlib import metadata
 
 import click
 
-from ci.commands import catalogue, running, searching, traces
+from ci.commands import catalogue, documents, running, searching, traces
 from ci.commands.shared import Unusable
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -39,7 +39,7 @@ def cli(context: click.Context) -> None:
 for _command in (
     running.check, running.replay, traces.tree,
     searching.explore, searching.tour, searching.prove,
-    catalogue.bugs, catalogue.clauses, catalogue.blind_spots,
+    catalogue.bugs, catalogue.clauses, catalogue.blind_spots, documents.spec,
 ):  # fmt: skip
     cli.add_command(_command)
 

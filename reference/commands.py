@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Union
+from typing import Self, Union
 
 POSITION_BITS = 20
 SHARED = 1 << 20  # the serial of shared text "a"; b, c, ... follow. No run submits that often
@@ -44,29 +44,41 @@ class Mode(StrEnum):
     FAITHFUL = "faithful"
 
 
-class Reason(StrEnum):
+class Said(StrEnum):
+    """Names that say in words what they stand for."""
+
+    says: str
+
+    def __new__(cls, value: str, says: str) -> Self:
+        name = str.__new__(cls, value)
+        name._value_ = value
+        name.says = says
+        return name
+
+
+class Reason(Said):
     """Why a command is refused. When several apply, the first in this order is the reason."""
 
-    EMPTY = "empty"  # no lanes, or fewer than one token where one is needed
-    DUPLICATE_LANE = "duplicate_lane"  # a batch names a request twice
-    UNKNOWN_SESSION = "unknown_session"
-    SESSION_EXISTS = "session_exists"
-    UNKNOWN_REQUEST = "unknown_request"
-    REQUEST_EXISTS = "request_exists"
-    SESSION_CLOSING = "session_closing"
-    TURN_IN_FLIGHT = "turn_in_flight"  # a second turn while one runs
-    SHRINKING_PREFIX = "shrinking_prefix"  # a turn that takes back earlier tokens
-    WRONG_PHASE = "wrong_phase"  # the request is not where the command needs it
-    NOT_IDLE = "not_idle"  # an idle check while a batch holds a request
-    NO_SWA = "no_swa"  # a window sweep, or SWA lengths, on a model without a window
-    NO_TREE = "no_tree"  # a command for the radix tree on a server without one
-    BAD_LENGTH = "bad_length"  # a length (or level) outside what the command allows
-    UNFAITHFUL = "unfaithful"  # Mode.FAITHFUL only: no scheduler would do it
-    WINDOW_LOST = "window_lost"  # a sweep ran ahead of the commit: may end, not go on
-    ROW_TOO_SHORT = "row_too_short"
-    NO_ROW = "no_row"
-    OUT_OF_FULL = "out_of_full"
-    OUT_OF_SWA = "out_of_swa"
+    EMPTY = "empty", "no lanes, or fewer than one token where one is needed"
+    DUPLICATE_LANE = "duplicate_lane", "a batch names a request twice"
+    UNKNOWN_SESSION = "unknown_session", "no open session is called that"
+    SESSION_EXISTS = "session_exists", "the name is taken"
+    UNKNOWN_REQUEST = "unknown_request", "nobody is called that"
+    REQUEST_EXISTS = "request_exists", "the name is taken"
+    SESSION_CLOSING = "session_closing", "the session was closed while a turn was in flight"
+    TURN_IN_FLIGHT = "turn_in_flight", "a second turn while one runs"
+    SHRINKING_PREFIX = "shrinking_prefix", "a prompt that takes back earlier tokens"
+    WRONG_PHASE = "wrong_phase", "the request is not where the command needs it"
+    NOT_IDLE = "not_idle", "an idle check while a batch holds a request"
+    NO_SWA = "no_swa", "a window sweep, or SWA lengths, on a model without a window"
+    NO_TREE = "no_tree", "a command for the radix tree on a server without one"
+    BAD_LENGTH = "bad_length", "a length (or level) outside what the command allows"
+    UNFAITHFUL = "unfaithful", "faithful mode only: no scheduler would do it"
+    WINDOW_LOST = "window_lost", "a sweep ran ahead of the commit: the request may end, not go on"
+    ROW_TOO_SHORT = "row_too_short", "the row of req_to_token is too narrow"
+    NO_ROW = "no_row", "too few rows are free"
+    OUT_OF_FULL = "out_of_full", "too few pages of the full pool are free or evictable"
+    OUT_OF_SWA = "out_of_swa", "too few pages of the SWA pool are free or evictable"
 
 
 # Refusals that depend on sizes; all others depend on the rules alone.

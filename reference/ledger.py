@@ -9,10 +9,9 @@ free.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import NamedTuple
 
-from reference.commands import Mode, token_id
+from reference.commands import Mode, Said, token_id
 from reference.cursors import Cursors as Cursors
 from reference.geometry import Geometry
 from reference.tree import Tree, tokens_held
@@ -47,13 +46,13 @@ def text_cut(text: Text, length: int) -> Text:
     return tuple(kept) if length else ()
 
 
-class Phase(StrEnum):
+class Phase(Said):
     """Where a request is."""
 
-    QUEUED = "queued"  # submitted, or retracted: holds nothing itself
-    ADMITTED = "admitted"  # prefix matched, nothing extended since
-    EXTENDING = "extending"  # part of its input is prefilled
-    RUNNING = "running"  # decodes
+    QUEUED = "queued", "waits, holds nothing itself"
+    ADMITTED = "admitted", "prefix matched, nothing computed since"
+    EXTENDING = "extending", "part of its input is computed"
+    RUNNING = "running", "decodes"
 
 
 # A running batch lists the request, and its KV is its own.

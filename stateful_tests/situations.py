@@ -21,6 +21,7 @@ from reference.commands import (
 from reference.cursors import floor_page
 from reference.geometry import Geometry
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State
+from reference.rules import RULES
 from reference.tree import Key, Tree, nodes, path_of, shared
 
 Labels = tuple[str, ...]
@@ -42,7 +43,7 @@ def catalogue(geometry: Geometry, kinds: Iterable[type], absent: Container[str] 
     found: list[str] = []
     for kind in kinds:
         found += dict.fromkeys(_said(kind, labels) for labels in _combinations(kind, geometry, absent))
-        reasons = [reason for reason in Reason if reason in _REASONS[kind] and reason.value not in absent]
+        reasons = [reason for reason in RULES[kind].refused if reason.value not in absent]
         found += [_refused(kind, reason) for reason in reasons if _fits(geometry, reason)]
     return found
 
@@ -421,34 +422,4 @@ _CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ..
     Evict: (_evict, (
         ("full", "window's pool", "both pools"), ("what was asked", "less than asked", "nothing to be had"),
     )),
-}  # fmt: skip
-
-# What a kind of command can be refused for.
-_MEMORY = {Reason.ROW_TOO_SHORT, Reason.NO_ROW, Reason.OUT_OF_FULL, Reason.OUT_OF_SWA}
-_BATCH = {Reason.EMPTY, Reason.DUPLICATE_LANE, Reason.UNKNOWN_REQUEST, Reason.WRONG_PHASE, *_MEMORY}
-_ONE = {Reason.UNKNOWN_REQUEST, Reason.WRONG_PHASE, Reason.BAD_LENGTH}
-_REASONS: dict[type, set[Reason]] = {
-    Open: {Reason.SESSION_EXISTS},
-    Submit: {
-        Reason.EMPTY, Reason.UNKNOWN_SESSION, Reason.REQUEST_EXISTS, Reason.SESSION_CLOSING,
-        Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX, Reason.BAD_LENGTH, Reason.ROW_TOO_SHORT,
-    },
-    Admit: {Reason.UNKNOWN_REQUEST, Reason.WRONG_PHASE},
-    Extend: {*_BATCH, Reason.BAD_LENGTH},
-    Decode: {*_BATCH, Reason.WINDOW_LOST} - {Reason.NO_ROW},
-    SpecDecode: {*_BATCH, Reason.WINDOW_LOST, Reason.BAD_LENGTH} - {Reason.NO_ROW},
-    EvictSwa: {*_ONE, Reason.NO_SWA, Reason.UNFAITHFUL},
-    Finish: {*_ONE, Reason.UNFAITHFUL},
-    Retract: {*_ONE, Reason.UNFAITHFUL},
-    Abort: {Reason.UNKNOWN_REQUEST, Reason.WRONG_PHASE, Reason.NO_ROW, Reason.OUT_OF_FULL, Reason.OUT_OF_SWA},
-    Close: {Reason.UNKNOWN_SESSION, Reason.SESSION_CLOSING},
-    CheckBusy: {Reason.BAD_LENGTH},
-    CheckIdle: {Reason.NOT_IDLE},
-    Match: {Reason.EMPTY, Reason.REQUEST_EXISTS, Reason.NO_TREE, Reason.ROW_TOO_SHORT},
-    Unlock: {Reason.UNKNOWN_REQUEST},
-    Insert: {
-        Reason.EMPTY, Reason.REQUEST_EXISTS, Reason.SHRINKING_PREFIX, Reason.NO_SWA, Reason.NO_TREE,
-        Reason.BAD_LENGTH, Reason.UNFAITHFUL, *_MEMORY,
-    } - {Reason.NO_ROW},
-    Evict: {Reason.EMPTY, Reason.NO_SWA, Reason.NO_TREE, Reason.BAD_LENGTH},
 }  # fmt: skip

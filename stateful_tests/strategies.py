@@ -117,7 +117,8 @@ def propose(state: State, chooser: Chooser, habits: Habits) -> Command:
     rude = once_in(chooser, habits.rude)
     context = _Context(state, chooser, habits, rude)
     weights = _weights(context)
-    kinds = [k for k in _MAKERS if k.__name__ not in habits.off and (rude or weights[k])]
+    used = [k for k in _MAKERS if k.__name__ not in habits.off]
+    kinds = [k for k in used if rude or weights[k]] or used  # a small engine may have come to a stop
     total = [max(1, weights[k]) * (4 if k.__name__ in habits.loved else 1) for k in kinds]
     at = chooser.upto(sum(total) - 1)
     while at >= total[0]:

@@ -32,7 +32,8 @@ def clauses(names: tuple[str, ...], as_json: bool) -> int:
     from ci import report
     from reference.clauses import CLAUSES
 
-    rows = report.table_data(CLAUSES, ("id", "title", "sentence", "scope", "why", "settled", "source"))
+    fields = ("id", "title", "sentence", "scope", "why", "settled", "assumption", "rule", "source")
+    rows = report.table_data(CLAUSES, fields)
     headings = {"id": "clause", "sentence": "what it says", "settled": "how it was settled"}
     return list_rows(rows, as_json, headings, names)
 

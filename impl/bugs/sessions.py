@@ -286,3 +286,19 @@ class _DecodeTrustsRejectedDrafts(TorchKV):
     def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
         lanes = torch.tensor(fresh, dtype=torch.int64, device=tokens.device)
         super().write_decoded(slots.take(lanes), tokens.take(lanes), fresh)
+
+
+@bug(
+    "retract-keeps-the-lengths",
+    "a retracted request keeps its lengths",
+    clause="REF-1",
+    story="""A request that waits says that it has KV. Retract gives pages and row back and leaves the
+    request's cursors as they were; whoever asks it before its next admission counts tokens that are
+    somebody else's. Visible after the retract of an ordinary request. No clause speaks of the lengths of one
+    who holds nothing, so it is the comparison with the reference that says so. Fix: set them back.""",
+)
+class _RetractKeepsTheLengths(TorchKV):
+    def drop_retracted(self, request: Request) -> None:
+        cursors = request.cursors
+        super().drop_retracted(request)
+        request.cursors = cursors

@@ -12,6 +12,7 @@ import torch
 
 from impl import adapter
 from impl.torch_kv.checks import Batch
+from impl.torch_kv.cursors import ZERO
 from impl.torch_kv.guests import Guests
 from impl.torch_kv.prompts import spelled, well_formed
 from impl.torch_kv.sessions import Phase, Request, Session
@@ -290,7 +291,7 @@ class TorchKV(Guests):
             if row is not None:
                 cursors = adapter.Cursors(*lines[row])
                 extent[row] = max(extent.get(row, 0), cursors.kv_allocated_len)
-            elif request.phase is not Phase.QUEUED:  # admitted without a slot: no row yet
+            elif request.phase is not Phase.QUEUED or request.cursors != ZERO:  # admitted: no row yet
                 cursors = adapter.Cursors(*request.cursors)
             bearer = None if request.session is None else request.session.name
             requests[name] = adapter.RequestView(bearer, request.origin, tuple(request.text), row, cursors)

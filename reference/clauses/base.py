@@ -17,8 +17,9 @@ class Clause:
     """One clause.
 
     check: None when it holds for the step, else (expected, observed). critical: the situation in
-    which it could break was reached. scope: where it does not hold or says nothing. settled: where a
-    simpler rule was tempting, its smallest counterexample and the assumption that makes it safe.
+    which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
+    question was answered, with the smallest counterexample of a simpler rule. assumption: under which
+    that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
     """
 
     id: str
@@ -27,6 +28,8 @@ class Clause:
     scope: str
     why: str
     settled: str
+    assumption: str
+    rule: str
     source: str
     check: Check
     critical: Callable[[Step], bool]
@@ -41,16 +44,18 @@ def clause(
     sentence: str,
     *,
     why: str,
+    rule: str,
     source: str,
     critical: Callable[[Step], bool],
     scope: str = "Every step.",
     settled: str = "",
+    assumption: str = "",
 ) -> Callable[[Check], Check]:
     """Register the decorated predicate as a clause."""
 
     def add(check: Check) -> Check:
         CLAUSES[id] = Clause(
-            id, title, sentence, scope, why, settled, source, check, critical
+            id, title, sentence, scope, why, settled, assumption, rule, source, check, critical
         )
         return check
 

@@ -81,6 +81,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     "checks only look",
     "A memory check changes no cursor, no row, no page and no text.",
     why="It runs between any two steps of a server.",
+    rule="model._check_busy, model._check_idle",
     source="kvspec",
     scope="Checks. The order of a free list is not looked at.",
     critical=_checked,
@@ -97,6 +98,7 @@ def _only_looks(step: Step) -> Failure | None:
     "While every page has its one owner, a memory check is satisfied: in each pool available, evictable,"
     " protected, session_held and uncached add up to the total, and so do the rows.",
     why="A check that cries wolf is switched off, or takes a healthy server down.",
+    rule="accounts.report",
     source="#22213, #22753",
     scope="Checks that are switched on, at any moment. Pages that are wrong while sums are right are not"
     " seen by sums: OWN-1 to OWN-3 are there for them. Whether a check alarms when it should is not asked"
@@ -104,7 +106,9 @@ def _only_looks(step: Step) -> Failure | None:
     settled="A lent slot is counted through its turn once a batch lists that, else as held: a flag set by"
     " restore goes stale when the admission is rejected (open, submit, admit, extend, retract, admit,"
     " check). SWA tokens are ceil(A) - ceil(max(R, E)): without the second ceil the sum is off after a"
-    " finish that caps E inside a page, which no faithful scheduler reaches.",
+    " finish that caps E inside a page.",
+    assumption="If every swa_evicted_seqlen is a page boundary, ceil(A) - max(R, E) will do. A faithful"
+    " scheduler keeps it so.",
     critical=_checked,
 )
 def _no_false_alarm(step: Step) -> Failure | None:
@@ -132,6 +136,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
     " the requests in a batch hold. Held are whole pages: ceil(A) - R tokens of the full pool, ceil(A) -"
     " ceil(max(R, E)) of the SWA pool, and a row. Entries, where they are told, say the same by name.",
     why="Terms that are wrong by the same amount balance, and hide the next leak of that size.",
+    rule="accounts.report, cursors.counted_full, cursors.counted_swa",
     source="#21499, #22562",
     scope="Checks that are switched on. Requests in a batch: extending and running ones, recomputed at each"
     " check; a finished one that a batch still lists (overlap) has given its KV back and is skipped.",

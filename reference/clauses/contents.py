@@ -17,6 +17,7 @@ from reference.step import Step, cursors_text
     "full reads are right",
     "Every position below kv_committed_len reads the full KV of exactly that token of that text.",
     why="This is what the bookkeeping is for.",
+    rule="ledger.text_tokens",
     source="#22897",
     scope="Running and prefilling requests, and idle slots.",
     critical=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
@@ -59,6 +60,7 @@ def _stamp_text(stamp: int | None) -> str:
     "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that token; of"
     " the radix tree's prefix, those in the window of the next token.",
     why="Every window of a later token lies in there.",
+    rule="ledger.text_tokens, cursors.lost_below",
     source="kvspec",
     scope="As READ-1, on models with SWA.",
     critical=lambda s: s.swept_any and bool(s.progress),
@@ -84,6 +86,7 @@ def _swa_reads(step: Step) -> Failure | None:
     "system and reference agree",
     "The system's cursors, texts, owned positions and guests are the reference's.",
     why="A rule that no clause states is still a rule of the operational model.",
+    rule="model.step",
     source="kvspec",
     scope="A lent slot's own cursors are compared only while its request has not extended.",
     critical=lambda s: bool(s.after.holders),

@@ -40,7 +40,9 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
     why="A page freed too early is somebody else's while it is read; one not freed is lost when its row"
     " entry is overwritten.",
     settled="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
-    " until it is freed whole. Free from target itself is safe for page_size 1 alone.",
+    " until it is freed whole.",
+    assumption="If page_size is 1, the free may start at target itself.",
+    rule="cursors.owed_full, ledger.full_pages",
     source="#22862, #22862 review",
     scope="Which pages, not how often: a page freed twice in one command is OWN-2.",
     critical=lambda s: s.done and bool(s.owed("full")),
@@ -56,6 +58,7 @@ def _freed_full(step: Step) -> Failure | None:
     " a sweep those between the old and the new swa_evicted_seqlen, an end, an insert and an eviction as in"
     " FREE-1, and nothing else frees.",
     why="What a sweep gave back may belong to somebody else by now.",
+    rule="cursors.owed_swa, ledger.swa_pages",
     source="#22900, #22862",
     scope="Models with SWA. Which pages, not how often, as FREE-1.",
     critical=lambda s: s.done and "swa" in s.after.pools and bool(s.owed("swa")),
@@ -71,6 +74,7 @@ def _freed_swa(step: Step) -> Failure | None:
     "When no session keeps anything and no request runs, both pools, but for the radix tree's pages, and all"
     " rows are free.",
     why="A leak of one token per turn is an outage after a day.",
+    rule="ledger.free",
     source="#22862",
     scope="Steps after which nobody holds anything.",
     critical=lambda s: bool(s.before.holders) and not s.held,

@@ -16,12 +16,13 @@ from reference.step import Step, cursors_text
     " are each the smaller of what they were and target = origin + outputs that count.",
     why="What lies past target is given back; a cursor left above it skips slots that later tokens"
     " will be written to.",
-    settled="#22900 caps E too. E is above target just if a sweep was driven with L >= W + 2P + floor(target)"
-    " tokens (`kvspec prove`), a window later than the first hole in what the next turn reads: never by a"
-    " faithful scheduler, which sweeps with what the turn keeps; in free mode open, submit 1, admit,"
-    " extend 1, spec_decode 12, evict_swa 13, finish 1 (P 1, W 3) shows it. A retract is a finish at what"
-    " was generated so far: without it the tail stays allocated in a slot that is to make room (#22213);"
-    " the report left that open.",
+    settled="#22900 caps E too; in free mode open, submit 1, admit, extend 1, spec_decode 12, evict_swa 13,"
+    " finish 1 (P 1, W 3) shows what happens without. A retract is a finish at what was generated so far:"
+    " without it the tail stays allocated in a slot that is to make room (#22213); the report left that"
+    " open.",
+    assumption="If no sweep is driven with L >= W + 2P + floor(target) tokens, E is not above target and"
+    " needs no cap (`kvspec prove`). A faithful scheduler sweeps with what the turn keeps, so it never does.",
+    rule="cursors.cut, model._finish, model._retract",
     source="#22897, #22900, #22213",
     scope="Turns of sessions that stay open.",
     critical=lambda s: (
@@ -50,8 +51,10 @@ def _capped(step: Step) -> Failure | None:
     "After admit, request and slot hold the same cursors: C and A are the prefix, E at most that, R"
     " the slot's; the prefix is min(C, key), or R if the window behind that was swept.",
     why="The next extend writes from the prefix on; what it overwrites must have been given back.",
-    settled="min(C, key), with key taken as it is (#22862), is the whole rule for a faithful scheduler. In"
-    " free mode the window behind it may be gone; then the turn starts again from R, see SWA-2.",
+    settled="key is taken as it is: it is one token short already (#22862). In free mode the window behind"
+    " min(C, key) may be gone; then the turn starts again from R, see SWA-2.",
+    assumption="Under a faithful scheduler the prefix is min(C, key), always.",
+    rule="cursors.resume, cursors.cut, model._admit",
     source="#22862, #20070",
     scope="Turns of sessions that have a slot; R is 0 without a radix tree."
     " That min(C, key) is not taken on a swept window: SWA-2.",
@@ -92,6 +95,7 @@ def _restored(step: Step) -> Failure | None:
     "0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len <= row width,"
     " 0 <= swa_evicted_seqlen <= kv_allocated_len, and cache_protected_len is whole pages.",
     why="Every free and every sum is a difference of two cursors.",
+    rule="cursors.in_order",
     source="#20070",
     critical=lambda s: any(
         h.cursors.swa_evicted_seqlen > 0 or h.cursors.kv_allocated_len > h.cursors.kv_committed_len
@@ -117,6 +121,7 @@ def _order(step: Step) -> Failure | None:
     "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a sweep"
     " moves neither; no cursor of a request that the command does not name moves.",
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
+    rule="model._extend, model._rounds",
     source="#22753",
     critical=lambda s: (
         len(s.progress) > 1 or (isinstance(s.command, SpecDecode) and s.done)

@@ -14,6 +14,7 @@ from reference.step import Step
     "No two positions are mapped to the same SWA slot, and the slots of a page to those of one page in"
     " order.",
     why="Two tokens would write their SWA KV over each other.",
+    rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA.",
     critical=lambda s: len({o.holder for o in s.after.pools["swa"].owned}) > 1
@@ -33,6 +34,7 @@ def _one_to_one(step: Step) -> Failure | None:
     "live positions are mapped",
     "Every position from swa_evicted_seqlen to kv_allocated_len has an SWA slot.",
     why="Its KV would be written to padding, over everybody else's.",
+    rule="ledger.swa_pages",
     source="kvspec (page_size > 1, window 1)",
     scope="Models with SWA.",
     critical=lambda s: "swa" in s.after.pools and bool(s.progress) and s.swept_any,
@@ -49,6 +51,7 @@ def _mapped(step: Step) -> Failure | None:
     "swept positions are unmapped",
     "The entry of a position below swa_evicted_seqlen is 0.",
     why="Freeing its full slot would free an SWA slot that is somebody else's by now.",
+    rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA.",
     critical=lambda s: "swa" in s.after.pools and s.swept_any,
@@ -63,7 +66,10 @@ def _swept(step: Step) -> Failure | None:
     "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to nobody else.",
     why="Whoever gets the full slot next would inherit it, unless every allocation overwrites it.",
     settled="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last page;"
-    " its allocation overwrites them before anything reads or frees through them, so it waives this.",
+    " it waives this.",
+    assumption="If every allocation overwrites an entry before anything reads or frees through it, a stale"
+    " one does no harm.",
+    rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA. Systems that overwrite an entry before anything reads it may waive this.",
     critical=lambda s: "swa" in s.after.pools and s.freed_something,

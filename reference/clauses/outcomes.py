@@ -13,6 +13,7 @@ from reference.step import Step, cursors_text
     "outcome",
     "A command is done or refused exactly as specified, for the first reason that applies.",
     why="An operation that a server wrongly accepts corrupts; one it wrongly refuses starves.",
+    rule="model.step",
     source="#22273",
     scope="The reason is compared only for systems that declare exact reasons.",
     critical=lambda s: isinstance(s.expected, Refused),
@@ -34,6 +35,7 @@ def _outcome_text(outcome: object) -> str:
     "refusals change nothing",
     "A refused command changes no cursor, no row, no page and no text; a batch is all or nothing.",
     why="The scheduler tries again later and must find what it left.",
+    rule="model.step",
     source="kvspec",
     scope="Refused commands. The order of a free list is not looked at.",
     critical=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
@@ -70,6 +72,7 @@ def difference(before: Facts, after: Facts) -> str:
     "Where the specification leaves a choice (how far to sweep, how far to allocate ahead), the"
     " system stays within it.",
     why="Servers differ in policy; only what no correct server may do is a violation.",
+    rule="model.ChoiceNotAllowed, model._swept",
     source="kvspec",
     scope="Systems that report choices.",
     critical=lambda s: isinstance(s.command, (EvictSwa, SpecDecode)) and s.done,

@@ -11,6 +11,7 @@ from reference.step import Step, span
     "free lists are sets",
     "A free list holds no page twice, never the padding page, nothing that does not exist.",
     why="A page handed out twice has two owners; padding takes everybody's dummy writes.",
+    rule="ledger.free",
     source="kvspec",
     critical=lambda s: s.freed_something,
 )
@@ -31,6 +32,7 @@ def _free_is_set(step: Step) -> Failure | None:
     "one owner",
     "No page is owned twice, and no owned page is free.",
     why="Two owners overwrite each other's KV: wrong text, hours later.",
+    rule="ledger.full_pages, ledger.swa_pages",
     source="kvspec",
     critical=lambda s: len(s.after.holders) > 1,
 )
@@ -56,6 +58,7 @@ def _one_owner(step: Step) -> Failure | None:
     "no page is lost",
     "Every page is free or owned.",
     why="What nobody owns, nobody will ever give back.",
+    rule="ledger.free",
     source="#22862",
     critical=lambda s: s.freed_something and bool(s.after.holders),
 )

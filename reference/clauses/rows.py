@@ -11,6 +11,7 @@ from reference.step import Step
     "rows fill whole pages",
     "The full slots of a row are whole pages, in order; only the last may be open.",
     why="A page is freed by any of its slots: two half pages of one row cannot be given back apart.",
+    rule="ledger.full_pages",
     source="#22862 review",
     critical=lambda s: any(
         r is not None and r.cursors is not None
@@ -29,6 +30,7 @@ def _whole_pages(step: Step) -> Failure | None:
     "rows",
     "Every row of req_to_token is free or held by one session or request.",
     why="A row given back twice is lent twice.",
+    rule="ledger.holders",
     source="#22790",
     critical=lambda s: len(s.after.free_rows) > len(s.before.free_rows),
 )

@@ -50,6 +50,7 @@ def _locked(step: Step) -> bool:
     "Every node is a run of whole pages, at least one; it hangs below a node that ends where it starts, and"
     " differs from its siblings in its first page.",
     why="A prefix must be found in one way only, and a page must not be shared by two nodes.",
+    rule="tree.path_of, tree._split",
     source="kvspec",
     scope=_WITH_TREE,
     critical=_grew,
@@ -80,6 +81,8 @@ def _shape(step: Step) -> Failure | None:
     why="A window that is matched over a half-dead node reads padding.",
     settled="An insert that brings no SWA KV at all (its whole key was swept) leaves a tombstone; taken for"
     " live its slots are padding's, and SWA sizes go negative when they are evicted (#22470).",
+    assumption="If every sweep stops a page short of the insert boundary, no key is swept altogether.",
+    rule="tree._grown",
     source="#22470",
     scope=f"{_WITH_TREE} Models with SWA.",
     critical=lambda s: (t := s.after.tree) is not None and _grew(s) and any(not n.live for n in t.nodes)
@@ -103,6 +106,7 @@ def _live_or_dead(step: Step) -> Failure | None:
     "nodes hold what their path says",
     "The full KV of a node is that of the tokens that its path spells, and so is the SWA KV of a live one.",
     why="Whoever matches the prefix reads it.",
+    rule="caching.page_name",
     source="kvspec",
     scope=_WITH_TREE,
     critical=_grew,
@@ -129,7 +133,11 @@ def _contents(step: Step) -> Failure | None:
     why="The next request with this prompt computes it again, or worse, the pages are nobody's.",
     settled="A tombstone under a lock is not recovered: its full slots would change under the reader. Its"
     " inserter may have SWA KV that is then freed as a duplicate, so a request that goes on inserts only if"
-    " it can match all of its prompt again; else it keeps its pages to itself.",
+    " it can match all of its prompt again; else it keeps its pages to itself. Smallest (P 1, W 1): insert a2"
+    " and keep the lock, evict 1 SWA token, insert a1 and go on.",
+    assumption="If every sweep stops a page short of the insert boundary and no lock passes through a"
+    " tombstone, a request can always insert. The second cannot be had.",
+    rule="tree.insert, tree.kept",
     source="#26919, kvspec",
     scope=f"{_WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
     critical=lambda s: any(True for _ in _inserted(s)),
@@ -187,6 +195,7 @@ def _inserted(step: Step) -> Iterator[Key]:
     " a node of its own.",
     why="A lock pins nodes whole: over a leaf of thousands of tokens one request pins as much SWA pool, and"
     " others are retracted for want of it.",
+    rule="tree._grown",
     source="#26919",
     scope=f"{_WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
     critical=lambda s: _grew(s) and any(True for _ in _fresh(s)),
@@ -224,6 +233,7 @@ def _fresh(step: Step) -> Iterator[NodeFacts]:
     "A match hands out the longest prefix that ends with a node, or where the key leaves the tree, and has"
     " live SWA KV for one window behind its end, or for all of itself.",
     why="More, and the first token reads a window that is not there; less, and the cache is for nothing.",
+    rule="tree.usable",
     source="#22470",
     scope=f"{_WITH_TREE} Admissions of requests without a slot, and Match.",
     critical=lambda s: (m := _matches(s)) is not None and m[2] > 0,
@@ -244,6 +254,7 @@ def _usable(step: Step) -> Failure | None:
     "what is locked stays",
     "Every page of a locked prefix is in the tree, and has SWA KV from where its lock needs it.",
     why="It is read at this moment.",
+    rule="tree.full_locked, tree.swa_locked",
     source="kvspec",
     scope=_WITH_TREE,
     critical=lambda s: _locked(s) and _shrank(s),
@@ -271,6 +282,7 @@ def _kept(step: Step) -> Failure | None:
     " tree has for these tokens.",
     why="A row that still names its own pages after the tree has freed them as duplicates reads what somebody"
     " else writes there.",
+    rule="caching.matched, caching.prompt_kept",
     source="#20070",
     scope=_WITH_TREE,
     critical=_locked,
@@ -336,8 +348,10 @@ def _matches(step: Step) -> tuple[str, Key, int] | None:
     "A node's full counter is the number of locks whose prefix passes through it, its SWA counter the number"
     " of those that needed its SWA KV when they were taken, whatever was split since.",
     why="A count too few and pages go that are read; one too many and they never go.",
-    settled="To unlock by walking up until a window is covered, as lock did, is exact only if no pinned node"
-    " was split meanwhile: the walk then stops a node too early. The lock remembers where it stopped.",
+    settled="The lock remembers where it stopped. Walking up again at unlock until a window is covered, as"
+    " lock did, stops a node too early where a pinned node was split.",
+    assumption="If no pinned node is ever split, unlock may walk up again.",
+    rule="tree.lock, tree.unlock",
     source="kvspec",
     scope=_WITH_TREE,
     critical=lambda s: len(_locks(s)) > 1,
@@ -371,6 +385,7 @@ def _names(locks: list[Lock]) -> str:
     "counters are sums",
     "The counters of evictable and protected tokens equal what a walk over the nodes gives.",
     why="Admission and memory checks ask the counters, never the tree.",
+    rule="tree.sizes",
     source="kvspec",
     scope=f"{_WITH_TREE} Systems that show their counters.",
     critical=_locked,
@@ -399,6 +414,7 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     "Evict frees at least so many tokens of each pool as were asked, or all that no lock pins, and reports"
     " what it freed.",
     why="Whoever asked allocates next; told too much it fails, told too little it gives up.",
+    rule="tree.evict",
     source="kvspec",
     scope=f"{_WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
     critical=lambda s: isinstance(s.command, Evict) and s.done and _shrank(s),
@@ -431,6 +447,7 @@ def _as_asked(step: Step) -> Failure | None:
     " last window of it alone. Of nodes used at one moment the one nearer to the root goes first. A tombstone"
     " that has lost its last child goes too.",
     why="What the next request will ask for is what the last ones asked for.",
+    rule="tree._used, tree._oldest",
     source="#26615",
     scope=f"{_WITH_TREE} Not of systems that pick by rules of their own.",
     critical=_shrank,
@@ -474,6 +491,7 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     "A node ends where a key that was matched or inserted left it or ended, where an insert's SWA KV begins,"
     " and one window of whole pages before the end of a fresh leaf; nowhere else.",
     why="A lock pins nodes whole and eviction takes them whole: where they end decides how much.",
+    rule="tree._entered, tree._grown",
     source="#26919",
     scope=f"{_WITH_TREE} Not of systems whose tree splits by rules of its own.",
     critical=_grew,

@@ -20,9 +20,11 @@ from reference.step import Step
     settled="Our default stops a page short, at floor(length - W - P), to stay off the tree's insert"
     " boundary (#22470); 0.5.10 sweeps to floor(length - W). Both are policy: the bound is the window,"
     " which reaches `window` tokens back from the one that is computed (SGLang's sliding_window_size)."
-    " length may be anything up to kv_allocated_len (free mode); a faithful scheduler drives with at most"
-    " kv_committed_len, and never with more than a later finish or retract of the turn keeps. Whoever was"
-    " swept past its commit may end, but not decode (window_lost).",
+    " length may be anything up to kv_allocated_len (free mode). Whoever was swept past its commit may end,"
+    " but not decode (window_lost).",
+    assumption="A faithful scheduler drives with at most kv_committed_len, and never with more than a later"
+    " finish or retract of the turn keeps: then nobody's window is lost.",
+    rule="cursors.sweep, cursors.sweep_limit",
     source="#22470",
     scope="EvictSwa, and sweeps inside prefill and decode, which see the length committed before; if a system"
     " says that it sweeps a prefill after its forward pass, the length committed then.",
@@ -71,11 +73,14 @@ def _sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]
     why="A turn resumed behind its window reads SWA KV that is gone.",
     settled="The literal prefix p = min(C, key) is safe unless p > R and some sweep of the row was driven"
     " with L >= W + 2P + floor(max(R, p - W)) tokens, and then it is not: proved both ways (`kvspec prove`)."
-    " So L <= p + P is always safe, and a faithful scheduler has L <= p. Sweeps up to floor(length - W), as"
-    " 0.5.10 has them, need a page less. Beyond that nothing past R can be resumed: every position below"
-    " E is gone, so any later prefix has a hole behind it. The turn starts again from R (0 without a tree)."
-    " Smallest: submit 1, admit, extend 1, spec_decode far ahead, evict_swa all of it, retract, admit. With"
-    " page_size > 1 the same rule keeps the next extend out of a page whose SWA half was swept.",
+    " Sweeps up to floor(length - W), as 0.5.10 has them, need a page less. Beyond that nothing past R can be"
+    " resumed: every position below E is gone, so any later prefix has a hole behind it. The turn starts"
+    " again from R (0 without a tree). Smallest: submit 1, admit, extend 1, spec_decode far ahead, evict_swa"
+    " all of it, retract, admit. With page_size > 1 the same rule keeps the next extend out of a page whose"
+    " SWA half was swept.",
+    assumption="If every sweep of the row had L <= p + P, the turn can always resume at p. A faithful"
+    " scheduler has L <= p.",
+    rule="cursors.resume, cursors.window_live",
     source="kvspec",
     scope="Models with SWA; admitted, prefilling and running requests.",
     critical=lambda s: s.swept_any,

@@ -1,0 +1,37 @@
+"""kvspec spec: the specification as a document, made from the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ci.commands.shared import Unusable
+
+
+@click.command()
+@click.option("--out", metavar="FILE", help="Write it there instead of to stdout.")
+@click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md) is not what it should be.")
+def spec(out: str | None, check: bool) -> int:
+    """Print the specification: its cursors, commands, clauses and what they catch. Made from the code."""
+    try:
+        from ci import spec as document
+    except ModuleNotFoundError as error:
+        raise Unusable(f"spec needs {error.name}: make setup installs it") from error
+    if not document.FIXTURES.is_dir():
+        raise Unusable(f"spec needs a checkout: there is no folder {document.FIXTURES}")
+    path = Path(out) if out is not None else document.ROOT / "SPEC.md"
+    try:
+        text = document.text()
+    except document.Incomplete as error:
+        raise Unusable(f"spec: {error}") from error
+    if check:
+        if path.is_file() and path.read_bytes() == text.encode():
+            return 0
+        click.echo(f"{path} is not what the code says: kvspec spec --out {path}")
+        return 1
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        path.write_bytes(text.encode())
+    return 0
