@@ -131,9 +131,43 @@ def run(out: Console, data: Data) -> None:
     sizes = ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
     _print(out, f"{trace['origin']} trace, mode {trace['mode']}: {sizes}")
     out.print()
+    if data["ledger"] is not None:
+        _ledger(out, data)
+    else:
+        _steps(out, data)
+    if (violation := data["violation"]) is not None:
+        out.print()
+        rows = data["rows"]
+        _print(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
+        words = {"because": data["argument"]} if data["argument"] else {}
+        if data["differences"]:
+            words["differs"] = difference(data["differences"], data["implementation"])
+        words |= {"expected": violation["expected"], "observed": violation["observed"]}
+        if (since := violation["since"]) is not None:
+            words["since"] = f"step {since} ({rows[since]['command']}): run before it, the check balances"
+        if violation["also"]:
+            words["also"] = f"{', '.join(violation['also'])} at the same step"
+            for clause, (expected, observed) in zip(violation["also"], violation["details"]):
+                words[clause] = f"expected {expected}\nobserved {observed}"
+        labelled(out, words)
+
+
+def difference(differences: list[Data], system: str) -> str:
+    """The first difference between reference and system, and how many more there are."""
+    first = differences[0]
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    return f"{first['about']}: {first['reference']} by the rules, {first['system']} in {system}{more}"
+
+
+def _left_out(out: Console, shown: int, rows: int) -> None:
+    if rows > shown:
+        _print(out, f"steps 0 to {rows - shown - 1} are left out here; --json has them all")
+
+
+def _steps(out: Console, data: Data) -> None:
+    """What each command changed, by the rules."""
     rows = data["rows"]
-    if len(rows) > MAX_ROWS:
-        _print(out, f"steps 0 to {len(rows) - MAX_ROWS - 1} are left out here; --json has them all")
+    _left_out(out, MAX_ROWS, len(rows))
     steps = table("#", "command", "reference", "what changes and what is freed, by the rules")
     for row in rows[-MAX_ROWS:]:
         mark = "> " if row["violates"] else "  "
@@ -147,17 +181,22 @@ def run(out: Console, data: Data) -> None:
             style="bold red" if row["violates"] else "",
         )
     out.print(steps)
-    if (violation := data["violation"]) is not None:
-        out.print()
-        _print(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
-        words = {"expected": violation["expected"], "observed": violation["observed"]}
-        if (since := violation["since"]) is not None:
-            words["since"] = f"step {since} ({rows[since]['command']}): run before it, the check balances"
-        if violation["also"]:
-            words["also"] = f"{', '.join(violation['also'])} at the same step"
-            for clause, (expected, observed) in zip(violation["also"], violation["details"]):
-                words[clause] = f"expected {expected}\nobserved {observed}"
-        labelled(out, words)
+
+
+def _ledger(out: Console, data: Data) -> None:
+    """Who has what after each command; the last twice, by the rules and in the system."""
+    rows, columns = data["ledger"]["rows"], data["ledger"]["columns"]
+    _left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
+    made = table("#", "command", *map(plain, columns))
+    for row in rows:
+        refused = data["rows"][row["step"]]["outcome"]
+        outcome = f" ({refused})" if refused.startswith("refused") and row["what"] != "in the system" else ""
+        bad = row["step"] == data["violation"]["step"]
+        cells = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}", *row["cells"])
+        made.add_row(*(Text(plain(cell)) for cell in cells), style="bold red" if bad else "")
+    out.print(made)
+    nodes = "; nodes: live or tombstone, full/SWA locks" if any(c.startswith("node ") for c in columns) else ""
+    _print(out, f"C A E R are the cursors of a row. * changed here, ! not as the rules have it{nodes}", style="dim")
 
 
 def labelled(out: Console, words: dict[str, str]) -> None:

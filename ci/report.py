@@ -34,6 +34,11 @@ FAITHFUL = "reachable by a faithful scheduler"
 FREE_ONLY = "met in free mode alone so far"
 
 
+def why(clause: str) -> str:
+    """Why a clause matters."""
+    return CLAUSES[clause].why if clause in CLAUSES else ""
+
+
 def sentence(clause: str) -> str:
     """What a clause says."""
     return CLAUSES[clause].sentence if clause in CLAUSES else _OTHER.get(clause, "(unknown clause)")
@@ -224,17 +229,32 @@ def run_data(run: Run) -> Data:
         "implementation": run.system,
         "trace": json.loads(traces.dump(run.trace)),
         "rows": [_row_data(index, row, index == last) for index, row in enumerate(run.rows)],
+        **_explained(run),
         "violation": violation
         and {
             "clause": violation.clause,
             "also": list(violation.also),
             "details": [list(lines) for lines in violation.details],
             "sentence": sentence(violation.clause),
+            "why": why(violation.clause),
             "step": violation.step,
             "expected": violation.expected,
             "observed": violation.observed,
             "since": violation.since,
         },
+    }
+
+
+def _explained(run: Run) -> Data:
+    """Why the violation cannot be, where the sides differ, and how it came to that."""
+    from ci import argument, ledger, snapshot  # they speak of commands as this module does
+
+    argued = argument.argue(run)
+    states = snapshot.snapshots(run, ledger.MAX_ROWS) if argued is not None else []
+    return {
+        "argument": argued.text if argued is not None else None,
+        "differences": states[-1]["differences"] if states else [],
+        "ledger": ledger.ledger(run, states) if states else None,
     }
 
 

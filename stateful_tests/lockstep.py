@@ -6,7 +6,7 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 
 from impl.adapter import GuestView, System, TreeView, UnusableImplementation, View
@@ -22,8 +22,10 @@ from reference.geometry import Geometry
 from reference.ledger import State, full_pages, holders, swa_pages
 from reference.step import Step
 from stateful_tests.abstraction import facts_of
-from stateful_tests.results import Row, Run, Tally, Trace, Violation
+from stateful_tests.results import Moment, Row, Run, Tally, Trace, Violation
 from stateful_tests.tree_changes import tree_changes
+
+KEPT = 2000  # moments of a replayed trace: what its end is explained from
 
 
 class Lockstep:
@@ -51,7 +53,8 @@ class Lockstep:
         self._tallies = tallies
         self._refusals = refusals
         can = system.capabilities
-        self._waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
+        self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
+        self._step: Step | None = None
         system.reset(geometry)
         try:
             self._view: View = _frozen(system.view())
@@ -64,6 +67,7 @@ class Lockstep:
         assert self.violation is None, "the run has ended with a violation"
         index = self.steps
         self.steps += 1
+        self._step = None
         was = self.state
         if was.scope.mode is Mode.FAITHFUL:
             _, expected = model.step(was, command)
@@ -108,8 +112,8 @@ class Lockstep:
             was.scope, command, expected, outcome, was, self.state, before, self._facts,
             unchanged, overreach, effects, can.own_shape,
         )  # fmt: skip
-        self._view = view
-        failures = broken(step, waived=self._waived)
+        self._view, self._step = view, step
+        failures = broken(step, waived=self.waived)
         if self._tallies is not None:
             self._tally(step)
         if failures:
@@ -118,6 +122,10 @@ class Lockstep:
             details = tuple(failure for _, failure in failures[1:])
             self.violation = Violation(clause.id, index, want, got, also, details)
         return self._count(expected)
+
+    def moment(self) -> Moment:
+        """Both sides as they are now."""
+        return Moment(self.state, self._view, self._facts, self._step)
 
     def _count(self, expected: Outcome) -> Outcome:
         if self._refusals is not None and isinstance(expected, Refused):
@@ -229,9 +237,11 @@ def replay(system: System, trace: Trace) -> Run:
     lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
     stated = dict(trace.expected)
     rows = []
+    history = deque([lockstep.moment()], maxlen=KEPT)
     for index, command in enumerate(trace.commands):
         was = lockstep.state
         outcome = lockstep.do(command)
+        history.append(lockstep.moment())
         rows.append(_row(command, outcome, was, lockstep.state))
         if lockstep.violation is None and index in stated and _say(stated[index]) != _say(outcome):
             lockstep.violation = Violation(
@@ -242,7 +252,7 @@ def replay(system: System, trace: Trace) -> Run:
     violation = lockstep.violation
     if violation is not None and violation.clause == "CHK-1":
         violation = replace(violation, since=_since(system, trace, violation))
-    return Run(trace, system.name, tuple(rows), violation)
+    return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)
 
 
 def _since(system: System, trace: Trace, violation: Violation) -> int | None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from impl.adapter import View
 from reference.commands import Account, Command, Mode, Outcome
+from reference.facts import Facts
 from reference.geometry import Geometry
+from reference.ledger import State
+from reference.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +72,38 @@ class Row:
     tree: tuple[str, ...] = ()
 
 
+class Moment(NamedTuple):
+    """Both sides at rest: the reference's state, the system's view and what that comes down to.
+
+    step: the command that led here with everything that clauses ask about it; None at the start, where
+    nobody was asked (a faithful scheduler would not do it), and where the system broke.
+    """
+
+    state: State
+    view: View
+    facts: Facts
+    step: Step | None
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A trace replayed on a system: its rows, up to and including the violation if there is one."""
+    """A trace replayed on a system: its rows, up to and including the violation if there is one.
+
+    history: the start, then the moment after each row; of long runs the end alone.
+    waived: clauses that the system was not asked for.
+    """
 
     trace: Trace
     system: str
     rows: tuple[Row, ...]
     violation: Violation | None
+    history: tuple[Moment, ...] = field(default=(), compare=False, repr=False)
+    waived: frozenset[str] = frozenset()
+
+    @property
+    def first(self) -> int:
+        """Index of the row that led to history[0]; -1 for the start."""
+        return len(self.rows) - len(self.history)
 
 
 @dataclass(frozen=True, slots=True)

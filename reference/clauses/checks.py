@@ -27,7 +27,7 @@ def _checked(step: Step) -> bool:
     return _reports(step)[0] is not None and bool(step.held)
 
 
-def _miscounted(step: Step, report: Report, account: Account) -> list[str]:
+def miscounted(step: Step, report: Report, account: Account) -> list[str]:
     """Whose pages or row an unbalanced account counts twice, wrongly or not at all, a line each.
 
     Without entries nobody can say whom the system counted, unless it counted nobody: then only what
@@ -121,7 +121,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
             off = account.counted - account.total
             much = f"{_amount(account.pool, abs(off))} too {'many' if off > 0 else 'few'}"
             lines.append(f"{account_text(account)}: {much}")
-            lines += _miscounted(step, report, account)
+            lines += miscounted(step, report, account)
     if report.alarm and not lines:
         lines = [report.alarm]
     if not lines:

@@ -40,10 +40,10 @@ def _read_failure(
     if len(got) < len(want):
         return f"{name} reads {len(want)} positions", f"its row has {len(got)}"
     at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
-    return f"{name} reads its own {pool} KV at position {start + at}", _stamp_text(got[at])
+    return f"{name} reads its own {pool} KV at position {start + at}", stamp_text(got[at])
 
 
-def _stamp_text(stamp: int | None) -> str:
+def stamp_text(stamp: int | None) -> str:
     if stamp is None:
         return "no slot"
     if stamp == 0:
