@@ -1,8 +1,8 @@
 """A violated trace as a ledger: a row for each command, a column for each owner, node or page at stake.
 
 Up to the last row both sides agree, and a row shows both; the last is told twice, by the rules and as the
-system has it. `*` marks what a command changed, `!` what is not as the rules have it. A node of the tree is told as live or
-tombstone, and by its full and SWA locks.
+system has it. `*` marks what a command changed, `!` what is not as the rules have it. A node of the tree is
+told as live or tombstone, and by its full and SWA locks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ci.report import Data
-from ci.snapshot import POOL, spans
+from ci.differences import POOL, spans
 from stateful_tests.results import Run
 
 MAX_COLUMNS = 3
@@ -20,12 +20,13 @@ Cell = dict[str, str]  # label -> value
 Column = tuple[str, ...]  # the key of a difference, without what is told of it
 
 
-def ledger(run: Run, states: list[Data]) -> Data:
+def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS) -> Data:
     """The rows of these states; a violation at the last one is told twice. Without one the columns are those
     who held something."""
     split = run.violation is not None
     geometry = run.trace.geometry
-    drawer = _Drawer(states, geometry.page_size, bool(geometry.window), geometry.tree)
+    letters = "CA" + "E" * bool(geometry.window) + "R" * geometry.tree
+    drawer = _Drawer(states, geometry.page_size, letters, columns)
     rows: list[Data] = []
     before: list[Cell] = [{} for _ in drawer.columns]
     for state in states[:-1] if split else states:
@@ -47,46 +48,49 @@ def ledger(run: Run, states: list[Data]) -> Data:
 class _Drawer:
     """Which columns there are, and what stands in them."""
 
-    def __init__(self, states: list[Data], page_size: int, window: bool, tree: bool) -> None:
-        self.page_size = page_size
-        self.letters = "CA" + "E" * window + "R" * tree
-        self.last = last = states[-1]
-        self.owners = {
-            name: None
-            for state in reversed(states)
-            for side in (state["reference"], state["system"])
-            for name, cursors in side["cursors"].items()
-            if isinstance(cursors, dict) and any(cursors.values())
-        }
-        self.told = {tuple(d["key"]): d for d in last["differences"]}
-        self.columns = self._columns(states)
+    def __init__(self, states: list[Data], page_size: int, letters: str, most: int) -> None:
+        self.page_size, self.letters, self.last = page_size, letters, states[-1]
+        self.told = {tuple(d["key"]): d for d in self.last["differences"]}
+        self.columns = self._columns(states, most)
 
-    def _columns(self, states: list[Data]) -> list[Column]:
+    def _columns(self, states: list[Data], most: int) -> list[Column]:
         """What differs at the end, in the order in which it is told; then who else holds something."""
-        found: dict[Column, None] = {}
-        for kind, *names in self.told:
-            if kind in ("cursors", "nodes", "guests"):
-                found[kind, names[0]] = None
-            elif kind in ("holders", "wrong"):
-                slot = f"slot of {names[0]}"
-                known = self.last["reference"]["cursors"]
-                found["cursors", slot if slot in known else names[0]] = None
-            elif kind == "free":
-                found["free",] = None
-            else:
-                found[kind, *names] = None
         kinds: Counter[str] = Counter()
         chosen: list[Column] = []
-        for column in found:
+        for column in dict.fromkeys(self._column(kind, names) for kind, *names in self.told):
+            if column[0] == "holders" and column[1] in map(self._holder, _apart(chosen)):
+                continue  # its request and its slot stand there by themselves
             kinds[column[0]] += 1
-            if kinds[column[0]] <= (1 if column[0] == "accounts" else 2) and len(chosen) < MAX_COLUMNS:
+            if kinds[column[0]] <= (1 if column[0] == "accounts" else 2) and len(chosen) < most:
                 chosen.append(column)
-        guests = dict.fromkeys(name for state in states for name in state["reference"]["guests"])
-        more: list[Column] = [("cursors", name) for name in self.owners]
-        for column in (*more, *(("guests", name) for name in guests), ("free",)):
-            if column not in chosen and len(chosen) < MAX_COLUMNS:
-                chosen.append(column)
-        return chosen
+        shown = set(map(self._holder, _apart(chosen)))
+        sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
+        more: list[Column] = [("holders", n) for side in sides for n in side["holders"] if n not in shown]
+        more += [("guests", name) for side in sides for name in side["guests"]]
+        room = most - len(chosen)
+        others = [column for column in dict.fromkeys((*more, ("free",))) if column not in chosen][:room]
+        return chosen + sorted(others, key=lambda c: (c == ("free",), c))
+
+    def _column(self, kind: str, names: list[str]) -> Column:
+        """Where a difference is to be seen."""
+        if kind in ("nodes", "guests"):
+            return kind, names[0]
+        if kind == "cursors":
+            holder = self._holder(names[0])
+            sides = (self.last[side]["holders"].get(holder, {}) for side in ("reference", "system"))
+            ours, theirs = (side.get("cursors") for side in sides)
+            both = {key[1] for key in self.told if key[0] == "cursors" and self._holder(key[1]) == holder}
+            return ("holders", holder) if ours != theirs and len(both) == 1 else ("cursors", names[0])
+        if kind in ("holders", "wrong"):
+            return "holders", names[0]
+        return ("free",) if kind == "free" else (kind, *names)
+
+    def _holder(self, name: str) -> str:
+        """Under whose name a request or a slot holds its row."""
+        if name.startswith("slot of "):
+            return name.removeprefix("slot of ")
+        requests = self.last["reference"]["requests"] | self.last["system"]["requests"]
+        return (requests[name]["session"] if name in requests else None) or name
 
     def cell(self, state: Data, which: str, column: Column) -> Cell:
         side = state[which]
@@ -98,6 +102,11 @@ class _Drawer:
             if isinstance(value, dict):
                 return {k: str(value[k]) for k in self.letters} if any(value.values()) else {"": "-"}
             return {"": value or "-"}
+        if kind == "holders":
+            holder = side["holders"].get(names[0])
+            if holder is None:
+                return {"": "-"}
+            return {"": holder["who"].split()[0], **{k: str(holder["cursors"][k]) for k in self.letters}}
         if kind == "nodes":
             node = side["nodes"].get(names[0])
             live = "" if node is None or node["live"] is None else "live " if node["live"] else "tombstone "
@@ -108,18 +117,26 @@ class _Drawer:
         if kind == "free":
             return {POOL.get(k, k): str(v) for k, v in side["free"].items()}
         if kind == "pools" and "pools" in side:
-            page = side["pools"][names[0]].get(int(names[1]), {"owners": [], "free": 0})
-            owners = [f"{who.removeprefix('tree ')} {spans({at}, self.page_size)}" for who, at in page["owners"]]
+            page = side["pools"][names[0]].get(int(names[1]), {"owners": [], "free": 1})
+            size = self.page_size
+            owners = [f"{who.removeprefix('tree ')} {spans([at], size)}" for who, at in page["owners"]]
             return {"": " + ".join([*owners, *["free"] * page["free"]]) or "nobody"}
         if kind == "pools":
             return {"": "one owner, or free"} if state is self.last else {}
         return {"": self.told[column][which]} if state is self.last else {}
 
 
+def _apart(columns: list[Column]) -> list[str]:
+    """Requests and slots that have a column of their own."""
+    return [column[1] for column in columns if column[0] == "cursors"]
+
+
 def _title(column: Column) -> str:
     kind, *names = column
     if kind == "pools":
         return f"{POOL[names[0]]} page {names[1]}"
+    if kind == "holders":
+        return names[0]
     one = {"nodes": "node", "guests": "guest", "requests": "request", "sessions": "session"}
     told = [POOL.get(name, name) for name in names]
     return " ".join([one[kind], *told] if kind in one else told or [kind])
@@ -130,7 +147,7 @@ def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: l
     for cell, was, rule in zip(cells, before, rules):
         text = []
         for label, value in cell.items():
-            changed = was and was.get(label, "0") != value and value not in ("-", "")
+            changed = was and was.get(label, "0") != value and value not in ("-", "", "idle")
             wrong = rule.get(label) != value
             text.append(" ".join(filter(None, [label, f"{'!' * wrong}{value}{'*' * bool(changed)}"])))
         told.append(" ".join(text))

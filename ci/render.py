@@ -117,9 +117,11 @@ def finding(out: Console, data: Data, title: str) -> None:
     run(out, data)
     if data["saved"] is not None:
         out.print()
-        # Never wrapped: these two lines are there to be copied.
+        # Never wrapped: these lines are there to be copied.
         out.print(Text(f"saved   {plain(data['saved'])}"), soft_wrap=True)
         out.print(Text(f"replay  {plain(data['replay'])}"), soft_wrap=True)
+        if data["page"] is not None:
+            out.print(Text(f"page    {plain(data['page'])}"), soft_wrap=True)
     elif data.get("not_saved"):
         _print(out, f"the trace could not be saved: {data['not_saved']}", style="yellow")
 
@@ -195,8 +197,10 @@ def _ledger(out: Console, data: Data) -> None:
         cells = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}", *row["cells"])
         made.add_row(*(Text(plain(cell)) for cell in cells), style="bold red" if bad else "")
     out.print(made)
-    nodes = "; nodes: live or tombstone, full/SWA locks" if any(c.startswith("node ") for c in columns) else ""
-    _print(out, f"C A E R are the cursors of a row. * changed here, ! not as the rules have it{nodes}", style="dim")
+    legend = "C A E R are the cursors of a row. * changed here, ! not as the rules have it"
+    if any(column.startswith("node ") for column in columns):
+        legend += "; nodes: live or tombstone, full/SWA locks"
+    _print(out, legend, style="dim")
 
 
 def labelled(out: Console, words: dict[str, str]) -> None:

@@ -218,6 +218,7 @@ def finding_data(group: list[Finding]) -> Data:
         ],
         "saved": None,
         "replay": None,
+        "page": None,
     } | run_data(group[0].run)
 
 
@@ -247,9 +248,9 @@ def run_data(run: Run) -> Data:
 
 def _explained(run: Run) -> Data:
     """Why the violation cannot be, where the sides differ, and how it came to that."""
-    from ci import argument, ledger, snapshot  # they speak of commands as this module does
+    from ci import arguments, ledger, snapshot  # they speak of commands as this module does
 
-    argued = argument.argue(run)
+    argued = arguments.argue(run)
     states = snapshot.snapshots(run, ledger.MAX_ROWS) if argued is not None else []
     return {
         "argument": argued.text if argued is not None else None,

@@ -1,18 +1,18 @@
-"""Both sides at one moment as plain data, by role and position, and where they differ.
+"""Both sides at one moment as plain data, by role and position: what the page draws and `--json` gives.
 
-A side is what the page draws and what `--json` gives. Differences are looked for here, once, by a key
-for each fact; whoever draws marks what is in their list. Positions and lengths are tokens.
+Positions and lengths are tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
+from ci.differences import CURSORS, difference, differences
 from ci.report import Data, describe, say
 from reference import tree as radix
-from reference.caching import guests, page_name, path_text
+from reference.caching import guests, path_text
 from reference.commands import Broken, Done, Outcome
 from reference.cursors import lost_below, window_start
 from reference.facts import Facts, TreeFacts
@@ -20,13 +20,7 @@ from reference.geometry import Geometry
 from reference.ledger import (
     IN_BATCH, ZERO, Cursors, Request, State, free, full_pages, holders, swa_pages, text_tokens,
 )  # fmt: skip
-from reference.step import span
 from stateful_tests.results import Moment, Run
-
-CURSORS = {
-    "C": "kv_committed_len", "A": "kv_allocated_len", "E": "swa_evicted_seqlen", "R": "cache_protected_len",
-}  # fmt: skip
-POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
 
 
 def snapshots(run: Run, last: int) -> list[Data]:
@@ -54,9 +48,9 @@ def _snapshot(run: Run, index: int) -> Data:
         "system": {"outcome": say(outcome) if outcome is not None else "not asked", **system},
     }
     if isinstance(outcome, Broken):
-        made["differences"] = [_difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
+        made["differences"] = [difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
     else:
-        made["differences"] = list(_differences(moment, reference, system, run.waived))
+        made["differences"] = list(differences(moment, reference, system, run.waived))
     return made
 
 
@@ -72,8 +66,8 @@ def reference_side(moment: Moment) -> Data:
             "who": _who(h.request),
             "target": _target(h.request),
             "cursors": _cursors(h.cursors),
-            "full": {at: None for at in full_pages(h.cursors, geometry.page_size)},
-            "swa": {at: None for at in swa_pages(h.cursors, geometry.page_size)} if geometry.window else {},
+            "full": dict.fromkeys(full_pages(h.cursors, geometry.page_size)),
+            "swa": dict.fromkeys(swa_pages(h.cursors, geometry.page_size)) if geometry.window else {},
         }
         for h in holders(state)
     }
@@ -105,16 +99,18 @@ def system_side(moment: Moment) -> Data:
     """The physical view by role: the same facts, with the pages and rows that they lie in."""
     facts, view, state = moment.facts, moment.view, moment.state
     geometry = state.scope.geometry
-    shown = {
+    owned: dict[tuple[str, str], dict[int, int]] = {}
+    for pool, pages in facts.pools.items():
+        for own in pages.owned:
+            owned.setdefault((pool, own.holder), {})[own.at] = own.page
+    shown: dict[str, Data] = {
         name: {
             "who": _who(_running(state, name)),
             "target": _target(_running(state, name)),
             "cursors": _cursors(h.cursors),
             "row": h.row,
-            "full": {o.at: o.page for o in facts.pools["full"].owned if o.holder == name},
-            "swa": {o.at: o.page for o in facts.pools["swa"].owned if o.holder == name}
-            if "swa" in facts.pools
-            else {},
+            "full": owned.get(("full", name), {}),
+            "swa": owned.get(("swa", name), {}),
             "prefix": [s // geometry.page_size for s in h.prefix[:: geometry.page_size]],
         }
         for name, h in facts.holders.items()
@@ -229,29 +225,20 @@ def _sizes(sizes: Sequence[int]) -> dict[str, int]:
 def _accounts(outcome: Outcome | None) -> dict[str, Data]:
     """What a memory check counted, a dictionary for each pool."""
     report = outcome.report if isinstance(outcome, Done) else None
-    return {a.pool: {k: v for k, v in asdict(a).items() if k != "pool"} for a in report.accounts} if report else {}
+    accounts = [asdict(account) for account in report.accounts] if report is not None else []
+    return {account.pop("pool"): account for account in accounts}
 
 
 def _pool(facts: Facts, name: str) -> dict[int, Data]:
-    """Each page that exists, or that somebody takes for one: its owners, how often it is free."""
+    """Each page that is not free, once: its owners as (holder, page of its sequence), how often it is free."""
     pool = facts.pools[name]
-    pages: dict[int, Data] = {p: {"owners": [], "free": 0} for p in range(1, pool.size + 1)}
-    for page in pool.free:
-        pages.setdefault(page, {"owners": [], "free": 0})["free"] += 1
+    owners: dict[int, list[tuple[str, int]]] = {}
     for owned in pool.owned:
-        pages.setdefault(owned.page, {"owners": [], "free": 0})["owners"].append([owned.holder, owned.at])
-    return dict(sorted(pages.items()))
-
-
-def trouble(page: int, size: int, owners: int, free_times: int) -> str:
-    """What is wrong with a page, in words; empty if it is free or owned, once."""
-    if not 1 <= page <= size:
-        return "the padding page" if page == 0 else "no such page"
-    if owners + free_times == 1:
-        return ""
-    if not owners:
-        return f"free {free_times} times" if free_times else "lost: neither free nor owned"
-    return "owned and free" if free_times else f"{owners} owners"
+        owners.setdefault(owned.page, []).append((owned.holder, owned.at))
+    free = Counter(pool.free)
+    plain = {page for page, times in free.items() if times == 1 and page not in owners and page > 0}
+    pages = {*owners, *free, *range(1, pool.size + 1)} - {p for p in plain if p <= pool.size}
+    return {page: {"owners": owners.get(page, []), "free": free[page]} for page in sorted(pages)}
 
 
 def wrong_reads(state: State, facts: Facts) -> dict[str, dict[str, list[int]]]:
@@ -271,150 +258,3 @@ def wrong_reads(state: State, facts: Facts) -> dict[str, dict[str, list[int]]]:
         if full or swa:
             found[h.name] = {"full": full, "swa": swa}
     return found
-
-
-# Where they differ.
-
-
-def _difference(key: tuple[str, ...], about: str, reference: object, system: object) -> Data:
-    """key: where it is to be marked, such as ("cursors", "slot of s1", "E")."""
-    return {"key": list(key), "about": about, "reference": str(reference), "system": str(system)}
-
-
-def _differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) -> Iterator[Data]:
-    """In the order in which one would tell them."""
-    step, facts = moment.step, moment.facts
-    if step is not None:
-        want, said = say(step.expected), say(step.outcome)
-        reported = getattr(step.expected, "freed", None), getattr(step.outcome, "freed", None)
-        if type(step.expected) is not type(step.outcome) or (not step.done and want != said):
-            yield _difference(("outcome",), "outcome", want, said)
-        elif reported[0] != reported[1] and not step.own_shape and "TREE-10" not in waived:
-            yield _difference(("outcome",), "reported as freed", want, said)
-    for kind in ("requests", "sessions"):
-        yield from _named_differences(kind, ref[kind], got[kind])
-    for name in [*ref["cursors"], *(n for n in got["cursors"] if n not in ref["cursors"])]:
-        a, b = ref["cursors"].get(name, "none"), got["cursors"].get(name, "none")
-        if isinstance(a, dict) and isinstance(b, dict):
-            for letter in CURSORS:
-                if a[letter] != b[letter]:
-                    about = f"{name}: {letter} {CURSORS[letter]}"
-                    yield _difference(("cursors", name, letter), about, a[letter], b[letter])
-        elif a != b:
-            yield _difference(("cursors", name), name, _short(a), _short(b))
-    if "CHK-2" not in waived:
-        for pool, account in ref["accounts"].items():
-            for term, count in account.items():
-                other = got["accounts"].get(pool, {}).get(term, 0)
-                if other != count:
-                    yield _difference(("accounts", pool, term), f"{POOL.get(pool, pool)} {term}, by the check", count, other)
-    yield from _tree_differences(moment, ref, got)
-    size = moment.state.scope.geometry.page_size
-    for name in sorted({*ref["holders"], *got["holders"]}):
-        a, b = ref["holders"].get(name), got["holders"].get(name)
-        for pool in facts.pools:
-            x, y = (set(side[pool]) if side is not None else set() for side in (a, b))
-            if x != y:
-                about = f"{POOL[pool]} pages of {name}, by position"
-                yield _difference(("holders", name, pool), about, spans(x, size), spans(y, size))
-    for pool, count in ref["free"].items():
-        if got["free"][pool] != count:
-            yield _difference(("free", pool), f"free {_pages(pool)}", count, got["free"][pool])
-    for name, shared_pool in facts.pools.items():
-        for page, cell in got["pools"][name].items():
-            if wrong := trouble(page, shared_pool.size, len(cell["owners"]), cell["free"]):
-                yield _difference(("pools", name, page), f"{POOL[name]} page {page}", "free or owned, once", wrong)
-    yield from _mapping_differences(facts, waived)
-    for name, holder in got["holders"].items():
-        for pool, positions in holder.get("wrong", {}).items():
-            if positions:
-                about = f"what {name} reads at position {positions[0]} ({POOL[pool]})"
-                yield _difference(("wrong", name, pool), about, "its own token", "something else")
-
-
-def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
-    one = kind[:-1]
-    for name in sorted({*ref, *got}):
-        a, b = ref.get(name), got.get(name)
-        if a is None or b is None:
-            there = ["there" if side is not None else "not there" for side in (a, b)]
-            yield _difference((kind, name), f"{one} {name}", *there)
-            continue
-        for field, value in b.items():
-            if a[field] != value:
-                yield _difference((kind, name, field), f"{field} of {one} {name}", a[field], value)
-
-
-def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
-    own_shape = moment.step is not None and moment.step.own_shape
-    for path in sorted({*ref["nodes"], *got["nodes"]}, key=lambda p: (len(p), p)):
-        a, b = ref["nodes"].get(path), got["nodes"].get(path)
-        if a is None or b is None:
-            there = ["there" if side is not None else "not there" for side in (a, b)]
-            yield _difference(("nodes", path), f"node that ends {path}", *there)
-            continue
-        name = f"node [{b['start']}, {b['end']}) of {path}"
-        if a["live"] != b["live"]:
-            kinds = ["live" if side["live"] else "tombstone" for side in (a, b)]
-            yield _difference(("nodes", path, "live"), name, *kinds)
-        elif b["half"]:
-            yield _difference(("nodes", path, "live"), name, "SWA KV of all its tokens", "of a part, or padding's")
-        for pool in ("full", "swa"):
-            locks = f"{pool}_locks"
-            most = a["full_locks"] if own_shape else a[locks]
-            if not a[locks] <= b[locks] <= most:
-                yield _difference(
-                    ("nodes", path, locks), f"{name}, {POOL[pool]} locks counted", a[locks], b[locks]
-                )
-        if b["wrong"]:
-            yield _difference(("nodes", path, "wrong"), f"{name} holds the KV of", "its path", "others")
-    for name in sorted({*ref["guests"], *got["guests"]}):
-        locked = [side["guests"].get(name, "nothing") for side in (ref, got)]
-        if locked[0] != locked[1]:
-            yield _difference(("guests", name), f"tokens that guest {name} has locked", *locked)
-    tree = moment.facts.tree
-    if tree is not None and tree.sizes is not None:
-        walk = [0, 0, 0, 0]
-        for node in tree.nodes:
-            walk[node.full_locks > 0] += len(node.slots)
-            walk[2 + (node.swa_locks > 0)] += len(node.swa_slots)
-        for name, count in _sizes(walk).items():
-            if got["counters"][name] != count:
-                yield _difference(("counters", name), f"{name} tokens, by counter", count, got["counters"][name])
-    pages = {page_name(path): slots for path, (slots, _) in tree.pages.items()} if tree is not None else {}
-    size = moment.state.scope.geometry.page_size
-    for h in holders(moment.state) if tree is not None else ():
-        seen = moment.facts.holders.get(h.name)
-        path = tuple(text_tokens(h.text, h.cursors.cache_protected_len))
-        for end in range(size, len(path) + 1, size):
-            want = pages.get(page_name(path[:end]))
-            if seen is not None and want is not None and tuple(seen.prefix[end - size : end]) != want:
-                about = f"slots of {h.name} at [{end - size}, {end})"
-                row = f"{list(seen.prefix[end - size : end])}"
-                yield _difference(("holders", h.name, "prefix"), about, f"the tree's {list(want)}", row)
-                break
-
-
-def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]:
-    for name, position in facts.unmapped:
-        yield _difference(("holders", name, "swa"), f"SWA slot of {name} at {position}", "there", "none")
-    for clause, entries in (("MAP-3", facts.swept_mapped), ("MAP-4", facts.unused_mapped)):
-        for full, swa in entries if clause not in waived else ():
-            yield _difference(("mapping",), f"mapping entry of full slot {full}", 0, f"SWA slot {swa}")
-    for slot in facts.shared:
-        yield _difference(("mapping",), f"SWA slot {slot}", "mapped from one full slot", "from several")
-    for sentence in (*facts.torn, *facts.torn_swa):
-        yield _difference(("torn",), sentence.split(":")[0], "whole pages, in order", sentence.split(": ")[1])
-
-
-def _pages(pool: str) -> str:
-    return "rows" if pool == "rows" else f"{POOL[pool]} pages"
-
-
-def _short(value: Any) -> str:
-    return " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-
-
-def spans(pages: Iterable[int], page_size: int) -> str:
-    """Page indices as token ranges."""
-    return span(sorted(pages), page_size)

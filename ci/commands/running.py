@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    Unusable, connected, impl_options, is_folder, load_trace, ray_option, resolve, save_traces,
-    system_options, text_out, usable, writable_json, write_json,
+    Unusable, connected, impl_options, is_folder, load_trace, ray_option, replay_command, resolve,
+    save_traces, system_options, text_out, usable, writable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     help="Where the smallest trace of each violation is saved.",
 )  # fmt: skip
 @ray_option
+@click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
 def check(
     impl: str,
     sglang_path: str | None,
@@ -51,6 +52,7 @@ def check(
     mode: str | None,
     save_dir: str,
     ray_address: str | None,
+    html: bool,
 ) -> int:
     """Drive an implementation beside the reference and report every violated clause."""
     from reference.commands import Mode
@@ -84,7 +86,7 @@ def check(
         data = report.check_data(result, plan, narrowed=narrowed, capabilities=system.capabilities)
     finally:
         system.close()
-    save_traces(result.findings, data["findings"], save_dir, impl_options(impl, device, sglang_path))
+    save_traces(result.findings, data["findings"], save_dir, impl_options(impl, device, sglang_path), html)
     render.check(render.console(text_out(json_file)), data)
     write_json(json_file, data)
     return int(data["exit_code"])
@@ -93,14 +95,23 @@ def check(
 @click.command()
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
 @system_options
+@click.option("--html", "html_file", metavar="FILE", help="Write a page there that shows each step.")
 def replay(
-    traces: tuple[str, ...], impl: str, sglang_path: str | None, device: str, json_file: str | None
+    traces: tuple[str, ...],
+    impl: str,
+    sglang_path: str | None,
+    device: str,
+    json_file: str | None,
+    html_file: str | None,
 ) -> int:
     """Run trace files on the reference and an implementation, step by step."""
+    if html_file is not None and len(traces) > 1:
+        raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
     loaded = [(path, load_trace(path)) for path in traces]  # all of them, before anything runs
     writable_json(json_file)
+    writable(html_file, "--html")
 
-    from ci import render, report
+    from ci import page, render, report
     from stateful_tests import lockstep
 
     out = render.console(text_out(json_file))
@@ -110,6 +121,10 @@ def replay(
         for path, trace in loaded:
             run = usable(partial(lockstep.replay, system, trace), path)
             replays.append(report.replay_data(path, run))
+            replays[-1]["replay"] = replay_command(path, impl_options(impl, device, sglang_path))
+            if html_file is not None:
+                replays[-1]["states"] = page.states(run)
+                write_file(html_file, page.page(replays[-1], run), "--html")
             render.replay(out, replays[-1], brief=len(loaded) > 1)
     finally:
         system.close()

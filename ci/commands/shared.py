@@ -116,9 +116,16 @@ def impl_options(impl: str, device: str, sglang_path: str | None) -> str:
     return shlex.join(options)
 
 
-def save_traces(findings: Sequence[Finding], told: list[Data], folder: str, options: str) -> None:
-    """Save the trace of each finding, and note where. A finding that cannot be saved is still told."""
-    from ci import report
+def replay_command(path: str, options: str) -> str:
+    return f"kvspec replay {shlex.quote(path)} {options}"
+
+
+def save_traces(
+    findings: Sequence[Finding], told: list[Data], folder: str, options: str, html: bool = False
+) -> None:
+    """Save the trace of each finding, with its page if asked, and note where. What cannot be saved is still
+    told."""
+    from ci import page, report
     from stateful_tests import traces
 
     for group, found in zip(report.groups(findings), told, strict=True):
@@ -130,7 +137,11 @@ def save_traces(findings: Sequence[Finding], told: list[Data], folder: str, opti
             found["not_saved"] = f"{path}: {error}"
         else:
             found["saved"] = str(path)
-            found["replay"] = f"kvspec replay {shlex.quote(str(path))} {options}"
+            found["replay"] = replay_command(str(path), options)
+            if html:
+                shown = path.with_suffix(".html")
+                write_file(str(shown), page.page(found, group[0].run), "--html")
+                found["page"] = str(shown)
 
 
 def is_folder(save_dir: str) -> None:
@@ -140,15 +151,19 @@ def is_folder(save_dir: str) -> None:
 
 def writable_json(json_file: str | None) -> None:
     """Say now, and not after the work, that a report cannot be written."""
-    if json_file is None or json_file == "-":
+    writable(None if json_file == "-" else json_file, "--json")
+
+
+def writable(file: str | None, option: str) -> None:
+    if file is None:
         return
-    target = Path(json_file)
+    target = Path(file)
     if target.is_dir():
-        raise Unusable(f"--json {json_file}: is a directory")
+        raise Unusable(f"{option} {file}: is a directory")
     if not target.absolute().parent.is_dir():
-        raise Unusable(f"--json {json_file}: there is no folder {target.absolute().parent}")
+        raise Unusable(f"{option} {file}: there is no folder {target.absolute().parent}")
     if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
-        raise Unusable(f"--json {json_file}: may not be written")
+        raise Unusable(f"{option} {file}: may not be written")
 
 
 def text_out(json_file: str | None) -> Any:
@@ -163,11 +178,14 @@ def write_json(json_file: str | None, data: object) -> None:
     if json_file == "-":
         sys.stdout.write(text)
         return
-    try:
-        Path(json_file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Unusable(f"--json {json_file}: {error.strerror}") from error
+    write_file(json_file, text, "--json")
 
+
+def write_file(file: str, text: str, option: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Unusable(f"{option} {file}: {error.strerror}") from error
 
 
 def list_rows(rows: list[Data], as_json: bool, columns: dict[str, str], names: tuple[str, ...]) -> int:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
+from ci.differences import CURSORS, POOL, spans
 from ci.report import describe
-from ci.snapshot import CURSORS, POOL
 from reference.facts import Owned
-from reference.step import Step, span
+from reference.step import Step
 from stateful_tests.results import Moment, Run, Violation
 
 Holds = Callable[[Moment], bool]
@@ -60,20 +61,25 @@ class Past:
         """The command that was violated."""
         return self.command(self.violation.step)
 
-    def first(self, what: str, holds: Holds) -> int:
-        """Index of the command since which `holds` is so; it is so now."""
+    def first(self, what: str, holds: Callable[..., bool], *more: object) -> int:
+        """Index of the command since which `holds` is so; it is so now. more: what `holds` takes besides."""
+        fact = partial(_held, holds, more)
         at = len(self.run.history) - 1
-        while at > 0 and holds(self.run.history[at - 1]):
+        while at > 0 and fact(self.run.history[at - 1]):
             at -= 1
         since = at + self.run.first
-        self.claims.append(Claim(what, since, holds))
+        self.claims.append(Claim(what, since, fact))
         return since
 
-    def since(self, what: str, holds: Holds) -> str:
-        index = self.first(what, holds)
-        if index == self.run.first:
-            return "from the start" if index < 0 else f"since before {self.command(index + 1)}"
-        return f"since {self.command(index)}"
+    def since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
+        """`first` in words."""
+        return self.at(self.first(what, holds, *more))
+
+    def at(self, index: int) -> str:
+        if index < 0:
+            return "from the start"
+        before = "before " if index == self.run.first else ""  # what was before is not known any more
+        return f"since {before}{self.command(index)}"
 
     def last_before(self, holds: Holds) -> Moment | None:
         """The last earlier moment at which something was so."""
@@ -83,7 +89,7 @@ class Past:
 
     def place(self, owned: Owned) -> tuple[str, str]:
         """Who has a page and for which positions, such as "s1", "[4, 8)"."""
-        at = span([owned.at], self.page_size)
+        at = spans([owned.at], self.page_size)
         tree = owned.holder.removeprefix("tree ")
         return ("the tree", f"{at} of {tree}") if tree != owned.holder else (owned.holder, at)
 
@@ -128,6 +134,10 @@ class Past:
         return "; until then it was free" if page in was.facts.pools[pool].free else ""
 
 
+def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Moment) -> bool:
+    return holds(moment, *more)
+
+
 def lost(moment: Moment, pool: str, page: int) -> bool:
     """A page that is neither free nor owned."""
     facts = moment.facts.pools[pool]
@@ -140,7 +150,7 @@ def has(pool: str, owned: Owned) -> Holds:
 
 
 def troubled(moment: Moment, pools: Iterable[str] = ("full", "swa")) -> list[tuple[str, int]]:
-    """(pool, page) of every page that is not free or owned, once: first what is had twice, then what is lost."""
+    """(pool, page) of every page that is not free or owned, once: what is had twice, then what is lost."""
     found: list[tuple[int, str, int]] = []
     for pool in pools:
         facts = moment.facts.pools.get(pool)
@@ -151,11 +161,6 @@ def troubled(moment: Moment, pools: Iterable[str] = ("full", "swa")) -> list[tup
             if not 1 <= page <= facts.size or times[page] != 1:
                 found.append((int(not times[page]), pool, page))
     return [(pool, page) for _, pool, page in sorted(found, key=lambda f: f[0])]
-
-
-def pages_text(pages: Iterable[int], page_size: int) -> str:
-    """Page indices of a sequence as positions; "nothing" if there are none."""
-    return span(sorted(pages), page_size)
 
 
 def some(count: int, what: str) -> str:
