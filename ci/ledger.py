@@ -25,8 +25,7 @@ def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS) -> Data:
     who held something."""
     split = run.violation is not None
     geometry = run.trace.geometry
-    letters = "CA" + "E" * bool(geometry.window) + "R" * geometry.tree
-    drawer = _Drawer(states, geometry.page_size, letters, columns)
+    drawer = _Drawer(states, geometry.page_size, letters(run, states), columns)
     rows: list[Data] = []
     before: list[Cell] = [{} for _ in drawer.columns]
     for state in states[:-1] if split else states:
@@ -42,7 +41,15 @@ def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS) -> Data:
         seen = [drawer.cell(last, "system", column) for column in drawer.columns]
         rows.append(_row(last, f"{last['command']}, by the rules", rules, before, rules))
         rows.append(_row(last, "in the system", seen, before, rules))
-    return {"columns": [_title(column) for column in drawer.columns], "rows": rows}
+    return {"columns": [drawer.title(column) for column in drawer.columns], "rows": rows}
+
+
+def letters(run: Run, states: list[Data]) -> str:
+    """The cursors that say something: E on models with SWA, R with a tree, or where it should be 0 and is not."""
+    geometry = run.trace.geometry
+    sides = [state[which] for state in states for which in ("reference", "system")]
+    cursors = [c for side in sides for c in side["cursors"].values() if isinstance(c, dict)]
+    return "CA" + "E" * (geometry.window is not None) + "R" * (geometry.tree or any(c["R"] for c in cursors))
 
 
 class _Drawer:
@@ -58,8 +65,6 @@ class _Drawer:
         kinds: Counter[str] = Counter()
         chosen: list[Column] = []
         for column in dict.fromkeys(self._column(kind, names) for kind, *names in self.told):
-            if column[0] == "holders" and column[1] in map(self._holder, _apart(chosen)):
-                continue  # its request and its slot stand there by themselves
             kinds[column[0]] += 1
             if kinds[column[0]] <= (1 if column[0] == "accounts" else 2) and len(chosen) < most:
                 chosen.append(column)
@@ -75,14 +80,14 @@ class _Drawer:
         """Where a difference is to be seen."""
         if kind in ("nodes", "guests"):
             return kind, names[0]
-        if kind == "cursors":
-            holder = self._holder(names[0])
+        if kind in ("cursors", "holders", "wrong"):
+            holder = self._holder(names[0]) if kind == "cursors" else names[0]
             sides = (self.last[side]["holders"].get(holder, {}) for side in ("reference", "system"))
             ours, theirs = (side.get("cursors") for side in sides)
-            both = {key[1] for key in self.told if key[0] == "cursors" and self._holder(key[1]) == holder}
-            return ("holders", holder) if ours != theirs and len(both) == 1 else ("cursors", names[0])
-        if kind in ("holders", "wrong"):
-            return "holders", names[0]
+            apart = {key[1] for key in self.told if key[0] == "cursors" and self._holder(key[1]) == holder}
+            if ours != theirs and len(apart) <= 1:
+                return "holders", holder
+            return (kind, names[0]) if kind == "cursors" else (kind, *names)
         return ("free",) if kind == "free" else (kind, *names)
 
     def _holder(self, name: str) -> str:
@@ -102,11 +107,14 @@ class _Drawer:
             if isinstance(value, dict):
                 return {k: str(value[k]) for k in self.letters} if any(value.values()) else {"": "-"}
             return {"": value or "-"}
-        if kind == "holders":
+        if kind == "holders" and len(names) == 1:
             holder = side["holders"].get(names[0])
             if holder is None:
                 return {"": "-"}
             return {"": holder["who"].split()[0], **{k: str(holder["cursors"][k]) for k in self.letters}}
+        if kind == "holders" and names[1] in POOL and "SWA slots" not in self.told[column]["about"]:
+            pages = side["holders"].get(names[0], {}).get(names[1], ())
+            return {"": spans(pages, self.page_size)}
         if kind == "nodes":
             node = side["nodes"].get(names[0])
             live = "" if node is None or node["live"] is None else "live " if node["live"] else "tombstone "
@@ -125,21 +133,18 @@ class _Drawer:
             return {"": "one owner, or free"} if state is self.last else {}
         return {"": self.told[column][which]} if state is self.last else {}
 
+    def title(self, column: Column) -> str:
+        kind, *names = column
+        if kind in ("cursors", "holders", "free", "outcome") and column not in self.told:
+            return names[0] if names else kind
+        if kind in ("nodes", "guests") and len(names) == 1:
+            return f"{kind[:-1]} {names[0]}"
+        return str(self.told[column]["about"])
+
 
 def _apart(columns: list[Column]) -> list[str]:
     """Requests and slots that have a column of their own."""
     return [column[1] for column in columns if column[0] == "cursors"]
-
-
-def _title(column: Column) -> str:
-    kind, *names = column
-    if kind == "pools":
-        return f"{POOL[names[0]]} page {names[1]}"
-    if kind == "holders":
-        return names[0]
-    one = {"nodes": "node", "guests": "guest", "requests": "request", "sessions": "session"}
-    told = [POOL.get(name, name) for name in names]
-    return " ".join([one[kind], *told] if kind in one else told or [kind])
 
 
 def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: list[Cell]) -> Data:

@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from ci import render
 from ci.differences import CURSORS, POOL, trouble
-from ci.ledger import ledger
+from ci.ledger import ledger, letters
 from ci.report import Data
 from ci.snapshot import snapshots
 from reference.clauses import CLAUSES
@@ -115,6 +115,7 @@ def _content(data: Data, run: Run) -> Data:
         "cursor_names": CURSORS,
         "window": geometry.window,
         "tree": geometry.tree,
+        "letters": letters(run, shown),
     }
 
 
@@ -220,9 +221,9 @@ def _drawing(
         )
     target = cut[1] if cut is not None and cut[0] == who else holder["target"]
     marks: dict[int, list[str]] = {}
-    for letter in ("C", "A", "E", "R"):
-        if (letter != "E" or geometry.window) and (letter != "R" or geometry.tree):
-            marks.setdefault(cursors[letter], []).append(letter)
+    for letter, position in cursors.items():
+        if (letter != "E" or geometry.window) and (letter != "R" or geometry.tree or position):
+            marks.setdefault(position, []).append(letter)
     off = {k for k in CURSORS if other is not None and other["cursors"][k] != cursors[k]}
     top = _levels(
         (position * unit, f"{' '.join(letters)} {position}", bool(off & set(letters)))

@@ -78,8 +78,8 @@ class Past:
     def at(self, index: int) -> str:
         if index < 0:
             return "from the start"
-        before = "before " if index == self.run.first else ""  # what was before is not known any more
-        return f"since {before}{self.command(index)}"
+        or_before = " or before" if index == self.run.first else ""  # what was before is not known any more
+        return f"since {self.command(index)}{or_before}"
 
     def last_before(self, holds: Holds) -> Moment | None:
         """The last earlier moment at which something was so."""
