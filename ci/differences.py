@@ -72,6 +72,11 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
                     about = f"{POOL.get(pool, pool)} {term}, by the check"
                     yield difference(("accounts", pool, term), about, count, other)
     yield from _tree_differences(moment, ref, got)
+    for name, pool in facts.pools.items():
+        for page, cell in got["pools"][name].items():
+            if wrong := trouble(page, pool.size, len(cell["owners"]), cell["free"]):
+                about = f"{POOL[name]} page {page}"
+                yield difference(("pools", name, str(page)), about, "free or owned, once", wrong)
     size = moment.state.scope.geometry.page_size
     for name in sorted({*ref["holders"], *got["holders"]}):
         a, b = ref["holders"].get(name), got["holders"].get(name)
@@ -83,11 +88,6 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
     for pool, count in ref["free"].items():
         if got["free"][pool] != count:
             yield difference(("free", pool), f"free {_pages(pool)}", count, got["free"][pool])
-    for name, shared_pool in facts.pools.items():
-        for page, cell in got["pools"][name].items():
-            if wrong := trouble(page, shared_pool.size, len(cell["owners"]), cell["free"]):
-                about = f"{POOL[name]} page {page}"
-                yield difference(("pools", name, str(page)), about, "free or owned, once", wrong)
     yield from _mapping_differences(facts, waived)
     for name, holder in got["holders"].items():
         for pool, positions in holder.get("wrong", {}).items():

@@ -45,7 +45,7 @@ def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS) -> Data:
 
 
 def letters(run: Run, states: list[Data]) -> str:
-    """The cursors that say something: E on models with SWA, R with a tree, or where it should be 0 and is not."""
+    """The cursors that say something: E with a window, R with a tree, or where it should be 0 and is not."""
     geometry = run.trace.geometry
     sides = [state[which] for state in states for which in ("reference", "system")]
     cursors = [c for side in sides for c in side["cursors"].values() if isinstance(c, dict)]

@@ -49,7 +49,7 @@ def page(data: Data, run: Run) -> str:
         **_content(data, run),
         style=Markup(_source(environment, "replay.css")),
         script=Markup(script),
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         trace_json=Markup(_inert(data["trace"])),
     )
 
@@ -108,6 +108,7 @@ def _content(data: Data, run: Run) -> Data:
         "clause_title": clause.title if clause is not None else "",
         "steps": steps,
         "left_out": len(run.rows) - len(shown),
+        "start": _start(shown, violation is not None),
         "ledger": rows,
         "owners": owners,
         "two_sided": two_sided,
@@ -117,6 +118,12 @@ def _content(data: Data, run: Run) -> Data:
         "tree": geometry.tree,
         "letters": letters(run, shown),
     }
+
+
+def _start(shown: list[Data], violated: bool) -> int:
+    """What is looked at first: the violation, or else the last step after which somebody holds something."""
+    busy = [i for i, state in enumerate(shown) if state["system"]["holders"] or state["system"]["nodes"]]
+    return len(shown) - 1 if violated or not busy else busy[-1]
 
 
 def _owners(states: list[Data]) -> dict[str, Data]:

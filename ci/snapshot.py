@@ -230,7 +230,7 @@ def _accounts(outcome: Outcome | None) -> dict[str, Data]:
 
 
 def _pool(facts: Facts, name: str) -> dict[int, Data]:
-    """Each page that is not free, once: its owners as (holder, page of its sequence), how often it is free."""
+    """Each page that is not free, once: its owners as (holder, page of its sequence), and its times free."""
     pool = facts.pools[name]
     owners: dict[int, list[tuple[str, int]]] = {}
     for owned in pool.owned:

@@ -9,7 +9,8 @@
   const rows = [...document.querySelectorAll("#ledger tr[data-step]")];
   const previous = document.getElementById("previous");
   const next = document.getElementById("next");
-  let at = steps.length - 1;
+  const start = Number(slider.defaultValue);
+  let at = start;
 
   function show(index, remember) {
     at = Math.max(0, Math.min(steps.length - 1, index));
@@ -26,7 +27,7 @@
 
   function linked() {
     const index = steps.findIndex((step) => "#" + step.id === location.hash);
-    show(index < 0 ? steps.length - 1 : index, false);
+    show(index < 0 ? start : index, false);
   }
 
   slider.addEventListener("input", () => show(Number(slider.value), true));
