@@ -9,7 +9,7 @@ from ci.differences import CURSORS
 from ci.snapshot import reference_side, system_side
 from reference.commands import Admit, EvictSwa
 from reference.cursors import sweep_limit, window_start
-from reference.ledger import IN_BATCH, Cursors
+from reference.ledger import IN_BATCH, ZERO, Cursors
 from stateful_tests.results import Moment
 
 
@@ -18,7 +18,7 @@ def cursors_of(m: Moment, name: str) -> Cursors | None:
     session = name.removeprefix("slot of ")
     if session == name:
         facts = m.facts.requests.get(name)
-        return facts.cursors if facts is not None else None
+        return facts.cursors or ZERO if facts is not None else None
     here, kept = m.state.session(session), m.facts.sessions.get(session)
     turn = m.state.request(here.turn or "") if here is not None else None
     if turn is not None and turn.phase in IN_BATCH:
