@@ -107,6 +107,14 @@ def test_both_sides_as_data() -> None:
     }  # fmt: skip
 
 
+def test_a_page_that_is_free_twice() -> None:
+    run = replayed("torch+free-list-duplicate", fixture("close_frees_each_page_once"))
+    last = snapshots(run, 1)[-1]
+    assert last["system"]["pools"] == {"full": {1: {"owners": [], "free": 2}}, "swa": {}}
+    assert [d["system"] for d in last["differences"] if d["about"] == "full page 1"] == ["free 2 times"]
+    assert '<b>free+free</b>' in shown(run)
+
+
 def test_the_tree_as_data() -> None:
     name = "an_unlock_remembers_where_its_lock_stopped"
     last = snapshots(replayed("torch+unlock-finds-the-window-again", fixture(name)), 1)[-1]
@@ -178,6 +186,7 @@ def test_a_trace_of_a_stranger_stays_text() -> None:
     text = shown(replayed("torch+pr22900", trace))
     read = Reader(text)
     assert len(read.scripts) == 2
+    assert "<" not in read.scripts[0], "nothing there can begin or end an element"
     assert traces.loads(read.scripts[0].encode(), "page").story == hostile
     assert hostile in read.text
     assert "alert(1)</script>" not in text.replace("&lt;/script&gt;", "")
@@ -206,7 +215,7 @@ def test_templates_are_installed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     [pattern] = project["tool"]["setuptools"]["package-data"]["ci"]
     packed = {path.name for path in (ROOT / "ci").glob(pattern)}
-    assert packed == {"replay.html", "replay.css", "replay.js"}
+    assert packed >= {"replay.html", "replay.css", "replay.js"}
 
 
 Kvspec = Callable[..., tuple[int, str, str]]
