@@ -28,6 +28,7 @@ from stateful_tests.results import Run
 
 MAX_STEPS = 200  # a page of a long trace shows its end
 MAX_COLUMNS = 5  # of the ledger
+MAX_DEPTH = 24  # of a drawn tree
 HUES = 6
 SMALL, FEW = 48, 16  # pages of a pool that are shown whole, and of a larger one without a reason
 MAX_CELLS = 40_000  # pages drawn, all steps together
@@ -89,16 +90,14 @@ def _content(data: Data, run: Run) -> Data:
                 **{k: state[k] for k in ("step", "command", "differences")},
                 "violates": row["violates"],
                 "changes": render.changes(row),
-                "sides": [
-                    _side(name, state, run, owners, length, cut) for name in names
-                ],
+                "sides": [_side(name, state, run, owners, length, cut) for name in names],
                 "pools": [
                     _pool(pool, state, before, geometry, owners, used[pool])
                     for pool in (geometry.pools if two_sided else ())
                 ],
                 "differs": differs,
             }
-        )  # fmt: skip
+        )
         before = state
     violation = data["violation"]
     clause = CLAUSES.get(violation["clause"]) if violation is not None else None
@@ -171,7 +170,6 @@ def _side(
         for who in dict.fromkeys((*side["holders"], *other["holders"]))
     ]
     return {
-        "name": name,
         "heading": "By the rules" if name == "reference" else f"In {run.system}",
         "outcome": side["outcome"],
         "holders": sorted(holders, key=lambda h: h["name"]),
@@ -182,17 +180,32 @@ def _side(
         "guests": side["guests"],
         "counters": side["counters"],
         "accounts": side["accounts"],
-        "forest": _forest(side["nodes"], ""),
+        "forest": _forest(side["nodes"]),
         "missing": [n for n in other["nodes"] if n not in side["nodes"]],
         "physical": physical,
     }
 
 
-def _forest(nodes: dict[str, Data], parent: str) -> list[Data]:
+def _forest(nodes: dict[str, Data]) -> list[Data]:
     """The tree as nested lists; a node whose parent is missing hangs from the root."""
-    at_root = parent == ""
-    mine = [p for p, n in nodes.items() if n["parent"] == parent or (at_root and n["parent"] not in nodes)]
-    return [{"path": p, **nodes[p], "children": _forest(nodes, p)} for p in mine if p != parent]
+    below: dict[str, list[str]] = {}
+    for path, node in nodes.items():
+        parent = node["parent"] if node["parent"] in nodes and node["parent"] != path else ""
+        below.setdefault(parent, []).append(path)
+
+    def grown(path: str, depth: int) -> list[Data]:
+        found: list[Data] = []
+        waiting = list(reversed(below.get(path, ())))
+        while waiting:
+            child = waiting.pop()
+            deeper = depth < MAX_DEPTH
+            children = grown(child, depth + 1) if deeper else []
+            found.append({"path": child, **nodes[child], "children": children})
+            if not deeper:  # set no further in
+                waiting += reversed(below.get(child, ()))
+        return found
+
+    return grown("", 1)
 
 
 def _extent(side: Data) -> int:
@@ -240,7 +253,6 @@ def _drawing(
     start = max(0, cursors["C"] - geometry.window) if geometry.window else 0
     used = -(-max(cursors["A"], cursors["C"]) // size) * size
     return {
-        "unit": unit,
         "width": pages * size * unit,
         "top": height,
         "height": height + 30 * len(lanes) + 22,
@@ -338,7 +350,7 @@ def _used(states: list[Data], pool: str, size: int) -> list[int]:
     """Pages that were ever anything but free, once, and some more, to show that there are."""
     busy = {page for state in states for page in state["system"]["pools"][pool]}
     more = range(1, min(size, SMALL if size <= SMALL else FEW) + 1)
-    return sorted(busy | set(more))[: max(SMALL, MAX_CELLS // len(states))]
+    return sorted(busy | set(more))[: max(SMALL, MAX_CELLS // max(1, len(states)))]
 
 
 def _pool(

@@ -16,9 +16,11 @@ import pytest
 
 from ci import page, report
 from ci.snapshot import snapshots
+from reference.commands import Insert
 from stateful_tests import lockstep, traces
 from stateful_tests.registry import resolve
 from stateful_tests.results import Run, Trace
+from stateful_tests.traces import prompt_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FIXTURES = sorted((ROOT / "fixtures/regressions").glob("*.json"))
@@ -201,6 +203,17 @@ def test_a_large_system_makes_no_large_page() -> None:
     run = replayed("torch", large)
     assert len(shown(run)) < 300_000
     assert "are left out here" in shown(run)
+
+
+def test_a_deep_tree_and_no_commands() -> None:
+    trace = fixture("an_unlock_remembers_where_its_lock_stopped")
+    geometry = replace(trace.geometry, full_pages=200, swa_pages=200, width=200)
+    deep = tuple(Insert("h1", prompt_of(f"a{n}")) for n in range(1, 61))
+    run = replayed("reference", replace(trace, geometry=geometry, commands=deep, bug=None, clause=None))
+    read = Reader(shown(run))
+    assert "by the rules: + [59, 60)" in read.text
+    assert read.text.count("[59, 60)") == 2, "in the tree as well"
+    assert "The trace has no commands." in Reader(shown(replayed("torch", replace(trace, commands=())))).text
 
 
 def test_of_a_long_trace_the_end_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
