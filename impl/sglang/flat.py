@@ -297,6 +297,10 @@ class Release0510:
         """What processing a verify round's result does to the committed length."""
         req.kv_committed_len += tokens - self.claimed
 
+    def skipped(self, req: Any, tokens: int) -> None:
+        """What _resolve_spec_overlap_token_ids does with a round of a finished or retracted request."""
+        self.commit(req, tokens)  # it asks for neither (0.5.10, 0.5.11)
+
     # -- sessions ---------------------------------------------------------------------------------
 
     def slot(self, cache: Any, session_id: str) -> Any:
@@ -352,6 +356,10 @@ class Release0512(Release0511):
     """0.5.12. The same modules and rules; a checkout of it is told as 0.5.11."""
 
     version = "0.5.12"
+
+    def skipped(self, req: Any, tokens: int) -> None:
+        if req.finished():  # the bonus that preparing the round claimed is given back
+            req.kv_committed_len -= 1
 
 
 class Release0513(Release0512):

@@ -1,6 +1,6 @@
 """The worker process: one release, driven by messages on stdin, answered on stdout.
 
-Started as `python -m impl.sglang.worker ROOT VERSION [--run-rejected]`; a release's module state is
+Started as `python -m impl.sglang.worker ROOT VERSION [--run-rejected] [--overlap]`; a release's module state is
 global, so each worker has one release, and a broken one is thrown away with its process.
 """
 
@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> int:
     from impl.sglang.releases import supported
 
     try:
-        driver = Driver(supported(version)(root), run_rejected="--run-rejected" in arguments[2:])
+        options = {name: f"--{name.replace('_', '-')}" in arguments[2:] for name in ("run_rejected", "overlap")}
+        driver = Driver(supported(version)(root), **options)
     except Exception as error:
         wire.send(out, failure(error, root))
         return 2
