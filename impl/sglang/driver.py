@@ -216,8 +216,9 @@ class Driver:
         fresh = sum(self.release.row(t.req) is None for t in turns)
         self.room([(t.prefix, end) for t, end in zip(turns, ends, strict=True)], fresh)
 
-        if self.overlap:  # sweeps keep clear of a chunk in flight, which is at most that long
-            SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, *(n.tokens for n in lanes))
+        if self.overlap:  # a sweep keeps clear of the chunk in flight, which is at most that long
+            longest = max(n.tokens for n in lanes)
+            SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
         swept, spans = self._swept(turns), []
         for turn, end in zip(turns, ends, strict=True):
             req = turn.req
@@ -298,8 +299,12 @@ class Driver:
             -(-(lag + max(lane.allocate, c.kv_allocated_len - c.kv_committed_len)) // 2)
             for lane, c, lag in zip(lanes, before, lags, strict=True)
         )
-        seen = [c._replace(kv_committed_len=c.kv_committed_len - n) for c, n in zip(before, lags, strict=True)]
-        ends = [self.release.spec_end(c, draft_len, server.geometry.page_size) for c in seen]
+        ends = [
+            self.release.spec_end(
+                c._replace(kv_committed_len=c.kv_committed_len - lag), draft_len, server.geometry.page_size
+            )
+            for c, lag in zip(before, lags, strict=True)
+        ]
         self.room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
         self._kind_of_run(spec=True)
 

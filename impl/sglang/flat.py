@@ -31,6 +31,8 @@ class Release0510:
     spec_prepare = "EagleDraftInputV2Mixin.prepare_for_decode"
     # Tokens that preparing a speculative round commits already (the result adds accepted - claimed).
     claimed = 0
+    # A turn retracted with a verify round in flight has the token committed that the round computes first.
+    counts_in_flight = False
     # Pools that its busy check does not count: see Capabilities.
     uncounted: frozenset[str] = frozenset({"swa", "rows"})
     # Clauses that are not asked of it: see Capabilities.
@@ -298,8 +300,11 @@ class Release0510:
         req.kv_committed_len += tokens - self.claimed
 
     def skipped(self, req: Any, tokens: int) -> None:
-        """What _resolve_spec_overlap_token_ids does with a round of a finished or retracted request."""
-        self.commit(req, tokens)  # it asks for neither (0.5.10, 0.5.11)
+        """What the scheduler still does with a verify round of a request that has finished, or was retracted.
+
+        _resolve_spec_overlap_token_ids asks for neither and commits it.
+        """
+        self.commit(req, tokens)
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -330,6 +335,7 @@ class Release0511(Release0510):
     session_controller = "sglang.srt.session.session_controller"
     uncounted: frozenset[str] = frozenset({"rows"})
     claimed = 1
+    counts_in_flight = True
     spare_page_per_lane = False
 
     @classmethod
@@ -358,8 +364,9 @@ class Release0512(Release0511):
     version = "0.5.12"
 
     def skipped(self, req: Any, tokens: int) -> None:
-        if req.finished():  # the bonus that preparing the round claimed is given back
-            req.kv_committed_len -= 1
+        del tokens
+        if req.finished():  # what preparing the round claimed is given back
+            req.kv_committed_len -= self.claimed
 
 
 class Release0513(Release0512):

@@ -1,22 +1,22 @@
 """When the result of a launched batch is processed: at once, or one batch late (overlap scheduling).
 
-Played after the releases' own loops. `event_loop_normal` processes a result before it plans the next
-batch. `event_loop_overlap` (scheduler.py:1331 in 0.5.10, :1535 in 0.5.11, :1448 in 0.5.13, :2061 in 0.5.23)
-plans and launches batch N+1 first, then processes the result of N. So preparing N+1 sees lengths that lack
-N's outputs: the window sweep (`req.seqlen - 1`) and, with speculative decoding, kv_committed_len. A request
-that N finishes is in N+1 already, which allocated for it; what N+1 says about it is skipped.
+Played after the releases' own loops. `event_loop_normal` processes a result before it plans the next batch.
+`event_loop_overlap` (scheduler.py:1331 in 0.5.10, :1535 in 0.5.11, :1448 in 0.5.13, :2061 in 0.5.23) plans
+and launches batch N+1 first, then processes the result of N. So N+1 is prepared without N's outputs: the sweep
+takes `req.seqlen - 1`, a verify round is allocated for from kv_committed_len, and both lag. A request that N
+finishes is in N+1 already, which has allocated for it; what N+1 says of it is skipped.
 
-How the commands say that: Decode and SpecDecode launch a round, Finish and Retract tell afterwards what became
-of the results. A Finish with outputs of the round before the last means that the last round was in flight; one
-with outputs of the last round, that it was the last launched with this request (a prefill ran in its place, or
-since 0.5.20 `_reqs_finishing_inflight` left it out). in_flight of Retract is a round whose result is
-skipped. Until a command tells, up to two results of a request wait here, and the view shows their tokens and
-their commits as if they had been processed: all else that moves memory has moved at the launch.
+In commands: Decode and SpecDecode launch a round, and Finish or Retract tells afterwards what became of the
+results. A Finish with outputs of the round before the last means that the last one was in flight; with
+outputs of the last round, that no other was launched with this request (a prefill ran in its place, or 0.5.23
+left it out: `_reqs_finishing_inflight`). in_flight of Retract is a round whose result is skipped. Until a
+command tells, up to two results of a request wait here. The view shows them as processed, their tokens and what
+they commit: all else that moves memory has moved at the launch.
 """
 
 from __future__ import annotations
 
-from impl.sglang.refusals import No, need
+from impl.sglang.refusals import need
 from impl.sglang.server import Result, Server, Turn
 from reference.commands import Reason
 
@@ -90,17 +90,16 @@ class LateResults(Results):
     def before_finish(self, turn: Turn, outputs: int) -> None:
         done = len(turn.req.output_ids)
         # What was processed as of a turn that goes on did not end it.
-        need(outputs > done or not turn.pending and outputs == done, Reason.UNFAITHFUL)
+        need(outputs > done or (outputs == done and not turn.pending), Reason.UNFAITHFUL)
         while turn.pending and len(turn.req.output_ids) + len(turn.pending[0].tokens) < outputs:
             self.process(turn, turn.pending.pop(0))
 
     def before_retract(self, turn: Turn, lost: bool) -> None:
         if lost:
-            if not turn.pending:
-                raise No(Reason.UNFAITHFUL)
-            last, claimed = turn.pending[-1], not self.server.spec or self.server.release.claimed
-            # in_flight is one output; and a round that claims nothing is as if it had not been.
-            need(len(last.tokens) == 1 and (last.prefill or claimed), Reason.UNFAITHFUL)
+            need(turn.pending and len(turn.pending[-1].tokens) == 1, Reason.UNFAITHFUL)
+            # A slot that leaves out what the round computed first is as if the round had not been.
+            counted = turn.pending[-1].prefill or not self.server.spec or self.server.release.counts_in_flight
+            need(counted or turn.session is None, Reason.UNFAITHFUL)
         self._process_all_but(turn, int(lost))
 
     def ending(self, turn: Turn) -> None:

@@ -163,7 +163,7 @@ class Release0523(Release0513):
         req.kv.kv_committed_len += tokens
 
     def skipped(self, req: Any, tokens: int) -> None:
-        """Nothing was claimed, so nothing is given back."""
+        """Nothing: no round claims anything (_resolve_spec_v2_tokens)."""
 
     # -- sessions ---------------------------------------------------------------------------------
 
