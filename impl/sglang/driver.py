@@ -279,10 +279,11 @@ class Driver:
             self.results.before_round(turn)
         server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
         self._launch(turns, ForwardMode.DECODE)
+        sweeps = self._sweeps(turns, swept)
         for turn in turns:
             server.forward(turn, turn.fill - 1, turn.fill)
             self.results.arrived(turn, Result(server.sample(turn, 1)))
-        return self._sweeps(turns, swept)
+        return sweeps
 
     def spec_decode(self, command: SpecDecode) -> list[Choice]:
         server, lanes = self.server, command.lanes
@@ -314,16 +315,16 @@ class Driver:
         batch = server.new_batch(turns, ForwardMode.DECODE)
         self.release.prepare_spec(batch, draft_len)
         self._launch(turns, ForwardMode.DECODE)
-        choices = {}
+        sweeps = {c.request: c.swa_evicted_seqlen for c in self._sweeps(turns, swept)}
+        choices = []
         for turn, lane, cursors in zip(turns, lanes, before, strict=True):
             tokens = server.sample(turn, lane.accept)
             allocated = self.release.cursors(turn.req).kv_allocated_len
             # The last accepted token is the bonus: sampled, without KV yet.
             server.forward(turn, cursors.kv_committed_len, allocated, tokens[:-1])
             self.results.arrived(turn, Result(tokens))
-            choices[turn.name] = allocated
-        sweeps = {c.request: c.swa_evicted_seqlen for c in self._sweeps(turns, swept)}
-        return [Choice(name, sweeps.get(name), allocated) for name, allocated in choices.items()]
+            choices.append(Choice(turn.name, sweeps.get(turn.name), allocated))
+        return choices
 
     # -- sweeps -----------------------------------------------------------------------------------
 
@@ -335,6 +336,7 @@ class Driver:
         need(self.server.tree is None or turn.phase is Phase.RUNNING, Reason.UNFAITHFUL)
         allocated = self.server.cursors(turn).kv_allocated_len
         need(0 <= command.length <= allocated, Reason.BAD_LENGTH)
+        self.results.before_sweep(turn)
         self.server.new_batch([turn], ForwardMode.DECODE)._evict_swa(turn.req, command.length)
         return [Choice(turn.name, self.release.cursors(turn.req).swa_evicted_seqlen)]
 

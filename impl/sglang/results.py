@@ -2,7 +2,7 @@
 
 Played after the releases' own loops. `event_loop_normal` processes a result before it plans the next batch.
 `event_loop_overlap` (scheduler.py:1331 in 0.5.10, :1535 in 0.5.11, :1448 in 0.5.13, :2061 in 0.5.23) plans
-and launches batch N+1 first, then processes the result of N. So N+1 is prepared without N's outputs: the sweep
+and launches batch N+1 first, then processes the result of N. So N+1 is prepared without N's outputs: a sweep
 takes `req.seqlen - 1`, a verify round is allocated for from kv_committed_len, and both lag. A request that N
 finishes is in N+1 already, which has allocated for it; what N+1 says of it is skipped.
 
@@ -10,8 +10,8 @@ In commands: Decode and SpecDecode launch a round, and Finish or Retract tells a
 results. A Finish with outputs of the round before the last means that the last one was in flight; with
 outputs of the last round, that no other was launched with this request (a prefill ran in its place, or 0.5.23
 left it out: `_reqs_finishing_inflight`). in_flight of Retract is a round whose result is skipped. Until a
-command tells, up to two results of a request wait here. The view shows them as processed, their tokens and what
-they commit: all else that moves memory has moved at the launch.
+command tells, up to two results of a request wait here. The view shows them as processed, their tokens and
+what they commit: all else that moves memory has moved at the launch.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ class Results:
     def before_round(self, turn: Turn) -> None:
         """What has been processed when the next round of the request is prepared."""
 
+    def before_sweep(self, turn: Turn) -> None:
+        """Raise No where no scheduler sweeps for the request now."""
+
     def before_finish(self, turn: Turn, outputs: int) -> None:
         """Process what comes before the output that ends the turn."""
 
@@ -69,16 +72,17 @@ class Results:
 class LateResults(Results):
     """event_loop_overlap: the result of N is processed when N+1 has been launched.
 
-    The result of a prefill that hands its prompt to the radix tree is processed at once, as it is where the
-    next batch is a prefill too and SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP is set, or another prefill
-    comes between: what it moves belongs to no later command.
+    A prefill whose result hands the prompt to the radix tree is processed as soon as a round of the request
+    is launched, for that shows; until then nothing else that would show it may happen to the request.
     """
 
     def arrived(self, turn: Turn, result: Result) -> None:
-        if result.prefill and self.server.hands_prompt_in(turn):
-            self.process(turn, result)
-        else:
-            turn.pending.append(result)
+        if self._prompt_waits(turn):
+            self.process(turn, turn.pending.pop(0))
+        turn.pending.append(result)
+
+    def _prompt_waits(self, turn: Turn) -> bool:
+        return any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn)
 
     def _process_all_but(self, turn: Turn, left: int) -> None:
         while len(turn.pending) > left:
@@ -87,20 +91,33 @@ class LateResults(Results):
     def before_round(self, turn: Turn) -> None:
         self._process_all_but(turn, 1)
 
+    def before_sweep(self, turn: Turn) -> None:
+        need(not self._prompt_waits(turn), Reason.UNFAITHFUL)
+
     def before_finish(self, turn: Turn, outputs: int) -> None:
         done = len(turn.req.output_ids)
         # What was processed as of a turn that goes on did not end it.
         need(outputs > done or (outputs == done and not turn.pending), Reason.UNFAITHFUL)
+        ahead = turn.pending[1:] if turn.pending and outputs == done + len(turn.pending[0].tokens) else ()
+        need(all(self._counted(turn, result) for result in ahead), Reason.UNFAITHFUL)
         while turn.pending and len(turn.req.output_ids) + len(turn.pending[0].tokens) < outputs:
             self.process(turn, turn.pending.pop(0))
 
     def before_retract(self, turn: Turn, lost: bool) -> None:
         if lost:
             need(turn.pending and len(turn.pending[-1].tokens) == 1, Reason.UNFAITHFUL)
-            # A slot that leaves out what the round computed first is as if the round had not been.
-            counted = turn.pending[-1].prefill or not self.server.spec or self.server.release.counts_in_flight
-            need(counted or turn.session is None, Reason.UNFAITHFUL)
+            need(self._counted(turn, turn.pending[-1]), Reason.UNFAITHFUL)
+        else:
+            self.before_sweep(turn)
         self._process_all_but(turn, int(lost))
+
+    def _counted(self, turn: Turn, last: Result) -> bool:
+        """The slot will count the token that this batch in flight computes first.
+
+        One that does not may lawfully keep a token less, which no command says.
+        """
+        spec = self.server.spec and not last.prefill
+        return turn.session is None or not spec or self.server.release.counts_in_flight
 
     def ending(self, turn: Turn) -> None:
         if turn.pending:
