@@ -239,9 +239,8 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     """The state with the shape of the system's tree, and with as much of each prompt in it as that has taken.
 
     How far a prefill, or a guest that goes on, hands its text over is then the system's choice too: any whole
-    pages from what it had in the tree to what it has computed; and when, with the prefill or the first round
-    after it. Inside of that its swa_evicted_seqlen says
-    nothing (lost_below).
+    pages from what it had in the tree to what it has computed, with the prefill or with the first round after
+    it. Inside of that its swa_evicted_seqlen says nothing (lost_below).
     """
     assert state.tree is not None and facts.tree is not None
     tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
@@ -254,6 +253,8 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         if before.cursors is None or request.cursors is None or seen.cursors is None:
             continue
         cursors, length = request.cursors, seen.cursors.cache_protected_len
+        if not isinstance(command, Extend) and length == before.cursors.cache_protected_len:
+            continue
         computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
         whole = length % tree.page_size == 0
         if whole and before.cursors.cache_protected_len <= length <= computed:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import pytest
 
 from impl.adapter import UnusableImplementation
 from impl.sglang import SGLangSystem
+from impl.sglang.refusals import No
+from impl.sglang.results import LateResults
+from impl.sglang.server import Result, Server, Turn
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish,
     Insert, Mode, Open, Piece, Reason, Refused, Retract, SpecDecode, Submit,
@@ -54,6 +58,93 @@ class Expected(NamedTuple):
 
 # One more was swept, and 10 allocated, if the first result had been processed before the second launch.
 RELEASE = {"0.5.10": Expected(1, 9), "0.5.13": Expected(0, 10), "0.5.23": Expected(1, 9)}
+
+
+# -- without a release ----------------------------------------------------------------------------
+
+
+class Played:
+    """Stands in for a server and its release, and notes what is asked of them."""
+
+    spec, claimed, counts_in_flight, cache = True, 1, True, None
+
+    def __init__(self) -> None:
+        self.release = self
+        self.log: list[str] = []
+
+    def hands_prompt_in(self, turn: Turn) -> bool:
+        return turn.session is None
+
+    def commit(self, req: SimpleNamespace, tokens: int) -> None:
+        self.log.append(f"commit {tokens}")
+
+    def check_finished(self, req: SimpleNamespace, accepted: int = 1) -> None:
+        req.ended = len(req.output_ids) >= req.most
+
+    def checkpoint(self, req: SimpleNamespace, cache: None, *, chunked: bool) -> None:
+        self.log.append("checkpoint")
+
+    def skipped(self, req: SimpleNamespace, tokens: int) -> None:
+        self.log.append(f"skip {tokens}")
+
+
+def late(session: str | None, *rounds: int) -> tuple[LateResults, Turn, SimpleNamespace, list[str]]:
+    """A request that has prefilled, and has had rounds launched that accept so many tokens."""
+    server, req = cast(Server, Played()), SimpleNamespace(output_ids=[], most=99, ended=False)
+    req.finished = lambda: req.ended
+    results, turn = LateResults(server), Turn(server.release, "a", session, 1, req, 0)
+    results.arrived(turn, Result([1], prefill=True))
+    for accepted in rounds:
+        results.before_round(turn)
+        results.arrived(turn, Result([2] * accepted))
+    return results, turn, req, cast(Played, server).log
+
+
+def test_a_result_waits_until_the_next_round_is_launched() -> None:
+    assert late("s")[2].output_ids == []
+    assert late("s", 2)[2].output_ids == []  # both wait: the prefill's may yet have ended it
+    assert late("s", 2, 3)[2].output_ids == [1]
+    *_, req, log = late("s", 2, 3, 1)
+    assert (req.output_ids, log) == ([1, 2, 2], ["checkpoint", "commit 2"])
+
+
+def test_a_prompt_for_the_tree_does_not_wait_longer_than_the_launch() -> None:
+    assert late(None)[3] == []
+    assert late(None, 2)[3] == ["checkpoint"]
+
+
+def test_what_comes_after_the_end_is_skipped() -> None:
+    results, turn, req, log = late("s", 2, 3)
+    results.before_finish(turn, 2)
+    req.most = 2
+    results.ending(turn)
+    results.skip(turn)
+    assert (len(req.output_ids), req.ended, turn.pending) == (3, True, [])
+    assert log == ["checkpoint", "commit 2", "skip 3"]
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_turn_may_end_with_what_waits(outputs: int) -> None:
+    results, turn, req, _ = late("s", 2, 3)
+    if outputs == 1:
+        with pytest.raises(No):  # its prefill was processed as of a turn that goes on
+            results.before_finish(turn, outputs)
+    else:
+        results.before_finish(turn, outputs)
+    assert len(req.output_ids) == 1
+
+
+def test_a_round_that_is_lost_was_one_output() -> None:
+    results, turn, req, _ = late("s", 2, 3)
+    with pytest.raises(No):
+        results.before_retract(turn, lost=True)
+    results, turn, req, log = late("s", 2, 1)
+    results.before_retract(turn, lost=True)
+    results.skip(turn)
+    assert (len(req.output_ids), log) == (3, ["checkpoint", "commit 2", "skip 1"])
+
+
+# -- the real releases ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=list(RELEASE))
