@@ -253,11 +253,12 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         if before.cursors is None or request.cursors is None or seen.cursors is None:
             continue
         cursors, length = request.cursors, seen.cursors.cache_protected_len
-        if not isinstance(command, Extend) and length == before.cursors.cache_protected_len:
-            continue
-        computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
-        whole = length % tree.page_size == 0
-        if whole and before.cursors.cache_protected_len <= length <= computed:
+        had, whole = before.cursors.cache_protected_len, length % tree.page_size == 0
+        if isinstance(command, Extend):
+            taken = had <= length <= cursors.kv_committed_len
+        else:
+            taken = had < length <= before.cursors.kv_committed_len
+        if whole and taken:
             key = tuple(text_tokens(request.text, length))
             tree = radix.lock(radix.unlock(tree, request.holder), request.holder, key)
             cursors = cursors._replace(cache_protected_len=length)
@@ -267,8 +268,8 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         if cursors != request.cursors:
             state = state.with_request(request._replace(cursors=cursors))
     if isinstance(command, Insert) and command.chunked:
-        had, length = guests(was).get(command.holder, ()), len(facts.tree.guests.get(command.holder, ()))
-        if len(had) <= length and length % tree.page_size == 0:
+        locked, length = guests(was).get(command.holder, ()), len(facts.tree.guests.get(command.holder, ()))
+        if len(locked) <= length and length % tree.page_size == 0:
             key = key_of(command.prompt)[:length]
             tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)
     return state._replace(tree=tree)

@@ -221,6 +221,15 @@ def test_the_prompt_is_in_the_tree_once_a_round_was_launched(real: SGLangSystem)
     assert kept(Finish("b", 1)) == 5  # straight from the result of its prefill
 
 
+def test_the_reference_follows_a_prompt_that_comes_late(real: SGLangSystem) -> None:
+    a2 = (Piece("a", 2),)
+    for sizes in (Geometry(2, 1, 6, 6, 2, 8, tree=True), Geometry(1, 2, 9, 9, 2, 8, tree=True)):
+        for tokens in (1, 3):  # so that the tree takes nothing, or one page more
+            prompt = (Insert("h", a2), Submit("a", None, tokens, 0, a2), Admit("a"))
+            commands = (*prompt, Extend((Chunk("a", tokens),)), *decode(2), Finish("a", 1 + tokens // 2))
+            assert replay(real, Trace(sizes, Mode.FAITHFUL, commands)).violation is None
+
+
 AGAIN = (Admit("a"), Extend((Chunk("a", 1),)))
 NEXT = (Submit("b", "s", 2), Admit("b"), CheckIdle())
 # What becomes of a turn whose last round is in flight: the round before ends it, it is retracted, or aborted.
