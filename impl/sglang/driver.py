@@ -336,7 +336,7 @@ class Driver:
         need(self.server.tree is None or turn.phase is Phase.RUNNING, Reason.UNFAITHFUL)
         allocated = self.server.cursors(turn).kv_allocated_len
         need(0 <= command.length <= allocated, Reason.BAD_LENGTH)
-        self.results.before_sweep(turn)
+        self.results.before_sweep(turn, command.length)
         self.server.new_batch([turn], ForwardMode.DECODE)._evict_swa(turn.req, command.length)
         return [Choice(turn.name, self.release.cursors(turn.req).swa_evicted_seqlen)]
 

@@ -44,8 +44,8 @@ class Results:
     def before_round(self, turn: Turn) -> None:
         """What has been processed when the next round of the request is prepared."""
 
-    def before_sweep(self, turn: Turn) -> None:
-        """Raise No where no scheduler sweeps for the request now."""
+    def before_sweep(self, turn: Turn, length: int) -> None:
+        """Process what has been processed when the request is swept; No where no scheduler sweeps so far."""
 
     def before_finish(self, turn: Turn, outputs: int) -> None:
         """Process what comes before the output that ends the turn."""
@@ -91,8 +91,11 @@ class LateResults(Results):
     def before_round(self, turn: Turn) -> None:
         self._process_all_but(turn, 1)
 
-    def before_sweep(self, turn: Turn) -> None:
+    def before_sweep(self, turn: Turn, length: int) -> None:
         need(not self._prompt_waits(turn), Reason.UNFAITHFUL)
+        if turn.pending:  # it is the sweep of the next launch, whatever its result will be
+            need(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
+        self._process_all_but(turn, 1)
 
     def before_finish(self, turn: Turn, outputs: int) -> None:
         done = len(turn.req.output_ids)
@@ -108,7 +111,7 @@ class LateResults(Results):
             need(turn.pending and len(turn.pending[-1].tokens) == 1, Reason.UNFAITHFUL)
             need(self._counted(turn, turn.pending[-1]), Reason.UNFAITHFUL)
         else:
-            self.before_sweep(turn)
+            need(not self._prompt_waits(turn), Reason.UNFAITHFUL)
         self._process_all_but(turn, int(lost))
 
     def _counted(self, turn: Turn, last: Result) -> bool:
