@@ -235,6 +235,12 @@ def test_the_reference_follows_a_prompt_that_comes_late(real: SGLangSystem) -> N
             prompt = (Insert("h", a2), Submit("a", None, tokens, 0, a2), Admit("a"))
             commands = (*prompt, Extend((Chunk("a", tokens),)), *decode(2), Finish("a", 1 + tokens // 2))
             assert replay(real, Trace(sizes, Mode.FAITHFUL, commands)).violation is None
+    # 0.5.23 sweeps when it hands a prompt in, here past what the tree takes.
+    a6, a3b4 = (Piece("a", 6),), (Piece("a", 3), Piece("b", 4))
+    part = (Submit("b", None, 0, 0, a6), Admit("b"), Extend((Chunk("b", 5),)), Abort("b"))
+    commands = (*part, Submit("a", None, 0, 0, a3b4), Admit("a"), Extend((Chunk("a", 7),)), *verify(1))
+    trace = Trace(Geometry(2, 1, 6, 6, 1, 12, tree=True), Mode.FAITHFUL, commands)
+    assert replay(real, trace).violation is None
 
 
 AGAIN = (Admit("a"), Extend((Chunk("a", 1),)))

@@ -248,10 +248,7 @@ class Driver:
                 turn.phase = Phase.RUNNING
                 self.results.arrived(turn, Result(server.sample(turn, 1), prefill=True))
         late = {choice.request for choice in self._sweeps(turns, launched)}
-        now = {turn.name: self.release.cursors(turn.req) for turn in turns}
-        # Of what the tree has taken over meanwhile nothing was swept.
-        given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
-        sweeps = [c for c in self._sweeps(turns, swept) if c.request not in late & given]
+        sweeps = self._own_sweeps(turns, swept, launched)
         return [replace(c, after=c.request in late) for c in sweeps]
 
     def _chunk_from(self, turn: Turn) -> int:
@@ -279,11 +276,11 @@ class Driver:
             self.results.before_round(turn)
         server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
         self._launch(turns, ForwardMode.DECODE)
-        sweeps = self._sweeps(turns, swept)
+        launched = self._swept(turns)
         for turn in turns:
             server.forward(turn, turn.fill - 1, turn.fill)
             self.results.arrived(turn, Result(server.sample(turn, 1)))
-        return sweeps
+        return self._own_sweeps(turns, swept, launched)
 
     def spec_decode(self, command: SpecDecode) -> list[Choice]:
         server, lanes = self.server, command.lanes
@@ -315,16 +312,17 @@ class Driver:
         batch = server.new_batch(turns, ForwardMode.DECODE)
         self.release.prepare_spec(batch, draft_len)
         self._launch(turns, ForwardMode.DECODE)
-        sweeps = {c.request: c.swa_evicted_seqlen for c in self._sweeps(turns, swept)}
-        choices = []
+        launched = self._swept(turns)
+        ahead = []
         for turn, lane, cursors in zip(turns, lanes, before, strict=True):
             tokens = server.sample(turn, lane.accept)
             allocated = self.release.cursors(turn.req).kv_allocated_len
             # The last accepted token is the bonus: sampled, without KV yet.
             server.forward(turn, cursors.kv_committed_len, allocated, tokens[:-1])
             self.results.arrived(turn, Result(tokens))
-            choices.append(Choice(turn.name, sweeps.get(turn.name), allocated))
-        return choices
+            ahead.append(Choice(turn.name, None, allocated))
+        sweeps = {c.request: c.swa_evicted_seqlen for c in self._own_sweeps(turns, swept, launched)}
+        return [replace(c, swa_evicted_seqlen=sweeps.get(c.request)) for c in ahead]
 
     # -- sweeps -----------------------------------------------------------------------------------
 
@@ -347,6 +345,15 @@ class Driver:
         """The sweeps that the release made by itself since `before` was noted."""
         after = zip(turns, before, self._swept(turns), strict=True)
         return [Choice(turn.name, now) for turn, then, now in after if now != then]
+
+    def _own_sweeps(
+        self, turns: Sequence[Turn], before: Sequence[int], launched: Sequence[int]
+    ) -> list[Choice]:
+        """The same of a batch; of what the tree has taken over since it was launched nothing was swept."""
+        late = {choice.request for choice in self._sweeps(turns, launched)}
+        now = {turn.name: self.release.cursors(turn.req) for turn in turns}
+        given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
+        return [c for c in self._sweeps(turns, before) if c.request not in late & given]
 
     # -- ends -------------------------------------------------------------------------------------
 
