@@ -6,11 +6,14 @@ The rules of the tree itself are in `tree.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from reference import tree as radix
-from reference.commands import SHARED, Command, Extend, Insert, Prompt, Reason, shared_serial, POSITION_BITS
+from reference.commands import (
+    POSITION_BITS, SHARED, Command, Decode, Extend, Insert, Prompt, Reason, SpecDecode, shared_serial,
+)  # fmt: skip
 from reference.cursors import ceil_page, floor_page
 from reference.facts import Facts
 from reference.ledger import Cursors, Request, State, Text, free, text_len, text_tokens
@@ -225,16 +228,23 @@ def inserted(
 # Systems whose tree has rules of its own.
 
 
+def launched(command: Command) -> Sequence[str]:
+    """The requests of a batch."""
+    if isinstance(command, (Extend, SpecDecode)):
+        return [lane.request for lane in command.lanes]
+    return command.requests if isinstance(command, Decode) else ()
+
+
 def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     """The state with the shape of the system's tree, and with as much of each prompt in it as that has taken.
 
     How far a prefill, or a guest that goes on, hands its text over is then the system's choice too: any whole
-    pages from what it had in the tree to what it has computed. Inside of that its swa_evicted_seqlen says
-    nothing (lost_below).
+    pages from what it had in the tree to what it has computed, with the prefill or with the first round after
+    it. Inside of that its swa_evicted_seqlen says nothing (lost_below).
     """
     assert state.tree is not None and facts.tree is not None
     tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
-    for name in [lane.request for lane in command.lanes] if isinstance(command, Extend) else ():
+    for name in launched(command):
         before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
         session = state.session(request.session if request is not None else None)
         outside = session is not None and session.slot is not None
@@ -243,8 +253,12 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         if before.cursors is None or request.cursors is None or seen.cursors is None:
             continue
         cursors, length = request.cursors, seen.cursors.cache_protected_len
-        whole = length % tree.page_size == 0
-        if whole and before.cursors.cache_protected_len <= length <= cursors.kv_committed_len:
+        had, whole = before.cursors.cache_protected_len, length % tree.page_size == 0
+        if isinstance(command, Extend):
+            taken = had <= length <= cursors.kv_committed_len
+        else:
+            taken = had < length <= before.cursors.kv_committed_len
+        if whole and taken:
             key = tuple(text_tokens(request.text, length))
             tree = radix.lock(radix.unlock(tree, request.holder), request.holder, key)
             cursors = cursors._replace(cache_protected_len=length)
@@ -254,8 +268,8 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         if cursors != request.cursors:
             state = state.with_request(request._replace(cursors=cursors))
     if isinstance(command, Insert) and command.chunked:
-        had, length = guests(was).get(command.holder, ()), len(facts.tree.guests.get(command.holder, ()))
-        if len(had) <= length and length % tree.page_size == 0:
+        locked, length = guests(was).get(command.holder, ()), len(facts.tree.guests.get(command.holder, ()))
+        if len(locked) <= length and length % tree.page_size == 0:
             key = key_of(command.prompt)[:length]
             tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)
     return state._replace(tree=tree)

@@ -13,9 +13,10 @@ def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -
     """The system that `spec` names.
 
     reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
+    `+overlap` after either sglang: with overlap scheduling.
     Raises UnusableImplementation with a one-line reason.
     """
-    if sglang_path is not None and spec != "sglang":
+    if sglang_path is not None and spec not in ("sglang", "sglang+overlap"):
         raise UnusableImplementation(f"--sglang-path goes with --impl sglang, not {spec!r}")
     if spec == "reference":
         from stateful_tests.reference_system import ReferenceSystem
@@ -23,15 +24,16 @@ def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -
         return ReferenceSystem()
     if spec == "torch" or spec.startswith("torch+"):
         return _torch(spec.removeprefix("torch").removeprefix("+"), device)
-    if spec == "sglang" or spec.startswith("sglang=="):
+    if spec in ("sglang", "sglang+overlap") or spec.startswith("sglang=="):
         from impl.sglang.system import SGLangSystem
 
         if device != "cpu":
             raise UnusableImplementation("--device: SGLang releases are driven on a CPU")
-        version = spec.removeprefix("sglang").removeprefix("==")
+        overlap = spec.endswith("+overlap")
+        version = spec.removesuffix("+overlap").removeprefix("sglang").removeprefix("==")
         if not version and sglang_path is None:
             raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
-        return SGLangSystem(version=version or None, path=sglang_path)
+        return SGLangSystem(version=version or None, path=sglang_path, overlap=overlap)
     if ":" in spec:
         return _factory(spec)
     raise UnusableImplementation(

@@ -51,7 +51,8 @@ def system_options(command: _Command) -> _Command:
     options = (
         click.option(
             "--impl", default="torch", show_default=True, metavar="IMPL",
-            help="reference | torch | torch+BUG | sglang==VERSION | sglang | module:factory",
+            help="reference | torch | torch+BUG | sglang==VERSION | sglang | module:factory; +overlap after"
+            " either sglang: with overlap scheduling",
         ),
         click.option("--sglang-path", metavar="DIR", help="A checkout of SGLang, with --impl sglang."),
         click.option(

@@ -26,9 +26,11 @@ class Bag:
 
 
 class ServerArgs(Bag):
-    """The server's command line: a CPU, no overlap, no disaggregation; the rest is set for each server."""
+    """The server's command line: a CPU, no disaggregation; the rest is set for each server."""
 
     page_size: int
+    chunked_prefill_size: int
+    disable_overlap_schedule: bool
     disable_radix_cache: bool
     speculative_algorithm: str | None
 
@@ -71,6 +73,9 @@ class SpecAlgorithm:
 
     def is_none(self) -> bool:
         return not self.on
+
+    def supports_spec_v2(self) -> bool:
+        return self.on
 
     def __getattr__(self, name: str) -> Callable[..., bool]:
         if name.startswith("__"):

@@ -16,7 +16,8 @@ from impl.sglang import guests
 from impl.sglang.doubles import SERVER_ARGS, Bag, ForwardMode
 from impl.sglang.refusals import No, need, spelled
 from impl.sglang.flat import Release0510
-from impl.sglang.server import Phase, Server, Turn
+from impl.sglang.results import LateResults, Results
+from impl.sglang.server import Phase, Result, Server, Turn
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, Evict, EvictSwa, Extend,
     Finish, Freed, Insert, Match, Open, Outcome, Reason, Refused, Report, Retract, SpecDecode, Submit,
@@ -30,18 +31,22 @@ class Driver:
 
     run_rejected: a turn that the session rejects when it is created still runs through the
         one-token prefill that the scheduler gives it. Off, the rejected turn is dropped at once.
+    overlap: the scheduler launches a batch before it processes the result of the one before (results.py).
     """
 
-    def __init__(self, release: Release0510, *, run_rejected: bool = False) -> None:
+    def __init__(self, release: Release0510, *, run_rejected: bool = False, overlap: bool = False) -> None:
         self.release = release
         self.run_rejected = run_rejected
+        self.overlap = overlap
         self.serial = 0
         self.report: Report | None = None  # of the command, if it is a check
         self.freed: Freed | None = None  # of the command, if it evicts
         self.server: Server
+        self.results: Results
 
     def reset(self, geometry: Geometry) -> View:
-        self.server = Server(self.release, geometry)
+        self.server = Server(self.release, geometry, overlap=self.overlap)
+        self.results = (LateResults if self.overlap else Results)(self.server)
         self.serial = 0
         return self.server.view()
 
@@ -99,7 +104,7 @@ class Driver:
         if window is None:
             return
         for turn in turns:
-            cursors = self.release.cursors(turn.req)
+            cursors = self.server.cursors(turn)
             swept, position = cursors.swa_evicted_seqlen, cursors.kv_committed_len
             own = swept > cursors.cache_protected_len  # a sweep leaves the tree's prefix alone
             need(not own or swept <= max(0, position - window), Reason.WINDOW_LOST)
@@ -211,6 +216,9 @@ class Driver:
         fresh = sum(self.release.row(t.req) is None for t in turns)
         self.room([(t.prefix, end) for t, end in zip(turns, ends, strict=True)], fresh)
 
+        if self.overlap:  # a sweep keeps clear of the chunk in flight, which is at most that long
+            longest = max(n.tokens for n in lanes)
+            SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
         swept, spans = self._swept(turns), []
         for turn, end in zip(turns, ends, strict=True):
             req = turn.req
@@ -237,20 +245,11 @@ class Driver:
                 turn.phase = Phase.EXTENDING
                 self.release.checkpoint(turn.req, server.cache, chunked=True)
             else:
-                self._sampled(turn, server.sample(turn, 1))
                 turn.phase = Phase.RUNNING
-                self.release.checkpoint(turn.req, server.cache, chunked=False)
+                self.results.arrived(turn, Result(server.sample(turn, 1), prefill=True))
         late = {choice.request for choice in self._sweeps(turns, launched)}
-        now = {turn.name: self.release.cursors(turn.req) for turn in turns}
-        # Of what the tree has taken over meanwhile nothing was swept.
-        given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
-        sweeps = [c for c in self._sweeps(turns, swept) if c.request not in late & given]
+        sweeps = self._own_sweeps(turns, swept, launched)
         return [replace(c, after=c.request in late) for c in sweeps]
-
-    def _sampled(self, turn: Turn, tokens: Sequence[int]) -> None:
-        """Process a result: these outputs were sampled, or accepted."""
-        turn.req.output_ids.extend(tokens)
-        self.release.check_finished(turn.req, len(tokens))
 
     def _chunk_from(self, turn: Turn) -> int:
         """Where the next chunk is counted from: what is committed, less the token to recompute.
@@ -273,12 +272,15 @@ class Driver:
         self._kind_of_run(spec=False)
 
         swept = self._swept(turns)
+        for turn in turns:
+            self.results.before_round(turn)
         server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
         self._launch(turns, ForwardMode.DECODE)
+        launched = self._swept(turns)
         for turn in turns:
             server.forward(turn, turn.fill - 1, turn.fill)
-            self._sampled(turn, server.sample(turn, 1))
-        return self._sweeps(turns, swept)
+            self.results.arrived(turn, Result(server.sample(turn, 1)))
+        return self._own_sweeps(turns, swept, launched)
 
     def spec_decode(self, command: SpecDecode) -> list[Choice]:
         server, lanes = self.server, command.lanes
@@ -286,32 +288,41 @@ class Driver:
         turns = self._lanes([n.request for n in lanes], Phase.RUNNING)
         need(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
         self._window(turns)
-        before = [self.release.cursors(t.req) for t in turns]
-        # The release allocates up to 2 * draft_len past the commit of every lane. The smallest
-        # draft_len is taken that gives each lane what it asks for and takes nothing back.
+        before = [server.cursors(t) for t in turns]
+        # The release allocates up to 2 * draft_len past the commit of every lane, which lacks the result
+        # that is not processed by then. The smallest draft_len is taken that gives each lane what it asks
+        # for and takes nothing back.
+        lags = [server.late(t.pending[-1]) if t.pending else 0 for t in turns]
         draft_len = max(
-            -(-max(lane.allocate, c.kv_allocated_len - c.kv_committed_len) // 2)
-            for lane, c in zip(lanes, before, strict=True)
+            -(-(lag + max(lane.allocate, c.kv_allocated_len - c.kv_committed_len)) // 2)
+            for lane, c, lag in zip(lanes, before, lags, strict=True)
         )
-        ends = [self.release.spec_end(c, draft_len, self.server.geometry.page_size) for c in before]
+        ends = [
+            self.release.spec_end(
+                c._replace(kv_committed_len=c.kv_committed_len - lag), draft_len, server.geometry.page_size
+            )
+            for c, lag in zip(before, lags, strict=True)
+        ]
         self.room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
         self._kind_of_run(spec=True)
 
         swept = self._swept(turns)
+        for turn in turns:
+            self.results.before_round(turn)
         batch = server.new_batch(turns, ForwardMode.DECODE)
         self.release.prepare_spec(batch, draft_len)
         self._launch(turns, ForwardMode.DECODE)
-        choices = {}
+        launched = self._swept(turns)
+        ahead = []
         for turn, lane, cursors in zip(turns, lanes, before, strict=True):
             tokens = server.sample(turn, lane.accept)
             allocated = self.release.cursors(turn.req).kv_allocated_len
             # The last accepted token is the bonus: sampled, without KV yet.
             server.forward(turn, cursors.kv_committed_len, allocated, tokens[:-1])
-            self.release.commit(turn.req, lane.accept)
-            self._sampled(turn, tokens)
-            choices[turn.name] = allocated
-        sweeps = {c.request: c.swa_evicted_seqlen for c in self._sweeps(turns, swept)}
-        return [Choice(name, sweeps.get(name), allocated) for name, allocated in choices.items()]
+            self.results.arrived(turn, Result(tokens))
+            ahead.append(Choice(turn.name, None, allocated))
+        sweeps = {c.request: c.swa_evicted_seqlen for c in self._own_sweeps(turns, swept, launched)}
+        return [replace(c, swa_evicted_seqlen=sweeps.get(c.request)) for c in ahead]
 
     # -- sweeps -----------------------------------------------------------------------------------
 
@@ -321,8 +332,9 @@ class Driver:
         need(self.server.swa_pool is not None, Reason.NO_SWA)
         # With a tree no server sweeps between the chunks of a prefill (maybe_evict_swa).
         need(self.server.tree is None or turn.phase is Phase.RUNNING, Reason.UNFAITHFUL)
-        allocated = self.release.cursors(turn.req).kv_allocated_len
+        allocated = self.server.cursors(turn).kv_allocated_len
         need(0 <= command.length <= allocated, Reason.BAD_LENGTH)
+        self.results.before_sweep(turn, command.length)
         self.server.new_batch([turn], ForwardMode.DECODE)._evict_swa(turn.req, command.length)
         return [Choice(turn.name, self.release.cursors(turn.req).swa_evicted_seqlen)]
 
@@ -334,12 +346,22 @@ class Driver:
         after = zip(turns, before, self._swept(turns), strict=True)
         return [Choice(turn.name, now) for turn, then, now in after if now != then]
 
+    def _own_sweeps(
+        self, turns: Sequence[Turn], before: Sequence[int], launched: Sequence[int]
+    ) -> list[Choice]:
+        """The same of a batch; of what the tree has taken over since it was launched nothing was swept."""
+        late = {choice.request for choice in self._sweeps(turns, launched)}
+        now = {turn.name: self.release.cursors(turn.req) for turn in turns}
+        given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
+        return [c for c in self._sweeps(turns, before) if c.request not in late & given]
+
     # -- ends -------------------------------------------------------------------------------------
 
     def finish(self, command: Finish) -> list[Choice]:
         turn = self._turn(command.request)
         need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
         need(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
+        self.results.before_finish(turn, command.finished_len)
         # The turn was to have that many outputs, so that is what the client saw of it.
         turn.req.sampling_params.max_new_tokens = command.finished_len
         self._end(turn)
@@ -350,13 +372,10 @@ class Driver:
         need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
         lost = command.in_flight
         need(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
-        # A verify round in flight has committed nothing where preparing it claims nothing.
-        need(not (lost and self.server.spec and not self.release.claimed), Reason.UNFAITHFUL)
-        if lost:
-            # The step was launched, and so committed; its result will never be processed.
-            turn.req.output_ids = turn.req.output_ids[:-1]
+        self.results.before_retract(turn, bool(lost))
         self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
         self.server.scheduler.leave(turn.req)
+        self.results.skip(turn)
         turn.phase = Phase.QUEUED
         return []
 
@@ -384,10 +403,11 @@ class Driver:
     def _end(self, turn: Turn) -> None:
         """Process the last result of a running request: it is found finished and is released."""
         req, allocator = turn.req, self.server.allocator
-        self.release.check_finished(req)
         allocator.free_group_begin()
+        self.results.ending(turn)
         self.release.end(req, self.server.cache)
         allocator.free_group_end()
+        self.results.skip(turn)
         del self.server.turns[turn.name]
         self._reap()
 
@@ -399,7 +419,8 @@ class Driver:
         server.new_batch([turn], ForwardMode.EXTEND).prepare_for_extend()
         self._launch([turn], ForwardMode.EXTEND)
         server.forward(turn, turn.prefix, turn.fill)
-        self._sampled(turn, server.sample(turn, 1))
+        req.output_ids.extend(server.sample(turn, 1))
+        self.release.check_finished(req)
         self.release.end(req, server.cache)
 
     # -- memory checks ----------------------------------------------------------------------------

@@ -31,6 +31,8 @@ class Release0510:
     spec_prepare = "EagleDraftInputV2Mixin.prepare_for_decode"
     # Tokens that preparing a speculative round commits already (the result adds accepted - claimed).
     claimed = 0
+    # A turn retracted with a verify round in flight has the token committed that the round computes first.
+    counts_in_flight = False
     # Pools that its busy check does not count: see Capabilities.
     uncounted: frozenset[str] = frozenset({"swa", "rows"})
     # Clauses that are not asked of it: see Capabilities.
@@ -297,6 +299,13 @@ class Release0510:
         """What processing a verify round's result does to the committed length."""
         req.kv_committed_len += tokens - self.claimed
 
+    def skipped(self, req: Any, tokens: int) -> None:
+        """What the scheduler still does with a verify round of a request that has finished, or was retracted.
+
+        _resolve_spec_overlap_token_ids asks for neither and commits it.
+        """
+        self.commit(req, tokens)
+
     # -- sessions ---------------------------------------------------------------------------------
 
     def slot(self, cache: Any, session_id: str) -> Any:
@@ -326,6 +335,7 @@ class Release0511(Release0510):
     session_controller = "sglang.srt.session.session_controller"
     uncounted: frozenset[str] = frozenset({"rows"})
     claimed = 1
+    counts_in_flight = True
     spare_page_per_lane = False
 
     @classmethod
@@ -352,6 +362,11 @@ class Release0512(Release0511):
     """0.5.12. The same modules and rules; a checkout of it is told as 0.5.11."""
 
     version = "0.5.12"
+
+    def skipped(self, req: Any, tokens: int) -> None:
+        del tokens
+        if req.finished():  # what preparing the round claimed is given back
+            req.kv_committed_len -= self.claimed
 
 
 class Release0513(Release0512):

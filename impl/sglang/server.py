@@ -6,7 +6,7 @@ Nothing here decides; `driver.py` plays the scheduler on top of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -32,12 +32,21 @@ class Phase(Enum):
     RUNNING = "running"
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a launched batch samples for a request: by its prefill one token, else what a round accepts."""
+
+    tokens: list[int]
+    prefill: bool = False
+
+
 @dataclass(slots=True)
 class Turn:
     """A live request: the release's own `req`, and what only the scheduler and the client know.
 
     history: how many tokens of its input the session put there. locked: it waits with a prefix of the
-    radix tree locked; once it has a row, the lock is the release's business.
+    radix tree locked; once it has a row, the lock is the release's business. pending: results of launched
+    batches that are not processed yet, the oldest first.
     """
 
     release: Release0510
@@ -49,6 +58,7 @@ class Turn:
     phase: Phase = Phase.QUEUED
     started: bool = False
     locked: bool = False
+    pending: list[Result] = field(default_factory=list)
 
     @property
     def origin(self) -> int:
@@ -56,7 +66,12 @@ class Turn:
 
     @property
     def output(self) -> int:
-        return len(self.req.output_ids)
+        return len(self.req.output_ids) + sum(len(result.tokens) for result in self.pending)
+
+    @property
+    def text(self) -> list[int]:
+        waiting = [token for result in self.pending for token in result.tokens]
+        return [*self.req.origin_input_ids, *self.req.output_ids, *waiting]
 
     @property
     def fill(self) -> int:
@@ -70,15 +85,18 @@ class Turn:
 
 
 class Server:
-    """One freshly started server of this release and these sizes."""
+    """One freshly started server of this release and these sizes; overlap: its loop overlaps batches."""
 
-    def __init__(self, release: Release0510, geometry: Geometry) -> None:
+    def __init__(self, release: Release0510, geometry: Geometry, *, overlap: bool = False) -> None:
         self.release = release
         self.geometry = geometry
+        self.overlap = overlap
         page = geometry.page_size
         SERVER_ARGS.page_size = page
         SERVER_ARGS.speculative_algorithm = None
         SERVER_ARGS.disable_radix_cache = not geometry.tree
+        SERVER_ARGS.disable_overlap_schedule = not overlap
+        SERVER_ARGS.chunked_prefill_size = -1
         swa = None if geometry.window is None else geometry.swa_pages * page
         self.allocator = release.make_allocator(geometry.full_pages * page, swa, page)
         self.full_pool = self.allocator if swa is None else self.allocator.full_attn_allocator
@@ -129,6 +147,11 @@ class Server:
             return list(turn.req.origin_input_ids[: turn.history])
         return self.release.history(self.controller.get(session))
 
+    def hands_prompt_in(self, turn: Turn) -> bool:
+        """Processing the result of the request's prefill hands its prompt to the radix tree."""
+        later = turn.session is not None and self.release.slot(self.cache, turn.session) is not None
+        return self.tree is not None and not later
+
     # -- making release objects -------------------------------------------------------------------
 
     def new_request(self, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> Any:
@@ -151,10 +174,7 @@ class Server:
         return self.controller.get(session).create_req(asked, None, VOCABULARY)
 
     def new_batch(self, turns: Sequence[Turn], mode: ForwardMode) -> Any:
-        """A ScheduleBatch of these requests, as ScheduleBatch.init_new and merging leave it.
-
-        Overlap scheduling is off: then sweeps see exact lengths, the furthest they may go.
-        """
+        """A ScheduleBatch of these requests, as ScheduleBatch.init_new and merging leave it."""
         batch = self.release.batch.ScheduleBatch(
             reqs=[t.req for t in turns],
             req_to_token_pool=self.rows,
@@ -163,8 +183,9 @@ class Server:
         )
         batch.model_config = Bag(is_encoder_decoder=False, is_matryoshka=False, vocab_size=VOCABULARY)
         batch.device = "cpu"
-        batch.enable_overlap = False
+        batch.enable_overlap = self.overlap
         batch.spec_algorithm = SpecAlgorithm(bool(self.spec))
+        batch.spec_info = Bag() if self.spec else None
         batch.return_logprob = False
         batch.hisparse_coordinator = None
         batch.sampling_info = Bag(penalizer_orchestrator=Bag(is_required=False))
@@ -188,7 +209,7 @@ class Server:
 
         drafts: tokens after those of the text; past them stand rejected drafts, stamp 0.
         """
-        text = [*turn.req.origin_input_ids, *turn.req.output_ids, *drafts][start:end]
+        text = [*turn.text, *drafts][start:end]
         slots = self.rows.req_to_token[self.release.row(turn.req), start:end]
         text += [0] * (end - start - len(text))
         self.stamp(slots, text)
@@ -230,7 +251,7 @@ class Server:
             requests[name] = RequestView(
                 session=turn.session,
                 origin=turn.origin,
-                text=[*turn.req.origin_input_ids, *turn.req.output_ids],
+                text=turn.text,
                 row=row,
                 cursors=self._cursors(turn),
             )
@@ -253,10 +274,20 @@ class Server:
             tree=self._tree_view(),
         )
 
+    def cursors(self, turn: Turn) -> Cursors:
+        """Of a request that has a row, with what it will have committed when all results are processed."""
+        cursors = self.release.cursors(turn.req)
+        committed = cursors.kv_committed_len + sum(self.late(result) for result in turn.pending)
+        return cursors._replace(kv_committed_len=committed)
+
+    def late(self, result: Result) -> int:
+        """Tokens that kv_committed_len moves by when this is processed; all else has at the launch."""
+        return 0 if result.prefill or not self.spec else len(result.tokens) - self.release.claimed
+
     def _cursors(self, turn: Turn) -> Cursors | None:
         """Of a row, or of the prefix that an admitted request has locked in the tree."""
         if self.release.row(turn.req) is not None:
-            return self.release.cursors(turn.req)
+            return self.cursors(turn)
         if self.tree is None or turn.phase is not Phase.ADMITTED:
             return None
         return Cursors(turn.prefix, turn.prefix, 0, turn.prefix)

@@ -28,6 +28,7 @@ class SGLangSystem:
     timeout_s: seconds that one command may take before the worker counts as hung; start_s: seconds
         that loading the release may take.
     run_rejected: turns that a session rejects still run their one-token prefill (see Driver).
+    overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
     UnusableImplementation when the release cannot be had or is not supported.
@@ -54,6 +55,7 @@ class SGLangSystem:
         timeout_s: float = 60.0,
         start_s: float = 180.0,
         run_rejected: bool = False,
+        overlap: bool = False,
     ) -> None:
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
@@ -66,13 +68,15 @@ class SGLangSystem:
             self._root = checkout_root(path)
             release = detect(self._root)
             self._name = "sglang@checkout"
+        self._name += "+overlap" if overlap else ""
         self.capabilities = replace(
             self.capabilities,
             uncounted=release.uncounted,
             waived={**self.capabilities.waived, **release.waived},
             known=release.known,
         )
-        self._options = [release.version, *(["--run-rejected"] if run_rejected else [])]
+        asked = {"--run-rejected": run_rejected, "--overlap": overlap}
+        self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
         self._timeout_s, self._start_s = timeout_s, start_s
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None

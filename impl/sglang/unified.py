@@ -162,6 +162,9 @@ class Release0523(Release0513):
     def commit(self, req: Any, tokens: int) -> None:
         req.kv.kv_committed_len += tokens
 
+    def skipped(self, req: Any, tokens: int) -> None:
+        """Nothing: no round claims anything (_resolve_spec_v2_tokens)."""
+
     # -- sessions ---------------------------------------------------------------------------------
 
     def slot(self, cache: Any, session_id: str) -> Any:

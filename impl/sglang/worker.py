@@ -1,7 +1,7 @@
 """The worker process: one release, driven by messages on stdin, answered on stdout.
 
-Started as `python -m impl.sglang.worker ROOT VERSION [--run-rejected]`; a release's module state is
-global, so each worker has one release, and a broken one is thrown away with its process.
+Started as `python -m impl.sglang.worker ROOT VERSION [--run-rejected] [--overlap]`; a release's module
+state is global, so each worker has one release, and a broken one is thrown away with its process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reference.commands import Done, Refused
 
 def main(arguments: list[str]) -> int:
     """Serve until stdin ends. Returns an exit status."""
-    root, version = Path(arguments[0]), arguments[1]
+    root, version, options = Path(arguments[0]), arguments[1], arguments[2:]
     # Whatever a release prints must not get between the messages.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -32,7 +32,11 @@ def main(arguments: list[str]) -> int:
     from impl.sglang.releases import supported
 
     try:
-        driver = Driver(supported(version)(root), run_rejected="--run-rejected" in arguments[2:])
+        driver = Driver(
+            supported(version)(root),
+            run_rejected="--run-rejected" in options,
+            overlap="--overlap" in options,
+        )
     except Exception as error:
         wire.send(out, failure(error, root))
         return 2

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from reference.caching import guests, key_of, path_text
 from reference.clauses.base import Failure, clause
-from reference.commands import Admit, Evict, Extend, Finish, Insert, Match
+from reference.commands import Admit, Decode, Evict, Extend, Finish, Insert, Match, SpecDecode
 from reference.cursors import ceil_page, floor_page
 from reference.facts import NodeFacts, TreeFacts
 from reference.ledger import text_tokens
@@ -219,7 +219,8 @@ def _fresh(step: Step) -> Iterator[NodeFacts]:
     tree, size = step.after.tree, step.scope.geometry.page_size
     if tree is None or step.before.tree is None or step.scope.geometry.window is None or not step.done:
         return
-    if isinstance(step.command, (Extend, Finish, Insert)):
+    # A prompt may also come with the first round after its prefill.
+    if isinstance(step.command, (Extend, Decode, SpecDecode, Finish, Insert)):
         known = step.before.tree.pages
         parents = {node.path[: node.start] for node in tree.nodes}
         for node in tree.nodes:
