@@ -343,7 +343,7 @@ def _scaled(trace: Trace, was: int) -> Trace:
 
 def _failing(system: System, trace: Trace, clause: str) -> tuple[Command, ...] | None:
     """The commands up to the step that violates `clause`, if one does."""
-    lockstep = Lockstep(system, trace.geometry, trace.mode)
+    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=clause)
     for command in trace.commands:
         lockstep.do(command)
         if lockstep.violation is not None:
