@@ -36,7 +36,7 @@ def cli(context: click.Context) -> None:
 
 
 for _command in (
-    running.check, running.replay, traces.tree,
+    running.check, running.replay, traces.tree, traces.export,
     authoring.shrink, authoring.record, authoring.new_fixture,
     searching.explore, searching.tour, searching.prove,
     catalogue.bugs, catalogue.clauses, catalogue.blind_spots, documents.spec,

@@ -64,7 +64,7 @@ def check_story(story: str) -> str:
     """A fixture's story: sentences. Raises NotPossible."""
     told = " ".join(story.split())
     if len(told) < 20 or not told.endswith("."):
-        raise NotPossible("say in a sentence or more what happens and why it matters; it ends with a full stop")
+        raise NotPossible("say in a sentence or more what happens and why it matters, up to a full stop")
     return told
 
 

@@ -11,34 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from ci.commands.shared import (
-    Unusable, impl_options, load_trace, resolve, system_options, text_out, usable, writable_json, write_json,
+    Unusable, force_option, impl_of, impl_options, load_trace, resolve, system_options, target_file, text_out,
+    usable, writable_json, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
     from reference.geometry import Geometry
     from stateful_tests.recording import Parting, Recorder
     from stateful_tests.results import Trace
-
-_force = click.option("--force", is_flag=True, help="Write over a file that is there.")
-
-
-def _system_of(trace: Trace, impl: str) -> str:
-    """What --impl stands for: by default torch with the bug that the trace names."""
-    source = click.get_current_context().get_parameter_source("impl")
-    return f"torch+{trace.bug}" if trace.bug and source is ParameterSource.DEFAULT else impl
-
-
-def _target(path: Path, force: bool, option: str = "--out") -> Path:
-    """A file that may be written. Said before the work, not after."""
-    if path.is_dir():
-        raise Unusable(f"{option} {path}: is a directory")
-    if path.exists() and not force:
-        raise Unusable(f"{option} {path}: is there already; --force writes over it")
-    return path
-
 
 def _asked(work: Callable[[], Any], what: str) -> Any:
     """The result of `work`; what is not possible is unusable input."""
@@ -65,7 +47,7 @@ def _saved(trace: Trace, path: Path) -> None:
 @click.argument("file", metavar="FILE")
 @click.option("--clause", metavar="ID", help="What must still be violated; else what the trace is about.")
 @click.option("--out", metavar="FILE", help="Where the smallest trace goes. [default: FILE.shrunk.json]")
-@_force
+@force_option
 @system_options
 def shrink(
     file: str, clause: str | None, out: str | None, force: bool,
@@ -73,14 +55,14 @@ def shrink(
 ) -> int:  # fmt: skip
     """Find the smallest trace that still violates a clause. FILE itself stays as it is."""
     trace = load_trace(file)
-    target = _target(Path(out or f"{file.removesuffix('.json')}.shrunk.json"), force)
+    target = target_file(Path(out or f"{file.removesuffix('.json')}.shrunk.json"), force)
     writable_json(json_file)
 
     from ci import render, report
     from stateful_tests import authoring, lockstep
 
     text = render.console(text_out(json_file))
-    impl = _system_of(trace, impl)
+    impl = impl_of(trace, impl)
     system = resolve(impl, device, sglang_path)
     try:
         before = usable(partial(lockstep.replay, system, trace), file)
@@ -109,7 +91,7 @@ def shrink(
 @click.option("--bug", metavar="ID", help="The named bug that it shows. [default: as FILE says]")
 @click.option("--clause", metavar="ID", help="The clause that it violates. [default: the bug's, or FILE's]")
 @click.option("--out", metavar="DIR", help="[default: fixtures/regressions, or fixtures/releases/sglang-V]")
-@_force
+@force_option
 @system_options
 def new_fixture(
     file: str, name: str | None, story: str | None, bug: str | None, clause: str | None, out: str | None,
@@ -121,7 +103,7 @@ def new_fixture(
 
     trace = load_trace(file)
     trace = replace(trace, bug=bug or trace.bug)
-    impl = _system_of(trace, impl)
+    impl = impl_of(trace, impl)
     if impl.startswith("torch+"):
         trace = replace(trace, bug=trace.bug or impl.removeprefix("torch+"))
     if trace.bug is not None and trace.bug not in BUGS:
@@ -137,7 +119,7 @@ def new_fixture(
     if not folder.is_dir() and (out is None or folder.exists()):
         raise Unusable(f"--out {folder}: there is no such folder")
     if name is not None:
-        _target(folder / f"{_checked('--name', name)}.json", force, "--name")
+        target_file(folder / f"{_checked('--name', name)}.json", force, "--name")
     if story is not None:
         _checked("--story", story)
     writable_json(json_file)
@@ -159,7 +141,7 @@ def new_fixture(
     text = render.console(text_out(json_file))
     data = report.replay_data(file, run)
     render.replay(text, data)
-    path = _target(folder / f"{_told('--name', name)}.json", force, "--name")
+    path = target_file(folder / f"{_told('--name', name)}.json", force, "--name")
     run = replace(run, trace=replace(run.trace, story=_told("--story", story)))
     _saved(run.trace, path)
     head = {"format": "kvspec-fixture", "version": 1, "saved": str(path)}
@@ -225,7 +207,7 @@ def _sizes(preset: str | None, sizes: dict[str, int | bool | None]) -> Geometry:
 @click.option("--width", type=int, metavar="TOKENS")
 @click.option("--tree", is_flag=True, default=None, help="With a radix tree.")
 @click.option("--mode", type=click.Choice(["free", "faithful"]), help="How far a sweep may go.")
-@_force
+@force_option
 def record(
     out: str, log: str | None, preset: str | None, mode: str | None, force: bool, **sizes: int | bool | None
 ) -> int:
@@ -234,7 +216,7 @@ def record(
     from stateful_tests.recording import Recorder, read_log
     from stateful_tests.traces import TraceError
 
-    target = _target(Path(out), force)
+    target = target_file(Path(out), force)
     partings: list[Parting] = []
     if log is None:
         recorder = Recorder(_sizes(preset, sizes), Mode(mode or "faithful"))
