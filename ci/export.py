@@ -75,7 +75,8 @@ def story(data: Data, file: str, options: str) -> str:
         lines.append(f"| {' | '.join(marked)} |")
     sizes = ", ".join(f"{k} {'none' if v is None else v}" for k, v in trace["geometry"].items())
     lines += ["", f"Sizes: {sizes} (mode {trace['mode']}).", "", "## How to reproduce", ""]
-    lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", "", "and run", ""]
+    lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
+    lines += ["and run", ""]
     lines += ["```", f"kvspec replay {Path(file).name} {options}", "```", "", "## Versions", ""]
     lines += [f"* {line}" for line in versions(data["implementation"])]
     return "\n".join(lines) + "\n"

@@ -18,7 +18,7 @@ from reference.clauses import CLAUSES
 from reference.commands import Broken, Choice, Done, Mode, Outcome, Refused
 from stateful_tests import traces
 from stateful_tests.campaign import Plan
-from stateful_tests.results import CheckResult, Finding, Row, Run, Trace
+from stateful_tests.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.wording import describe
 
 Data = dict[str, Any]
@@ -88,6 +88,9 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
             }
             for m in result.machines
         ],
+        "clauses_by_machine": [
+            _by_machine(name, result) for name in dict.fromkeys(m.name for m in result.machines)
+        ],
         "clauses": [
             {
                 "id": clause,
@@ -112,6 +115,21 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
         "findings": [finding_data(group) for group in groups(result.findings)],
     }
     return data | _verdict(result, plan, narrowed=narrowed, capabilities=capabilities)
+
+
+def _by_machine(name: str, result: CheckResult) -> Data:
+    """How often each clause was evaluated, and its critical situation met, by one machine."""
+    runs = [m for m in result.machines if m.name == name]
+    tallies: dict[str, Tally] = {}
+    for run in runs:
+        add_tallies(tallies, run.tallies)
+    return {
+        "machine": name,
+        "seconds": round(sum(m.seconds for m in runs), 3),
+        "evaluated": {clause: tally.evaluated for clause, tally in tallies.items()},
+        "critical": {clause: tally.critical for clause, tally in tallies.items()},
+        "violated": sorted(set().union(*(m.violated for m in runs))),
+    }
 
 
 def _waived(clause: str, capabilities: Capabilities) -> str | None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     help="Where the smallest trace of each violation is saved.",
 )  # fmt: skip
 @ray_option
+@click.option("--junit", metavar="FILE", help="Write JUnit XML there: clauses by machines.")
 def check(
     impl: str,
     sglang_path: str | None,
@@ -51,6 +52,7 @@ def check(
     mode: str | None,
     save_dir: str,
     ray_address: str | None,
+    junit: str | None,
 ) -> int:
     """Drive an implementation beside the reference and report every violated clause."""
     from reference.commands import Mode
@@ -65,6 +67,7 @@ def check(
     except ValueError as error:
         raise Unusable(f"--{error}") from error
     writable_json(json_file)
+    writable_json(junit, "--junit")
     is_folder(save_dir)
     narrowed = any((presets, machines, mode in ("free", "faithful"), examples, steps))
 
@@ -87,6 +90,10 @@ def check(
     save_traces(result.findings, data["findings"], save_dir, impl_options(impl, device, sglang_path))
     render.check(render.console(text_out(json_file)), data)
     write_json(json_file, data)
+    if junit is not None:
+        from ci.junit import write
+
+        write(junit, data)
     return int(data["exit_code"])
 
 

@@ -150,17 +150,17 @@ def is_folder(save_dir: str) -> None:
         raise Unusable(f"--save {save_dir}: is not a directory")
 
 
-def writable_json(json_file: str | None) -> None:
+def writable_json(json_file: str | None, option: str = "--json") -> None:
     """Say now, and not after the work, that a report cannot be written."""
     if json_file is None or json_file == "-":
         return
     target = Path(json_file)
     if target.is_dir():
-        raise Unusable(f"--json {json_file}: is a directory")
+        raise Unusable(f"{option} {json_file}: is a directory")
     if not target.absolute().parent.is_dir():
-        raise Unusable(f"--json {json_file}: there is no folder {target.absolute().parent}")
+        raise Unusable(f"{option} {json_file}: there is no folder {target.absolute().parent}")
     if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
-        raise Unusable(f"--json {json_file}: may not be written")
+        raise Unusable(f"{option} {json_file}: may not be written")
 
 
 def text_out(json_file: str | None) -> Any:
