@@ -193,7 +193,7 @@ def _facts(trace: Trace, played: _Played) -> Iterator[tuple[str, Fact]]:
                 for cursor in _CURSORS:
                     code = f"server.cache.slots[{quoted(session.name)}].{cursor}"
                     want_, got_ = getattr(session.slot, cursor), getattr(seen.cursors, cursor)
-                    yield "LEN", Fact(code, str(want_), str(got_))
+                    yield _kind("LEN", cursor), Fact(code, str(want_), str(got_))
         if turn is None:
             code = f"history(server.sessions.get({quoted(session.name)}))"
             yield "SES-1", Fact(code, ids_text(text_tokens(session.history)), ids_text(seen.history))
@@ -207,19 +207,27 @@ def _facts(trace: Trace, played: _Played) -> Iterator[tuple[str, Fact]]:
         if request.cursors is not None and ours.cursors is not None:
             for cursor in _CURSORS:
                 want_, got_ = getattr(request.cursors, cursor), getattr(ours.cursors, cursor)
-                yield "REQ", Fact(f"{name}.{cursor}", str(want_), str(got_))
+                yield _kind("REQ", cursor), Fact(f"{name}.{cursor}", str(want_), str(got_))
     full, swa, rows = free(state)
     yield "OWN", Fact("server.full_pool.available_size()", str(full * page), str(len(view.free_full) * page))
     if trace.geometry.window is not None:
-        yield "OWN", Fact("server.swa_pool.available_size()", str(swa * page), str(len(view.free_swa) * page))
+        yield "SWA", Fact("server.swa_pool.available_size()", str(swa * page), str(len(view.free_swa) * page))
     yield "OWN", Fact("len(server.rows.free_slots)", str(rows), str(len(view.free_rows)))
 
 
+def _kind(usual: str, cursor: str) -> str:
+    return "SWA" if cursor == "swa_evicted_seqlen" else usual
+
+
 def _telling(facts: Sequence[tuple[str, Fact]], clause: str) -> list[Fact]:
-    """The facts that differ, of the kind that the clause is about if there are such."""
+    """The facts that differ, of the kind that the clause is about if there are such.
+
+    What is kept of SWA KV tells last: how far a sweep goes is policy, and another release may have another.
+    """
     differing = [(kind, fact) for kind, fact in facts if fact.want != fact.got]
     if not differing:
         raise NotExportable(f"{clause} shows in nothing that the release's classes can be asked for")
+    differing.sort(key=lambda found: found[0] == "SWA")
     kind = next((k for k, _ in differing if clause.startswith(k)), differing[0][0])
     return [fact for k, fact in differing if k == kind]
 

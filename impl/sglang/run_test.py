@@ -1,7 +1,7 @@
-"""Run an exported test on the files of a release, without installing the release.
+"""Run exported tests on the files of a release, without installing the release.
 
-`python -m impl.sglang.run_test ROOT VERSION FILE` exits with 0 when the test passes, with FAILS when it
-fails; else it could not be run. Where sglang is installed nothing of this is needed.
+`python -m impl.sglang.run_test ROOT VERSION FILE...` exits with 0 when all pass, with FAILS when all
+fail; else they could not be run, or only part did. Where sglang is installed nothing of this is needed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _HOME = Path(__file__).resolve().parents[2]
 _EAGLE = "sglang.srt.speculative.eagle_info_v2"
 
 
-def outcome(root: Path, version: str, file: Path, timeout_s: float = 180.0) -> tuple[int, str]:
-    """The exit status of a process of its own that runs the test, and what it said."""
+def outcome(root: Path, version: str, *files: Path, timeout_s: float = 180.0) -> tuple[int, str]:
+    """The exit status of a process of its own that runs the tests, and what it said."""
     search = [str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "impl.sglang.run_test", str(root), version, str(file)]
+    command = [sys.executable, "-m", "impl.sglang.run_test", str(root), version, *map(str, files)]
     try:
         done = subprocess.run(
             command, env=environment, timeout=timeout_s, text=True, errors="replace", check=False,
@@ -82,15 +82,16 @@ def _hook(root: Path, version: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    root, version, file = Path(arguments[0]), arguments[1], arguments[2]
-    _hook(root, version)
-    module = types.ModuleType("exported")
-    vars(module).update(runpy.run_path(file, run_name="exported"))
-    tests = unittest.defaultTestLoader.loadTestsFromModule(module)
+    _hook(Path(arguments[0]), arguments[1])
+    tests = unittest.TestSuite()
+    for file in arguments[2:]:
+        module = types.ModuleType("exported")
+        vars(module).update(runpy.run_path(file, run_name="exported"))
+        tests.addTests(unittest.defaultTestLoader.loadTestsFromModule(module))
     result = unittest.TextTestRunner().run(tests)
     if result.errors or not result.testsRun:
         return 1
-    return FAILS if result.failures else 0
+    return {0: 0, result.testsRun: FAILS}.get(len(result.failures), 1)
 
 
 if __name__ == "__main__":
