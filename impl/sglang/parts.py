@@ -24,6 +24,7 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative import eagle_info_v2, spec_utils
 
@@ -137,7 +138,8 @@ class Server:
     def request(self, rid, tokens, session=None, **undo):
         """A Req: of a session by its create_req, else by itself."""
         ids = array("q", tokens) if NEW_NAMES else list(tokens)
-        sampling = Bag(max_new_tokens=1 << 30, ignore_eos=True, stop_strs=[], stop_regex_strs=[])
+        sampling = SamplingParams(max_new_tokens=1 << 30, ignore_eos=True)
+        sampling.normalize(None)
         if session is None:
             return Req(
                 rid=rid, origin_input_text=None, origin_input_ids=ids, sampling_params=sampling,

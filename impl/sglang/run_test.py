@@ -65,6 +65,13 @@ def _hook(root: Path, version: str) -> None:
         "get_global_server_args": lambda: settings[-1],
         "set_global_server_args_for_scheduler": settings.append,
     }
+
+    class SamplingParams(doubles.SamplingParams):
+        def __init__(self, **_: Any) -> None:
+            super().__init__()
+            self.normalize = lambda _: None
+
+    provided["sglang.srt.sampling.sampling_params"] = {"SamplingParams": SamplingParams}
     isolate.install(root, provided)
     sys.meta_path.insert(0, _Missing(root))
     release = supported(version)
