@@ -37,9 +37,7 @@ def violated(run: Run, clause: str | None) -> str:
 
 def shrunk(system: System, run: Run, clause: str) -> Run:
     """The smallest trace that violates `clause` on `system`, replayed; what it states is the reference's."""
-    bare = replace(run.trace, expected=(), clause=clause)
-    smallest = minimise(system, bare, clause)
-    return _stating(system, smallest, clause)
+    return _stating(system, minimise(system, replace(run.trace, clause=clause), clause), clause)
 
 
 def _stating(system: System, trace: Trace, clause: str) -> Run:

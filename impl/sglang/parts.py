@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 
+from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache import common
@@ -117,6 +118,7 @@ class Server:
         self.ARGS = ARGS
         ARGS.page_size = page_size
         set_global_server_args_for_scheduler(ARGS)
+        schedule_batch.get_tensor_model_parallel_rank = lambda: 0  # one process, in no group
         self.allocator = make_allocator(page_size, full_tokens, swa_tokens)
         two = window is not None
         self.full_pool = self.allocator.full_attn_allocator if two else self.allocator
