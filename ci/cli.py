@@ -5,7 +5,6 @@ stderr says what), 3 the system under test, or kvspec itself, broke.
 """
 
 from __future__ import annotations
-from __future__ import annotations
 
 import os
 import sys
@@ -14,7 +13,7 @@ from importlib import metadata
 
 import click
 
-from ci.commands import catalogue, documents, running, searching, traces
+from ci.commands import authoring, catalogue, documents, running, searching, traces
 from ci.commands.shared import Unusable
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -37,7 +36,8 @@ def cli(context: click.Context) -> None:
 
 
 for _command in (
-    running.check, running.replay, traces.tree,
+    running.check, running.replay, traces.tree, traces.export,
+    authoring.shrink, authoring.record, authoring.new_fixture,
     searching.explore, searching.tour, searching.prove,
     catalogue.bugs, catalogue.clauses, catalogue.blind_spots, documents.spec,
 ):  # fmt: skip

@@ -241,6 +241,20 @@ def replay(out: Console, data: Data, *, brief: bool = False) -> None:
     out.print()
 
 
+def shrunk(out: Console, data: Data) -> None:
+    """The report of `kvspec shrink`."""
+    before, after = data["before"], data["after"]
+    run(out, after)
+    out.print()
+    steps = f"{len(before['trace']['steps'])} commands -> {len(after['trace']['steps'])}"
+    sizes = [(k, v, after["trace"]["geometry"].get(k)) for k, v in before["trace"]["geometry"].items()]
+    smaller = [f"{name} {was} -> {now}" for name, was, now in sizes if was != now]
+    said = f"{data['clause']} on {after['implementation']}: {', '.join([steps, *smaller])}"
+    _print(out, said, style="bold")
+    for label in ("saved", "replay"):
+        out.print(Text(f"{label:<7} {plain(data[label])}"), soft_wrap=True)
+
+
 def record(out: Console, row: Data) -> None:
     """One row of a listing in full."""
     labelled(out, {key: _cell(value) for key, value in row.items() if value})

@@ -15,13 +15,11 @@ from typing import Any
 from impl.adapter import Capabilities
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
-from reference.commands import (
-    Abort, Broken, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, Evict, EvictSwa, Extend,
-    Finish, Insert, Match, Mode, Open, Outcome, Refused, Retract, SpecDecode, Submit, Unlock,
-)  # fmt: skip
+from reference.commands import Broken, Choice, Done, Mode, Outcome, Refused
 from stateful_tests import traces
 from stateful_tests.campaign import Plan
-from stateful_tests.results import CheckResult, Finding, Row, Run, Trace
+from stateful_tests.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
+from stateful_tests.wording import describe
 
 Data = dict[str, Any]
 
@@ -42,48 +40,6 @@ def why(clause: str) -> str:
 def sentence(clause: str) -> str:
     """What a clause says."""
     return CLAUSES[clause].sentence if clause in CLAUSES else _OTHER.get(clause, "(unknown clause)")
-
-
-def describe(command: Command) -> str:
-    """A command in readable form, such as "extend r1 +4"."""
-    match command:
-        case Open(session) | Close(session):
-            rest = session
-        case Submit(request, session, tokens, rewind, prompt):
-            whose = f"in {session}" if session is not None else "(no session)"
-            said = [traces.prompt_text(prompt)] if prompt else []
-            said += [f"{tokens:+}"] if tokens or not prompt else []
-            rest = " ".join([request, whose, *said]) + (f" rewind {rewind}" if rewind else "")
-        case Extend(lanes):
-            rest = ", ".join(f"{lane.request} {lane.tokens:+}" for lane in lanes) or "(no lanes)"
-        case Decode(requests):
-            rest = ", ".join(requests) or "(no lanes)"
-        case SpecDecode(drafts):
-            rest = ", ".join(f"{d.request} {d.allocate:+} accept {d.accept}" for d in drafts) or "(no lanes)"
-        case EvictSwa(request, length):
-            rest = f"{request} at length {length}"
-        case Finish(request, finished_len):
-            rest = f"{request} keep {finished_len}"
-        case Retract(request, in_flight):
-            rest = request + (f" losing {in_flight}" if in_flight else "")
-        case Abort(request, marked):
-            rest = request + (" (marked)" if marked else "")
-        case CheckBusy(level):
-            rest = f"level {level}"
-        case CheckIdle():
-            rest = ""
-        case Match(holder, prompt):
-            rest = f"{holder} {traces.prompt_text(prompt) or '(empty)'}"
-        case Unlock(holder):
-            rest = holder
-        case Insert(holder, prompt, evicted, chunked):
-            rest = f"{holder} {traces.prompt_text(prompt) or '(empty)'}"
-            rest += (f" SWA from {evicted}" if evicted else "") + (" (goes on)" if chunked else "")
-        case Evict(full, swa):
-            rest = f"full {full}" + (f" swa {swa}" if swa else "")
-        case _:
-            rest = command.request
-    return f"{traces.tag(command)} {rest}".rstrip()
 
 
 def say(outcome: Outcome) -> str:
@@ -137,6 +93,9 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
             }
             for m in result.machines
         ],
+        "clauses_by_machine": [
+            _by_machine(name, result) for name in dict.fromkeys(m.name for m in result.machines)
+        ],
         "clauses": [
             {
                 "id": clause,
@@ -161,6 +120,21 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
         "findings": [finding_data(group) for group in groups(result.findings)],
     }
     return data | _verdict(result, plan, narrowed=narrowed, capabilities=capabilities)
+
+
+def _by_machine(name: str, result: CheckResult) -> Data:
+    """How often each clause was evaluated, and its critical situation met, by one machine."""
+    runs = [m for m in result.machines if m.name == name]
+    tallies: dict[str, Tally] = {}
+    for run in runs:
+        add_tallies(tallies, run.tallies)
+    return {
+        "machine": name,
+        "seconds": round(sum(m.seconds for m in runs), 3),
+        "evaluated": {clause: tally.evaluated for clause, tally in tallies.items()},
+        "critical": {clause: tally.critical for clause, tally in tallies.items()},
+        "violated": sorted(set().union(*(m.violated for m in runs))),
+    }
 
 
 def _waived(clause: str, capabilities: Capabilities) -> str | None:
@@ -229,7 +203,7 @@ def run_data(run: Run) -> Data:
     return {
         "implementation": run.system,
         "trace": json.loads(traces.dump(run.trace)),
-        "rows": [_row_data(index, row, index == last) for index, row in enumerate(run.rows)],
+        "rows": [row_data(index, row, index == last) for index, row in enumerate(run.rows)],
         **_explained(run),
         "violation": violation
         and {
@@ -259,7 +233,8 @@ def _explained(run: Run) -> Data:
     }
 
 
-def _row_data(index: int, row: Row, marked: bool) -> Data:
+def row_data(index: int, row: Row, marked: bool) -> Data:
+    """A replayed command, and what it changed by the rules."""
     return {
         "step": index,
         "command": describe(row.command),

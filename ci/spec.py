@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ci import drawing
-from ci.report import Data, describe
+from ci.report import Data
 from impl.bugs import BUGS, Bug
 from reference import model
 from reference.clauses import CLAUSES, Clause
@@ -31,6 +31,7 @@ from stateful_tests.reference_system import ReferenceSystem
 from stateful_tests.results import Trace
 from stateful_tests.scopes import Scope
 from stateful_tests.situations import kind_name
+from stateful_tests.wording import describe
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures" / "regressions"

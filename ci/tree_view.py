@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree as Drawing
 
 from ci.render import plain, table
-from ci.report import Data, describe, say
+from ci.report import Data, say
 from reference import model
 from reference.caching import path_text
 from reference.commands import Outcome
@@ -18,6 +18,7 @@ from reference.cursors import ceil_page
 from reference.ledger import State, free
 from reference.tree import Key, Lock, Placed, Tree, evict, nodes, sizes
 from stateful_tests.results import Trace
+from stateful_tests.wording import describe
 
 MAX_NODES = 200  # drawn; --json has them all
 MAX_DEPTH = 12  # of a drawing, for the width of a page

@@ -17,7 +17,7 @@ from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry, preset
 from stateful_tests.choosers import RandomChooser
 from stateful_tests.lockstep import Lockstep, check_fits, new_tallies, replay
-from stateful_tests.results import CheckResult, Finding, MachineResult, Trace, Violation
+from stateful_tests.results import CheckResult, Finding, MachineResult, Trace, Violation, add_tallies
 from stateful_tests.shrink import Commands, StillFails, drop, scaled, shrink
 from stateful_tests.strategies import MACHINES, draw_geometry, draw_habits, finale, propose
 
@@ -158,22 +158,26 @@ class _Campaign:
 
     def run(self) -> CheckResult:
         plan = self.plan
-        result = CheckResult(self.system.name, plan.tier, plan.seed, tallies=new_tallies())
+        result = CheckResult(self.system.name, plan.tier, plan.seed)
         refusals: Counter[str] = Counter()
         kinds: Counter[str] = Counter()
         cells = self._cells()
         result.machines = [c.result for c in cells]
+        for machine in result.machines:
+            machine.tallies = new_tallies()
         for start in range(0, max(plan.examples[c.result.name] for c in cells), _TURN):
             for cell in cells:
                 for example in range(start, min(start + _TURN, plan.examples[cell.result.name])):
                     if self._over(result):
                         break
-                    self._example(cell, example, result, refusals, kinds)
+                    self._example(cell, example, refusals, kinds)
             if self._over(result):
                 break
         result.refusals = dict(refusals.most_common())
         result.commands_by_kind = dict(kinds.most_common())
         result.findings = [self._finding(c) for c in sorted(self.caught, key=evaluation_order)]
+        for machine in result.machines:
+            add_tallies(result.tallies, machine.tallies)
         result.unreached = tuple(c for c, t in result.tallies.items() if not t.critical)
         result.seconds = time.monotonic() - self.started
         return result
@@ -201,9 +205,7 @@ class _Campaign:
         result.stopped = bool(self.caught and now - self.last_new > self.plan.after_finding_s)
         return result.timed_out or result.stopped
 
-    def _example(
-        self, cell: _Cell, example: int, result: CheckResult, refusals: Counter[str], kinds: Counter[str]
-    ) -> None:
+    def _example(self, cell: _Cell, example: int, refusals: Counter[str], kinds: Counter[str]) -> None:
         machine = cell.result.name
         seed = f"{self.plan.seed}/{cell.preset}/{cell.mode}/{example}"
         chooser = RandomChooser(seed if machine == "sessions" else f"{seed}/{machine}")
@@ -213,7 +215,7 @@ class _Campaign:
         if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
             geometry = draw_geometry(chooser, geometry)
         lockstep = Lockstep(
-            self.system, geometry, cell.mode, tallies=result.tallies, refusals=refusals
+            self.system, geometry, cell.mode, tallies=cell.result.tallies, refusals=refusals
         )
         done: list[Command] = []
 
@@ -236,6 +238,7 @@ class _Campaign:
         cell.result.seconds += time.monotonic() - began
         self.commands += len(done)
         if lockstep.violation is not None:
+            cell.result.violated.update(lockstep.violation.clauses)
             self._catch(lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated"))
         if self.progress is not None:
             where = f"{cell.result.name} on {cell.preset}, {cell.mode.value}"
@@ -343,7 +346,7 @@ def _scaled(trace: Trace, was: int) -> Trace:
 
 def _failing(system: System, trace: Trace, clause: str) -> tuple[Command, ...] | None:
     """The commands up to the step that violates `clause`, if one does."""
-    lockstep = Lockstep(system, trace.geometry, trace.mode)
+    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=clause)
     for command in trace.commands:
         lockstep.do(command)
         if lockstep.violation is not None:

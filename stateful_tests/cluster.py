@@ -26,7 +26,7 @@ from stateful_tests.campaign import Plan
 from stateful_tests.explorer import Exploration, Progress, finding_of, memory
 from stateful_tests.placed import Checker
 from stateful_tests.quotient import Quotient, spoken
-from stateful_tests.results import CheckResult, Finding, MachineResult, Tally, Violation
+from stateful_tests.results import CheckResult, Finding, MachineResult, Tally, Violation, add_tallies
 from stateful_tests.scopes import SCOPES, Scope
 from stateful_tests.situations import catalogue, situation
 
@@ -201,7 +201,7 @@ def explore(
             total.transitions += seen.transitions
             total.refused += seen.refused
             total.situations += seen.situations
-            _add(tallies, seen.tallies)
+            add_tallies(tallies, seen.tallies)
             if seen.violated is not None and (violated is None or seen.violated[0] < violated[0]):
                 violated = seen.violated
         merged = [
@@ -232,13 +232,6 @@ def explore(
         seconds, memory(), memory() - before, dict(sorted(met.items())),
         [text for text in thinkable if text not in met], tallies if asked else None, found,
     )  # fmt: skip
-
-
-def _add(tallies: dict[str, Tally], more: dict[str, Tally]) -> None:
-    for clause, tally in more.items():
-        kept = tallies.setdefault(clause, Tally())
-        kept.evaluated += tally.evaluated
-        kept.critical += tally.critical
 
 
 def _way(quotient: Quotient, parents: dict[int, int], digest: int) -> tuple[Command, ...]:
@@ -299,7 +292,9 @@ def together(results: list[CheckResult]) -> CheckResult:
             kept.examples += m.examples
             kept.commands += m.commands
             kept.seconds += m.seconds
-        _add(whole.tallies, result.tallies)
+            kept.violated |= m.violated
+            add_tallies(kept.tallies, m.tallies)
+        add_tallies(whole.tallies, result.tallies)
         for mine, more in (
             (whole.refusals, result.refusals), (whole.commands_by_kind, result.commands_by_kind)
         ):  # fmt: skip

@@ -242,7 +242,7 @@ def replay(system: System, trace: Trace) -> Run:
         was = lockstep.state
         outcome = lockstep.do(command)
         history.append(lockstep.moment())
-        rows.append(_row(command, outcome, was, lockstep.state))
+        rows.append(row_of(command, outcome, was, lockstep.state))
         if lockstep.violation is None and index in stated and _say(stated[index]) != _say(outcome):
             lockstep.violation = Violation(
                 "TRACE", index, f"the trace states {_say(stated[index])}", f"the rules say {_say(outcome)}"
@@ -268,7 +268,7 @@ def _since(system: System, trace: Trace, violation: Violation) -> int | None:
     return violation.step - 1 if violation.step else None  # a system may count what it did before
 
 
-def _row(command: Command, outcome: Outcome, was: State, now: State) -> Row:
+def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
     """What a command changed, on the reference's side."""
     page_size = now.scope.geometry.page_size
     before = {h.name: h.cursors for h in holders(was)}

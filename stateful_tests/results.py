@@ -130,9 +130,20 @@ class Tally:
     critical: int = 0
 
 
+def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
+    """Add to each tally that is kept."""
+    for clause, tally in more.items():
+        mine = kept.setdefault(clause, Tally())
+        mine.evaluated += tally.evaluated
+        mine.critical += tally.critical
+
+
 @dataclass(slots=True)
 class MachineResult:
-    """One machine (or engine) of a check."""
+    """One machine (or engine) of a check on one preset in one mode.
+
+    tallies: its own, by clause; violated: clauses that it saw violated.
+    """
 
     name: str
     preset: str
@@ -140,6 +151,8 @@ class MachineResult:
     examples: int = 0
     commands: int = 0
     seconds: float = 0.0
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    violated: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from reference.commands import (
     Freed, Insert, Match, Mode, Open, Outcome, Piece, Reason, Refused, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.geometry import PRESETS
-from stateful_tests import campaign, lockstep, registry, traces
+from stateful_tests import campaign, lockstep, registry, traces, wording
 from stateful_tests.results import (
     CheckResult, Finding, MachineResult, Row, Run, Tally, Trace, Violation,
 )  # fmt: skip
@@ -138,7 +138,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, result: CheckResult) -> list[campaign
     ],
 )
 def test_commands_in_readable_form(command: Command, reads: str) -> None:
-    assert report.describe(command) == reads
+    assert wording.describe(command) == reads
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_links_lead_somewhere(name: str) -> None:
             continue
         assert not path or (ROOT / name).parent.joinpath(path).exists(), link
         assert path or part in headings, link
-    for command in re.findall(r"`kvspec (\w+)", said):
+    for command in re.findall(r"`kvspec ([\w-]+)", said):
         assert command in cli.cli.commands, command
     for test in re.findall(r"stateful_tests/test_\w+\.py", said):
         assert (ROOT / test).is_file(), test

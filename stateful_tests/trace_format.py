@@ -13,7 +13,9 @@ from reference.commands import Mode, Reason
 from reference.geometry import LIMITS
 
 FORMAT = "kvspec-trace"
-VERSION = 1
+LOG_FORMAT = "kvspec-log"
+LOG_IGNORED = "log"  # the key of a log's line under which a server writes what it likes
+VERSION = 1  # of both
 MAX_BYTES = 16 << 20
 MAX_STEPS = 100_000
 MAX_LANES = 256
@@ -221,3 +223,12 @@ class TraceFile(Struct, frozen=True, forbid_unknown_fields=True):
     bug: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.+-]+" + _END)] | None = None
     clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
     story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
+
+
+class LogHeader(Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line of a server's log in JSON Lines; every other line is a step."""
+
+    format: str
+    version: int
+    geometry: GeometryBody
+    mode: Mode = Mode.FAITHFUL

@@ -12,7 +12,8 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,7 @@ def loads(data: bytes, name: str) -> Trace:
         raise TraceError(name, "", "starts with a byte order mark; save it as plain UTF-8")
     if not data.strip():
         raise TraceError(name, "", "is empty")
-    try:
-        data.decode("utf-8")
+    with _told(data, name):
         header = _HEADER.decode(data)
         _check_header(header, name)
         if header.version == VERSION:
@@ -114,6 +114,15 @@ def loads(data: bytes, name: str) -> Trace:
         else:
             file = _upgrade(msgspec.json.decode(data), header.version, name)
         _reject_repeated_keys(data, name)
+    return _trace(file, name)
+
+
+@contextmanager
+def _told(data: bytes, name: str) -> Iterator[None]:
+    """Whatever is wrong with this JSON comes out as a TraceError."""
+    try:
+        data.decode("utf-8")
+        yield
     except UnicodeDecodeError as error:
         raise TraceError(name, "", f"is not UTF-8 (byte {error.start})") from None
     except RecursionError:
@@ -124,7 +133,16 @@ def loads(data: bytes, name: str) -> Trace:
         if isinstance(error, TraceError):
             raise
         raise TraceError(name, "", f"is not JSON: {_position(str(error), data)}") from None
-    return _trace(file, name)
+
+
+def loads_as(kind: Any, data: bytes, name: str, ignored: str | None = None) -> Any:
+    """One JSON object as a struct of `kind`, but for the key `ignored`. Raises TraceError."""
+    with _told(data, name):
+        raw = msgspec.json.decode(data)
+        _reject_repeated_keys(data, name)
+        if isinstance(raw, dict):
+            raw.pop(ignored, None)
+        return msgspec.convert(raw, kind)
 
 
 def _check_header(header: _Header, name: str) -> None:
@@ -186,24 +204,35 @@ def _position(message: str, data: bytes) -> str:
     return message.removeprefix("JSON is malformed: ").replace(found[0], f" at line {line} column {column}")
 
 
-def _trace(file: TraceFile, name: str) -> Trace:
+def step_of(step: Step) -> tuple[Command, Outcome | None]:
+    """The command of a step, and its outcome where one is stated."""
+    return _command(step), None if isinstance(step.expect, UnsetType) else _outcome(step.expect)
+
+
+def check_command(command: Command) -> None:
+    """Raise TraceError for a command that the format cannot hold."""
+    loads_as(AnyStep, _json(_step(command, None)).encode(), "command")
+
+
+def geometry_of(body: GeometryBody, name: str) -> Geometry:
+    """The sizes that stand in a header. Raises TraceError where they do not fit together."""
     try:
-        geometry = Geometry(**msgspec.structs.asdict(file.geometry))
+        return Geometry(**msgspec.structs.asdict(body))
     except GeometryError as error:
         raise TraceError(name, f"$.geometry.{error.field}", error.reason) from None
+
+
+def _trace(file: TraceFile, name: str) -> Trace:
+    steps = [step_of(step) for step in file.steps]
     return Trace(
-        geometry=geometry,
+        geometry=geometry_of(file.geometry, name),
         mode=file.mode,
-        commands=tuple(_command(step) for step in file.steps),
+        commands=tuple(command for command, _ in steps),
         origin=file.origin,
         bug=file.bug,
         clause=file.clause,
         story=file.story,
-        expected=tuple(
-            (index, _outcome(step.expect))
-            for index, step in enumerate(file.steps)
-            if not isinstance(step.expect, UnsetType)
-        ),
+        expected=tuple((index, outcome) for index, (_, outcome) in enumerate(steps) if outcome is not None),
     )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ci.differences import CURSORS, POOL, spans
-from ci.report import describe
+from stateful_tests.wording import describe
 from reference.facts import Owned
 from reference.step import Step
 from stateful_tests.results import Moment, Run, Violation

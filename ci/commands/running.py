@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @ray_option
 @click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
+@click.option("--junit", metavar="FILE", help="Write JUnit XML there: clauses by machines.")
 def check(
     impl: str,
     sglang_path: str | None,
@@ -53,6 +54,7 @@ def check(
     save_dir: str,
     ray_address: str | None,
     html: bool,
+    junit: str | None,
 ) -> int:
     """Drive an implementation beside the reference and report every violated clause."""
     from reference.commands import Mode
@@ -67,6 +69,7 @@ def check(
     except ValueError as error:
         raise Unusable(f"--{error}") from error
     writable_json(json_file)
+    writable(junit, "--junit")
     is_folder(save_dir)
     narrowed = any((presets, machines, mode in ("free", "faithful"), examples, steps))
 
@@ -89,6 +92,10 @@ def check(
     save_traces(result.findings, data["findings"], save_dir, impl_options(impl, device, sglang_path), html)
     render.check(render.console(text_out(json_file)), data)
     write_json(json_file, data)
+    if junit is not None:
+        from ci.junit import write
+
+        write(junit, data)
     return int(data["exit_code"])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from ci.report import Data
@@ -30,8 +31,14 @@ class Unusable(Exception):
 json_option = click.option(
     "--json", "json_file", metavar="FILE", help="Write every figure there; - for stdout."
 )
-
-
+impl_option = click.option(
+    "--impl", default="torch", show_default=True, metavar="IMPL",
+    help="reference | torch | torch+BUG | sglang==VERSION | sglang | module:factory",
+)  # fmt: skip
+sglang_path_option = click.option(
+    "--sglang-path", metavar="DIR", help="A checkout of SGLang, with --impl sglang."
+)
+force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
 ray_option = click.option(
     "--ray", "ray_address", metavar="ADDRESS", help="Use the Ray cluster there; auto: the one that runs here."
 )
@@ -48,23 +55,13 @@ def connected(address: str) -> Any:
 
 
 def system_options(command: _Command) -> _Command:
-    options = (
-        click.option(
-            "--impl", default="torch", show_default=True, metavar="IMPL",
-            help="reference | torch | torch+BUG | sglang==VERSION | sglang | module:factory; +overlap after"
-            " either sglang: with overlap scheduling",
-        ),
-        click.option("--sglang-path", metavar="DIR", help="A checkout of SGLang, with --impl sglang."),
-        click.option(
-            "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-            help="Where the torch implementation keeps its pools.",
-        ),
-        click.option("--json", "json_file", metavar="FILE", help="Write every figure there; - for stdout."),
+    device = click.option(
+        "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+        help="Where the torch implementation keeps its pools.",
     )  # fmt: skip
-    for option in reversed(options):
+    for option in reversed((impl_option, sglang_path_option, device, json_option)):
         command = option(command)
     return command
-
 
 
 def save_option(command: _Command) -> _Command:
@@ -72,7 +69,6 @@ def save_option(command: _Command) -> _Command:
         "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
         help="Where the shortest trace of each violation is saved.",
     )(command)  # fmt: skip
-
 
 
 def resolve(impl: str, device: str, sglang_path: str | None) -> System:
@@ -106,6 +102,21 @@ def load_trace(path: str) -> Trace:
         return load(path)
     except TraceError as error:
         raise Unusable(str(error)) from error
+
+
+def impl_of(trace: Trace, impl: str) -> str:
+    """What --impl stands for with a trace: where it is not given, torch with the bug that it names."""
+    source = click.get_current_context().get_parameter_source("impl")
+    return f"torch+{trace.bug}" if trace.bug and source is ParameterSource.DEFAULT else impl
+
+
+def target_file(path: Path, force: bool, option: str = "--out") -> Path:
+    """A file that may be written. Asked before the work, not after."""
+    if path.is_dir():
+        raise Unusable(f"{option} {path}: is a directory")
+    if path.exists() and not force:
+        raise Unusable(f"{option} {path}: is there already; --force writes over it")
+    return path
 
 
 def impl_options(impl: str, device: str, sglang_path: str | None) -> str:
@@ -207,4 +218,3 @@ def list_rows(rows: list[Data], as_json: bool, columns: dict[str, str], names: t
     if not names:
         render.listing(out, rows, columns)
     return 0
-

@@ -1,10 +1,22 @@
-"""kvspec tree: look at one trace."""
+"""kvspec tree and export: look at one trace, and make of it what others can use."""
 
 from __future__ import annotations
 
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
-from ci.commands.shared import Unusable, json_option, load_trace, text_out, writable_json, write_json
+from ci.commands.shared import (
+    Unusable, force_option, impl_of, impl_option, impl_options, json_option, load_trace, resolve,
+    sglang_path_option, target_file, text_out, usable, writable_json, write_json,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from stateful_tests.results import Trace
 
 
 @click.command()
@@ -25,3 +37,87 @@ def tree(trace: str, step: int | None, json_file: str | None) -> int:
     tree_view.text(render.console(text_out(json_file)), data)
     write_json(json_file, data)
     return 0
+
+
+@click.command()
+@click.argument("trace", metavar="TRACE")
+@click.option(
+    "--as", "form", type=click.Choice(["pytest", "story"]), required=True,
+    help="A unit test in plain Python, or the text of a bug report.",
+)  # fmt: skip
+@click.option("--out", metavar="FILE", help="Where it goes. [default: stdout]")
+@click.option("--fixed", metavar="VERSION", help="A release on which the test must pass.")
+@force_option
+@impl_option
+@sglang_path_option
+def export(
+    trace: str, form: str, out: str | None, fixed: str | None, force: bool, impl: str,
+    sglang_path: str | None,
+) -> int:  # fmt: skip
+    """Make of a trace what others can use: a unit test of SGLang's own classes, or a bug report."""
+    loaded = load_trace(trace)
+    target = None if out is None else target_file(Path(out), force)
+    impl = impl_of(loaded, impl)
+    if form == "story":
+        if fixed is not None:
+            raise Unusable("--fixed goes with --as pytest")
+        text = _story(trace, loaded, impl, sglang_path)
+    else:
+        text = _pytest(trace, loaded, impl, sglang_path, fixed)
+    if target is None:
+        sys.stdout.write(text)
+    else:
+        target.write_text(text, encoding="utf-8")
+    return 0
+
+
+def _story(file: str, trace: Trace, impl: str, sglang_path: str | None) -> str:
+    from ci import export as exporting
+    from ci import report
+    from stateful_tests import lockstep, traces
+
+    system = resolve(impl, "cpu", sglang_path)
+    try:
+        run = usable(partial(lockstep.replay, system, trace), file)
+    finally:
+        system.close()
+    if run.violation is None:
+        raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report")
+    data = report.replay_data(file, run) | {"text": traces.dump(trace)}
+    return exporting.story(data, file, impl_options(impl, "cpu", sglang_path))
+
+
+def _pytest(file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: str | None) -> str:
+    """The test, run on the release that has the fault, and on the one that must not."""
+    from ci import export as exporting
+    from impl.adapter import UnusableImplementation
+    from impl.sglang.run_test import FAILS, outcome
+    from impl.sglang.system import SGLangSystem
+
+    if impl != "sglang" and not impl.startswith("sglang=="):
+        raise Unusable(f"--as pytest makes a test of SGLang's classes: --impl sglang==VERSION, not {impl}")
+    if fixed is not None:
+        fixed = f"sglang=={fixed.removeprefix('sglang==')}"
+    version = impl.removeprefix("sglang").removeprefix("==") or None
+    try:
+        system = SGLangSystem(version=version, path=sglang_path, calls=True)
+        try:
+            text = exporting.unit_test(trace, file, system, fixed)
+        finally:
+            system.close()
+        with tempfile.TemporaryDirectory() as folder:
+            scratch = Path(folder, "exported.py")
+            scratch.write_text(text, encoding="utf-8")
+            tried = [(system.name, FAILS, outcome(system.root, system.release, scratch))]
+            if fixed is not None:
+                release = fixed.removeprefix("sglang==")
+                tried.append((fixed, 0, outcome(exporting.root_of(release), release, scratch)))
+    except (exporting.NotExportable, UnusableImplementation) as error:
+        raise Unusable(f"{file}: {error}") from error
+    said = {0: "passes", FAILS: "fails"}
+    for name, want, (code, output) in tried:
+        if code != want:
+            last = next((line for line in reversed(output.split("\n")) if "Error" in line), output[-200:])
+            raise Unusable(f"{file}: the test {said.get(code, 'cannot be run')} on {name}: {last}")
+        click.echo(f"{name}: the test {said[code]}, as it should", err=True)
+    return text

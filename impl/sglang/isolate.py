@@ -138,7 +138,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         del path, target
         if fullname.partition(".")[0] not in self.packages:
             return None
-        if _within(fullname, REAL) and not _within(fullname, INERT):
+        if real(fullname):
             stem = self.root.joinpath(*fullname.split("."))
             if (stem / "__init__.py").is_file():
                 return importlib.util.spec_from_file_location(
@@ -159,6 +159,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module).update(self.provided.get(module.__name__, {}))
+
+
+def real(name: str) -> bool:
+    """Whether a module of this name is the release's own file, if it has one."""
+    return _within(name, REAL) and not _within(name, INERT)
 
 
 def _within(name: str, prefixes: tuple[str, ...]) -> bool:

@@ -16,6 +16,8 @@ from impl.sglang.unified import Release0523
 _RELEASES = Release0510, Release0511, Release0512, Release0513, Release0514, Release0523
 TABLE: dict[str, type[Release0510]] = {r.version: r for r in _RELEASES}
 SUPPORTED = ", ".join(TABLE)
+# Of these the driver's calls can be told as Python (calls.py): they share most of their names.
+TOLD = tuple(r.version for r in _RELEASES if r.__module__ == Release0510.__module__)
 
 
 def supported(version: str) -> type[Release0510]:
@@ -62,4 +64,4 @@ def stated_version(root: Path) -> str | None:
     return None
 
 
-__all__ = ["SUPPORTED", "TABLE", "detect", "stated_version", "supported"]
+__all__ = ["SUPPORTED", "TABLE", "TOLD", "detect", "stated_version", "supported"]

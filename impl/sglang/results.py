@@ -36,10 +36,14 @@ class Results:
         req, release = turn.req, self.server.release
         if self.server.spec and not result.prefill:
             release.commit(req, len(result.tokens))
-        req.output_ids.extend(result.tokens)
-        release.check_finished(req, len(result.tokens))
+        self.sampled(turn, result.tokens)
         if result.prefill and not req.finished():
             release.checkpoint(req, self.server.cache, chunked=False)
+
+    def sampled(self, turn: Turn, tokens: list[int]) -> None:
+        """The tokens are outputs now, and may have ended the turn."""
+        turn.req.output_ids.extend(tokens)
+        self.server.release.check_finished(turn.req, len(tokens))
 
     def before_round(self, turn: Turn) -> None:
         """What has been processed when the next round of the request is prepared."""

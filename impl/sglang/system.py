@@ -29,6 +29,7 @@ class SGLangSystem:
         that loading the release may take.
     run_rejected: turns that a session rejects still run their one-token prefill (see Driver).
     overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
+    calls: after each command `calls` has what the driver did, as Python (see calls.py).
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
     UnusableImplementation when the release cannot be had or is not supported.
@@ -56,17 +57,18 @@ class SGLangSystem:
         start_s: float = 180.0,
         run_rejected: bool = False,
         overlap: bool = False,
+        calls: bool = False,
     ) -> None:
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
         if version is not None:
             release = supported(version)
-            self._root = release_root(version)
+            self.root = release_root(version)
             self._name = f"sglang=={version}"
         else:
             assert path is not None
-            self._root = checkout_root(path)
-            release = detect(self._root)
+            self.root = checkout_root(path)
+            release = detect(self.root)
             self._name = "sglang@checkout"
         self._name += "+overlap" if overlap else ""
         self.capabilities = replace(
@@ -75,8 +77,10 @@ class SGLangSystem:
             waived={**self.capabilities.waived, **release.waived},
             known=release.known,
         )
-        asked = {"--run-rejected": run_rejected, "--overlap": overlap}
+        asked = {"--run-rejected": run_rejected, "--overlap": overlap, "--calls": calls}
         self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
+        self.release = release.version
+        self.calls: tuple[str, ...] = ()
         self._timeout_s, self._start_s = timeout_s, start_s
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
@@ -113,7 +117,7 @@ class SGLangSystem:
         reply = self._ask(wire.pack_command(command))
         if not isinstance(reply, wire.Answer):
             return Broken(self._broken or "the worker answered out of turn")
-        self._view = reply.view
+        self._view, self.calls = reply.view, reply.calls
         if reply.refused is not None:
             return Refused(reply.refused)
         return Done(reply.choices, reply.report, reply.freed)
@@ -145,7 +149,7 @@ class SGLangSystem:
     # -- the worker -------------------------------------------------------------------------------
 
     def _command_line(self) -> list[str]:
-        return [sys.executable, "-m", "impl.sglang.worker", str(self._root), *self._options]
+        return [sys.executable, "-m", "impl.sglang.worker", str(self.root), *self._options]
 
     def _start(self) -> None:
         self.close()

@@ -32,13 +32,17 @@ class Apply(msgspec.Struct, tag=True, frozen=True):
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):
-    """Refused for a reason, or done with these choices; and the view after it."""
+    """Refused for a reason, or done with these choices; and the view after it.
+
+    calls: what the driver did, as Python, of a worker that was asked to note it.
+    """
 
     view: View
     refused: Reason | None = None
     choices: tuple[Choice, ...] = ()
     report: Report | None = None
     freed: Freed | None = None
+    calls: tuple[str, ...] = ()
 
 
 class Failure(msgspec.Struct, tag=True, frozen=True):

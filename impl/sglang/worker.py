@@ -1,7 +1,7 @@
 """The worker process: one release, driven by messages on stdin, answered on stdout.
 
-Started as `python -m impl.sglang.worker ROOT VERSION [--run-rejected] [--overlap]`; a release's module
-state is global, so each worker has one release, and a broken one is thrown away with its process.
+Started as `python -m impl.sglang.worker ROOT VERSION [--run-rejected] [--overlap] [--calls]`; a release's
+module state is global, so each worker has one release, and a broken one is thrown away with its process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import sys
 import traceback
 from pathlib import Path
+
+import msgspec
 
 from impl.adapter import UnusableImplementation
 from impl.sglang import wire
@@ -37,6 +39,11 @@ def main(arguments: list[str]) -> int:
             run_rejected="--run-rejected" in options,
             overlap="--overlap" in options,
         )
+        calls = None
+        if "--calls" in options:
+            from impl.sglang.calls import Calls
+
+            calls = Calls(driver)
     except Exception as error:
         wire.send(out, failure(error, root))
         return 2
@@ -47,6 +54,8 @@ def main(arguments: list[str]) -> int:
             ask = wire.ASKS.decode(body)
             if isinstance(ask, wire.Reset):
                 reply = wire.Answer(driver.reset(ask.geometry))
+                if calls is not None:
+                    calls.started()
             else:
                 outcome, view = driver.apply(wire.unpack_command(ask))
                 if isinstance(outcome, Refused):
@@ -54,6 +63,8 @@ def main(arguments: list[str]) -> int:
                 else:
                     assert isinstance(outcome, Done)
                     reply = wire.Answer(view, None, outcome.choices, outcome.report, outcome.freed)
+                if calls is not None:
+                    reply = msgspec.structs.replace(reply, calls=calls.take())
         except Exception as error:
             reply = failure(error, root)
         wire.send(out, reply)

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# The steps of the action. Results go to .kvspec: report.txt, report.json, junit.xml, html, and failures, the
+# traces of every fault that was ever met, which are replayed before anything else.
+set -euo pipefail
+home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
+
+key() {
+  echo "key=$(cat "$home/pyproject.toml" "$home/ci/constraints.txt" | sha256sum | cut -c1-16)"
+}
+
+install() {
+  local pip=(python -m pip --disable-pip-version-check install --quiet)
+  if [ -n "${KVSPEC_TORCH_INDEX:-}" ]; then
+    "${pip[@]}" --index-url "$KVSPEC_TORCH_INDEX" "$(grep '^torch==' "$home/ci/constraints.txt")"
+  fi
+  "${pip[@]}" -c "$home/ci/constraints.txt" -e "$home"
+}
+
+check() {
+  local tier=${KVSPEC_TIER:-smoke} seed='' code=0 impl more=() earlier
+  if [ -n "${KVSPEC_SGLANG_PATH:-}" ]; then
+    impl=(--impl sglang --sglang-path "$KVSPEC_SGLANG_PATH")
+  else
+    impl=(--impl "${KVSPEC_IMPL:-torch}" --device "${KVSPEC_DEVICE:-cpu}")
+  fi
+  mkdir -p .kvspec/failures
+  shopt -s nullglob
+  earlier=(.kvspec/failures/*.json)
+  if [ ${#earlier[@]} -gt 0 ]; then
+    kvspec replay "${earlier[@]}" "${impl[@]}" || code=$?
+  fi
+  if [ "$tier" = nightly ]; then
+    seed=$(date +%s)
+    more+=(--seed "$seed")
+    echo "seed $seed"
+  fi
+  if [[ $(kvspec check --help) == *--html* ]]; then
+    more+=(--html .kvspec/html)
+  fi
+  # KVSPEC_ARGS are several words.
+  # shellcheck disable=SC2086
+  kvspec check "${impl[@]}" --tier "$tier" --save .kvspec/failures --json .kvspec/report.json \
+    --junit .kvspec/junit.xml "${more[@]}" ${KVSPEC_ARGS:-} | tee .kvspec/report.txt || code=$?
+  if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then
+    { echo "### kvspec, tier $tier${seed:+, seed $seed}"
+      python -c 'import json; print(json.load(open(".kvspec/report.json"))["verdict"])' || true
+    } >> "$GITHUB_STEP_SUMMARY"
+  fi
+  return "$code"
+}
+
+"$@"

@@ -1,0 +1,278 @@
+"""kvspec shrink, new-fixture and record: from a failure, or from nothing, to a trace that is kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ci.commands.shared import (
+    Unusable, force_option, impl_of, impl_options, load_trace, resolve, system_options, target_file, text_out,
+    usable, writable_json, write_json,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from reference.geometry import Geometry
+    from stateful_tests.recording import Parting, Recorder
+    from stateful_tests.results import Trace
+
+def _asked(work: Callable[[], Any], what: str) -> Any:
+    """The result of `work`; what is not possible is unusable input."""
+    from stateful_tests.authoring import NotPossible
+
+    try:
+        return usable(work, what)
+    except NotPossible as error:
+        raise Unusable(f"{what}: {error}") from error
+
+
+def _saved(trace: Trace, path: Path) -> None:
+    from stateful_tests import traces
+
+    try:
+        traces.save(trace, path)
+    except traces.TraceError as error:
+        raise Unusable(f"{path}: {error}") from error
+    except OSError as error:
+        raise Unusable(f"{path}: {error.strerror}") from error
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option("--clause", metavar="ID", help="What must still be violated; else what the trace is about.")
+@click.option("--out", metavar="FILE", help="Where the smallest trace goes. [default: FILE.shrunk.json]")
+@force_option
+@system_options
+def shrink(
+    file: str, clause: str | None, out: str | None, force: bool,
+    impl: str, sglang_path: str | None, device: str, json_file: str | None,
+) -> int:  # fmt: skip
+    """Find the smallest trace that still violates a clause. FILE itself stays as it is."""
+    trace = load_trace(file)
+    target = target_file(Path(out or f"{file.removesuffix('.json')}.shrunk.json"), force)
+    writable_json(json_file)
+
+    from ci import render, report
+    from stateful_tests import authoring, lockstep
+
+    text = render.console(text_out(json_file))
+    impl = impl_of(trace, impl)
+    system = resolve(impl, device, sglang_path)
+    try:
+        before = usable(partial(lockstep.replay, system, trace), file)
+        if before.violation is None:
+            text.print(f"{file}: conforms on {system.name}; there is nothing to shrink", soft_wrap=True)
+            return 0
+        wanted = _asked(lambda: authoring.violated(before, clause), file)
+        after = _asked(partial(authoring.shrunk, system, before, wanted), file)
+    finally:
+        system.close()
+    _saved(after.trace, target)
+    data = {
+        "format": "kvspec-shrink", "version": 1, "clause": wanted, "saved": str(target),
+        "replay": f"kvspec replay {target} {impl_options(impl, device, sglang_path)}",
+        "before": report.replay_data(file, before), "after": report.replay_data(str(target), after),
+    }  # fmt: skip
+    render.shrunk(text, data)
+    write_json(json_file, data)
+    return 0
+
+
+@click.command("new-fixture")
+@click.argument("file", metavar="FILE")
+@click.option("--name", help="What happens in it, as a clause: retract_then_retry_frees_the_reserved_token.")
+@click.option("--story", help="A few sentences on what happens and why it matters.")
+@click.option("--bug", metavar="ID", help="The named bug that it shows. [default: as FILE says]")
+@click.option("--clause", metavar="ID", help="The clause that it violates. [default: the bug's, or FILE's]")
+@click.option("--out", metavar="DIR", help="[default: fixtures/regressions, or fixtures/releases/sglang-V]")
+@force_option
+@system_options
+def new_fixture(
+    file: str, name: str | None, story: str | None, bug: str | None, clause: str | None, out: str | None,
+    force: bool, impl: str, sglang_path: str | None, device: str, json_file: str | None,
+) -> int:  # fmt: skip
+    """Make a fixture of a trace: replayed, every outcome stated, named and told. FILE stays as it is."""
+    from impl.bugs import BUGS
+    from reference.clauses import CLAUSES
+
+    trace = load_trace(file)
+    trace = replace(trace, bug=bug or trace.bug)
+    impl = impl_of(trace, impl)
+    if impl.startswith("torch+"):
+        trace = replace(trace, bug=trace.bug or impl.removeprefix("torch+"))
+    if trace.bug is not None and trace.bug not in BUGS:
+        raise Unusable(f"{file}: there is no bug called {trace.bug}; `kvspec bugs` lists them")
+    if trace.bug is not None and impl != f"torch+{trace.bug}":
+        raise Unusable(f"{file}: a trace of the bug {trace.bug} is replayed on torch+{trace.bug}, not {impl}")
+    clause = clause or (BUGS[trace.bug].clause if trace.bug else trace.clause)
+    if clause is not None and clause not in CLAUSES and clause != "BROKEN":
+        raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
+    release = impl.removeprefix("sglang==") if impl.startswith("sglang==") else None
+    usual = "fixtures/regressions" if release is None else f"fixtures/releases/sglang-{release}"
+    folder = Path(out or usual)
+    if not folder.is_dir() and (out is None or folder.exists()):
+        raise Unusable(f"--out {folder}: there is no such folder")
+    if name is not None:
+        target_file(folder / f"{_checked('--name', name)}.json", force, "--name")
+    if story is not None:
+        _checked("--story", story)
+    writable_json(json_file)
+
+    from ci import render, report
+    from stateful_tests import authoring
+
+    healthy = (resolve("torch", "cpu", None), resolve("reference", "cpu", None))
+    system = None if impl in ("torch", "reference") else resolve(impl, device, sglang_path)
+    if system is None and clause is not None:
+        raise Unusable(f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X")
+    try:
+        run = _asked(partial(authoring.fixture, trace, system, healthy, clause), file)
+    finally:
+        for each in (system, *healthy):
+            if each is not None:
+                each.close()
+    # Asked for last: whoever types a story has a trace that holds.
+    text = render.console(text_out(json_file))
+    data = report.replay_data(file, run)
+    render.replay(text, data)
+    path = target_file(folder / f"{_told('--name', name)}.json", force, "--name")
+    run = replace(run, trace=replace(run.trace, story=_told("--story", story)))
+    _saved(run.trace, path)
+    head = {"format": "kvspec-fixture", "version": 1, "saved": str(path)}
+    data = head | report.replay_data(str(path), run)
+    if len(run.trace.commands) >= authoring.SHORT and run.trace.bug is not None:
+        data["note"] = f"a fixture has fewer than {authoring.SHORT} commands: kvspec shrink {path}"
+    text.print(f"saved   {path}" + (f" ({data['note']})" if data["note"] else ""), soft_wrap=True)
+    write_json(json_file, data)
+    return 0
+
+
+def _checked(option: str, value: str) -> str:
+    from stateful_tests import authoring
+
+    check = authoring.check_name if option == "--name" else authoring.check_story
+    try:
+        return check(value)
+    except authoring.NotPossible as error:
+        raise Unusable(f"{option}: {error}") from error
+
+
+def _told(option: str, value: str | None) -> str:
+    """The option's value, or what is typed; a terminal is asked until it is right."""
+    if value is not None:
+        return _checked(option, value)
+    asks = {"--name": "name, as a clause_of_a_sentence", "--story": "story, a few sentences"}
+    while True:
+        try:
+            typed = click.prompt(asks[option], err=True)
+        except click.Abort:
+            raise Unusable(f"{option}: is missing; nothing was written") from None
+        try:
+            return _checked(option, typed)
+        except Unusable as error:
+            if not sys.stdin.isatty():
+                raise
+            click.echo(str(error), err=True)
+
+
+def _sizes(preset: str | None, sizes: dict[str, int | bool | None]) -> Geometry:
+    """The preset with what else was asked for; a window of 0 is none."""
+    from reference.geometry import PRESETS, GeometryError
+    from reference.geometry import preset as named
+
+    try:
+        given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+        if given.get("window") == 0:
+            given |= {"window": None, "swa_pages": 0}
+        return replace(named(preset or next(iter(PRESETS))), **given)
+    except GeometryError as error:
+        raise Unusable(f"--{error.field.replace('_', '-')}: {error.reason}") from error
+
+
+@click.command()
+@click.option("--out", required=True, metavar="FILE", help="Where the trace goes.")
+@click.option("--from", "log", metavar="LOG", help="A server's log in JSON Lines (fixtures/README.md).")
+@click.option("--preset", metavar="NAME", help="Sizes to start from. [default: page1]")
+@click.option("--page-size", type=int, metavar="TOKENS", help="Instead of the preset's; so the next ones.")
+@click.option("--window", type=int, metavar="TOKENS", help="0: a model without a window.")
+@click.option("--full-pages", type=int, metavar="PAGES")
+@click.option("--swa-pages", type=int, metavar="PAGES")
+@click.option("--rows", type=int, metavar="ROWS")
+@click.option("--width", type=int, metavar="TOKENS")
+@click.option("--tree", is_flag=True, default=None, help="With a radix tree.")
+@click.option("--mode", type=click.Choice(["free", "faithful"]), help="How far a sweep may go.")
+@force_option
+def record(
+    out: str, log: str | None, preset: str | None, mode: str | None, force: bool, **sizes: int | bool | None
+) -> int:
+    """Write a trace: type commands, the reference answers each; or read a server's log."""
+    from reference.commands import Mode
+    from stateful_tests.recording import Recorder, read_log
+    from stateful_tests.traces import TraceError
+
+    target = target_file(Path(out), force)
+    partings: list[Parting] = []
+    if log is None:
+        recorder = Recorder(_sizes(preset, sizes), Mode(mode or "faithful"))
+        _typed(recorder)
+        trace = recorder.trace("hand-written")
+        if not trace.commands:
+            raise Unusable("record: no command was given; nothing was written")
+    else:
+        if preset or mode or any(size is not None for size in sizes.values()):
+            raise Unusable("--from: a log states sizes and mode itself")
+        try:
+            trace, partings = read_log(log)
+        except TraceError as error:
+            raise Unusable(f"--from {error}") from error
+    _saved(trace, target)
+
+    from ci import render, report
+    from stateful_tests.wording import describe
+
+    text = render.console()
+    for line, command, *said in partings:
+        server, rules = map(report.say, said)
+        text.print(f"line {line}: {describe(command)}: server {server}, rules {rules}", soft_wrap=True)
+    against = f", {len(partings)} against the rules" if partings else ""
+    text.print(f"saved   {target} ({len(trace.commands)} commands{against})", soft_wrap=True)
+    return 0
+
+
+def _typed(recorder: Recorder) -> None:
+    """Answer what is typed until it ends. A wrong line is told: a terminal goes on, a pipe is refused."""
+    from ci import render, report
+    from stateful_tests.wording import USAGES, WordingError, describe, parse
+
+    terminal = sys.stdin.isatty()
+    out = render.console()
+    if terminal:
+        out.print("Commands as reports print them; `help` lists them, `undo` takes one back, Ctrl-D ends.")
+    number = 0
+    # An interrupt ends the typing; what was typed is kept.
+    with suppress(EOFError, KeyboardInterrupt) if terminal else suppress(EOFError):
+        while True:
+            line = input("> " if terminal else "").strip()
+            number += 1
+            if not line or line.startswith("#"):
+                continue
+            if line == "help":
+                out.print("\n".join(USAGES), soft_wrap=True)
+            elif line == "undo":
+                row = recorder.undo()
+                out.print("nothing to undo" if row is None else f"undone: {describe(row.command)}")
+            else:
+                try:
+                    data = report.row_data(number, recorder.do(parse(line)), False)
+                except WordingError as error:
+                    if not terminal:
+                        raise Unusable(f"line {number}: {error}; nothing was written") from error
+                    out.print(str(error))
+                else:
+                    out.print("; ".join([data["outcome"], *render.changes(data)]), soft_wrap=True)

@@ -1,0 +1,173 @@
+"""What the driver calls of a release, noted as the lines of Python that would do the same.
+
+Noted are calls and assignments that the driver itself makes, none that the release makes meanwhile. The names
+in the lines are those of impl/sglang/parts.py, which bridge what differs between 0.5.10 and 0.5.14.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from impl.sglang.doubles import Bag, ForwardMode, SamplingParams
+from impl.sglang.driver import Driver
+from impl.sglang.server import Turn
+from reference.commands import POSITION_BITS, SHARED
+
+SCHEDULER = "# the scheduler's own code"  # what a release does there is not in any of its classes
+
+
+def ids_text(tokens: Sequence[int]) -> str:
+    """Token ids as a list of small numbers, 100000 for each serial; runs as ranges."""
+    small = [_small(token) for token in tokens]
+    runs = [[token for _, token in run] for _, run in groupby(enumerate(small), lambda at: at[1] - at[0])]
+    parts = [f"*range({r[0]}, {r[-1] + 1})" if len(r) > 1 else str(r[0]) for r in runs]
+    return f"[{', '.join(parts)}]"
+
+
+def quoted(text: str) -> str:
+    """A string as Python, in double quotes."""
+    return json.dumps(text)
+
+
+def variable(request: str) -> str:
+    """What a request is called in the lines."""
+    return request if re.fullmatch(r"r[0-9]+", request) else f"req_{re.sub('[^A-Za-z0-9]', '_', request)}"
+
+
+def _small(token: int) -> int:
+    serial, position = token >> POSITION_BITS, token & ((1 << POSITION_BITS) - 1)
+    return (serial if serial < SHARED else 900 + serial - SHARED) * 100_000 + position
+
+
+class Calls:
+    """Notes what `driver` does. Its module's classes stay wrapped: for a process of one release."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lines: list[str] = []
+        self._depth = 0
+        self._names: dict[int, str] = {}
+        self._kept: list[Any] = []  # an id means something as long as its bearer lives
+        release, batch = driver.release, driver.release.batch
+        for name, told in {
+            "hold": lambda _, req: f"server.cache.inc_lock_ref({self._name(req)}.last_node)",
+            "set_chunk": lambda req, _, end: f"chunk({self._name(req)}, end={end})",
+            "in_chunks": lambda req, more: f"middle_chunks({self._name(req)}, {more:+})",
+            "check_finished": lambda req, *_: f"check_finished({self._name(req)})",
+            "checkpoint": self._checkpoint,
+            "end": lambda req, _: f"release_kv_cache({self._name(req)}, server.cache)",
+            "retract": lambda _: "batch.release_req(0, 0, server.ARGS)",
+            "abort_queued": lambda _: SCHEDULER,
+            "prepare_spec": lambda _, n: f"claimed = prepare_verify(batch, draft_len={n})",
+            "commit": lambda req, n: f"{self._name(req)}.kv_committed_len += {n} - claimed",
+        }.items():
+            self._wrap(release, name, told)
+        for owner, names in {
+            batch.Req: ("init_next_round_input", "set_finish_with_abort"),
+            batch.ScheduleBatch: ("prepare_for_extend", "prepare_for_decode", "_evict_swa"),
+        }.items():
+            for name in names:
+                self._wrap_method(owner, name)
+        for owner in (batch.Req, SamplingParams):
+            self._watch(owner)
+
+    def started(self) -> None:
+        """The driver has started another server."""
+        server, results = self._driver.server, self._driver.results
+        self._wrap(results, "sampled", lambda t, tokens: f"sampled({self._name(t.req)}, {ids_text(tokens)})")
+        for name in ("open", "close"):
+            told = partial(lambda name, ask: f"server.{name}({quoted(ask.session_id)})", name)
+            self._wrap(server.controller, name, told)
+        self._wrap(server.controller, "maybe_reap", lambda *_: "server.reap()")
+        for name in ("free_group_begin", "free_group_end"):
+            self._wrap(server.allocator, name, lambda name=name: f"server.allocator.{name}()")
+        self._wrap(server, "new_request", self._request, after=True)
+        self._wrap(server, "new_batch", self._batch)
+        self._lines.clear()
+
+    def take(self) -> tuple[str, ...]:
+        """The lines since the last time."""
+        lines, self._lines = tuple(self._lines), []
+        return lines
+
+    # -- wrapping ---------------------------------------------------------------------------------
+
+    def _wrap(self, owner: Any, name: str, told: Callable[..., str], *, after: bool = False) -> None:
+        """Note calls of `owner.name`; `told` gives the line. after: it is told the result first."""
+        call = getattr(owner, name)
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            outermost = not self._depth
+            if outermost and not after:
+                self._lines.append(told(*args, **kwargs))
+            self._depth += 1
+            try:
+                result = call(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            if outermost and after:
+                self._lines.append(told(result, *args, **kwargs))
+            return result
+
+        setattr(owner, name, noting)
+
+    def _wrap_method(self, owner: type, name: str) -> None:
+        def told(this: Any, *args: Any) -> str:
+            return f"{self._name(this)}.{name}({', '.join(map(self._text, args))})"
+
+        self._wrap(owner, name, told)
+
+    def _watch(self, owner: type) -> None:
+        """Note assignments to attributes of objects that have a name."""
+        assign = owner.__setattr__
+
+        def noting(this: Any, attribute: str, value: Any) -> None:
+            name = self._names.get(id(this))
+            if name is not None and not self._depth:
+                text = self._text(value)
+                if attribute == "output_ids":  # only ever shortened
+                    text = f"{name}.output_ids[:{len(value) - len(this.output_ids)}]"
+                self._lines.append(f"{name}.{attribute} = {text}")
+            assign(this, attribute, value)
+
+        owner.__setattr__ = noting  # type: ignore[method-assign, assignment]
+
+    # -- words ------------------------------------------------------------------------------------
+
+    def _name(self, this: Any) -> str:
+        return self._names.get(id(this), "batch")
+
+    def _text(self, value: Any) -> str:
+        if value is self._driver.server.cache:
+            return "server.cache"
+        if type(value).__name__ == "FINISH_ABORT":
+            return "FINISH_ABORT()"
+        return self._names.get(id(value)) or (quoted(value) if isinstance(value, str) else repr(value))
+
+    def _call_it(self, this: Any, name: str) -> None:
+        self._kept.append(this)
+        self._names[id(this)] = name
+
+    def _checkpoint(self, req: Any, cache: Any, chunked: bool) -> str:
+        del cache
+        return f"checkpoint({self._name(req)}, server.cache{', chunked=True' if chunked else ''})"
+
+    def _request(self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> str:
+        name = variable(rid.partition("#")[0])
+        self._call_it(req, name)
+        self._call_it(req.sampling_params, f"{name}.sampling_params")
+        whose = "" if session is None else f", session={quoted(session)}"
+        if undo is not None:
+            whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
+        return f"{name} = server.request({quoted(rid)}, {ids_text(tokens)}{whose})"
+
+    def _batch(self, turns: Sequence[Turn], mode: ForwardMode) -> str:
+        names = ", ".join(self._name(t.req) for t in turns)
+        spec = ", spec=True" if self._driver.server.spec else ""
+        return f"batch = server.batch(ForwardMode.{mode.name}, {names}{spec})"
+
