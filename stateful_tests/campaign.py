@@ -19,6 +19,7 @@ from stateful_tests.choosers import RandomChooser
 from stateful_tests.lockstep import Lockstep, check_fits, new_tallies, replay
 from stateful_tests.results import CheckResult, Finding, MachineResult, Trace, Violation
 from stateful_tests.shrink import Commands, StillFails, drop, scaled, shrink
+from stateful_tests.situations import situation
 from stateful_tests.strategies import MACHINES, draw_geometry, draw_habits, finale, propose
 
 Progress = Callable[[str, int, int], None]
@@ -161,6 +162,7 @@ class _Campaign:
         result = CheckResult(self.system.name, plan.tier, plan.seed, tallies=new_tallies())
         refusals: Counter[str] = Counter()
         kinds: Counter[str] = Counter()
+        situations: Counter[str] = Counter()
         cells = self._cells()
         result.machines = [c.result for c in cells]
         for start in range(0, max(plan.examples[c.result.name] for c in cells), _TURN):
@@ -168,11 +170,12 @@ class _Campaign:
                 for example in range(start, min(start + _TURN, plan.examples[cell.result.name])):
                     if self._over(result):
                         break
-                    self._example(cell, example, result, refusals, kinds)
+                    self._example(cell, example, result, refusals, kinds, situations)
             if self._over(result):
                 break
         result.refusals = dict(refusals.most_common())
         result.commands_by_kind = dict(kinds.most_common())
+        result.situations = dict(sorted(situations.items()))
         result.findings = [self._finding(c) for c in sorted(self.caught, key=evaluation_order)]
         result.unreached = tuple(c for c, t in result.tallies.items() if not t.critical)
         result.seconds = time.monotonic() - self.started
@@ -202,7 +205,13 @@ class _Campaign:
         return result.timed_out or result.stopped
 
     def _example(
-        self, cell: _Cell, example: int, result: CheckResult, refusals: Counter[str], kinds: Counter[str]
+        self,
+        cell: _Cell,
+        example: int,
+        result: CheckResult,
+        refusals: Counter[str],
+        kinds: Counter[str],
+        situations: Counter[str],
     ) -> None:
         machine = cell.result.name
         seed = f"{self.plan.seed}/{cell.preset}/{cell.mode}/{example}"
@@ -220,7 +229,10 @@ class _Campaign:
         def do(command: Command) -> None:
             done.append(command)
             kinds[type(command).__name__] += 1
-            lockstep.do(command)
+            was = lockstep.state
+            outcome = lockstep.do(command)
+            if lockstep.violation is None:
+                situations[situation(was, command, outcome, lockstep.state)] += 1
 
         # Now and then a long life: what builds up over many turns shows in no short one.
         for _ in range(self.plan.steps * (8 if example % 32 == 8 else 1)):
