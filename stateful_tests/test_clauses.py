@@ -106,6 +106,9 @@ TURN = (Open("s1"), Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)
 BY_TREE = (Submit("r1", None, 1, 0, text("a4")), Admit("r1"), Extend((Chunk("r1", 5),)))
 
 INSERTED = step_of(TREE, Insert("h1", text("a8")))  # [0, 6) and [6, 8)
+CROWDED = step_of(
+    replace(TREE, full_pages=4, swa_pages=4), *(Insert("h1", text(letters)) for letters in ("b4", "a4", "a6"))
+)
 KEPT = step_of(TREE, Insert("h1", text("a8"), 0, True))
 MATCHED = step_of(ONE, Insert("h1", text("a5")), Match("h2", text("a5")))
 EVICTED = step_of(TREE, Insert("h1", text("a8")), Insert("h2", text("b2")), Evict(2, 0))
@@ -200,6 +203,8 @@ CASES = [
     # What was inserted is there.
     _fails("TREE-12", "a page is not", pages(INSERTED, "LLL-"), "[6, 8)"),
     _fails("TREE-12", "a tombstone", pages(INSERTED, "TLLL"), "[0, 2) of a8 live"),
+    _fails("TREE-12", "a new tombstone, others evicted", pages(CROWDED, "LLT"), "[4, 6) of a6 live"),
+    _holds("TREE-12", "an old tombstone, others evicted", pages(CROWDED, "TLL")),
     _fails("TREE-12", "of what was kept", pages(KEPT, "LLL-"), "[6, 8)"),
     _fails("TREE-12", "of a prefill", pages(ENTERED, "L-"), "[2, 4)"),
     _fails("TREE-12", "of what is left", pages(LEFT, "LL-"), "[4, 6)"),
