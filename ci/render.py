@@ -16,6 +16,7 @@ from reference.accounts import account_text
 from reference.commands import Account
 
 PIPE_WIDTH = 100
+MAX_MISSING = 20  # of the situations that a check has missed
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 
 
@@ -95,11 +96,25 @@ def check(out: Console, data: Data) -> None:
     _print(out, "commands:", _counts(data["commands_by_kind"]))
     if data["unreached"]:
         _print(out, "critical situation never reached:", ", ".join(data["unreached"]), style="yellow")
+    _situations(out, data["situations"])
     for number, found in enumerate(data["findings"], 1):
         out.print()
         finding(out, found, f"violation {number} of {len(data['findings'])}")
     out.print()
     _print(out, data["verdict"], style="bold red" if data["exit_code"] else "bold green")
+
+
+def _situations(out: Console, data: Data) -> None:
+    """What was reached of what the explorer has reached."""
+    _print(out, f"situations reached: {data['reached']} of {data['asked']} that the explorer has reached")
+    for group in data["left_out"]:
+        _print(out, f"  left out: {len(group['situations'])}, {group['why']}")
+    for row in data["exempt"]:
+        _print(out, f"  exempt: {row['situation']}: {row['reason']} (reached {row['times']} times)")
+    for text in data["missing"][:MAX_MISSING]:
+        _print(out, f"  never reached: {text}", style="yellow")
+    if (more := len(data["missing"]) - MAX_MISSING) > 0:
+        _print(out, f"  never reached: {more} more; --json has them all", style="yellow")
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -16,7 +16,7 @@ from impl.adapter import Capabilities
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
 from reference.commands import Broken, Choice, Done, Mode, Outcome, Refused
-from stateful_tests import traces
+from stateful_tests import coverage, traces
 from stateful_tests.campaign import Plan
 from stateful_tests.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.wording import describe
@@ -111,6 +111,7 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
         "unreached": list(result.unreached),
         "refusals": dict(sorted(result.refusals.items(), key=lambda item: (-item[1], item[0]))),
         "commands_by_kind": dict(result.commands_by_kind),
+        "situations": (situations := _situations(result, capabilities)),
         "examples": result.examples,
         "commands": result.commands,
         "seconds": round(result.seconds, 3),
@@ -119,7 +120,24 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
         "stopped_early": result.stopped,
         "findings": [finding_data(group) for group in groups(result.findings)],
     }
-    return data | _verdict(result, plan, narrowed=narrowed, capabilities=capabilities)
+    missing = situations["missing"]
+    return data | _verdict(result, plan, missing, narrowed=narrowed, capabilities=capabilities)
+
+
+def _situations(result: CheckResult, capabilities: Capabilities) -> Data:
+    """Which situations the runs reached, of those that the explorer has reached."""
+    found = coverage.coverage(result.situations, result.machines, capabilities, coverage.load())
+    return {
+        "reached": len(found.reached),
+        "asked": len(found.reached) + len(found.missing),
+        "missing": found.missing,
+        "exempt": [
+            {"situation": text, "reason": reason, "times": result.situations.get(text, 0)}
+            for text, reason in found.exempt.items()
+        ],
+        "left_out": [{"why": why, "situations": texts} for why, texts in found.left_out.items()],
+        "met": dict(result.situations),
+    }
 
 
 def _by_machine(name: str, result: CheckResult) -> Data:
@@ -143,7 +161,13 @@ def _waived(clause: str, capabilities: Capabilities) -> str | None:
     return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
 
 
-def _verdict(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: Capabilities) -> Data:
+# Whose check fails where the runs have missed a situation: that says something of them, not of a stranger.
+_OWN = ("reference", "torch")
+
+
+def _verdict(
+    result: CheckResult, plan: Plan, missing: list[str], *, narrowed: bool, capabilities: Capabilities
+) -> Data:
     code = result.exit_code
     violated = list(dict.fromkeys(f.clause for f in result.findings if f.clause != "BROKEN"))
     effort = f"{result.commands} commands in {result.seconds:.1f} s"
@@ -157,6 +181,10 @@ def _verdict(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: C
     # A narrowed run, or a system that offers less, cannot be asked to reach every situation.
     if plan.tier == "nightly" and not narrowed and capabilities == Capabilities() and result.unreached:
         said.append(f"never reached the critical situation of {', '.join(result.unreached)}")
+        code = code or 1
+    whole = plan.tier != "smoke" and not narrowed and not result.findings and not result.timed_out
+    if missing and whole and result.system in _OWN:
+        said.append(f"{len(missing)} situations that the explorer has reached were missed")
         code = code or 1
     if result.stopped:
         said.append(f"stopped {plan.after_finding_s:g} s after the last new finding")

@@ -358,15 +358,16 @@ class Evicted(NamedTuple):
 def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Evicted]:
     """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
 
-    Full: unlocked leaves go, both sides. SWA: an inner node becomes a tombstone, an unlocked leaf goes. A
-    leaf that is a tombstone serves no match and goes with the last node that was below it.
+    Full: unlocked leaves go, both sides. SWA: an inner node becomes a tombstone, a leaf goes. A leaf that is
+    a tombstone serves no match and goes with the last node that was below it. Nobody has locked these: a
+    lock pins the SWA KV of the node that it ends with, so that node is live and no candidate.
     """
     freed_full = freed_swa = 0
     while freed_full < full and (leaf := _oldest(tree, _full_candidate, "full_used")) is not None:
         tree, freed = _dropped(tree, leaf)
         freed_full, freed_swa = freed_full + freed.full, freed_swa + freed.swa
     while freed_swa < swa and (placed := _oldest(tree, _swa_candidate, "swa_used")) is not None:
-        if placed.node.children or full_locked(tree, placed):
+        if placed.node.children:
             tree = _changed(tree, placed.path, partial(_stamped, live=False))
             freed = Evicted(0, len(placed.node.key))
         else:
@@ -396,6 +397,6 @@ def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Evicted]:
         swa += len(leaf.node.key) if leaf.node.live and tree.window is not None else 0
         tree = _changed(tree, leaf.path, lambda _: ())
         above = path_of(tree, leaf.path[: leaf.start])
-        if not above or above[-1].node.live or above[-1].node.children or full_locked(tree, above[-1]):
+        if not above or above[-1].node.live or above[-1].node.children:
             return tree, Evicted(full, swa)
         leaf = above[-1]

@@ -19,6 +19,7 @@ from stateful_tests.choosers import RandomChooser
 from stateful_tests.lockstep import Lockstep, check_fits, new_tallies, replay
 from stateful_tests.results import CheckResult, Finding, MachineResult, Trace, Violation, add_tallies
 from stateful_tests.shrink import Commands, StillFails, drop, scaled, shrink
+from stateful_tests.situations import situation
 from stateful_tests.strategies import MACHINES, draw_geometry, draw_habits, finale, propose
 
 Progress = Callable[[str, int, int], None]
@@ -155,12 +156,13 @@ class _Campaign:
     caught: dict[str, _Caught] = field(default_factory=dict)
     last_new: float = 0.0
     commands: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    situations: Counter[str] = field(default_factory=Counter)
 
     def run(self) -> CheckResult:
         plan = self.plan
         result = CheckResult(self.system.name, plan.tier, plan.seed)
-        refusals: Counter[str] = Counter()
-        kinds: Counter[str] = Counter()
         cells = self._cells()
         result.machines = [c.result for c in cells]
         for machine in result.machines:
@@ -170,11 +172,12 @@ class _Campaign:
                 for example in range(start, min(start + _TURN, plan.examples[cell.result.name])):
                     if self._over(result):
                         break
-                    self._example(cell, example, refusals, kinds)
+                    self._example(cell, example)
             if self._over(result):
                 break
-        result.refusals = dict(refusals.most_common())
-        result.commands_by_kind = dict(kinds.most_common())
+        result.refusals = dict(self.refusals.most_common())
+        result.commands_by_kind = dict(self.kinds.most_common())
+        result.situations = dict(sorted(self.situations.items()))
         result.findings = [self._finding(c) for c in sorted(self.caught, key=evaluation_order)]
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
@@ -205,7 +208,7 @@ class _Campaign:
         result.stopped = bool(self.caught and now - self.last_new > self.plan.after_finding_s)
         return result.timed_out or result.stopped
 
-    def _example(self, cell: _Cell, example: int, refusals: Counter[str], kinds: Counter[str]) -> None:
+    def _example(self, cell: _Cell, example: int) -> None:
         machine = cell.result.name
         seed = f"{self.plan.seed}/{cell.preset}/{cell.mode}/{example}"
         chooser = RandomChooser(seed if machine == "sessions" else f"{seed}/{machine}")
@@ -215,14 +218,17 @@ class _Campaign:
         if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
             geometry = draw_geometry(chooser, geometry)
         lockstep = Lockstep(
-            self.system, geometry, cell.mode, tallies=cell.result.tallies, refusals=refusals
+            self.system, geometry, cell.mode, tallies=cell.result.tallies, refusals=self.refusals
         )
         done: list[Command] = []
 
         def do(command: Command) -> None:
             done.append(command)
-            kinds[type(command).__name__] += 1
-            lockstep.do(command)
+            self.kinds[type(command).__name__] += 1
+            was = lockstep.state
+            outcome = lockstep.do(command)
+            if lockstep.violation is None:
+                self.situations[situation(was, command, outcome, lockstep.state)] += 1
 
         # Now and then a long life: what builds up over many turns shows in no short one.
         for _ in range(self.plan.steps * (8 if example % 32 == 8 else 1)):

@@ -157,6 +157,6 @@ def draw_evicted(state: State, chooser: Chooser, key: Key, prefix: int, limit: i
     marks = [limit, prefix, page_size * chooser.upto(limit // page_size)]
     marks += [mark for placed in dead for mark in (placed.start, placed.end)]
     mark = pick(chooser, marks)
-    if once_in(chooser, 6):
-        mark += chooser.upto(2) - 1
+    if page_size > 1 and once_in(chooser, 2):  # inside a page
+        mark += chooser.upto(2 * page_size) - page_size
     return max(0, min(limit, mark))

@@ -159,7 +159,7 @@ class MachineResult:
 class CheckResult:
     """Everything a check measured.
 
-    refusals: how often each reason was met. unreached: clauses whose critical situation never
+    refusals, situations: how often each was met. unreached: clauses whose critical situation never
     came up. timed_out: the time limit cut the check short, which is no success. stopped: nothing new
     had come up for a while after a finding, so the rest of the plan was left.
     """
@@ -170,6 +170,7 @@ class CheckResult:
     machines: list[MachineResult] = field(default_factory=list)
     tallies: dict[str, Tally] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
+    situations: dict[str, int] = field(default_factory=dict)
     commands_by_kind: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     unreached: tuple[str, ...] = ()

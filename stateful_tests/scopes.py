@@ -121,6 +121,10 @@ _ALL: Sequence[Scope] = (
         _sizes(2, 1, 2, 2, 2, 3), sessions=1, ordinary=1, submits=(1,), ahead=2, checks=True, clauses=True,
     ),
     Scope("ordinary", "two ordinary requests", _sizes(1, 1, 3, 3, 2, 3), ordinary=2, ahead=2, clauses=True),
+    Scope(
+        "batches", "two ordinary requests, pages and a window of two",
+        _sizes(2, 2, 4, 4, 2, 4), ordinary=2, ahead=3, submits=(1,), aborts=False, retracts=False,
+    ),
     *_both_modes(Scope(
         "two-sessions", "two sessions, pages of two", _sizes(2, 1, 3, 3, 2, 4), sessions=2, ahead=3,
     )),
@@ -168,6 +172,14 @@ _ALL: Sequence[Scope] = (
         clauses=True,
     ),
     Scope(
+        "tree-two-guests-long", "two guests, one text, prompts of up to three, a window's pool for two",
+        _cached(1, 1, 3, 2, 1, 3), guests=2, texts="a", prompts=("a1", "a2", "a3"),
+    ),
+    Scope(
+        "tree-page2-long", "one guest, one text, prompts of up to three pages of two",
+        _cached(2, 1, 3, 3, 1, 6), guests=1, texts="a", prompts=("a2", "a4", "a6"),
+    ),
+    Scope(
         "tree-long", "one guest, a window of one, prompts of up to three: fresh nodes outside of the window",
         _cached(1, 1, 3, 3, 1, 3), guests=1, texts="ab", prompts=spelt_in("ab", 3), takes="minutes",
     ),
@@ -196,6 +208,26 @@ _ALL: Sequence[Scope] = (
     Scope(
         "both-two", "two ordinary requests, batches that go into the tree together",
         _cached(1, 1, 2, 2, 2, 2), ordinary=2, submits=(), prompts=("a1", "a2"), texts="a",
+    ),
+    Scope(
+        "both-guest-room", "an ordinary request and a guest of the tree, room for three pages",
+        _cached(1, 1, 3, 3, 1, 2), ordinary=1, guests=1, submits=(), prompts=("a1", "a2"), texts="a",
+        decode=False, retracts=False,
+    ),
+    Scope(
+        "both-ordinary-page2", "an ordinary request over the tree, pages of two",
+        _cached(2, 1, 3, 2, 1, 5), ordinary=1, submits=(1,), prompts=("a2",), texts="a", ahead=2,
+        marked=False,
+    ),
+    Scope(
+        "both-ordinary-window2", "an ordinary request over the tree, a window of two, up to 3 ahead",
+        _cached(1, 2, 3, 3, 1, 4), ordinary=1, submits=(1,), prompts=("a1",), texts="a", ahead=3,
+        marked=False,
+    ),
+    Scope(
+        "both-ahead", "a session over the tree, pages of two, overshoot past window and target",
+        _cached(2, 1, 4, 4, 1, 8), sessions=1, submits=(), prompts=("a2",), texts="a", ahead=5, marked=False,
+        decode=False, evicts=False,
     ),
     Scope(
         "both-longer", "a session, rows of three, room for three pages",

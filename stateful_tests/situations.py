@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -22,7 +21,7 @@ from reference.cursors import floor_page
 from reference.geometry import Geometry
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State
 from reference.rules import RULES
-from reference.tree import Key, Tree, nodes, path_of, shared
+from reference.tree import Key, Node, Tree, nodes, path_of, shared
 
 Labels = tuple[str, ...]
 
@@ -56,7 +55,7 @@ def _fits(geometry: Geometry, reason: Reason) -> bool:
 
 
 def _combinations(kind: type, geometry: Geometry, absent: Container[str]) -> Iterator[Labels]:
-    no_window = ("window", "evicted", "tombstone", "both pools")
+    no_window = ("window", "evicted", "tombstone", "swept", "both pools")
     for labels in product(*_CASES[kind][1]):
         text = " ".join(labels)
         if not geometry.tree and "tree" in text:
@@ -71,15 +70,88 @@ def _combinations(kind: type, geometry: Geometry, absent: Container[str]) -> Ite
 
 def _sense(kind: type, labels: Labels, geometry: Geometry) -> bool:
     """Whether these labels go together by what they mean."""
-    if kind is Admit:
-        return (labels[1] == "no slot") == (labels[2] not in _TAILS)
-    if kind is Extend:
-        return not labels[2] or labels[0] in ("takes a row", "goes on")
-    if kind is Finish:
-        return bool(labels[-1]) == (labels[0] == "ordinary" and geometry.tree)
-    if kind is Abort:
-        return labels[1] != "ordinary" or not labels[2]
-    return kind is not Insert or "ends" not in labels or "kept out" not in labels
+    if labels[-2:] == ("no page opened", "tree evicts for room"):
+        return False
+    return kind not in _SENSE or _SENSE[kind](labels, geometry)
+
+
+def _sense_admit(labels: Labels, _: Geometry) -> bool:
+    again, found, tail = labels
+    if found in _SLOTLESS:
+        return tail not in _TAILS
+    if again:  # the first time has cut the slot
+        return found in ("commit at its key", "commit below its key") and tail == "no tail"
+    if found == "from R, its window lost":  # R is a page boundary, and the commit was past it
+        return tail == "frees pages"
+    return tail in _TAILS and not (found == "commit past its key" and tail == "no tail")
+
+
+def _sense_extend(labels: Labels, geometry: Geometry) -> bool:
+    start, _, kept, opened, _ = labels
+    small = geometry.page_size == 1
+    if opened == "no page opened" and (start == "takes a row" or small):
+        return False
+    if start == "takes a row" and small and geometry.tree:
+        return bool(kept)
+    return not kept or start in ("takes a row", "goes on")
+
+
+def _sense_spec_decode(labels: Labels, _: Geometry) -> bool:
+    return labels[:4] != ("", "all accepted", "ahead by a window", "opens pages")
+
+
+def _sense_cut(past: str, below: str, inside: str, tail: str) -> bool:
+    if tail == "no tail":
+        return not past and not below
+    # A sweep stays behind what is allocated: a page that keeps its end was not passed.
+    return tail == "frees pages" or (tail != "" and bool(inside) and not below)
+
+
+def _sense_finish(labels: Labels, geometry: Geometry) -> bool:
+    who, *cut, tail, left = labels
+    if who == "turn":
+        return not left and _sense_cut(*cut, tail)
+    if who == "ordinary" and geometry.tree:
+        return bool(left) and not tail
+    return not any(labels[1:])
+
+
+def _sense_retract(labels: Labels, _: Geometry) -> bool:
+    who, _, past, *cut = labels  # the last output is never computed
+    return not past and (_sense_cut(past, *cut) if who == "turn" else not any(cut))
+
+
+def _sense_abort(labels: Labels, _: Geometry) -> bool:
+    where, who, closing, prefix = labels
+    if where == "waits after a retract" and who == "no slot":
+        return False
+    nothing_held = where in ("queued", "marked") and who != "slot"
+    return not (closing and who == "ordinary") and not (prefix and nothing_held)
+
+
+def _sense_match(labels: Labels, _: Geometry) -> bool:
+    how, short, splits = labels
+    return not (short and how == "all of it") and not (splits and not short and how == "nothing")
+
+
+def _sense_insert(labels: Labels, _: Geometry) -> bool:
+    goes_on, what, swa, out, room = labels
+    if what == "nothing new":
+        return not (swa or out or room)
+    if out:
+        return goes_on == "goes on" and not swa
+    return not swa.startswith({"nothing there": "revives", "all there": "brings"}.get(what, "-"))
+
+
+def _sense_evict(labels: Labels, _: Geometry) -> bool:
+    return labels[1] != "nothing to be had" or not any(labels[2:])
+
+
+_SENSE: dict[type, Callable[[Labels, Geometry], bool]] = {
+    Admit: _sense_admit, Extend: _sense_extend, SpecDecode: _sense_spec_decode, Finish: _sense_finish,
+    Retract: _sense_retract, Abort: _sense_abort, Match: _sense_match, Insert: _sense_insert,
+    Evict: _sense_evict,
+}  # fmt: skip
 
 
 _NAMES: dict[type, str] = {}
@@ -145,10 +217,11 @@ def _admit(was: State, command: Admit, now: State) -> Labels:
     session = was.session(before.session)
     c, key = _cursors(after), before.origin + before.output - 1
     if session is None or session.slot is None:
+        found = "slot wiped" if session is not None and session.history else "no slot"
         if not c.cache_protected_len:
-            return again, "no slot", ""
+            return again, found, ""
         whole = c.cache_protected_len == floor_page(key, was.scope.geometry.page_size)
-        return again, "no slot", f"{'all' if whole else 'part'} of its key from the tree"
+        return again, found, f"{'all' if whole else 'part'} of its key from the tree"
     slot, page_size = session.slot, was.scope.geometry.page_size
     if c.kv_committed_len < min(slot.kv_committed_len, key):
         found = "from R, its window lost"
@@ -184,15 +257,25 @@ def _evicts(was: State, now: State) -> bool:
     return any(end not in has or (live and not has[end]) for end, live in _ends(was.tree).items())
 
 
-@lru_cache(maxsize=64)  # commands are tried on one tree after the other
-def _ends(tree: Tree) -> dict[Key, bool]:
+_Ends = dict[Key, bool]
+_latest: list[tuple[Tree, _Ends]] = []  # of the last trees: each command begins where one has ended
+
+
+def _ends(tree: Tree) -> _Ends:
     """Path to the end of each page -> whether it has SWA KV."""
-    size = tree.page_size
-    return {
-        placed.path[:end]: placed.node.live
-        for placed in nodes(tree)
-        for end in range(placed.start + size, placed.end + 1, size)
-    }
+    known = next((entry for entry in _latest if entry[0] is tree), None)
+    if known is None:
+        known = tree, {}
+        waiting: list[tuple[Key, tuple[Node, ...]]] = [((), tree.children)]
+        while waiting:
+            above, children = waiting.pop()
+            for node in children:
+                path = above + node.key
+                for end in range(len(above) + tree.page_size, len(path) + 1, tree.page_size):
+                    known[1][path[:end]] = node.live
+                waiting.append((path, node.children))
+    _latest[:] = [known, *(entry for entry in _latest if entry is not known)][:3]
+    return known[1]
 
 
 def _extend(was: State, command: Extend, now: State) -> Labels:
@@ -248,9 +331,11 @@ def _evict_swa(was: State, command: EvictSwa, now: State) -> Labels:
 
 def _cut(was: State, c: Cursors, target: int) -> Labels:
     page_size = was.scope.geometry.page_size
+    swept = c.swa_evicted_seqlen > max(target, c.cache_protected_len)
+    below = _BELOW[1 + (c.cache_protected_len > 0)] if swept else ""
     return (
         "commit past target" if c.kv_committed_len > target else "",
-        "target below evicted" if c.swa_evicted_seqlen > target else "",
+        below,
         "target inside a page" if target % page_size else "",
         _tail(c.kv_allocated_len, min(c.kv_allocated_len, target), page_size),
     )
@@ -259,23 +344,22 @@ def _cut(was: State, c: Cursors, target: int) -> Labels:
 def _finish(was: State, command: Finish, now: State) -> Labels:
     request = _request(was, command.request)
     session = was.session(request.session)
-    left = ""
-    if session is None:
-        who = "ordinary"
-        if was.tree is not None and now.tree is not None:
-            grew = _ends(now.tree).keys() - _ends(was.tree).keys()
-            left = "leaves pages in the tree" if grew else "leaves the tree as it is"
-    else:
-        who = "turn of a closing session" if session.closing else "turn"
-    return who, *_cut(was, _cursors(request), request.origin + command.finished_len), left
+    *cut, tail = _cut(was, _cursors(request), request.origin + command.finished_len)
+    if session is not None and not session.closing:
+        return "turn", *cut, tail, ""
+    if session is None and was.tree is not None and now.tree is not None:
+        grew = _ends(now.tree).keys() - _ends(was.tree).keys()
+        return "ordinary", *cut, "", "leaves pages in the tree" if grew else "leaves the tree as it is"
+    return "ordinary" if session is None else "turn of a closing session", *_ALL_BACK, ""
 
 
 def _retract(was: State, command: Retract, _now: State) -> Labels:
     request = _request(was, command.request)
     target = request.origin + request.output - command.in_flight
-    who = "ordinary" if request.session is None else "turn"
     in_flight = "one output in flight" if command.in_flight else ""
-    return who, in_flight, *_cut(was, _cursors(request), target)
+    if request.session is None:
+        return "ordinary", in_flight, *_ALL_BACK
+    return "turn", in_flight, *_cut(was, _cursors(request), target)
 
 
 def _abort(was: State, command: Abort, _now: State) -> Labels:
@@ -290,7 +374,10 @@ def _abort(was: State, command: Abort, _now: State) -> Labels:
     if command.marked:
         where = "marked"
     who = "ordinary" if session is None else "slot" if session.slot is not None else "no slot"
-    return where, who, "session closing" if session is not None and session.closing else ""
+    closing = "session closing" if session is not None and session.closing else ""
+    held = request.cursors or (session.slot if session is not None else None)
+    prefix = "with a prefix of the tree" if held is not None and held.cache_protected_len else ""
+    return where, who, closing, prefix
 
 
 def _close(was: State, command: Close, _now: State) -> Labels:
@@ -331,12 +418,16 @@ def _whole(state: State, prompt: Prompt) -> Key:
     return key[: floor_page(len(key), state.scope.geometry.page_size)]
 
 
+def _count(children: tuple[Node, ...]) -> int:
+    return sum(1 + _count(node.children) for node in children)
+
+
 def _match(was: State, command: Match, now: State) -> Labels:
     assert was.tree is not None and now.tree is not None
     key, found = _whole(was, command.prompt), len(guests(now)[command.holder])
     there = _in_tree(was.tree, key)
-    how = "all of it" if found == len(key) else "part of it" if found else "nothing"
-    split = len(list(nodes(now.tree))) > len(list(nodes(was.tree)))
+    how = "nothing" if not found else "all of it" if found == len(key) else "part of it"
+    split = _count(now.tree.children) > _count(was.tree.children)
     return how, "tombstones keep it short" if found < there else "", "splits a node" if split else ""
 
 
@@ -346,35 +437,47 @@ def _unlock(was: State, command: Unlock, _now: State) -> Labels:
 
 def _insert(was: State, command: Insert, now: State) -> Labels:
     assert was.tree is not None and now.tree is not None
-    key = _whole(was, command.prompt)
+    key, goes_on = _whole(was, command.prompt), "goes on" if command.chunked else "ends"
+    if len(key) == len(guests(was).get(command.holder, ())):
+        return goes_on, "nothing new", "", "", ""
     there = _in_tree(was.tree, key)
-    before, after = _ends(was.tree), _ends(now.tree).items()
-    revived = any(live and before.get(end) is False for end, live in after)
-    fresh = any(not live and end not in before for end, live in after)
+    before, after = _ends(was.tree), _ends(now.tree)
+    revived = fresh = False
+    for end, live in after.items():
+        if live:
+            revived = revived or before.get(end) is False
+        elif end not in before:
+            fresh = True
     out = command.chunked and len(guests(now).get(command.holder, ())) < len(key)
     what = "all there" if there == len(key) else "part there" if there else "nothing there"
     swa = "revives a tombstone" if revived else "brings a tombstone" if fresh else ""
+    if fresh and not revived and command.evicted % was.tree.page_size and command.evicted < len(key):
+        swa = "brings a tombstone, swept to inside a page"
     room = "evicts for room" if _evicts(was, now) else ""
-    return "goes on" if command.chunked else "ends", what, swa, "kept out" if out else "", room
+    return goes_on, what, swa, "kept out" if out else "", room
 
 
 def _evict(was: State, command: Evict, now: State) -> Labels:
     assert was.tree is not None and now.tree is not None
-    had, has = _ends(was.tree).values(), _ends(now.tree).values()
+    had, has = _ends(was.tree), _ends(now.tree)
     size = was.scope.geometry.page_size
-    full, swa = ((len(had) - len(has)) * size, (sum(had) - sum(has)) * size)
+    full, swa = ((len(had) - len(has)) * size, (sum(had.values()) - sum(has.values())) * size)
     asked = "both pools" if command.full and command.swa else "full" if command.full else "window's pool"
     if not full and (not swa or was.tree.window is None):
-        return asked, "nothing to be had"
+        return asked, "nothing to be had", "", ""
     short = full < command.full or swa < command.swa
-    return asked, "less than asked" if short else "what was asked"
+    gone = {p.node.live for p in nodes(was.tree) if p.node.children and p.path not in has}
+    parent = "a parent after its child" if True in gone else ""
+    above = "tombstones above go along" if False in gone else ""
+    return asked, "less than asked" if short else "what was asked", parent, above
 
 
 _ROOM: tuple[Labels, Labels] = (("no page opened", "opens pages"), ("", "tree evicts for room"))
 _TAILS = ("no tail", "gives back within a page", "frees pages")
-_CUT: tuple[Labels, ...] = (
-    ("", "commit past target"), ("", "target below evicted"), ("", "target inside a page"), _TAILS,
-)  # fmt: skip
+_SLOTLESS = ("no slot", "slot wiped")
+_BELOW = ("", "target below evicted", "target below evicted, above a prefix of the tree")
+_CUT = (("", "commit past target"), _BELOW, ("", "target inside a page"), ("", *_TAILS))
+_ALL_BACK = ("", "", "", "")  # everything is given back, whatever the target is
 _HELD = ("nothing held", "slots", "running", "slots and running")
 _TREE_TEXT = ("", "for the tree, with a prompt")
 
@@ -384,7 +487,7 @@ _CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ..
     Submit: (_submit, (("ordinary", "first turn", "later turn", "turn without a slot"), _TREE_TEXT)),
     Admit: (_admit, (
         ("", "again"),
-        ("no slot", "commit past its key", "commit at its key", "commit below its key",
+        (*_SLOTLESS, "commit past its key", "commit at its key", "commit below its key",
          "from R, its window lost"),
         ("", "part of its key from the tree", "all of its key from the tree", *_TAILS),
     )),
@@ -406,7 +509,7 @@ _CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ..
     Retract: (_retract, (("ordinary", "turn"), ("", "one output in flight"), *_CUT)),
     Abort: (_abort, (
         ("queued", "admitted", "in a batch", "waits after a retract", "marked"),
-        ("ordinary", "slot", "no slot"), ("", "session closing"),
+        ("ordinary", "slot", "no slot"), ("", "session closing"), ("", "with a prefix of the tree"),
     )),
     Close: (_close, (("no slot", "slot", "deferred"),)),
     CheckBusy: (_check_busy, (("level 0", "level 1", "level 2"), _HELD)),
@@ -416,10 +519,12 @@ _CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ..
     )),
     Unlock: (_unlock, (("pins nothing", "pins some"),)),
     Insert: (_insert, (
-        ("ends", "goes on"), ("nothing there", "part there", "all there"),
-        ("", "revives a tombstone", "brings a tombstone"), ("", "kept out"), ("", "evicts for room"),
+        ("ends", "goes on"), ("nothing there", "part there", "all there", "nothing new"),
+        ("", "revives a tombstone", "brings a tombstone", "brings a tombstone, swept to inside a page"),
+        ("", "kept out"), ("", "evicts for room"),
     )),
     Evict: (_evict, (
         ("full", "window's pool", "both pools"), ("what was asked", "less than asked", "nothing to be had"),
+        ("", "a parent after its child"), ("", "tombstones above go along"),
     )),
 }  # fmt: skip

@@ -151,21 +151,21 @@ def _weights(c: _Context) -> dict[type, int]:
     # A frontier inside a page (free mode alone) is there for as long as the slot is idle: count it.
     page_size = state.scope.geometry.page_size
     odd = any(s.slot is not None and s.slot.swa_evicted_seqlen % page_size for s in resumable)
-    # Admitted onto a prefix, and not begun: what an abort now must give back is the lock alone.
-    matched = any(r.phase is Phase.ADMITTED and not r.started and _cursors(r)[3] for r in state.requests)
+    # A turn that may overshoot: let it, before it ends.
+    short = habits.ahead and free_mode and any(_may_overshoot(state, r) for r in c.running)
     submit = 9 if resumable else 6 if c.idle or len(state.requests) < 2 else 0
     weights = {
         Open: 4 * (len(state.sessions) < len(habits.sessions)),
         Submit: 0 if crowded else submit,
-        Admit: 8 * queued + 2 * admitted,
+        Admit: 8 * queued + (8 if c.wiped else 2) * admitted,
         Extend: 10 * bool(c.extending),
         Decode: 5 * bool(c.running),
-        SpecDecode: 6 * bool(c.running),
+        SpecDecode: (24 if short else 6) * bool(c.running),
         EvictSwa: (20 if ahead else 5) * bool(c.held) * (state.scope.geometry.window is not None),
-        Finish: (20 if swept else 6) * bool(c.running),
-        Retract: (10 if swept else 3) * bool(c.running),
-        Abort: 1 * bool(state.requests) + 3 * matched,
-        Close: 1 * bool(state.sessions),
+        Finish: (20 if swept else 1 if short else 6) * bool(c.running),
+        Retract: (30 if swept else 3) * bool(c.running),
+        Abort: 1 * bool(state.requests) + 5 * bool(c.abortable),
+        Close: 1 * bool(state.sessions) + 2 * bool(c.closable),
         CheckBusy: (30 if odd else 6 if habits.ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
@@ -208,6 +208,15 @@ def _cursors(request: Request) -> Cursors:
     return request.cursors
 
 
+def _may_overshoot(state: State, request: Request) -> bool:
+    """A turn that has less allocated ahead than a sweep needs to pass its end, and room for that much."""
+    c, geometry = _cursors(request), state.scope.geometry
+    need = (geometry.window or 0) + 2 * geometry.page_size
+    if request.session is None or c.swa_evicted_seqlen > request.origin:
+        return False
+    return c.kv_allocated_len - c.kv_committed_len <= need < _room(state, c)
+
+
 def _ahead(request: Request) -> int:
     """Tokens that are allocated past the commit and were not swept."""
     c = _cursors(request)
@@ -245,6 +254,30 @@ class _Context:
     @property
     def idle(self) -> list[Session]:
         return [s for s in self.state.sessions if s.turn is None and not s.closing]
+
+    @property
+    def abortable(self) -> list[Request]:
+        """Requests of which an abort must give back something out of the ordinary: a lock alone, the lock
+        of a slot, what a closing session has; or for which it must evict."""
+        return [r for r in self.state.requests if self._abortable(r)]
+
+    def _abortable(self, r: Request) -> bool:
+        session = self.state.session(r.session)
+        if not r.started and r.phase is Phase.QUEUED:
+            return (session is not None and session.closing) or not free(self.state).full
+        later = not r.started or (session is not None and bool(session.history))
+        return bool(r.cursors and r.cursors.cache_protected_len) and later
+
+    @property
+    def wiped(self) -> list[Session]:
+        """Sessions that an abort has left without a slot: the next turn computes their history again."""
+        return [s for s in self.state.sessions if s.history and s.slot is None and not s.closing]
+
+    @property
+    def closable(self) -> list[Session]:
+        """Sessions whose turn waits, and has not begun."""
+        waiting = {r.session for r in self._in(Phase.QUEUED) if not r.started}
+        return [s for s in self.state.sessions if s.name in waiting and not s.closing]
 
     def request(self, fitting: Sequence[Request]) -> str:
         """A request that fits; any name at all when rude or when none does."""
@@ -325,8 +358,12 @@ def _make_submit(c: _Context) -> Submit:
         session = pick(c.chooser, (*c.habits.sessions, None))
     else:
         # What ordinary requests leave in a radix tree is for everybody.
-        ordinary = not idle or once_in(c.chooser, 5 if c.habits.machine == "sessions" else 2)
-        session = None if ordinary else pick(c.chooser, [s.name for s in idle])
+        often = 5 if c.habits.machine == "sessions" or c.habits.ahead else 2
+        ordinary = not idle or once_in(c.chooser, often)
+        wiped = [s for s in c.wiped if s.turn is None]
+        session = None if ordinary else pick(c.chooser, wiped or idle).name
+        if wiped and session is not None and not once_in(c.chooser, 3):
+            return Submit(name, session, 1)
     width = c.state.scope.geometry.width
     tokens = c.length(width // (2 if c.habits.long else 4))
     if c.habits.long and once_in(c.chooser, 2):
@@ -368,6 +405,8 @@ def _make_extend(c: _Context) -> Extend:
         tokens = left if whole else c.length(left)
         if c.habits.machine != "sessions" and request is not None and not once_in(c.chooser, 3):
             tokens = max(1, min(tokens, _room(c.state, request.cursors)))
+            if tokens == left > 1 and free(c.state).full < 2:  # a chunk for which the tree makes room
+                tokens = c.length(left - 1)
         if c.rude and once_in(c.chooser, 3):
             tokens = pick(c.chooser, (left + 1, 0, -1))
         chunks.append(Chunk(name, tokens))
@@ -386,8 +425,10 @@ def _make_spec_decode(c: _Context) -> SpecDecode:
         allocate = c.length(room + c.rude)
         accept = allocate if once_in(c.chooser, 4) else 1 + c.chooser.upto(allocate - 1)
         if c.habits.ahead and not once_in(c.chooser, 3):
-            allocate = max(1, room - c.chooser.upto(room // 2))
+            allocate = max(1, room - c.chooser.upto(room // 3))
             accept = 1 if once_in(c.chooser, 2) else 1 + c.chooser.upto(allocate - 1)
+        elif c.habits.ahead and request in c.running and _ahead(request) > 1:
+            allocate = accept = 1  # what is left of the round before stays ahead
         if c.rude and once_in(c.chooser, 4):
             allocate, accept = pick(c.chooser, ((allocate, allocate + 1), (0, 0), (1, 0), (-1, 1)))
         drafts.append(Draft(name, allocate, accept))
@@ -395,13 +436,14 @@ def _make_spec_decode(c: _Context) -> SpecDecode:
 
 
 def _make_evict_swa(c: _Context) -> EvictSwa:
-    name = c.request(c.held)
+    over = [r for r in c.running if _ahead(r) > 0] if c.habits.ahead else []
+    name = c.request(over or c.held)
     request = c.state.request(name)
     cursors = request.cursors if request is not None else None
     if cursors is None:
         return EvictSwa(name, c.chooser.upto(4))
     top = cursors.kv_committed_len
-    if c.state.scope.mode is Mode.FREE and (c.habits.ahead or once_in(c.chooser, 3)):
+    if (c.state.scope.mode is Mode.FREE or c.rude) and (c.habits.ahead or once_in(c.chooser, 3)):
         top = cursors.kv_allocated_len + (c.rude and once_in(c.chooser, 3))
     if c.rude and once_in(c.chooser, 8):
         return EvictSwa(name, -1)
@@ -417,7 +459,7 @@ def _make_finish(c: _Context) -> Finish:
     low = 1
     if request is not None and c.state.scope.mode is Mode.FAITHFUL:
         low = max(request.known[0] + 1, request.swept - request.origin)
-    if low >= output or once_in(c.chooser, 3):
+    if low >= output or once_in(c.chooser, 6 if c.habits.ahead else 3):
         return Finish(name, output)
     if once_in(c.chooser, 2):  # far back: most of what was accepted was past the limit
         return Finish(name, low)
@@ -429,11 +471,12 @@ def _make_retract(c: _Context) -> Retract:
 
 
 def _make_abort(c: _Context) -> Abort:
-    return Abort(c.request(c.state.requests), once_in(c.chooser, 3))
+    special = c.abortable
+    return Abort(c.request(special if special and not c.rude else c.state.requests), once_in(c.chooser, 2))
 
 
 def _make_close(c: _Context) -> Close:
-    known = [s.name for s in c.state.sessions]
+    known = [s.name for s in c.closable or c.state.sessions]
     return Close(pick(c.chooser, known if known and not c.rude else c.habits.sessions))
 
 
@@ -469,7 +512,7 @@ def _make_insert(c: _Context) -> Insert:
     else:
         after = spelt(locked) if locked else None
         prompt = draw_prompt(c.state, c.chooser, c.habits.texts, longest, after=after)
-    chunked = once_in(c.chooser, 3)
+    chunked = once_in(c.chooser, 2)
     if geometry.window is None or c.state.tree is None:
         return Insert(name, prompt, int(c.rude and once_in(c.chooser, 4)), chunked)
     limit = prompt_len(prompt) + c.rude

@@ -20,7 +20,7 @@ from reference.commands import (
     Freed, Insert, Match, Mode, Open, Outcome, Piece, Reason, Refused, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.geometry import PRESETS
-from stateful_tests import campaign, lockstep, registry, traces, wording
+from stateful_tests import campaign, coverage, lockstep, registry, traces, wording
 from stateful_tests.results import (
     CheckResult, Finding, MachineResult, Row, Run, Tally, Trace, Violation,
 )  # fmt: skip
@@ -307,6 +307,43 @@ def test_a_narrowed_nightly_need_not_reach_everything(
     assert kvspec("check", "--tier", "nightly", "--preset", "no-swa")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("tier", "name", "more", "options", "code"),
+    [
+        ("pr", "torch", {}, (), 1),
+        ("pr", "reference", {}, ("--seed", "3", "--mode", "both"), 1),
+        ("nightly", "torch", {"unreached": ()}, (), 1),
+        ("smoke", "torch", {}, (), 0),
+        ("pr", "sglang==0.5.23", {}, (), 0),
+        ("pr", "torch", {}, ("--machine", "tree"), 0),
+        ("pr", "torch", {}, ("--preset", "page2"), 0),
+        ("pr", "torch", {}, ("--examples", "3"), 0),
+        ("pr", "torch", {"situations": dict.fromkeys(coverage.load().situations, 1)}, (), 0),
+    ],
+)
+def test_missed_situations_fail_the_whole_check_of_our_own(
+    fake: FakeSystem,
+    kvspec: Check,
+    monkeypatch: pytest.MonkeyPatch,
+    tier: str,
+    name: str,
+    more: dict[str, Any],
+    options: tuple[str, ...],
+    code: int,
+) -> None:
+    result = checked(tier=tier, system=name, **more)
+    finds(monkeypatch, result)
+    found, out, _ = kvspec("check", "--tier", tier, *options, "--json", "out.json")
+    assert found == code
+    told = json.loads(Path("out.json").read_text())["situations"]
+    assert f"situations reached: {told['reached']} of {told['asked']} that the explorer has reached" in out
+    assert told["reached"] + len(told["missing"]) == told["asked"] > 0
+    assert ("situations that the explorer has reached were missed" in " ".join(out.split())) == bool(code)
+    if told["missing"]:
+        assert f"never reached: {told['missing'][0]}" in " ".join(out.split())
+    assert ("\n  never reached: " in out) == bool(told["missing"])
+
+
 def unusable(*arguments: str, says: str) -> Any:
     return pytest.param(arguments, says, id=" ".join(arguments)[:60])
 
@@ -320,6 +357,7 @@ def unusable(*arguments: str, says: str) -> Any:
         unusable("check", "--examples", "9" * 5000, says="--examples"),
         unusable("check", "--examples", "99999999999", says="--examples: must be between"),
         unusable("check", "--steps", "many", says="--steps"),
+        unusable("explore", "--situations", "no/such/list.json", says="list.json: there is no folder"),
         unusable("check", "--seed", "x", says="--seed"),
         unusable("check", "--tier", "daily", says="--tier"),
         unusable("check", "--mode", "wild", says="--mode"),

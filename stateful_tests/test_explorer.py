@@ -13,7 +13,7 @@ from reference.clauses import CLAUSES, Failure
 from reference.commands import COMMANDS, Done, Evict, Finish, Insert, Mode, Open, Piece, Refused
 from reference.geometry import Geometry
 from reference.step import Step
-from stateful_tests import quotient, search, unfinished
+from stateful_tests import coverage, quotient, search, unfinished
 from stateful_tests.explorer import Explorer, Graph
 from stateful_tests.placed import Checker
 from stateful_tests.quotient import spoken
@@ -27,9 +27,12 @@ COUNTS = {
     "session-no-window": (647, 3634, 21968, 15),
     "checks": (998, 11531, 39420, 18),
     "ordinary": (535, 4592, 18550, 14),
+    "batches": (55, 919, 2408, 6),
     "three-sessions": (24695, 262016, 1307069, 37),
     "tree-tiny": (99, 4009, 843, 7),
+    "tree-page2-long": (229, 9040, 1950, 9),
     "both-session": (696, 12885, 17616, 24),
+    "both-ordinary-page2": (677, 10885, 15650, 17),
 }
 
 SMALL = Scope(
@@ -51,6 +54,8 @@ def test_counts(name: str) -> None:
     result = explorer.result(explorer.run())
     assert result.complete
     assert (result.states, result.transitions, result.refused, result.depth) == COUNTS[name]
+    listed = {text for text, scopes in coverage.load().situations.items() if name in scopes}
+    assert result.situations.keys() == listed, "kvspec explore --situations stateful_tests/situations.json"
 
 
 @pytest.mark.parametrize(

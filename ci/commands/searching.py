@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--resume", metavar="FILE", help="Go on from there if it exists; keep the search there.")
 @ray_option
+@click.option(
+    "--situations", "listed", metavar="FILE",
+    help="Enter what scopes that were explored to the end reach, as what a check must reach.",
+)  # fmt: skip
 @json_option
 @save_option
 def explore(
@@ -47,10 +51,12 @@ def explore(
     clauses_on: bool | None,
     resume: str | None,
     ray_address: str | None,
+    listed: str | None,
     json_file: str | None,
     save_dir: str,
 ) -> int:
     """Look at every state of a scope, breadth first. Without --scope: all scopes that take seconds."""
+    from stateful_tests import coverage
     from stateful_tests.scopes import SCOPES
 
     if listing:
@@ -66,6 +72,14 @@ def explore(
         raise Unusable("--ray goes to the end: without --resume, --states and --depth")
     writable_json(json_file)
     is_folder(save_dir)
+    if listed is not None and not Path(listed).absolute().parent.is_dir():
+        raise Unusable(f"--situations {listed}: there is no folder {Path(listed).absolute().parent}")
+    known = coverage.Known({}, {})
+    if listed is not None and Path(listed).exists():
+        try:
+            known = coverage.load(Path(listed))
+        except coverage.SituationsError as error:
+            raise Unusable(f"--situations {error}") from error
 
     from ci import explore as told
     from ci import render
@@ -95,6 +109,10 @@ def explore(
         told.text(out, data)
         if result.stopped == "an interrupt":
             break
+        if result.complete:
+            known = known.taken(scope.name, result.situations)
+    if listed is not None:
+        Path(listed).write_text(coverage.dump(known), encoding="utf-8")
     code = max(data["exit_code"] for data in reports)
     if reports[-1]["stopped"] == "an interrupt":
         code = 130

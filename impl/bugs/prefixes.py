@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from impl.bugs.register import bug
+from impl.bugs.register import FREE_ONLY, bug
 from impl.bugs.trees import Trusting
 from impl.torch_kv.cursors import Cursors, N
 from impl.torch_kv.radix import Room
@@ -31,6 +31,23 @@ class _UnalignedPrefix(TorchKV):
         inserted = [r for r in requests if self.tree is not None and r.cursors.cache_protected_len]
         lengths = [r.cursors.kv_committed_len for r in inserted]
         self.move([r for r in inserted if self.slot_of(r) is None], self.protected_to, lengths)
+
+
+@bug(
+    "no-cap-above-a-prefix",
+    "finish forgets the window's cursor of a turn with a prefix",
+    clause="LEN-2",
+    modes=FREE_ONLY,
+    story="""As pr22900, of sessions whose first prompt the tree has: swa_evicted_seqlen is taken for the
+    tree's, which no cut may touch, and left above the target. Visible once a sweep ran past the target of a
+    turn whose protected length is not 0. Fix: cap all three, whatever the protected length is.""",
+)
+class _NoCapAboveAPrefix(TorchKV):
+    def capped_kept(self, cursors: Cursors[N], target: N) -> Cursors[N]:
+        capped = super().capped_kept(cursors, target)
+        above = cursors.swa_evicted_seqlen - capped.swa_evicted_seqlen
+        kept = above * (cursors.cache_protected_len > 0)
+        return capped._replace(swa_evicted_seqlen=capped.swa_evicted_seqlen + kept)
 
 
 @bug(

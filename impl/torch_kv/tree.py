@@ -310,7 +310,7 @@ class RadixTree:
         while owed.tokens[FULL] < full and (node := self._next(FULL)) is not None:
             self._drop(node, owed)
         while owed.tokens[SWA] < swa and (node := self._next(SWA)) is not None:
-            if node.children or node.locks[FULL]:
+            if node.children:
                 self.entomb(node, owed)
             else:
                 self._drop(node, owed)
@@ -421,7 +421,7 @@ class RadixTree:
 
     def stays(self, node: Node) -> bool:
         """Whether a node stays that has lost a child: not a tombstone with none left, it serves nobody."""
-        return node.live or bool(node.children) or node.locks[FULL] > 0
+        return node.live or bool(node.children)
 
     # Walking and splitting.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reference.caching import guests, key_of, path_text
+from reference.caching import guests, key_of, pages_of, path_text
 from reference.clauses.base import Failure, clause
 from reference.commands import Admit, Decode, Evict, Extend, Finish, Insert, Match, SpecDecode
 from reference.cursors import ceil_page, floor_page
@@ -148,6 +148,8 @@ def _inserted_found(step: Step) -> Failure | None:
         return None
     pages, size = step.after.tree.pages, step.scope.geometry.page_size
     should = _should_live(step.now.tree)
+    if step.before.tree is not None and (_evicted(step) or _lost(step)):
+        should -= step.before.tree.pages.keys()  # what was there and is evicted on the way: TREE-11
     for key in keys:
         for end in range(size, len(key) + 1, size):
             if key[:end] not in pages:
@@ -461,6 +463,12 @@ def _in_order(step: Step) -> Failure | None:
     want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
     got = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
     return _difference(want, got)
+
+
+def _evicted(step: Step) -> bool:
+    """The rules have evicted something. A recovery gives back full pages alone, and has others for them."""
+    gone, tree = step.effects.gone, step.now.tree
+    return bool(gone["swa"]) or (tree is not None and not gone["full"] <= pages_of(tree)["full"])
 
 
 def _lost(step: Step) -> bool:
