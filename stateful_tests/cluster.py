@@ -296,7 +296,8 @@ def together(results: list[CheckResult]) -> CheckResult:
             add_tallies(kept.tallies, m.tallies)
         add_tallies(whole.tallies, result.tallies)
         for mine, more in (
-            (whole.refusals, result.refusals), (whole.commands_by_kind, result.commands_by_kind)
+            (whole.refusals, result.refusals), (whole.commands_by_kind, result.commands_by_kind),
+            (whole.situations, result.situations),
         ):  # fmt: skip
             for name, count in more.items():
                 mine[name] = mine.get(name, 0) + count

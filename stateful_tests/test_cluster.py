@@ -120,6 +120,7 @@ def test_of_several_findings_the_smallest_is_told() -> None:
     results = [campaign.run(system, replace(plan, seed=seed)) for seed in (0, 1)]
     whole = cluster.together(results)
     assert whole.examples == sum(result.examples for result in results)
+    assert sum(whole.situations.values()) == sum(sum(r.situations.values()) for r in results) > 0
     clauses = {f.clause for result in results for f in result.findings}
     assert "LEN-3" in clauses
     assert clauses == {f.clause for f in whole.findings}
