@@ -1,0 +1,389 @@
+"""The search of scopes without a radix tree: a level at a time, on columns of packed states.
+
+What a command does comes from `unit_rules`, so from `model.step`; here it is done to all units of a shape at
+once. A unit is a word: its shape and its lengths in bits; it gets a number when it is first met. A state is a
+key: the numbers of its units, sessions and then ordinary requests, each sorted. What is seen is a sorted
+column, so a state takes 16 bytes (there, and in its level) and what is expanded together a few dozen MB.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from reference import ledger, model
+from reference.commands import Command, Done
+from stateful_tests import quotient
+from stateful_tests.arrays import NumpyArrays
+from stateful_tests.quotient import Quotient, spoken
+from stateful_tests.scopes import Scope
+from stateful_tests.situations import situation
+from stateful_tests.traced import Rows
+from stateful_tests.unit_rules import FREE, Case, New, Shape, UnitRules
+
+_SHAPE_BITS = 6
+_MODULES = SimpleNamespace(quotient=quotient, ledger=ledger)
+
+
+class Units:
+    """Every unit that was met, by number; 0 is none. Columns: word, shape, what it owns, whether it has a row."""
+
+    def __init__(self, rules: UnitRules, arrays: Any) -> None:
+        self.rules, self.arrays = rules, arrays
+        self.shapes: list[Shape | None] = [None]
+        self.bits = rules.most.bit_length()
+        self.mask = (1 << self.bits) - 1
+        self.shifts = [_SHAPE_BITS + self.bits * at for at in range(len(rules.lengths))]
+        assert self.shifts[-1] + self.bits < 64, "rows too long for a word"
+        self.words = self._known = arrays.full(1, 0)
+        self._numbers = arrays.full(1, 0)
+        self.shape = arrays.column([0], arrays.small)
+        self.owned = [arrays.column([0], arrays.small) for _ in FREE]
+        self.batched = arrays.column([0], arrays.small)
+        self._packed: dict[tuple[int, str, New], tuple[int, int, list[tuple[int, int]]]] = {}
+
+    def shape_number(self, shape: Shape) -> int:
+        """The number of a shape in words."""
+        if shape not in self.shapes:
+            self.shapes.append(shape)
+            assert len(self.shapes) <= 1 << _SHAPE_BITS
+        return self.shapes.index(shape)
+
+    def numbers(self, words: Any) -> Any:
+        """The numbers of units, new ones as well."""
+        arrays = self.arrays
+        values, inverse = arrays.unique_of(words)
+        at, known = arrays.places(self._known, values)
+        fresh = arrays.nonzero(~known)
+        if len(fresh):
+            self._add(values[fresh])
+            at, _ = arrays.places(self._known, values)
+        return self._numbers[at][inverse]
+
+    def _add(self, words: Any) -> None:
+        arrays, rules, first = self.arrays, self.rules, len(self.words)
+        size = len(words)
+        above = arrays.above(self._known, words)
+        self._known = arrays.inserted(self._known, above, words)
+        self._numbers = arrays.inserted(self._numbers, above, arrays.arange(size) + first)
+        shape = arrays.cast(words & ((1 << _SHAPE_BITS) - 1), arrays.small)
+        owned = [arrays.cast(arrays.full(size, 0), arrays.small) for _ in FREE]
+        batched = owned[0] + 0
+        for number, known in enumerate(self.shapes):
+            if known is None or not len(index := arrays.nonzero(shape == number)):
+                continue
+            rows = self.rows(words[index], rules.case((known,)))
+            for column, place in zip(owned, rules.owned(known)):
+                column[index] = rows.get(place)
+            batched[index] = int(known.cursors)
+        self.words = arrays.cat([self.words, words])
+        self.shape = arrays.cat([self.shape, shape])
+        self.owned = [arrays.cat([column, more]) for column, more in zip(self.owned, owned)]
+        self.batched = arrays.cat([self.batched, batched])
+
+    def rows(self, words: Any, case: Case, second: Any = None, left: Any = None) -> Rows:
+        """A table of units of one case, and what the others leave. second: the other unit of a batch."""
+        shifts = {f"{name}": shift for name, shift in zip(self.rules.lengths, self.shifts)}
+
+        def fetch(name: str) -> Any:
+            tag, _, length = name.partition(".")
+            if not length:
+                return self.arrays.arange(len(words)) if name == "row" else left[FREE.index(name)]
+            whole = words if tag == "a" else second
+            if length == "word":
+                return whole
+            return self.arrays.cast((whole >> shifts[length]) & self.mask, self.arrays.small)
+
+        names = case.names if left is not None else case.names[: -len(FREE)]
+        return Rows(self.arrays, self.rules.terms, names, fetch, len(words))
+
+    def word(self, rows: Rows, tag: str, new: New | None) -> Any:
+        """The words of units afterwards, from those before."""
+        arrays = self.arrays
+        if new is None:
+            return arrays.full(rows.size, 0)
+        shape, places = new
+        number = self.shape_number(shape)
+        found = self._packed.get((number, tag, new))
+        if found is None:
+            terms, keep, fixed, changed = self.rules.terms, 0, number, []
+            for name, place, shift in zip(self.rules.lengths, places, self.shifts):
+                how, value = terms.ops[place][:2]
+                if how == "number":
+                    assert 0 <= value <= self.rules.most
+                    fixed |= value << shift
+                elif (how, value) == ("name", f"{tag}.{name}"):
+                    keep |= self.mask << shift
+                else:
+                    changed.append((place, shift))
+            found = self._packed[number, tag, new] = keep, fixed, changed
+        keep, fixed, changed = found
+        word = (rows.column(f"{tag}.word") & keep) | fixed
+        for place, shift in changed:
+            length = rows.get(place)
+            assert not arrays.any(length & ~self.mask), "a length beyond its bits"
+            word |= arrays.cast(length, arrays.large) << shift
+        return word
+
+    def unit(self, number: int) -> tuple[bool, Any]:
+        """(whether it is a session, the quotient.Unit) of a number."""
+        word = int(self.words[number])
+        shape = self.shapes[word & ((1 << _SHAPE_BITS) - 1)]
+        assert shape is not None
+        lengths = [(word >> shift) & self.mask for shift in self.shifts]
+        return shape.session, self.rules.unit(shape, lengths, _MODULES)
+
+    def number(self, session: bool, unit: Any) -> int:
+        """The number of a quotient.Unit."""
+        shape, lengths = self.rules.lengths_of(unit, session)
+        word = self.shape_number(shape)
+        for length, shift in zip(lengths, self.shifts):
+            word |= length << shift
+        return int(self.numbers(self.arrays.column([word]))[0])
+
+
+class ColumnSearch:
+    """Breadth first over all states. levels: keys by depth; the last one is expanded up to `at`, and what that
+    led to is in `found`."""
+
+    def __init__(self, scope: Scope, arrays: Any = None) -> None:
+        self.scope = scope
+        self.arrays = arrays = arrays or NumpyArrays()
+        self.rules = UnitRules(scope)
+        self.units = Units(self.rules, arrays)
+        self.slots = scope.sessions + scope.ordinary
+        self.kinds = (range(scope.sessions), range(scope.sessions, self.slots))
+        self.bits = min(31, 63 // self.slots)
+        self.mask = (1 << self.bits) - 1
+        self.quotient = Quotient(scope)
+        g = scope.geometry
+        self.totals = (g.full_pages, g.swa_pages, g.rows)
+        self.levels = [arrays.full(1, 0)]
+        self.seen, self.found, self.at = self.levels[0], arrays.full(0, 0), 0
+        self.transitions = 0
+        self.situations: Counter[str] = Counter()
+        self.seconds = 0.0
+        self._nobody: dict[tuple[int, ...], tuple[Counter[str], int, list[tuple[bool, int]]]] = {}
+
+    @property
+    def states(self) -> int:
+        return len(self.seen) + len(self.found)
+
+    def expanded(self) -> int:
+        return len(self.seen) - len(self.levels[-1]) + self.at
+
+    def advance(self, most: int | None = None) -> bool:
+        """Expand some more states. False: there are none."""
+        arrays, level = self.arrays, self.levels[-1]
+        if self.at == len(level):
+            if not len(self.found):
+                return False
+            self.seen = arrays.inserted(self.seen, arrays.above(self.seen, self.found), self.found)
+            level = self.found
+            self.levels.append(level)
+            self.found, self.at = arrays.full(0, 0), 0
+        size = min(arrays.chunk, most or arrays.chunk)
+        keys = level[self.at : self.at + size]
+        targets = arrays.unique(arrays.cat([targets for _, targets in self.targets(keys)]))
+        for known in (self.seen, self.found):
+            targets = targets[arrays.nonzero(~arrays.places(known, targets)[1])]
+        self.found = arrays.inserted(self.found, arrays.above(self.found, targets), targets)
+        self.at += len(keys)
+        return True
+
+    # From states to those they lead to.
+
+    def targets(self, keys: Any) -> Iterator[tuple[Any, Any]]:
+        """(place in `keys`, key it leads to), for every command that is carried out; some at a time.
+
+        Counts transitions and situations. What leaves the state as it is may be left out.
+        """
+        arrays, units = self.arrays, self.units
+        columns = [(keys >> (self.bits * slot)) & self.mask for slot in range(self.slots)]
+        left = [total - sum(owned[column] for column in columns) for total, owned in zip(self.totals, units.owned)]
+        yield arrays.full(0, 0), arrays.full(0, 0)
+        yield from self._come(keys, columns)
+        alone = []
+        for kind in self.kinds:
+            for slot in kind:
+                asked = columns[slot] != 0
+                if slot > kind.start:
+                    asked &= columns[slot] != columns[slot - 1]
+                alone.append(((slot,), arrays.nonzero(asked)))
+        yield from self._about(keys, columns, left, alone)
+        if self.scope.batches:
+            yield from self._about(keys, columns, left, self._pairs(columns))
+
+    def _pairs(self, columns: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
+        """Who makes a batch: pairs of slots, and in which states. Equal pairs once."""
+        pairs: list[tuple[int, int]] = []
+        found: list[tuple[tuple[int, ...], Any]] = []
+        sessions = self.scope.sessions
+        for b in range(self.slots):
+            for a in range(b):
+                pairs.append((a, b))
+        for a, b in sorted(pairs):
+            asked = (self.units.batched[columns[a]] & self.units.batched[columns[b]]) != 0
+            for c, d in sorted(pairs):
+                if (c, d) < (a, b) and (c < sessions) + (d < sessions) == (a < sessions) + (b < sessions):
+                    asked &= ~((columns[c] == columns[a]) & (columns[d] == columns[b]))
+            found.append(((a, b), self.arrays.nonzero(asked)))
+        return found
+
+    def _about(
+        self, keys: Any, columns: list[Any], left: list[Any], asked: list[tuple[tuple[int, ...], Any]]
+    ) -> Iterator[tuple[Any, Any]]:
+        """What commands about some units lead to. asked: slots of the units, and places in `keys`."""
+        arrays, owned = self.arrays, self.units.owned
+        asked = [(slots, places) for slots, places in asked if len(places)]
+        if not asked:
+            return
+        tables = []  # numbers of the units, and what the others leave
+        for slots, places in asked:
+            numbers = [columns[slot][places] for slot in slots]
+            others = [part[places] + sum(own[n] for n in numbers) for part, own in zip(left, owned)]
+            tables.append([*numbers, *others])
+        table = [arrays.cat(parts) for parts in zip(*tables)]
+        inverse = weights = None
+        if len(asked[0][0]) < self.slots:  # else no two states ask the same
+            key = table[0]
+            for column in table[1:]:
+                key = key * (1 << 9) + column if column.dtype == arrays.small else key * (1 << 24) + column
+            values, inverse = arrays.unique_of(key)
+            weights = arrays.counts(inverse, len(values))
+            first = arrays.full(len(values), 0)
+            first[inverse] = arrays.arange(len(inverse))
+            table = [column[first] for column in table]
+        rows, news = self._results(table, weights)
+        if not len(rows):
+            return
+        if inverse is None:
+            ((slots, places),) = asked
+            source = places[rows]
+            yield source, self._replaced(keys, columns, source, dict(zip(slots, news)))
+            return
+        order = arrays.order(rows)
+        counts = arrays.counts(rows, len(table[0]))
+        starts = arrays.cumsum(counts) - counts
+        begin = 0
+        for slots, places in asked:
+            row = inverse[begin : begin + len(places)]
+            begin += len(places)
+            many = counts[row]
+            ends = arrays.cumsum(many)
+            source = arrays.repeat(places, many)
+            which = order[arrays.repeat(starts[row] - (ends - many), many) + arrays.arange(len(source))]
+            new = {slot: column[which] for slot, column in zip(slots, news)}
+            yield source, self._replaced(keys, columns, source, new)
+
+    def _results(self, table: list[Any], weights: Any) -> tuple[Any, list[Any]]:
+        """(row of the table, numbers of the units afterwards) for each command that is carried out."""
+        arrays, units = self.arrays, self.units
+        width = len(table) - len(FREE)
+        numbers, left = table[:width], table[width:]
+        code = units.shape[numbers[0]]
+        if width == 2:
+            code = code * (1 << _SHAPE_BITS) + units.shape[numbers[1]]
+        rows_found: list[Any] = [arrays.full(0, 0)]
+        words_found: list[list[Any]] = [[arrays.full(0, 0)] for _ in numbers]
+        for shapes in arrays.unique(code).tolist():
+            index = arrays.nonzero(code == shapes)
+            known = [units.shapes[shapes >> _SHAPE_BITS], units.shapes[shapes & ((1 << _SHAPE_BITS) - 1)]]
+            case = self.rules.case(tuple(s for s in known[2 - width :] if s is not None))
+            words = [units.words[column[index]] for column in numbers]
+            rows = units.rows(words[0], case, words[-1], [column[index] for column in left])
+            for templates, part in case.commands.results(rows):
+                for template in templates:
+                    looped = part
+                    for loop in template.loops:
+                        looped = looped.looped(loop)
+                    if not looped.size:
+                        continue
+                    for result, hit in template.results.results(looped):
+                        row = index[hit.column("row")] if result.units or weights is not None else None
+                        times = hit.size if weights is None else int(weights[row].sum())
+                        self.situations[result.situation] += times
+                        if result.units is None:
+                            continue
+                        self.transitions += times
+                        rows_found.append(row)
+                        for tag, new, words_of in zip("ab", result.units, words_found):
+                            words_of.append(units.word(hit, tag, new))
+        return arrays.cat(rows_found), [units.numbers(arrays.cat(words)) for words in words_found]
+
+    def _replaced(self, keys: Any, columns: list[Any], source: Any, new: dict[int, Any]) -> Any:
+        """Keys of the states at `source` with other units in some slots."""
+        made = None
+        for kind in self.kinds:
+            if not any(slot in new for slot in kind):
+                continue
+            units = [new[slot] if slot in new else columns[slot][source] for slot in kind]
+            for end in range(len(units) - 1, 0, -1):  # bubble sort, the largest first
+                for at in range(end):
+                    one, two = units[at], units[at + 1]
+                    units[at], units[at + 1] = self.arrays.maximum(one, two), self.arrays.minimum(one, two)
+            for slot, unit in zip(kind, units):
+                part = unit << (self.bits * slot)
+                made = part if made is None else made | part
+        for slot in range(self.slots):
+            if not any(slot in kind and other in kind for kind in self.kinds for other in new):
+                made = made | (columns[slot][source] << (self.bits * slot))
+        return made
+
+    def _come(self, keys: Any, columns: list[Any]) -> Iterator[tuple[Any, Any]]:
+        """Commands about nobody: who comes. They ask how many there are; a memory check, where they are."""
+        arrays = self.arrays
+        code = arrays.full(len(keys), 0)
+        for column in columns:
+            here = self.units.shape[column] if self.scope.checks else (column != 0)
+            code = code * (1 << _SHAPE_BITS) + arrays.cast(here, arrays.large)
+        for known in arrays.unique(code).tolist():
+            index = arrays.nonzero(code == known)
+            situations, transitions, come = self._of_nobody(known, [int(c[index[0]]) for c in columns])
+            for text, times in situations.items():
+                self.situations[text] += times * len(index)
+            self.transitions += transitions * len(index)
+            for session, number in come:
+                slot = self.kinds[not session][-1]
+                unit = arrays.full(len(index), number)
+                yield index, self._replaced(keys, columns, index, {slot: unit})
+
+    def _of_nobody(self, code: int, numbers: list[int]) -> tuple[Counter[str], int, list[tuple[bool, int]]]:
+        """Situations, commands carried out and (whether a session, unit) who has come, by stepping one state."""
+        if (code,) not in self._nobody:
+            key = self._key([self.units.unit(n) for n in numbers if n])
+            situations, transitions, come = Counter[str](), 0, []
+            state = self.quotient.state(key)
+            for command in self.quotient.about(key, ()):
+                now, outcome = model.step(state, command)
+                situations[situation(state, command, outcome, now)] += 1
+                if not isinstance(outcome, Done):
+                    continue
+                transitions += 1
+                for one in now.sessions:
+                    if one not in state.sessions:
+                        unit = self.quotient.session_unit(one, None)
+                        come.append((True, self.units.number(True, unit)))
+                for other in now.requests:
+                    if other not in state.requests:
+                        unit = self.quotient.request_unit(other)
+                        come.append((False, self.units.number(False, unit)))
+            self._nobody[(code,)] = situations, transitions, come
+        return self._nobody[(code,)]
+
+    # One state.
+
+    def _key(self, units: list[tuple[bool, Any]]) -> int:
+        """The key of some units in `quotient`."""
+        numbers: list[list[int]] = [[], [], []]
+        for session, unit in units:
+            numbers[not session].append(self.quotient.number(unit))
+        return self.quotient.pack([sorted(group, reverse=True) for group in numbers], 0)
+
+    def quotient_key(self, key: int) -> int:
+        """The key in `quotient` of one of the keys here."""
+        numbers = [(key >> (self.bits * slot)) & self.mask for slot in range(self.slots)]
+        return self._key([self.units.unit(n) for n in numbers if n])

@@ -1,0 +1,411 @@
+"""Plain Python on whole columns of integers: what it computes is traced once and then done by arrays.
+
+`Number` stands for an integer that is different in each row of a table. Arithmetic on it makes an expression.
+Where Python asks a comparison for its truth, the answer is that of one example row, and is noted: so one run
+of a function gives the expressions of its result and the path to it. `Tree` keeps the paths, and sends all
+rows down: where a side has rows and was never traced, one of these rows is the next example. So a function is
+traced on as many rows as there are paths that rows take, and no path is missing.
+
+`range` and `len` want numbers: `BUILTINS` has stand-ins for them, and for `min` and `max`, which would split
+for nothing. `LOOPS` has a `range` whose loop runs once, with a parameter that stands for all its numbers.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+Op = tuple[Any, ...]  # ("number", value), ("name", name), or an operator and the places of its operands
+
+_HOW: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+    "min": builtins.min, "max": builtins.max, "<": operator.lt, "==": operator.eq,
+}  # fmt: skip
+
+
+class Expressions:
+    """Every expression has a number, equal ones the same. bounds: least and greatest value of each name."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.bounds: list[tuple[int, int]] = []
+        self._places: dict[Op, int] = {}
+
+    def _put(self, op: Op, low: int, high: int) -> int:
+        if op not in self._places:
+            self._places[op] = len(self.ops)
+            self.ops.append(op)
+            self.bounds.append((low, high))
+        return self._places[op]
+
+    def name(self, name: str, low: int, high: int) -> Number:
+        """A column whose values lie in [low, high]."""
+        return Number(self, self._put(("name", name), low, high))
+
+    def number(self, value: int) -> int:
+        return self._put(("number", value), value, value)
+
+    def place(self, value: Number | Truth | int) -> int:
+        """The number of an expression."""
+        return value.place if isinstance(value, Number) else self.number(int(bool(value)) if isinstance(value, Truth) else value)
+
+    def made(self, how: str, one: Number | int, two: Number | int) -> Number | int:
+        """The expression, or the number, that an operator gives."""
+        a, b = self.place(one), self.place(two)
+        (low, high), (least, most) = self.bounds[a], self.bounds[b]
+        if how == "+":
+            low, high = low + least, high + most
+        elif how == "-":
+            low, high = low - most, high - least
+        elif how in ("min", "max"):
+            low, high = _HOW[how](low, least), _HOW[how](high, most)
+        elif how in ("<", "=="):
+            always = high < least if how == "<" else low == high == least == most
+            never = low >= most if how == "<" else high < least or low > most
+            low, high = int(always), int(not never)
+        else:
+            corners = [_HOW[how](x, y) for x in (low, high) for y in (least, most)]
+            low, high = (0, most - 1) if how == "%" else (min(corners), max(corners))
+        return low if low == high else Number(self, self._put((how, a, b), low, high))
+
+
+@dataclass
+class Run:
+    """One example row, and what was asked on the way: (place of the condition, its answer)."""
+
+    example: Mapping[str, int]
+    path: dict[int, bool] = field(default_factory=dict)
+    loops: list[Loop] = field(default_factory=list)
+
+
+_runs: list[Run] = []
+_terms: list[Expressions] = []
+
+
+def current() -> Run:
+    """What is being traced."""
+    return _runs[-1]
+
+
+def value(terms: Expressions, place: int, row: Mapping[str, int]) -> int:
+    """What an expression is in a row."""
+    how, *rest = terms.ops[place]
+    if how in ("number", "name"):
+        return int(rest[0]) if how == "number" else row[rest[0]]
+    return int(_HOW[how](*(value(terms, at, row) for at in rest)))
+
+
+class Truth:
+    """A comparison in each row."""
+
+    __slots__ = ("holds", "number")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, number: Number, holds: bool) -> None:
+        self.number, self.holds = number, holds
+
+    def __bool__(self) -> bool:
+        run, place = current(), self.number.place
+        if place not in run.path:
+            run.path[place] = bool(value(self.number.terms, place, run.example))
+        return run.path[place] is self.holds
+
+    def __or__(self, other: Truth | bool) -> bool:
+        return bool(self) | bool(other)
+
+    __ror__ = __or__
+
+
+class Number:
+    """An integer of which each row has its own."""
+
+    __slots__ = ("place", "terms")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, terms: Expressions, place: int) -> None:
+        self.terms, self.place = terms, place
+
+    def _compared(self, how: str, one: Any, two: Any, holds: bool = True) -> Any:
+        found = self.terms.made(how, one, two)
+        return Truth(found, holds) if isinstance(found, Number) else bool(found) is holds
+
+    def __eq__(self, other: object) -> Any:
+        return self._compared("==", self, other) if isinstance(other, (Number, int)) else NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        return self._compared("==", self, other, False) if isinstance(other, (Number, int)) else NotImplemented
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compared("<", self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compared("<", other, self)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compared("<", other, self, False)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compared("<", self, other, False)
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __neg__(self) -> Any:
+        return self.terms.made("-", 0, self)
+
+    def __add__(self, other: Any) -> Any:
+        return self if isinstance(other, int) and not other else self.terms.made("+", self, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self if isinstance(other, int) and not other else self.terms.made("-", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self.terms.made("-", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return self if isinstance(other, int) and other == 1 else self.terms.made("*", self, other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self if other == 1 else self.terms.made("//", self, other)
+
+    def __mod__(self, other: Any) -> Any:
+        return self.terms.made("%", self, other)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+@dataclass(frozen=True)
+class Span:
+    """`range(start, stop)` whose ends differ from row to row."""
+
+    start: Any
+    stop: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """All numbers of a range, as one parameter."""
+
+    start: Any
+    stop: Any
+    number: Number
+
+    @property
+    def name(self) -> str:
+        return str(self.number.terms.ops[self.number.place][1])
+
+
+class _Range:
+    """A range that is gone through once: with its only number, or with a parameter."""
+
+    def __init__(self, start: Any, stop: Any) -> None:
+        self.start, self.stop = start, stop
+
+    def __iter__(self) -> Iterator[Any]:
+        ends = [end for end in (self.start, self.stop) if isinstance(end, Number)]
+        if not ends and self.stop - self.start <= 1:
+            yield from builtins.range(self.start, self.stop)
+            return
+        run, terms = current(), (ends[0].terms if ends else _terms[-1])
+        low, high = (terms.bounds[terms.place(end)][at] for at, end in enumerate((self.start, self.stop)))
+        loop = Loop(self.start, self.stop, terms.name(f"p{len(run.loops)}_{low}_{high}", low, max(low, high - 1)))
+        run.loops.append(loop)
+        yield loop.number
+
+
+def _ends(*ends: Any) -> tuple[Any, Any]:
+    start, stop = ends if len(ends) == 2 else (0, *ends)
+    return start, stop
+
+
+def _range(*ends: Any) -> Any:
+    return Span(*_ends(*ends)) if any(isinstance(end, Number) for end in ends) else builtins.range(*ends)
+
+
+def _loop(*ends: Any) -> Any:
+    return _Range(*_ends(*ends)) if len(ends) < 3 else builtins.range(*ends)
+
+
+def _len(values: Any) -> Any:
+    return _max(values.stop - values.start, 0) if isinstance(values, Span) else builtins.len(values)
+
+
+def _extreme(how: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def extreme(*values: Any, **named: Any) -> Any:
+        if len(values) == 1:
+            values = tuple(values[0])
+        numbers = [v for v in values if isinstance(v, Number)]
+        if not numbers:
+            return how(values, **named)
+        found = values[0]
+        for other in values[1:]:
+            found = numbers[0].terms.made(name, found, other)
+        return found
+
+    return extreme
+
+
+_min, _max = _extreme(builtins.min, "min"), _extreme(builtins.max, "max")
+BUILTINS: dict[str, Any] = {"range": _range, "len": _len, "min": _min, "max": _max}
+LOOPS: dict[str, Any] = {"range": _loop}
+
+
+def traced(terms: Expressions, work: Callable[[], T], example: Mapping[str, int]) -> tuple[T, Run]:
+    """What `work` gives, and what it asked, where the names have the values of an example."""
+    run = Run(example)
+    _runs.append(run)
+    _terms.append(terms)
+    try:
+        return work(), run
+    finally:
+        _runs.pop()
+        _terms.pop()
+
+
+# Paths.
+
+
+@dataclass(slots=True)
+class Node(Generic[T]):
+    """A condition with a side for each answer (None: nobody went there), or a result."""
+
+    test: int = -1
+    sides: list[Node[T] | None] = field(default_factory=lambda: [None, None])
+    result: T | None = None
+
+
+class Tree(Generic[T]):
+    """The paths of a function so far."""
+
+    def __init__(self, terms: Expressions, work: Callable[[], T]) -> None:
+        self.terms, self.work = terms, work
+        self.root: Node[T] | None = None
+
+    def results(self, rows: Rows) -> Iterator[tuple[T, Rows]]:
+        """Each result with the rows that have it."""
+        todo: list[tuple[Node[T] | None, int, Node[T] | None, Rows]] = [(None, 0, self.root, rows)]
+        while todo:
+            above, side, node, rows = todo.pop()
+            if node is None:
+                self._trace(rows.example())
+                node = self.root if above is None else above.sides[side]
+                assert node is not None, "a function asks the same things in the same order"
+            if node.test < 0:
+                assert node.result is not None
+                yield node.result, rows
+                continue
+            for side, part in rows.split(node.test):
+                todo.append((node, side, node.sides[side], part))
+
+    def _trace(self, example: Mapping[str, int]) -> None:
+        result, run = traced(self.terms, self.work, example)
+        end: Node[T] = Node(result=result)
+        if self.root is None:
+            self.root = Node() if run.path else end
+        at = self.root
+        for number, (test, answer) in enumerate(run.path.items(), 1):
+            assert at.test in (-1, test) and at.result is None, "a function asks the same in the same order"
+            at.test = test
+            below = at.sides[answer]
+            if below is None:
+                below = at.sides[answer] = end if number == len(run.path) else Node()
+            at = below
+
+
+class Rows:
+    """Rows of a table: columns by name, each fetched once, and each expression computed once.
+
+    arrays: numpy, or the like. above: the rows that these are some of, by index.
+    """
+
+    def __init__(
+        self, arrays: Any, terms: Expressions, names: tuple[str, ...], fetch: Callable[[str], Any], size: int,
+        above: Rows | None = None, index: Any = None,
+    ) -> None:  # fmt: skip
+        self.arrays, self.terms, self.names, self.size = arrays, terms, names, size
+        self._fetch, self._above, self._index = fetch, above, index
+        self._columns: dict[str, Any] = {}
+        self._known: dict[int, Any] = {}
+
+    def column(self, name: str) -> Any:
+        """The values of a name."""
+        if name not in self._columns:
+            self._columns[name] = self._fetch(name)
+        return self._columns[name]
+
+    def get(self, place: int) -> Any:
+        """The values of an expression: a column, or one number for all rows."""
+        how, *rest = self.terms.ops[place]
+        if how == "number":
+            return rest[0]
+        if how == "name":
+            return self.column(rest[0])
+        if place not in self._known:
+            above = self._above
+            if above is not None and place in above._known:
+                self._known[place] = above._known[place][self._index]
+            else:
+                self._known[place] = self.arrays.how[how](*(self.get(at) for at in rest))
+        return self._known[place]
+
+    def example(self) -> dict[str, int]:
+        """The first row."""
+        return {name: int(self.column(name)[0]) for name in self.names}
+
+    def split(self, test: int) -> list[tuple[int, Rows]]:
+        """(answer, the rows that have it), without sides that have none."""
+        holds = self.get(test)
+        yes = self.arrays.nonzero(holds)
+        if len(yes) == self.size:
+            return [(1, self)]
+        if not len(yes):
+            return [(0, self)]
+        return [(0, self.part(self.arrays.nonzero(~holds))), (1, self.part(yes))]
+
+    def part(self, index: Any, **more: Any) -> Rows:
+        """The rows with these numbers, some more than once; more: columns of their own."""
+        rows = Rows(
+            self.arrays, self.terms, (*self.names, *more), lambda name: self.column(name)[index], len(index),
+            self, index,
+        )  # fmt: skip
+        rows._columns.update(more)
+        return rows
+
+    def looped(self, loop: Loop) -> Rows:
+        """Each row once for each number of a loop."""
+        arrays = self.arrays
+        start, stop = (self.get(self.terms.place(end)) for end in (loop.start, loop.stop))
+        index, numbers = arrays.spread(start, stop, self.size)
+        return self.part(index, **{loop.name: numbers})
+
+
+def numbers_in(found: Any) -> Iterator[Number]:
+    """Every Number in nested tuples and dataclasses."""
+    if isinstance(found, Number):
+        yield found
+    elif isinstance(found, (tuple, list)):
+        for part in found:
+            yield from numbers_in(part)
+    elif hasattr(found, "__dataclass_fields__"):
+        for name in found.__dataclass_fields__:
+            yield from numbers_in(getattr(found, name))
+
+
+def names_in(terms: Expressions, places: Sequence[int]) -> set[str]:
+    """The names that expressions depend on."""
+    found, todo, seen = set(), list(places), set()
+    while todo:
+        place = todo.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        how, *rest = terms.ops[place]
+        if how == "name":
+            found.add(rest[0])
+        elif how != "number":
+            todo += rest
+    return found
