@@ -166,7 +166,7 @@ class ColumnSearch:
         self.transitions = 0
         self.situations: Counter[str] = Counter()
         self.seconds = 0.0
-        self._nobody: dict[tuple[int, ...], tuple[Counter[str], int, list[tuple[bool, int]]]] = {}
+        self._nobody: dict[int, tuple[Counter[str], int, list[tuple[bool, int]]]] = {}
 
     @property
     def states(self) -> int:
@@ -243,7 +243,7 @@ class ColumnSearch:
             return
         tables = []  # numbers of the units, and what the others leave
         for slots, places in asked:
-            numbers = [columns[slot][places] for slot in slots]
+            numbers = self._ordered(slots, [columns[slot][places] for slot in slots])
             others = [part[places] + sum(own[n] for n in numbers) for part, own in zip(left, owned)]
             tables.append([*numbers, *others])
         table = [arrays.cat(parts) for parts in zip(*tables)]
@@ -278,6 +278,15 @@ class ColumnSearch:
             which = order[arrays.repeat(starts[row] - (ends - many), many) + arrays.arange(len(source))]
             new = {slot: column[which] for slot, column in zip(slots, news)}
             yield source, self._replaced(keys, columns, source, new)
+
+    def _ordered(self, slots: tuple[int, ...], numbers: list[Any]) -> list[Any]:
+        """Two units of a kind by their words, so that there are fewer pairs of shapes. Slots are sorted anyway."""
+        if len(slots) < 2 or (slots[0] < self.scope.sessions <= slots[1]):
+            return numbers
+        one, two = numbers
+        keep = self.arrays.cast(self.units.words[one] >= self.units.words[two], self.arrays.large)
+        first = one * keep + two * (1 - keep)
+        return [first, one + two - first]
 
     def _results(self, table: list[Any], weights: Any) -> tuple[Any, list[Any]]:
         """(row of the table, numbers of the units afterwards) for each command that is carried out."""
@@ -353,7 +362,7 @@ class ColumnSearch:
 
     def _of_nobody(self, code: int, numbers: list[int]) -> tuple[Counter[str], int, list[tuple[bool, int]]]:
         """Situations, commands carried out and (whether a session, unit) who has come, by stepping one state."""
-        if (code,) not in self._nobody:
+        if code not in self._nobody:
             key = self._key([self.units.unit(n) for n in numbers if n])
             situations, transitions, come = Counter[str](), 0, []
             state = self.quotient.state(key)
@@ -371,8 +380,12 @@ class ColumnSearch:
                     if other not in state.requests:
                         unit = self.quotient.request_unit(other)
                         come.append((False, self.units.number(False, unit)))
-            self._nobody[(code,)] = situations, transitions, come
-        return self._nobody[(code,)]
+            self._nobody[code] = situations, transitions, come
+        return self._nobody[code]
+
+    def nobody(self) -> list[tuple[int, tuple[Counter[str], int, list[tuple[bool, int]]]]]:
+        """(code of who is there, what commands about nobody do), for all that was met."""
+        return list(self._nobody.items())
 
     # One state.
 

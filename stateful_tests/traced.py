@@ -56,6 +56,8 @@ class Expressions:
     def made(self, how: str, one: Number | int, two: Number | int) -> Number | int:
         """The expression, or the number, that an operator gives."""
         a, b = self.place(one), self.place(two)
+        if a == b and how in ("<", "==", "-"):
+            return int(how == "==")
         (low, high), (least, most) = self.bounds[a], self.bounds[b]
         if how == "+":
             low, high = low + least, high + most
