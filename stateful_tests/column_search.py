@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from reference import ledger, model
 from reference.commands import Command, Done
 from stateful_tests import quotient
 from stateful_tests.arrays import NumpyArrays
+from stateful_tests.exploration import MEMORY_MB, Exploration, Progress, explored, memory
 from stateful_tests.quotient import Quotient, spoken
 from stateful_tests.scopes import Scope
 from stateful_tests.situations import situation
@@ -59,16 +61,18 @@ class Units:
         at, known = arrays.places(self._known, values)
         fresh = arrays.nonzero(~known)
         if len(fresh):
-            self._add(values[fresh])
+            self.add(values[fresh])
             at, _ = arrays.places(self._known, values)
         return self._numbers[at][inverse]
 
-    def _add(self, words: Any) -> None:
+    def add(self, words: Any) -> None:
+        """New units, in this order."""
         arrays, rules, first = self.arrays, self.rules, len(self.words)
         size = len(words)
-        above = arrays.above(self._known, words)
-        self._known = arrays.inserted(self._known, above, words)
-        self._numbers = arrays.inserted(self._numbers, above, arrays.arange(size) + first)
+        order = arrays.order(words)
+        above = arrays.above(self._known, words[order])
+        self._known = arrays.inserted(self._known, above, words[order])
+        self._numbers = arrays.inserted(self._numbers, above, order + first)
         shape = arrays.cast(words & ((1 << _SHAPE_BITS) - 1), arrays.small)
         owned = [arrays.cast(arrays.full(size, 0), arrays.small) for _ in FREE]
         batched = owned[0] + 0
@@ -166,12 +170,53 @@ class ColumnSearch:
         self.transitions = 0
         self.situations: Counter[str] = Counter()
         self.seconds = 0.0
+        self._memory = memory()
         self._nobody: dict[int, tuple[Counter[str], int, list[tuple[bool, int]]]] = {}
 
     @property
     def states(self) -> int:
         return len(self.seen) + len(self.found)
 
+    def run(
+        self,
+        *,
+        states: int | None = None,
+        depth: int | None = None,
+        memory_mb: float = MEMORY_MB,
+        progress: Progress | None = None,
+        pause: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Go on until nothing is left, or to a bound; says which. pause: asked between a few thousand states."""
+        began = time.monotonic()
+        try:
+            while True:
+                here = len(self.levels) - (self.at < len(self.levels[-1]))
+                if len(self.found) or self.at < len(self.levels[-1]):
+                    if depth is not None and here >= depth:
+                        return f"depth {depth}"
+                    if states is not None and self.states >= states:
+                        return f"{states} states"
+                if pause():
+                    return "paused"
+                if memory() > memory_mb:
+                    return f"{memory_mb:g} MB of memory"
+                if progress is not None:
+                    where = f"{self.scope.name}, depth {here}, {self.states} states"
+                    progress(f"{where}, {self.states - self.expanded} waiting", self.transitions, 0)
+                if not self.advance(None if states is None else states - self.states):
+                    return "fixed point"
+        finally:
+            self.seconds += time.monotonic() - began
+
+    def result(self, stopped: str) -> Exploration:
+        """What there is to tell."""
+        return explored(
+            self.scope, f"columns, by {self.arrays.name}", states=self.states, expanded=self.expanded,
+            transitions=self.transitions, depth=len(self.levels) - 1 + bool(len(self.found)), stopped=stopped,
+            seconds=self.seconds, had_mb=self._memory, situations=self.situations,
+        )  # fmt: skip
+
+    @property
     def expanded(self) -> int:
         return len(self.seen) - len(self.levels[-1]) + self.at
 
@@ -388,6 +433,36 @@ class ColumnSearch:
         return list(self._nobody.items())
 
     # One state.
+
+    def path(self, key: int) -> tuple[Command, ...]:
+        """The shortest way to a state that was found, in names that stay what they are.
+
+        Nothing was kept for this: each level is expanded once more, for one that leads to the state.
+        """
+        arrays, counted = self.arrays, (self.transitions, self.situations.copy())
+        keys = [key]
+        target = arrays.full(1, key)
+        depths = [d for d, level in enumerate(self.levels) if arrays.any(arrays.places(level, target)[1])]
+        for level in reversed(self.levels[: depths[0] if depths else None]):
+            keys.append(self._leads_to(level, keys[-1]))
+        self.transitions, self.situations = counted
+        q, state, said = self.quotient, self.quotient.initial, list[Command]()
+        for here, there in pairwise(map(self.quotient_key, reversed(keys))):
+            steps = ((command, model.step(q.state(here), command)[0]) for command in q.commands(here))
+            command = spoken(next(c for c, now in steps if q.key(now) == there), q.renaming(state), state)
+            said.append(command)
+            state, _ = model.step(state, command)
+        return tuple(said)
+
+    def _leads_to(self, level: Any, key: int) -> int:
+        """The first state of a level that leads to another."""
+        for start in range(0, len(level), self.arrays.chunk):
+            keys = level[start : start + self.arrays.chunk]
+            for source, targets in self.targets(keys):
+                found = self.arrays.nonzero(targets == key)
+                if len(found):
+                    return int(keys[source[found[0]]])
+        raise AssertionError("a state that nothing leads to")
 
     def _key(self, units: list[tuple[bool, Any]]) -> int:
         """The key of some units in `quotient`."""
