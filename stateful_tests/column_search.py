@@ -42,9 +42,8 @@ class Units:
         assert self.shifts[-1] + self.bits < 64, "rows too long for a word"
         self.words = self._known = arrays.full(1, 0)
         self._numbers = arrays.full(1, 0)
-        self.shape = arrays.column([0], arrays.small)
-        self.owned = [arrays.column([0], arrays.small) for _ in FREE]
-        self.batched = arrays.column([0], arrays.small)
+        self.shape = self.batched = arrays.cast(self.words, arrays.small)
+        self.owned = [self.shape for _ in FREE]
         self._packed: dict[tuple[int, str, New], tuple[int, int, list[tuple[int, int]]]] = {}
 
     def shape_number(self, shape: Shape) -> int:
@@ -110,10 +109,10 @@ class Units:
         if new is None:
             return arrays.full(rows.size, 0)
         shape, places = new
-        number = self.shape_number(shape)
+        number, terms = self.shape_number(shape), self.rules.terms
         found = self._packed.get((number, tag, new))
         if found is None:
-            terms, keep, fixed, changed = self.rules.terms, 0, number, []
+            keep, fixed, changed = 0, number, []
             for name, place, shift in zip(self.rules.lengths, places, self.shifts):
                 how, value = terms.ops[place][:2]
                 if how == "number":
@@ -128,7 +127,8 @@ class Units:
         word = (rows.column(f"{tag}.word") & keep) | fixed
         for place, shift in changed:
             length = rows.get(place)
-            assert not arrays.any(length & ~self.mask), "a length beyond its bits"
+            low, high = terms.bounds[place]
+            assert 0 <= low <= high <= self.mask or not arrays.any(length & ~self.mask), "beyond its bits"
             word |= arrays.cast(length, arrays.large) << shift
         return word
 

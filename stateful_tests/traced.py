@@ -21,6 +21,9 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 Op = tuple[Any, ...]  # ("number", value), ("name", name), or an operator and the places of its operands
 
+# Where a result goes, the operator, the places of its operands, and their values where they are numbers.
+Step = tuple[int, str, int, int, int | None, int | None]
+
 _HOW: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
     "min": builtins.min, "max": builtins.max, "<": operator.lt, "==": operator.eq,
@@ -34,6 +37,7 @@ class Expressions:
         self.ops: list[Op] = []
         self.bounds: list[tuple[int, int]] = []
         self._places: dict[Op, int] = {}
+        self._made: dict[tuple[str, int, int], Number | int] = {}
 
     def _put(self, op: Op, low: int, high: int) -> int:
         if op not in self._places:
@@ -46,6 +50,10 @@ class Expressions:
         """A column whose values lie in [low, high]."""
         return Number(self, self._put(("name", name), low, high))
 
+    def named(self, name: str) -> int:
+        """The place of a name."""
+        return self._places["name", name]
+
     def number(self, value: int) -> int:
         return self._put(("number", value), value, value)
 
@@ -55,7 +63,12 @@ class Expressions:
 
     def made(self, how: str, one: Number | int, two: Number | int) -> Number | int:
         """The expression, or the number, that an operator gives."""
-        a, b = self.place(one), self.place(two)
+        key = how, self.place(one), self.place(two)
+        if key not in self._made:
+            self._made[key] = self._new(*key)
+        return self._made[key]
+
+    def _new(self, how: str, a: int, b: int) -> Number | int:
         if a == b and how in ("<", "==", "-"):
             return int(how == "==")
         (low, high), (least, most) = self.bounds[a], self.bounds[b]
@@ -74,12 +87,24 @@ class Expressions:
             low, high = (0, most - 1) if how == "%" else (min(corners), max(corners))
         return low if low == high else Number(self, self._put((how, a, b), low, high))
 
+    def steps(self, place: int, known: set[int]) -> list[Step]:
+        """What is to be computed, in order, for an expression; it is all known then."""
+        how, *of = self.ops[place]
+        if place in known or how in ("number", "name"):
+            return []
+        one, two = of
+        before = [*self.steps(one, known), *self.steps(two, known)]
+        known.add(place)
+        fixed = [self.ops[at][1] if self.ops[at][0] == "number" else None for at in of]
+        return [*before, (place, how, one, two, *fixed)]
+
 
 @dataclass
 class Run:
     """One example row, and what was asked on the way: (place of the condition, its answer)."""
 
     example: Mapping[str, int]
+    values: dict[int, int] = field(default_factory=dict)
     path: dict[int, bool] = field(default_factory=dict)
     loops: list[Loop] = field(default_factory=list)
 
@@ -93,12 +118,18 @@ def current() -> Run:
     return _runs[-1]
 
 
-def value(terms: Expressions, place: int, row: Mapping[str, int]) -> int:
-    """What an expression is in a row."""
-    how, *rest = terms.ops[place]
-    if how in ("number", "name"):
-        return int(rest[0]) if how == "number" else row[rest[0]]
-    return int(_HOW[how](*(value(terms, at, row) for at in rest)))
+def value(terms: Expressions, place: int, run: Run) -> int:
+    """What an expression is in the example of a run."""
+    if place not in run.values:
+        how, *rest = terms.ops[place]
+        if how == "number":
+            run.values[place] = rest[0]
+        elif how == "name":
+            run.values[place] = run.example[rest[0]]
+        else:
+            one, two = rest
+            run.values[place] = int(_HOW[how](value(terms, one, run), value(terms, two, run)))
+    return run.values[place]
 
 
 class Truth:
@@ -113,11 +144,14 @@ class Truth:
     def __bool__(self) -> bool:
         run, place = current(), self.number.place
         if place not in run.path:
-            run.path[place] = bool(value(self.number.terms, place, run.example))
+            run.path[place] = bool(value(self.number.terms, place, run))
         return run.path[place] is self.holds
 
-    def __or__(self, other: Truth | bool) -> bool:
-        return bool(self) | bool(other)
+    def __or__(self, other: Truth | bool) -> Truth | bool:
+        if not isinstance(other, Truth):
+            return True if other else self
+        one, two = (t.number if t.holds else 1 - t.number for t in (self, other))
+        return Truth(one.terms.made("max", one, two), True)
 
     __ror__ = __or__
 
@@ -276,6 +310,7 @@ class Node(Generic[T]):
     """A condition with a side for each answer (None: nobody went there), or a result."""
 
     test: int = -1
+    steps: list[Step] = field(default_factory=list)
     sides: list[Node[T] | None] = field(default_factory=lambda: [None, None])
     result: T | None = None
 
@@ -300,6 +335,7 @@ class Tree(Generic[T]):
                 assert node.result is not None
                 yield node.result, rows
                 continue
+            rows.take(node.steps)
             for side, part in rows.split(node.test):
                 todo.append((node, side, node.sides[side], part))
 
@@ -308,10 +344,12 @@ class Tree(Generic[T]):
         end: Node[T] = Node(result=result)
         if self.root is None:
             self.root = Node() if run.path else end
-        at = self.root
+        at, known = self.root, set[int]()
         for number, (test, answer) in enumerate(run.path.items(), 1):
             assert at.test in (-1, test) and at.result is None, "a function asks the same in the same order"
-            at.test = test
+            steps = self.terms.steps(test, known)
+            if at.test < 0:
+                at.test, at.steps = test, steps
             below = at.sides[answer]
             if below is None:
                 below = at.sides[answer] = end if number == len(run.path) else Node()
@@ -319,9 +357,11 @@ class Tree(Generic[T]):
 
 
 class Rows:
-    """Rows of a table: columns by name, each fetched once, and each expression computed once.
+    """Rows of a table: each column is fetched once, each expression computed once.
 
-    arrays: numpy, or the like. above: the rows that these are some of, by index.
+    arrays: numpy, or the like. names: those that expressions use. fetch: gives a column by name. above: the
+    rows that these are some of, by index. Columns are known by the places of their names, expressions by
+    theirs, and what is no length by its name.
     """
 
     def __init__(
@@ -330,59 +370,62 @@ class Rows:
     ) -> None:  # fmt: skip
         self.arrays, self.terms, self.names, self.size = arrays, terms, names, size
         self._fetch, self._above, self._index = fetch, above, index
-        self._columns: dict[str, Any] = {}
-        self._known: dict[int, Any] = {}
+        self._known: dict[int | str, Any] = {}
 
-    def column(self, name: str) -> Any:
-        """The values of a name."""
-        if name not in self._columns:
-            self._columns[name] = self._fetch(name)
-        return self._columns[name]
+    def column(self, key: int | str) -> Any:
+        """A column, or what is known of an expression."""
+        found = self._known.get(key)
+        if found is None:
+            if self._above is not None:
+                found = self._above.column(key)[self._index]
+            else:
+                found = self._fetch(key if isinstance(key, str) else self.terms.ops[key][1])
+            self._known[key] = found
+        return found
+
+    def take(self, steps: Sequence[Step]) -> None:
+        """Compute what was not computed above."""
+        known, column, functions = self._known, self.column, self.arrays.how
+        for place, how, one, two, a, b in steps:
+            x = known[one] if one in known else column(one) if a is None else a
+            y = known[two] if two in known else column(two) if b is None else b
+            known[place] = functions[how](x, y)
 
     def get(self, place: int) -> Any:
         """The values of an expression: a column, or one number for all rows."""
-        how, *rest = self.terms.ops[place]
+        how, *of = self.terms.ops[place]
         if how == "number":
-            return rest[0]
-        if how == "name":
-            return self.column(rest[0])
-        if place not in self._known:
-            above = self._above
-            if above is not None and place in above._known:
-                self._known[place] = above._known[place][self._index]
-            else:
-                self._known[place] = self.arrays.how[how](*(self.get(at) for at in rest))
-        return self._known[place]
+            return of[0]
+        if how != "name" and place not in self._known and not (self._above and place in self._above._known):
+            self._known[place] = self.arrays.how[how](*map(self.get, of))
+        return self.column(place)
 
     def example(self) -> dict[str, int]:
         """The first row."""
-        return {name: int(self.column(name)[0]) for name in self.names}
+        return {name: int(self.column(self.terms.named(name))[0]) for name in self.names}
 
     def split(self, test: int) -> list[tuple[int, Rows]]:
         """(answer, the rows that have it), without sides that have none."""
-        holds = self.get(test)
+        holds = self.column(test)
         yes = self.arrays.nonzero(holds)
         if len(yes) == self.size:
             return [(1, self)]
         if not len(yes):
             return [(0, self)]
-        return [(0, self.part(self.arrays.nonzero(~holds))), (1, self.part(yes))]
+        return [(0, self.part(self.arrays.nonzero(holds == 0))), (1, self.part(yes))]
 
-    def part(self, index: Any, **more: Any) -> Rows:
-        """The rows with these numbers, some more than once; more: columns of their own."""
-        rows = Rows(
-            self.arrays, self.terms, (*self.names, *more), lambda name: self.column(name)[index], len(index),
-            self, index,
-        )  # fmt: skip
-        rows._columns.update(more)
-        return rows
+    def part(self, index: Any) -> Rows:
+        """The rows with these numbers, some more than once."""
+        return Rows(self.arrays, self.terms, self.names, self._fetch, len(index), self, index)
 
     def looped(self, loop: Loop) -> Rows:
         """Each row once for each number of a loop."""
-        arrays = self.arrays
         start, stop = (self.get(self.terms.place(end)) for end in (loop.start, loop.stop))
-        index, numbers = arrays.spread(start, stop, self.size)
-        return self.part(index, **{loop.name: numbers})
+        index, numbers = self.arrays.spread(start, stop, self.size)
+        rows = self.part(index)
+        rows.names += (loop.name,)
+        rows._known[loop.number.place] = numbers
+        return rows
 
 
 def numbers_in(found: Any) -> Iterator[Number]:
