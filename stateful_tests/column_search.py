@@ -31,7 +31,7 @@ _MODULES = SimpleNamespace(quotient=quotient, ledger=ledger)
 
 
 class Units:
-    """Every unit that was met, by number; 0 is none. Columns: word, shape, what it owns, whether it has a row."""
+    """Every unit that was met, by number; 0 is none. batched: whether it has cursors, as a batch needs."""
 
     def __init__(self, rules: UnitRules, arrays: Any) -> None:
         self.rules, self.arrays = rules, arrays
@@ -89,7 +89,7 @@ class Units:
 
     def rows(self, words: Any, case: Case, second: Any = None, left: Any = None) -> Rows:
         """A table of units of one case, and what the others leave. second: the other unit of a batch."""
-        shifts = {f"{name}": shift for name, shift in zip(self.rules.lengths, self.shifts)}
+        shifts = dict(zip(self.rules.lengths, self.shifts))
 
         def fetch(name: str) -> Any:
             tag, _, length = name.partition(".")
@@ -150,8 +150,10 @@ class Units:
 
 
 class ColumnSearch:
-    """Breadth first over all states. levels: keys by depth; the last one is expanded up to `at`, and what that
-    led to is in `found`."""
+    """Breadth first over all states.
+
+    levels: keys by depth; the last one is expanded up to `at`, and what that led to is in `found`.
+    """
 
     def __init__(self, scope: Scope, arrays: Any = None) -> None:
         self.scope = scope
@@ -186,7 +188,7 @@ class ColumnSearch:
         progress: Progress | None = None,
         pause: Callable[[], bool] = lambda: False,
     ) -> str:
-        """Go on until nothing is left, or to a bound; says which. pause: asked between a few thousand states."""
+        """Go on until nothing is left, or to a bound; says which. pause: asked every few thousand states."""
         began = time.monotonic()
         try:
             while True:
@@ -248,9 +250,9 @@ class ColumnSearch:
         """
         arrays, units = self.arrays, self.units
         columns = [(keys >> (self.bits * slot)) & self.mask for slot in range(self.slots)]
-        left = [total - sum(owned[column] for column in columns) for total, owned in zip(self.totals, units.owned)]
+        left = [total - sum(map(own.__getitem__, columns)) for total, own in zip(self.totals, units.owned)]
         yield arrays.full(0, 0), arrays.full(0, 0)
-        yield from self._come(keys, columns)
+        yield from self._come(len(keys), columns)
         alone = []
         for kind in self.kinds:
             for slot in kind:
@@ -258,9 +260,9 @@ class ColumnSearch:
                 if slot > kind.start:
                     asked &= columns[slot] != columns[slot - 1]
                 alone.append(((slot,), arrays.nonzero(asked)))
-        yield from self._about(keys, columns, left, alone)
+        yield from self._about(columns, left, alone)
         if self.scope.batches:
-            yield from self._about(keys, columns, left, self._pairs(columns))
+            yield from self._about(columns, left, self._pairs(columns))
 
     def _pairs(self, columns: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
         """Who makes a batch: pairs of slots, and in which states. Equal pairs once."""
@@ -279,9 +281,9 @@ class ColumnSearch:
         return found
 
     def _about(
-        self, keys: Any, columns: list[Any], left: list[Any], asked: list[tuple[tuple[int, ...], Any]]
+        self, columns: list[Any], left: list[Any], asked: list[tuple[tuple[int, ...], Any]]
     ) -> Iterator[tuple[Any, Any]]:
-        """What commands about some units lead to. asked: slots of the units, and places in `keys`."""
+        """What commands about some units lead to. asked: slots of the units, and places of the states."""
         arrays, owned = self.arrays, self.units.owned
         asked = [(slots, places) for slots, places in asked if len(places)]
         if not asked:
@@ -308,7 +310,7 @@ class ColumnSearch:
         if inverse is None:
             ((slots, places),) = asked
             source = places[rows]
-            yield source, self._replaced(keys, columns, source, dict(zip(slots, news)))
+            yield source, self._replaced(columns, source, dict(zip(slots, news)))
             return
         order = arrays.order(rows)
         counts = arrays.counts(rows, len(table[0]))
@@ -322,10 +324,10 @@ class ColumnSearch:
             source = arrays.repeat(places, many)
             which = order[arrays.repeat(starts[row] - (ends - many), many) + arrays.arange(len(source))]
             new = {slot: column[which] for slot, column in zip(slots, news)}
-            yield source, self._replaced(keys, columns, source, new)
+            yield source, self._replaced(columns, source, new)
 
     def _ordered(self, slots: tuple[int, ...], numbers: list[Any]) -> list[Any]:
-        """Two units of a kind by their words, so that there are fewer pairs of shapes. Slots are sorted anyway."""
+        """Two units of a kind by their words: fewer pairs of shapes. Slots are sorted afterwards anyway."""
         if len(slots) < 2 or (slots[0] < self.scope.sessions <= slots[1]):
             return numbers
         one, two = numbers
@@ -368,7 +370,7 @@ class ColumnSearch:
                             words_of.append(units.word(hit, tag, new))
         return arrays.cat(rows_found), [units.numbers(arrays.cat(words)) for words in words_found]
 
-    def _replaced(self, keys: Any, columns: list[Any], source: Any, new: dict[int, Any]) -> Any:
+    def _replaced(self, columns: list[Any], source: Any, new: dict[int, Any]) -> Any:
         """Keys of the states at `source` with other units in some slots."""
         made = None
         for kind in self.kinds:
@@ -387,10 +389,10 @@ class ColumnSearch:
                 made = made | (columns[slot][source] << (self.bits * slot))
         return made
 
-    def _come(self, keys: Any, columns: list[Any]) -> Iterator[tuple[Any, Any]]:
+    def _come(self, size: int, columns: list[Any]) -> Iterator[tuple[Any, Any]]:
         """Commands about nobody: who comes. They ask how many there are; a memory check, where they are."""
         arrays = self.arrays
-        code = arrays.full(len(keys), 0)
+        code = arrays.full(size, 0)
         for column in columns:
             here = self.units.shape[column] if self.scope.checks else (column != 0)
             code = code * (1 << _SHAPE_BITS) + arrays.cast(here, arrays.large)
@@ -403,10 +405,10 @@ class ColumnSearch:
             for session, number in come:
                 slot = self.kinds[not session][-1]
                 unit = arrays.full(len(index), number)
-                yield index, self._replaced(keys, columns, index, {slot: unit})
+                yield index, self._replaced(columns, index, {slot: unit})
 
     def _of_nobody(self, code: int, numbers: list[int]) -> tuple[Counter[str], int, list[tuple[bool, int]]]:
-        """Situations, commands carried out and (whether a session, unit) who has come, by stepping one state."""
+        """Situations, commands carried out, who comes (whether a session, unit): by stepping one state."""
         if code not in self._nobody:
             key = self._key([self.units.unit(n) for n in numbers if n])
             situations, transitions, come = Counter[str](), 0, []

@@ -78,7 +78,8 @@ static int together(int i, int j, int n) {
 """
 
 _C = {"+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "<": "({} < {})", "==": "({} == {})",
-      "//": "quotient({}, {})", "%": "rest({}, {})", "min": "least({}, {})", "max": "most({}, {})"}  # fmt: skip
+      "//": "quotient({}, {})", "%": "rest({}, {})", "min": "least({}, {})",
+      "max": "most({}, {})"}  # fmt: skip
 
 
 class SpinError(Exception):
@@ -87,7 +88,7 @@ class SpinError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SpinRun:
-    """What SPIN has counted. made_s, seconds: CPU seconds to translate and compile, and of the search alone."""
+    """What SPIN has counted. made_s: CPU seconds to translate and compile; seconds: of its search alone."""
 
     states: int
     transitions: int
@@ -191,7 +192,8 @@ def _function(search: ColumnSearch, case: Case, number: int, template: Template,
     writer, known = _Writer(search, case), set[int]()
     parameters = [loop.name for loop in template.loops]
     units = ["a", "b"][: len(case.shapes)]
-    heads = [f"const unsigned char *{unit}" for unit in units] + [f"int {name}" for name in (*FREE, *parameters)]
+    heads = [f"const unsigned char *{unit}" for unit in units]
+    heads += [f"int {name}" for name in (*FREE, *parameters)]
     heads += [f"unsigned char *{into}" for into in "xy"[: len(units)]]
     name, body = f"t{number}", list[str]()
     for loop in template.loops:
@@ -203,7 +205,7 @@ def _function(search: ColumnSearch, case: Case, number: int, template: Template,
 
 
 def model_of(search: ColumnSearch) -> tuple[str, str]:
-    """The model of a search that has reached its fixed point: Promela, and the rules that it includes as C."""
+    """The model of a search at its fixed point: Promela, and the rules that it includes as C."""
     scope, units = search.scope, search.units
     assert not scope.checks, "a memory check asks about everybody"
     lines: list[str] = []
@@ -229,7 +231,8 @@ def model_of(search: ColumnSearch) -> tuple[str, str]:
         if wide == 1:
             writer, known, body = _Writer(search, case), set[int](), list[str]()
             texts = [writer.text(place, known, body) for place in search.rules.owned(case.shapes[0])]
-            owns += [f"case {shapes[0]}: {{", *body, f"return what == 0 ? {texts[0]} : what == 1 ? {texts[1]} : {texts[2]};", "}"]
+            owned = f"return what == 0 ? {texts[0]} : what == 1 ? {texts[1]} : {texts[2]};"
+            owns += [f"case {shapes[0]}: {{", *body, owned, "}"]
     come, arrivals = _arrivals(search)
     heads = "int n, int full, int swa, int rows, unsigned char *x"
     c_code = "\n".join([

@@ -30,7 +30,7 @@ TINY = (
 def test_every_state_is_that_of_the_reference(scope: Scope) -> None:
     """The same states at the same depth, what each leads to, how often, and in which situations."""
     search, explorer = ColumnSearch(scope), Explorer(scope, clauses=False)
-    quotient = explorer.graph.quotient = search.quotient
+    explorer.graph.quotient = search.quotient
     assert (search.run(), explorer.run()) == ("fixed point", "fixed point")
     ours, other = search.result("fixed point"), explorer.result("fixed point")
     for field in ("states", "expanded", "transitions", "refused", "depth", "situations", "missing"):
@@ -114,7 +114,8 @@ def test_a_function_is_traced_on_every_path_that_rows_take() -> None:
     grid = np.array([(a, b) for a in range(-5, 6) for b in range(-5, 6)], dtype=np.int16)
     columns = {"a": grid[:, 0], "b": grid[:, 1], "row": np.arange(len(grid))}
     found = {}
-    for (total, parity), rows in tree.results(Rows(arrays_on("cpu"), terms, ("a", "b"), columns.get, len(grid))):
+    table = Rows(arrays_on("cpu"), terms, ("a", "b"), columns.get, len(grid))
+    for (total, parity), rows in tree.results(table):
         values = np.broadcast_to(rows.get(terms.place(total)), rows.size)
         found.update(zip(rows.column("row").tolist(), ((int(v), parity) for v in values)))
     assert [found[row] for row in range(len(grid))] == [

@@ -59,7 +59,9 @@ class Expressions:
 
     def place(self, value: Number | Truth | int) -> int:
         """The number of an expression."""
-        return value.place if isinstance(value, Number) else self.number(int(bool(value)) if isinstance(value, Truth) else value)
+        if isinstance(value, Number):
+            return value.place
+        return self.number(int(bool(value)) if isinstance(value, Truth) else value)
 
     def made(self, how: str, one: Number | int, two: Number | int) -> Number | int:
         """The expression, or the number, that an operator gives."""
@@ -101,7 +103,10 @@ class Expressions:
 
 @dataclass
 class Run:
-    """One example row, and what was asked on the way: (place of the condition, its answer)."""
+    """One example row, and what was asked on the way: place of the condition -> its answer.
+
+    Answers that are there from the start are those of this row and of all others on the path.
+    """
 
     example: Mapping[str, int]
     values: dict[int, int] = field(default_factory=dict)
@@ -173,7 +178,9 @@ class Number:
         return self._compared("==", self, other) if isinstance(other, (Number, int)) else NotImplemented
 
     def __ne__(self, other: object) -> Any:
-        return self._compared("==", self, other, False) if isinstance(other, (Number, int)) else NotImplemented
+        if not isinstance(other, (Number, int)):
+            return NotImplemented
+        return self._compared("==", self, other, False)
 
     def __lt__(self, other: Any) -> Any:
         return self._compared("<", self, other)
@@ -248,7 +255,8 @@ class _Range:
             return
         run, terms = current(), (ends[0].terms if ends else _terms[-1])
         low, high = (terms.bounds[terms.place(end)][at] for at, end in enumerate((self.start, self.stop)))
-        loop = Loop(self.start, self.stop, terms.name(f"p{len(run.loops)}_{low}_{high}", low, max(low, high - 1)))
+        number = terms.name(f"p{len(run.loops)}_{low}_{high}", low, max(low, high - 1))
+        loop = Loop(self.start, self.stop, number)
         run.loops.append(loop)
         yield loop.number
 
@@ -290,9 +298,8 @@ BUILTINS: dict[str, Any] = {"range": _range, "len": _len, "min": _min, "max": _m
 LOOPS: dict[str, Any] = {"range": _loop}
 
 
-def traced(terms: Expressions, work: Callable[[], T], example: Mapping[str, int]) -> tuple[T, Run]:
-    """What `work` gives, and what it asked, where the names have the values of an example."""
-    run = Run(example)
+def traced(terms: Expressions, work: Callable[[], T], run: Run) -> tuple[T, Run]:
+    """What `work` gives in an example, and the run."""
     _runs.append(run)
     _terms.append(terms)
     try:
@@ -324,36 +331,34 @@ class Tree(Generic[T]):
 
     def results(self, rows: Rows) -> Iterator[tuple[T, Rows]]:
         """Each result with the rows that have it."""
-        todo: list[tuple[Node[T] | None, int, Node[T] | None, Rows]] = [(None, 0, self.root, rows)]
+        todo: list[tuple[tuple[tuple[Node[T], int], ...], Node[T] | None, Rows]] = [((), self.root, rows)]
         while todo:
-            above, side, node, rows = todo.pop()
+            above, node, rows = todo.pop()
             if node is None:
-                self._trace(rows.example())
-                node = self.root if above is None else above.sides[side]
-                assert node is not None, "a function asks the same things in the same order"
+                node = self._traced(above, rows.example())
             if node.test < 0:
                 assert node.result is not None
                 yield node.result, rows
                 continue
             rows.take(node.steps)
             for side, part in rows.split(node.test):
-                todo.append((node, side, node.sides[side], part))
+                todo.append(((*above, (node, side)), node.sides[side], part))
 
-    def _trace(self, example: Mapping[str, int]) -> None:
-        result, run = traced(self.terms, self.work, example)
-        end: Node[T] = Node(result=result)
-        if self.root is None:
-            self.root = Node() if run.path else end
-        at, known = self.root, set[int]()
-        for number, (test, answer) in enumerate(run.path.items(), 1):
-            assert at.test in (-1, test) and at.result is None, "a function asks the same in the same order"
-            steps = self.terms.steps(test, known)
-            if at.test < 0:
-                at.test, at.steps = test, steps
-            below = at.sides[answer]
-            if below is None:
-                below = at.sides[answer] = end if number == len(run.path) else Node()
-            at = below
+    def _traced(self, above: tuple[tuple[Node[T], int], ...], example: Mapping[str, int]) -> Node[T]:
+        """What follows on some nodes and their answers in an example: the first new node."""
+        asked = {node.test: bool(side) for node, side in above}
+        result, run = traced(self.terms, self.work, Run(example, path=asked))
+        known = {step[0] for node, _ in above for step in node.steps}
+        nodes = [Node[T](test, self.terms.steps(test, known)) for test in list(run.path)[len(above) :]]
+        nodes.append(Node(result=result))
+        for node, answer, below in zip(nodes, list(run.path.values())[len(above) :], nodes[1:]):
+            node.sides[answer] = below
+        if above:
+            node, side = above[-1]
+            node.sides[side] = nodes[0]
+        else:
+            self.root = nodes[0]
+        return nodes[0]
 
 
 class Rows:

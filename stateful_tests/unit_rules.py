@@ -18,7 +18,7 @@ from reference.commands import Command, Done, Mode
 from stateful_tests.scopes import Scope
 from stateful_tests.second_copy import SecondCopy
 from stateful_tests.traced import (
-    BUILTINS, LOOPS, Expressions, Loop, Tree, current, names_in, numbers_in, traced,
+    BUILTINS, LOOPS, Expressions, Loop, Run, Tree, current, names_in, numbers_in, traced,
 )  # fmt: skip
 
 FREE = ("full", "swa", "rows")  # columns: pages and rows that the other units leave
@@ -146,7 +146,7 @@ class UnitRules:
         return tuple(places), list(groups)
 
     def unit(self, shape: Shape, lengths: Sequence[Any], modules: Any) -> Any:
-        """A quotient.Unit of a shape and its lengths. modules: has `quotient` and `ledger`, of either copy."""
+        """A quotient.Unit of a shape and its lengths. modules: `quotient` and `ledger`, of either copy."""
         of = dict.fromkeys((*_ENVIRONMENT,), 0) | dict(zip(self.lengths, lengths))
         quotient, ledger = modules.quotient, modules.ledger
 
@@ -202,7 +202,7 @@ class UnitRules:
         state = self.case((shape,)).state
         empty = SimpleNamespace(**vars(self.others_leave) | {"full_pages": 0, "swa_pages": 0, "rows": 0})
         placed = state._replace(scope=state.scope._replace(geometry=empty))
-        left, run = traced(self.terms, lambda: self.copy.ledger.free(placed), {})
+        left, run = traced(self.terms, lambda: self.copy.ledger.free(placed), Run({}))
         assert not run.path
         return tuple(self.terms.place(-part) for part in left)  # type: ignore[return-value]
 
