@@ -27,6 +27,7 @@ from stateful_tests.traced import Rows
 from stateful_tests.unit_rules import FREE, Case, New, Shape, UnitRules
 
 _SHAPE_BITS = 6
+_ODD = 0x1E3779B97F4A7C15  # for hashes
 _MODULES = SimpleNamespace(quotient=quotient, ledger=ledger)
 
 
@@ -42,6 +43,7 @@ class Units:
         assert self.shifts[-1] + self.bits < 64, "rows too long for a word"
         self.words = self._known = arrays.full(1, 0)
         self._numbers = arrays.full(1, 0)
+        self._hashed = arrays.full(1 << 16, 0)
         self.shape = self.batched = arrays.cast(self.words, arrays.small)
         self.owned = [self.shape for _ in FREE]
         self._packed: dict[tuple[int, str, New], tuple[int, int, list[tuple[int, int]]]] = {}
@@ -54,15 +56,23 @@ class Units:
         return self.shapes.index(shape)
 
     def numbers(self, words: Any) -> Any:
-        """The numbers of units, new ones as well."""
+        """The numbers of units, new ones as well: most by a table of hashes, the others among sorted words."""
         arrays = self.arrays
-        values, inverse = arrays.unique_of(words)
-        at, known = arrays.places(self._known, values)
-        fresh = arrays.nonzero(~known)
-        if len(fresh):
-            self.add(values[fresh])
-            at, _ = arrays.places(self._known, values)
-        return self._numbers[at][inverse]
+        numbers = self._hashed[self._hash(words)]
+        other = arrays.nonzero(self.words[numbers] != words)
+        if len(other):
+            values, inverse = arrays.unique_of(words[other])
+            at, known = arrays.places(self._known, values)
+            fresh = arrays.nonzero(~known)
+            if len(fresh):
+                self.add(values[fresh])
+                at, _ = arrays.places(self._known, values)
+            numbers[other] = self._numbers[at][inverse]
+        return numbers
+
+    def _hash(self, words: Any) -> Any:
+        """Products wrap around; their upper bits are as good as random."""
+        return ((words * _ODD) >> 30) & (len(self._hashed) - 1)
 
     def add(self, words: Any) -> None:
         """New units, in this order."""
@@ -83,6 +93,9 @@ class Units:
                 column[index] = rows.get(place)
             batched[index] = int(known.cursors)
         self.words = arrays.cat([self.words, words])
+        while len(self._hashed) < 4 * len(self.words):
+            self._hashed = arrays.full(2 * len(self._hashed), 0)
+        self._hashed[self._hash(self.words)] = arrays.arange(len(self.words))
         self.shape = arrays.cat([self.shape, shape])
         self.owned = [arrays.cat([column, more]) for column, more in zip(self.owned, owned)]
         self.batched = arrays.cat([self.batched, batched])

@@ -366,7 +366,7 @@ class Rows:
 
     arrays: numpy, or the like. names: those that expressions use. fetch: gives a column by name. above: the
     rows that these are some of, by index. Columns are known by the places of their names, expressions by
-    theirs, and what is no length by its name.
+    theirs, and what is no length by its name: "row", the number in the whole table, and words.
     """
 
     def __init__(
@@ -381,10 +381,12 @@ class Rows:
         """A column, or what is known of an expression."""
         found = self._known.get(key)
         if found is None:
-            if self._above is not None:
-                found = self._above.column(key)[self._index]
-            else:
+            if self._above is None:
                 found = self._fetch(key if isinstance(key, str) else self.terms.ops[key][1])
+            elif isinstance(key, str) and key != "row":  # asked for at the end of a path alone
+                found = self._fetch(key)[self.column("row")]
+            else:
+                found = self._above.column(key)[self._index]
             self._known[key] = found
         return found
 

@@ -23,7 +23,7 @@ from stateful_tests.column_search import ColumnSearch
 from stateful_tests.explorer import Explorer
 from stateful_tests.scopes import SCOPES, Scope
 
-SIDE_BY_SIDE = ("session-page2", "session-page4", "two-sessions", "two-sessions-faithful", "three-sessions")
+SIDE_BY_SIDE = ("session-page2-faithful", "session-wide", "two-sessions", "three-sessions")
 WIDTHS = (2, 3, 4, 5)  # tokens of a row, in the family that shows how cost grows
 STEPPED_S = 3.0  # that stepping may take in one scope: a rate needs no more
 
