@@ -56,7 +56,7 @@ class Units:
         return self.shapes.index(shape)
 
     def numbers(self, words: Any) -> Any:
-        """The numbers of units, new ones as well: most by a table of hashes, the others among sorted words."""
+        """The numbers of units, new ones too: most by a table of hashes, the others among sorted words."""
         arrays = self.arrays
         numbers = self._hashed[self._hash(words)]
         other = arrays.nonzero(self.words[numbers] != words)

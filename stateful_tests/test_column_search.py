@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -121,3 +122,22 @@ def test_a_function_is_traced_on_every_path_that_rows_take() -> None:
     assert [found[row] for row in range(len(grid))] == [
         work(int(a), int(b), max, len, range) for a, b in grid
     ]
+
+
+def test_the_report_says_how_it_was_searched(kvspec: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = kvspec("explore", "--scope", "ordinary", "--no-clauses")
+    assert code == 0
+    assert "columns, by numpy" in out
+    code, out, _ = kvspec("explore", "--scope", "ordinary", "--depth", "2")
+    assert "one step after the other" in out
+
+
+def test_a_device_that_is_not_there_is_said_in_one_line(
+    kvspec: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, error = kvspec("explore", "--scope", "ordinary", "--device", "cuda")
+    assert code == 2
+    assert error.strip().splitlines() == ["kvspec: --device cuda: torch finds no CUDA device"]
