@@ -21,14 +21,15 @@ import numpy as np
 
 from reference import model
 from reference.commands import Command, Done, Mode
-from stateful_tests import campaign, moves, registry
+from stateful_tests import campaign, registry
 from stateful_tests.campaign import Plan
-from stateful_tests.explorer import Exploration, Progress, finding_of, memory
+from stateful_tests.exploration import Exploration, Progress, explored, memory
+from stateful_tests.explorer import finding_of
 from stateful_tests.placed import Checker
 from stateful_tests.quotient import Quotient, spoken
 from stateful_tests.results import CheckResult, Finding, MachineResult, Tally, Violation
 from stateful_tests.scopes import SCOPES, Scope
-from stateful_tests.situations import catalogue, situation
+from stateful_tests.situations import situation
 
 # A state as it travels: sessions, ordinary requests and guests by their units, and the nodes of the tree.
 Wire = tuple[tuple[tuple[Any, ...], ...], Any]
@@ -217,8 +218,6 @@ def explore(
         states, depth = states + new, depth + 1
         for s, (level, _, _) in enumerate(merged):
             known[s].append(level)
-    met = total.situations
-    thinkable = catalogue(scope.geometry, moves.kinds(scope), moves.absent(scope))
     seconds = time.monotonic() - began
     found = None
     if violated is not None:
@@ -227,10 +226,10 @@ def explore(
         commands = _way(quotient, parents, digest)
         found = finding_of(scope, commands, violation, seconds, total.transitions)
     stopped = "fixed point" if violated is None else "a clause was violated"
-    return Exploration(
-        scope, states, states, total.transitions, total.refused, depth, violated is None, stopped,
-        seconds, memory(), memory() - before, dict(sorted(met.items())),
-        [text for text in thinkable if text not in met], tallies if asked else None, found,
+    return explored(
+        scope, "one step after the other, by Ray", states=states, expanded=states,
+        transitions=total.transitions, depth=depth, stopped=stopped, seconds=seconds, had_mb=before,
+        situations=total.situations, tallies=tallies if asked else None, finding=found,
     )  # fmt: skip
 
 
