@@ -89,7 +89,6 @@ class Level:
     """What one shard saw when it expanded its states of one level."""
 
     transitions: int = 0
-    refused: int = 0
     situations: Counter[str] = field(default_factory=Counter)
     tallies: dict[str, Tally] = field(default_factory=dict)
     violated: tuple[int, Violation] | None = None
@@ -147,7 +146,6 @@ def _expand(name: str, clauses: bool, shards: int, states: Found) -> tuple[Level
             now, outcome = model.step(state, command)
             level.situations[situation(state, command, outcome, now)] += 1
             if not isinstance(outcome, Done):
-                level.refused += 1
                 continue
             level.transitions += 1
             reached, travels = wire(quotient, quotient.key(now))
@@ -200,7 +198,6 @@ def explore(
         told = [expanding.remote(scope.name, asked, shards, w) for w in waiting]
         for seen in ray.get([level for level, *_ in told]):
             total.transitions += seen.transitions
-            total.refused += seen.refused
             total.situations += seen.situations
             _add(tallies, seen.tallies)
             if seen.violated is not None and (violated is None or seen.violated[0] < violated[0]):

@@ -22,8 +22,10 @@ from typing import Any
 from stateful_tests.column_search import ColumnSearch
 from stateful_tests.traced import Expressions, Node
 from stateful_tests.unit_rules import FREE, Case, New, Result, Template
+from stateful_tests.units import SHAPE_BITS
 
 RULES = "rules.c"
+_SHAPE = (1 << SHAPE_BITS) - 1
 NEEDS = ("spin", "gcc")
 SECONDS = 600  # that a search may take
 _CC = ("gcc", "-w", "-DSAFETY", "-DNOREDUCE", "-o", "pan", "pan.c")
@@ -270,12 +272,12 @@ def _arrivals(search: ColumnSearch) -> tuple[list[str], int]:
     ]  # fmt: skip
     most = 0
     for code, (_, _, come) in search.nobody():
-        here = [bool(code >> 6 * (search.slots - 1 - slot) & 63) for slot in range(search.slots)]
+        here = [bool(code >> SHAPE_BITS * (search.slots - 1 - slot) & _SHAPE) for slot in range(search.slots)]
         counts = sum(here[: scope.sessions]), sum(here[scope.sessions :])
         lines.append(f"case {counts[0] * (scope.ordinary + 1) + counts[1]}: switch (n) {{")
         for at, (session, number) in enumerate(come):
             word = int(units.words[number])
-            values = [word & 63, *((word >> shift) & units.mask for shift in units.shifts)]
+            values = [word & _SHAPE, *((word >> shift) & units.mask for shift in units.shifts)]
             slot = scope.sessions - 1 if session else search.slots - 1
             values_text = ", ".join(map(str, values))
             lines.append(f"case {at}: {{ unsigned char made[K] = {{{values_text}}};")

@@ -27,7 +27,8 @@ from stateful_tests.unit_rules import Shape
 FORMAT, VERSION = "kvspec-exploration", 2
 _KEY_BYTES = 64
 _SEARCH = (
-    "column_search.py", "moves.py", "quotient.py", "scopes.py", "situations.py", "traced.py", "unit_rules.py",
+    "column_search.py", "moves.py", "quotient.py", "scopes.py", "situations.py", "traced.py",
+    "unit_rules.py", "units.py",
 )  # fmt: skip
 
 
