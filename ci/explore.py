@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ci import render
 from ci.report import Data, finding_data, groups
-from stateful_tests.explorer import Exploration
+from stateful_tests.exploration import Exploration
 from stateful_tests.results import Finding
 from stateful_tests.scopes import SCOPES, Scope
 from stateful_tests.tour import Tour
@@ -42,6 +42,7 @@ def explored(result: Exploration) -> Data:
         "scope": result.scope.name,
         "about": result.scope.about,
         **_sizes(result.scope),
+        "engine": result.engine,
         "states": result.states,
         "expanded": result.expanded,
         "transitions": result.transitions,
@@ -115,6 +116,7 @@ def text(out: Console, data: Data) -> None:
     words = {
         "scope": f"{data['scope']}: {data['about']}",
         "sizes": f"{sizes}{', radix tree' if g['tree'] else ''}; mode {data['mode']}",
+        "engine": data["engine"],
         "states": f"{data['states']}, {data['expanded']} of them expanded; depth {data['depth']}",
         "steps": f"{data['transitions']} carried out, {data['refused']} refused",
         "took": f"{data['seconds']:.1f} s, {data['states_per_s']} states/s,"

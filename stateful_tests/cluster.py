@@ -21,14 +21,15 @@ import numpy as np
 
 from reference import model
 from reference.commands import Command, Done, Mode
-from stateful_tests import campaign, moves, registry
+from stateful_tests import campaign, registry
 from stateful_tests.campaign import Plan
-from stateful_tests.explorer import Exploration, Progress, finding_of, memory
+from stateful_tests.exploration import Exploration, Progress, explored, memory
+from stateful_tests.explorer import finding_of
 from stateful_tests.placed import Checker
 from stateful_tests.quotient import Quotient, spoken
 from stateful_tests.results import CheckResult, Finding, MachineResult, Tally, Violation, add_tallies
 from stateful_tests.scopes import SCOPES, Scope
-from stateful_tests.situations import catalogue, situation
+from stateful_tests.situations import situation
 
 # A state as it travels: sessions, ordinary requests and guests by their units, and the nodes of the tree.
 Wire = tuple[tuple[tuple[Any, ...], ...], Any]
@@ -88,7 +89,6 @@ class Level:
     """What one shard saw when it expanded its states of one level."""
 
     transitions: int = 0
-    refused: int = 0
     situations: Counter[str] = field(default_factory=Counter)
     tallies: dict[str, Tally] = field(default_factory=dict)
     violated: tuple[int, Violation] | None = None
@@ -146,7 +146,6 @@ def _expand(name: str, clauses: bool, shards: int, states: Found) -> tuple[Level
             now, outcome = model.step(state, command)
             level.situations[situation(state, command, outcome, now)] += 1
             if not isinstance(outcome, Done):
-                level.refused += 1
                 continue
             level.transitions += 1
             reached, travels = wire(quotient, quotient.key(now))
@@ -199,7 +198,6 @@ def explore(
         told = [expanding.remote(scope.name, asked, shards, w) for w in waiting]
         for seen in ray.get([level for level, *_ in told]):
             total.transitions += seen.transitions
-            total.refused += seen.refused
             total.situations += seen.situations
             add_tallies(tallies, seen.tallies)
             if seen.violated is not None and (violated is None or seen.violated[0] < violated[0]):
@@ -217,8 +215,6 @@ def explore(
         states, depth = states + new, depth + 1
         for s, (level, _, _) in enumerate(merged):
             known[s].append(level)
-    met = total.situations
-    thinkable = catalogue(scope.geometry, moves.kinds(scope), moves.absent(scope))
     seconds = time.monotonic() - began
     found = None
     if violated is not None:
@@ -227,10 +223,10 @@ def explore(
         commands = _way(quotient, parents, digest)
         found = finding_of(scope, commands, violation, seconds, total.transitions)
     stopped = "fixed point" if violated is None else "a clause was violated"
-    return Exploration(
-        scope, states, states, total.transitions, total.refused, depth, violated is None, stopped,
-        seconds, memory(), memory() - before, dict(sorted(met.items())),
-        [text for text in thinkable if text not in met], tallies if asked else None, found,
+    return explored(
+        scope, "one step after the other, by Ray", states=states, expanded=states,
+        transitions=total.transitions, depth=depth, stopped=stopped, seconds=seconds, had_mb=before,
+        situations=total.situations, tallies=tallies if asked else None, finding=found,
     )  # fmt: skip
 
 

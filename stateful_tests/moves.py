@@ -131,7 +131,7 @@ def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
     if all(r.phase is Phase.RUNNING for r in (one, two)):
         if scope.decode:
             yield Decode(names)
-        for a, b in product(_drafts(scope), repeat=2):
+        for a, b in product(_drafts(scope), _drafts(scope)):
             yield SpecDecode((Draft(names[0], *a), Draft(names[1], *b)))
 
 

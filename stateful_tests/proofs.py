@@ -25,7 +25,8 @@ from stateful_tests.results import Run, Trace
 from stateful_tests.symbolic import (
     Int, Model, NotLinear, NotPositive, Path, Undecided, assume, refute, solver_of,
 )  # fmt: skip
-from stateful_tests.symbolic_reference import Edits, SymbolicReference, edited
+from stateful_tests.second_copy import edited
+from stateful_tests.symbolic_reference import Edits, SymbolicReference
 from stateful_tests.window_theorem import PARAGRAPH, PARTS
 
 PROVED, REFUTED, UNDECIDED = "proved", "refuted", "undecided"

@@ -138,11 +138,28 @@ _ALL: Sequence[Scope] = (
     ),
     Scope(
         "two-sessions-page4", "two sessions, pages of four, overshoot past window and page",
-        _sizes(4, 3, 3, 3, 2, 8), sessions=2, ahead=5, submits=(1, 5), takes="minutes",
+        _sizes(4, 3, 3, 3, 2, 8), sessions=2, ahead=5, submits=(1, 5),
     ),
     Scope(
         "two-sessions-long", "two sessions, window 2, up to 4 ahead",
-        _sizes(1, 2, 7, 5, 2, 6), sessions=2, ahead=4, takes="hour",
+        _sizes(1, 2, 7, 5, 2, 6), sessions=2, ahead=4,
+    ),
+    # Large ones.
+    Scope(
+        "session-wide", "one session, rows of 24, up to 8 ahead",
+        _sizes(4, 3, 6, 6, 1, 24), sessions=1, ahead=8, submits=(1, 5),
+    ),
+    Scope(
+        "two-sessions-room", "two sessions with room for both, rows of 5",
+        _sizes(1, 1, 10, 10, 2, 5), sessions=2, ahead=2,
+    ),
+    Scope(
+        "three-sessions-page2", "three sessions, three rows, pages of two",
+        _sizes(2, 1, 4, 4, 3, 4), sessions=3, ahead=3,
+    ),
+    Scope(
+        "two-and-one-faithful", "two sessions and an ordinary request, three rows, pages of two",
+        _sizes(2, 1, 4, 4, 3, 4), Mode.FAITHFUL, sessions=2, ordinary=1, ahead=2, takes="minutes",
     ),
     # The radix tree by itself.
     Scope(

@@ -6,12 +6,22 @@ import signal
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from stateful_tests import unfinished
-from stateful_tests.explorer import MEMORY_MB, Exploration, Explorer, Progress
+from stateful_tests.column_search import ColumnSearch
+from stateful_tests.exploration import MEMORY_MB, Exploration, Progress
+from stateful_tests.explorer import Explorer
 from stateful_tests.scopes import Scope
 
 KEEP_EVERY_S = 120.0
+
+
+def searcher(scope: Scope, clauses: bool | None = None, arrays: Any = None) -> Explorer | ColumnSearch:
+    """What searches a scope: by columns, unless there is a radix tree or clauses are to be asked."""
+    if scope.geometry.tree or (scope.clauses if clauses is None else clauses):
+        return Explorer(scope, clauses=clauses)
+    return ColumnSearch(scope, arrays)
 
 
 def run(
@@ -23,13 +33,15 @@ def run(
     memory_mb: float = MEMORY_MB,
     resume: str | None = None,
     progress: Progress | None = None,
+    arrays: Any = None,
 ) -> Exploration:
     """Explore a scope to a fixed point or a bound. clauses: None as the scope says.
 
     resume: a file to go on from if it is there, and to keep the search in while it is not finished. An
-    interrupt ends the search between two states. Raises UnfinishedError, OSError.
+    interrupt ends the search between two states. arrays: what makes columns (None: numpy). Raises
+    UnfinishedError, OSError.
     """
-    explorer = Explorer(scope, clauses=clauses)
+    explorer = searcher(scope, clauses, arrays)
     if resume is not None and Path(resume).exists():
         unfinished.load(explorer, resume)
     interrupted = False

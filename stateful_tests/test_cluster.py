@@ -14,7 +14,7 @@ from reference.clauses import CLAUSES, Failure
 from reference.commands import Finish
 from reference.step import Step
 from stateful_tests import campaign, cluster, registry, search
-from stateful_tests.explorer import Exploration
+from stateful_tests.exploration import Exploration
 from stateful_tests.scopes import SCOPES
 
 

@@ -25,9 +25,12 @@ COUNTS = {
     "session-tiny": (906, 7448, 30592, 17),
     "session-tiny-faithful": (719, 5695, 25539, 17),
     "session-no-window": (647, 3634, 21968, 15),
+    "session-page2-faithful": (12473, 187297, 599453, 18),
     "checks": (998, 11531, 39420, 18),
     "ordinary": (535, 4592, 18550, 14),
     "batches": (55, 919, 2408, 6),
+    "session-wide": (337282, 16944118, 15402031, 19),
+    "two-sessions-faithful": (33630, 377177, 1637985, 25),
     "three-sessions": (24695, 262016, 1307069, 37),
     "tree-tiny": (99, 4009, 843, 7),
     "tree-page2-long": (229, 9040, 1950, 9),
@@ -50,8 +53,7 @@ BOTH = Scope(
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts(name: str) -> None:
-    explorer = Explorer(SCOPES[name], clauses=False)
-    result = explorer.result(explorer.run())
+    result = search.run(SCOPES[name], clauses=False)
     assert result.complete
     assert (result.states, result.transitions, result.refused, result.depth) == COUNTS[name]
     listed = {text for text, scopes in coverage.load().situations.items() if name in scopes}

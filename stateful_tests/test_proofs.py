@@ -28,7 +28,8 @@ from stateful_tests.proofs import LIMITS, OBLIGATIONS, PROVED, REFUTED, UNDECIDE
 from stateful_tests.symbolic import (
     Abandoned, Bool, Int, NotLinear, NotPositive, assume, explore, refute,
 )  # fmt: skip
-from stateful_tests.symbolic_reference import SymbolicReference, edited
+from stateful_tests.second_copy import edited
+from stateful_tests.symbolic_reference import SymbolicReference
 
 X, Y, P = Int.of("x"), Int.of("y"), Int.of("P")
 

@@ -18,26 +18,27 @@ from msgspec import Struct
 
 import reference
 from reference.tree import Node
+from stateful_tests.column_search import ColumnSearch
 from stateful_tests.explorer import Explorer
 from stateful_tests.quotient import Unit
 from stateful_tests.results import Tally
+from stateful_tests.unit_rules import Shape
 
-FORMAT, VERSION = "kvspec-exploration", 1
+FORMAT, VERSION = "kvspec-exploration", 2
 _KEY_BYTES = 64
-_SEARCH = ("moves.py", "quotient.py", "scopes.py", "situations.py")
+_SEARCH = (
+    "column_search.py", "moves.py", "quotient.py", "scopes.py", "situations.py", "traced.py",
+    "unit_rules.py", "units.py",
+)  # fmt: skip
 
 
 class UnfinishedError(ValueError):
     """A file that cannot be taken up: one line says why."""
 
 
-class File(Struct):
-    """Everything that an Explorer has found. keys, parents, via: fixed-size numbers, one after the other."""
+class Steps(Struct, tag=True):
+    """What an Explorer has found. keys, parents, via: fixed-size numbers, one after the other."""
 
-    format: str
-    version: int
-    scope: str
-    rules: str
     units: dict[int, Unit]
     trees: dict[int, tuple[Node, ...]]
     keys: bytes
@@ -49,6 +50,80 @@ class File(Struct):
     seconds: float
     situations: dict[str, int]
     tallies: dict[str, tuple[int, int]] | None
+
+    @classmethod
+    def of(cls, explorer: Explorer) -> Steps:
+        values = dict(enumerate(explorer.graph.quotient.values))
+        tallies = explorer.checker.tallies if explorer.checker is not None else None
+        return cls(
+            {n: value for n, value in values.items() if isinstance(value, Unit)},
+            {n: value for n, value in values.items() if value is not None and not isinstance(value, Unit)},
+            b"".join(key.to_bytes(_KEY_BYTES, "little") for key in explorer.keys),
+            explorer.parents.tobytes(), explorer.via.tobytes(), explorer.levels, explorer.expanded,
+            explorer.transitions, explorer.seconds, dict(explorer.graph.situations),
+            None if tallies is None else {c: (t.evaluated, t.critical) for c, t in tallies.items()},
+        )  # fmt: skip
+
+    def put_into(self, explorer: Explorer) -> bool:
+        """Whether the lengths fit together."""
+        for _, value in sorted({**self.units, **self.trees}.items()):
+            explorer.graph.quotient.number(value)
+        blocks = range(0, len(self.keys), _KEY_BYTES)
+        explorer.keys = [int.from_bytes(self.keys[at : at + _KEY_BYTES], "little") for at in blocks]
+        explorer.seen = {key: at for at, key in enumerate(explorer.keys)}
+        explorer.parents, explorer.via = array("I", self.parents), array("H", self.via)
+        explorer.levels, explorer.expanded = self.levels, self.expanded
+        explorer.transitions, explorer.seconds = self.transitions, self.seconds
+        explorer.graph.situations.update(self.situations)
+        if explorer.checker is not None and self.tallies is not None:
+            explorer.checker.tallies.update({c: Tally(*counts) for c, counts in self.tallies.items()})
+        return 0 < len(explorer.keys) == len(explorer.parents) == len(explorer.via)
+
+
+class Columns(Struct, tag=True):
+    """What a ColumnSearch has found. words, levels, found: numbers of 64 bits, one after the other."""
+
+    shapes: list[Shape]
+    words: bytes
+    levels: list[bytes]
+    found: bytes
+    at: int
+    transitions: int
+    seconds: float
+    situations: dict[str, int]
+    tallies = None
+
+    @classmethod
+    def of(cls, search: ColumnSearch) -> Columns:
+        packed = search.arrays.to_bytes
+        return cls(
+            [shape for shape in search.units.shapes if shape is not None], packed(search.units.words),
+            [packed(level) for level in search.levels], packed(search.found), search.at, search.transitions,
+            search.seconds, dict(search.situations),
+        )  # fmt: skip
+
+    def put_into(self, search: ColumnSearch) -> bool:
+        """Whether the lengths fit together."""
+        column = search.arrays.from_bytes
+        for shape in self.shapes:
+            search.units.shape_number(shape)
+        search.units.add(column(self.words)[1:])
+        search.levels = [column(level) for level in self.levels]
+        search.seen = search.arrays.sorted(search.arrays.cat(search.levels))
+        search.found, search.at = column(self.found), self.at
+        search.transitions, search.seconds = self.transitions, self.seconds
+        search.situations.update(self.situations)
+        return self.at <= len(search.levels[-1])
+
+
+class File(Struct):
+    """A search, and what it belongs to."""
+
+    format: str
+    version: int
+    scope: str
+    rules: str
+    search: Steps | Columns
 
 
 _DECODER = msgspec.msgpack.Decoder(File)
@@ -64,19 +139,10 @@ def rules_digest() -> str:
     return digest.hexdigest()
 
 
-def save(explorer: Explorer, path: str | os.PathLike[str]) -> None:
+def save(search: Explorer | ColumnSearch, path: str | os.PathLike[str]) -> None:
     """Write the search, whole or not at all. Raises OSError."""
-    values = dict(enumerate(explorer.graph.quotient.values))
-    tallies = explorer.checker.tallies if explorer.checker is not None else None
-    file = File(
-        FORMAT, VERSION, repr(explorer.scope), rules_digest(),
-        {n: value for n, value in values.items() if isinstance(value, Unit)},
-        {n: value for n, value in values.items() if value is not None and not isinstance(value, Unit)},
-        b"".join(key.to_bytes(_KEY_BYTES, "little") for key in explorer.keys),
-        explorer.parents.tobytes(), explorer.via.tobytes(), explorer.levels, explorer.expanded,
-        explorer.transitions, explorer.seconds, dict(explorer.graph.situations()),
-        None if tallies is None else {c: (t.evaluated, t.critical) for c, t in tallies.items()},
-    )  # fmt: skip
+    kept = Columns.of(search) if isinstance(search, ColumnSearch) else Steps.of(search)
+    file = File(FORMAT, VERSION, repr(search.scope), rules_digest(), kept)
     target = Path(path)
     handle, scratch = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}.")
     try:
@@ -88,31 +154,25 @@ def save(explorer: Explorer, path: str | os.PathLike[str]) -> None:
         raise
 
 
-def load(explorer: Explorer, path: str | os.PathLike[str]) -> None:
-    """Put a fresh Explorer where the one in the file was. Raises UnfinishedError, OSError."""
+def load(search: Explorer | ColumnSearch, path: str | os.PathLike[str]) -> None:
+    """Put a fresh search where the one in the file was. Raises UnfinishedError, OSError."""
     try:
         file = _DECODER.decode(gzip.decompress(Path(path).read_bytes()))
     except (gzip.BadGzipFile, EOFError, zlib.error, msgspec.MsgspecError, RecursionError) as error:
         raise UnfinishedError(f"{path}: is no unfinished exploration ({type(error).__name__})") from None
     if (file.format, file.version) != (FORMAT, VERSION):
         raise UnfinishedError(f"{path}: is no unfinished exploration of this version")
-    if file.scope != repr(explorer.scope):
+    if file.scope != repr(search.scope):
         raise UnfinishedError(f"{path}: was made in another scope")
     if file.rules != rules_digest():
         raise UnfinishedError(f"{path}: was made under other rules; start again without it")
-    if (file.tallies is None) != (explorer.checker is None):
-        raise UnfinishedError(f"{path}: was made {'with' if file.tallies else 'without'} clauses")
-    quotient = explorer.graph.quotient
-    for _, value in sorted({**file.units, **file.trees}.items()):
-        quotient.number(value)
-    blocks = range(0, len(file.keys), _KEY_BYTES)
-    explorer.keys = [int.from_bytes(file.keys[at : at + _KEY_BYTES], "little") for at in blocks]
-    explorer.seen = {key: at for at, key in enumerate(explorer.keys)}
-    explorer.parents, explorer.via = array("I", file.parents), array("H", file.via)
-    if not explorer.keys or len({len(x) for x in (explorer.keys, explorer.parents, explorer.via)}) != 1:
+    kept = file.search
+    checked = isinstance(search, Explorer) and search.checker is not None
+    if (kept.tallies is not None) != checked:
+        raise UnfinishedError(f"{path}: was made {'without' if checked else 'with'} clauses")
+    if isinstance(search, ColumnSearch):
+        fits = isinstance(kept, Columns) and kept.put_into(search)
+    else:
+        fits = isinstance(kept, Steps) and kept.put_into(search)
+    if not fits:
         raise UnfinishedError(f"{path}: is damaged")
-    explorer.levels, explorer.expanded = file.levels, file.expanded
-    explorer.transitions, explorer.seconds = file.transitions, file.seconds
-    explorer.graph.counted.update(file.situations)
-    if explorer.checker is not None and file.tallies is not None:
-        explorer.checker.tallies.update({c: Tally(*counts) for c, counts in file.tallies.items()})

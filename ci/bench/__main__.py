@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from ci import render
-from ci.bench import checks
+from ci.bench import checks, searches
 from impl.adapter import System, UnusableImplementation
 from reference import model
 from reference.commands import Command, Mode
@@ -120,13 +120,16 @@ def _row(machine: str, what: str, seconds: float, empty: float) -> dict[str, Any
     }
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--impl", "impls", multiple=True, default=["reference", "torch"], show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Runs for each preset.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def bench(impls: tuple[str, ...], device: str, runs: int, as_json: bool) -> None:
-    """Measure what a command costs, part by part."""
+@click.pass_context
+def bench(context: click.Context, impls: tuple[str, ...], device: str, runs: int, as_json: bool) -> None:
+    """Measure what a command costs, part by part; or `explore`: what a state of a search costs."""
+    if context.invoked_subcommand is not None:
+        return
     steps = _empty_machine(len(PRESETS) * runs)
     empty = _seconds(lambda: _empty_machine(len(PRESETS) * runs)) / steps
     rows: list[dict[str, Any]] = [_row("", "empty Hypothesis machine", empty, empty)]
@@ -160,6 +163,8 @@ def bench(impls: tuple[str, ...], device: str, runs: int, as_json: bool) -> None
         out.print(f"\nA busy check on {device}, beside loops over the requests (ratio to one pass):\n")
         render.listing(out, checked, {name: name for name in checked[0]})
 
+
+bench.add_command(searches.explore)
 
 if __name__ == "__main__":
     bench()

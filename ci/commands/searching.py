@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     "--situations", "listed", metavar="FILE",
     help="Enter what scopes that were explored to the end reach, as what a check must reach.",
 )  # fmt: skip
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+    help="Where scopes without a tree are searched, when no clauses are asked.",
+)  # fmt: skip
 @json_option
 @save_option
 def explore(
@@ -52,6 +56,7 @@ def explore(
     resume: str | None,
     ray_address: str | None,
     listed: str | None,
+    device: str,
     json_file: str | None,
     save_dir: str,
 ) -> int:
@@ -70,6 +75,8 @@ def explore(
         raise Unusable(f"--resume {resume}: there is no folder {Path(resume).absolute().parent}")
     if ray_address is not None and (resume is not None or states is not None or depth is not None):
         raise Unusable("--ray goes to the end: without --resume, --states and --depth")
+    if ray_address is not None and device != "cpu":
+        raise Unusable("--ray steps on the CPUs of its machines: without --device")
     writable_json(json_file)
     is_folder(save_dir)
     if listed is not None and not Path(listed).absolute().parent.is_dir():
@@ -85,8 +92,13 @@ def explore(
     from ci import render
     from ci.progress import Progress
     from stateful_tests import cluster, search
+    from stateful_tests.arrays import arrays_on
     from stateful_tests.unfinished import UnfinishedError
 
+    try:
+        arrays = arrays_on(device)
+    except RuntimeError as error:
+        raise Unusable(f"--device {device}: {error}") from error
     ray = connected(ray_address) if ray_address is not None else None
 
     out = render.console(text_out(json_file))
@@ -99,7 +111,7 @@ def explore(
                 else:
                     result = search.run(
                         scope, clauses=clauses_on, states=states, depth=depth, memory_mb=memory,
-                        resume=resume, progress=progress,
+                        resume=resume, progress=progress, arrays=arrays,
                     )  # fmt: skip
         except UnfinishedError as error:
             raise Unusable(f"--resume {error}") from error
