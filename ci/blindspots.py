@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ci import render
-from ci.report import Data
+from ci import Data
 from impl.bugs import BUGS, broken
 from reference.commands import Mode
 from reference.monitors import MONITORS

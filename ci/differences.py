@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ci.report import Data, say
+from ci import Data
+from stateful_tests.wording import say
 from reference.caching import page_name
 from reference.facts import Facts
 from reference.ledger import holders, text_tokens

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ci import render
-from ci.report import Data, finding_data, groups
+from ci import Data
+from ci.report import finding_data, groups
 from stateful_tests.exploration import Exploration
 from stateful_tests.results import Finding
 from stateful_tests.scopes import SCOPES, Scope

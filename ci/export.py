@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ci import render, report
-from ci.report import Data
+from ci import Data
 from impl.adapter import UnusableImplementation, View
 from impl.sglang import releases
 from impl.sglang.fetch import release_root

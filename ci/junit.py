@@ -5,7 +5,7 @@ from __future__ import annotations
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from ci.render import changes, plain
-from ci.report import Data
+from ci import Data
 
 
 def write(file: str, data: Data) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ci.report import Data
+from ci import Data
 from ci.differences import POOL, spans
 from stateful_tests.results import Run
 

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from ci import render
 from ci.differences import CURSORS, POOL, trouble
 from ci.ledger import ledger, letters
-from ci.report import Data
+from ci import Data
 from ci.snapshot import snapshots
 from reference.clauses import CLAUSES
 from reference.geometry import Geometry

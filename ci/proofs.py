@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from ci import render
-from ci.report import Data, replay_data
+from ci import Data
+from ci.report import replay_data
 from reference.ledger import Cursors
 from stateful_tests import proofs, window_theorem
 from stateful_tests.proofs import Limit, Proof

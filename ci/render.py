@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ci.report import Data
+from ci import Data
 from reference.accounts import account_text
 from reference.commands import Account
 

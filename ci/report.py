@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from ci import Data, arguments, ledger, snapshot
 from impl.adapter import Capabilities
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
-from reference.commands import Broken, Choice, Done, Mode, Outcome, Refused
+from reference.commands import Mode, Refused
 from stateful_tests import coverage, traces
 from stateful_tests.campaign import Plan
 from stateful_tests.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
-from stateful_tests.wording import describe
+from stateful_tests.wording import describe, say
 
-Data = dict[str, Any]
 
 # What can be reported without being a clause.
 _OTHER = {
@@ -40,25 +40,6 @@ def why(clause: str) -> str:
 def sentence(clause: str) -> str:
     """What a clause says."""
     return CLAUSES[clause].sentence if clause in CLAUSES else _OTHER.get(clause, "(unknown clause)")
-
-
-def say(outcome: Outcome) -> str:
-    """An outcome in readable form."""
-    match outcome:
-        case Done(choices, _, freed):
-            gave = f"; freed full {freed.full} swa {freed.swa}" if freed is not None else ""
-            return "done" + gave + "".join(f"; {_choice(choice)}" for choice in choices)
-        case Refused(reason):
-            return f"refused: {reason.value}"
-        case Broken(error):
-            return f"broken: {error}"
-
-
-def _choice(choice: Choice) -> str:
-    named = ("swa_evicted_seqlen", "kv_allocated_len")
-    chosen = [f"{n} {getattr(choice, n)}" for n in named if getattr(choice, n) is not None]
-    when = " after the forward pass" if choice.after else ""
-    return f"{choice.request} chose {', '.join(chosen) or 'the default'}{when}"
 
 
 def rate(commands: int, seconds: float) -> int:
@@ -250,8 +231,6 @@ def run_data(run: Run) -> Data:
 
 def _explained(run: Run) -> Data:
     """Why the violation cannot be, where the sides differ, and how it came to that."""
-    from ci import arguments, ledger, snapshot  # they speak of commands as this module does
-
     argued = arguments.argue(run)
     states = snapshot.snapshots(run, ledger.MAX_ROWS) if argued is not None else []
     return {

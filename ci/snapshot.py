@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ci.differences import CURSORS, difference, differences
-from ci.report import Data, say
+from ci import Data
+from stateful_tests.wording import say
 from stateful_tests.wording import describe
 from reference import tree as radix
 from reference.caching import guests, path_text

@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ci import drawing
-from ci.report import Data
+from ci import Data
 from impl.bugs import BUGS, Bug
 from reference import model
 from reference.clauses import CLAUSES, Clause

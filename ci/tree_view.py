@@ -10,7 +10,8 @@ from rich.text import Text
 from rich.tree import Tree as Drawing
 
 from ci.render import plain, table
-from ci.report import Data, say
+from ci import Data
+from stateful_tests.wording import say
 from reference import model
 from reference.caching import path_text
 from reference.commands import Outcome

@@ -10,7 +10,7 @@ import pytest
 
 from ci import arguments, render, report
 from ci.arguments import Argument
-from ci.report import describe
+from stateful_tests.wording import describe
 from stateful_tests import lockstep, traces
 from stateful_tests.registry import resolve
 from stateful_tests.results import Run

@@ -152,7 +152,7 @@ def test_commands_in_readable_form(command: Command, reads: str) -> None:
     ],
 )
 def test_outcomes_in_readable_form(outcome: Outcome, reads: str) -> None:
-    assert report.say(outcome) == reads
+    assert wording.say(outcome) == reads
 
 
 def test_check_that_conforms(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:

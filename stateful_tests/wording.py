@@ -1,4 +1,4 @@
-"""Commands as people read and type them: `describe` writes "extend r1 +4", `parse` reads it back."""
+"""Commands in words: `describe` writes "extend r1 +4", `parse` reads it back; `say` tells an outcome."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish,
-    Insert, Match, Open, Retract, SpecDecode, Submit, Unlock,
+    Abort, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Command, Decode, Done, Draft, Evict,
+    EvictSwa, Extend, Finish, Insert, Match, Open, Outcome, Refused, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from stateful_tests import traces
 
@@ -170,3 +170,22 @@ def parse(line: str) -> Command:
     except traces.TraceError as error:
         raise WordingError(f"{words:.80}: {error.path.removeprefix('$.')}: {error.reason}") from None
     return command
+
+
+def say(outcome: Outcome) -> str:
+    """An outcome in readable form."""
+    match outcome:
+        case Done(choices, _, freed):
+            gave = f"; freed full {freed.full} swa {freed.swa}" if freed is not None else ""
+            return "done" + gave + "".join(f"; {_choice(choice)}" for choice in choices)
+        case Refused(reason):
+            return f"refused: {reason.value}"
+        case Broken(error):
+            return f"broken: {error}"
+
+
+def _choice(choice: Choice) -> str:
+    named = ("swa_evicted_seqlen", "kv_allocated_len")
+    chosen = [f"{n} {getattr(choice, n)}" for n in named if getattr(choice, n) is not None]
+    when = " after the forward pass" if choice.after else ""
+    return f"{choice.request} chose {', '.join(chosen) or 'the default'}{when}"

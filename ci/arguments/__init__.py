@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ci.arguments import cursors, life, pages, tree
 from ci.arguments.past import Claim, Past
-from ci.report import say
+from stateful_tests.wording import say
 from stateful_tests.wording import describe
 from stateful_tests.results import Run
 

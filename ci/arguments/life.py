@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ci.arguments.cursors import has_cursor, lengths
 from ci.arguments.past import Past, some
 from ci.differences import CURSORS, POOL
-from ci.report import say
+from stateful_tests.wording import say
 from ci.snapshot import reference_side, system_side
 from reference.clauses.checks import miscounted
 from reference.commands import Done, Outcome, Reason, Refused, Submit

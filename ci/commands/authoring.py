@@ -233,12 +233,12 @@ def record(
             raise Unusable(f"--from {error}") from error
     _saved(trace, target)
 
-    from ci import render, report
-    from stateful_tests.wording import describe
+    from ci import render
+    from stateful_tests.wording import describe, say
 
     text = render.console()
     for line, command, *said in partings:
-        server, rules = map(report.say, said)
+        server, rules = map(say, said)
         text.print(f"line {line}: {describe(command)}: server {server}, rules {rules}", soft_wrap=True)
     against = f", {len(partings)} against the rules" if partings else ""
     text.print(f"saved   {target} ({len(trace.commands)} commands{against})", soft_wrap=True)

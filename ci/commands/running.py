@@ -14,7 +14,7 @@ from ci.commands.shared import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from ci.report import Data
+    from ci import Data
 
 
 @click.command()

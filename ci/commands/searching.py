@@ -17,7 +17,7 @@ from ci.commands.shared import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from ci.report import Data
+    from ci import Data
     from stateful_tests.scopes import Scope
 
 

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
-    from ci.report import Data
+    from ci import Data
     from impl.adapter import System
     from stateful_tests.results import Finding, Trace
 
