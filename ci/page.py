@@ -22,6 +22,7 @@ from ci.differences import CURSORS, POOL, trouble
 from ci.ledger import ledger, letters
 from ci import Data
 from ci.snapshot import snapshots
+from reference.commands import Admit
 from reference.clauses import CLAUSES
 from reference.geometry import Geometry
 from stateful_tests.results import Run
@@ -143,17 +144,19 @@ def _owner(name: str, owners: dict[str, Data]) -> Data:
     return owners[name]
 
 
-def _cut(run: Run, index: int) -> tuple[str, int] | None:
-    """Whose row a command cuts, and at which target."""
+def _cut(run: Run, index: int) -> tuple[str, int, str] | None:
+    """Whose row a command cuts, where, and what that place is called."""
     step = run.history[index - run.first].step
-    return (step.cut_at[0], step.cut_at[2]) if step is not None and step.cut_at is not None else None
+    if step is None or step.cut_at is None:
+        return None
+    return step.cut_at[0], step.cut_at[2], "resumes at" if isinstance(step.command, Admit) else "target"
 
 
 # One side of a step.
 
 
 def _side(
-    name: str, state: Data, run: Run, owners: dict[str, Data], length: int, cut: tuple[str, int] | None
+    name: str, state: Data, run: Run, owners: dict[str, Data], length: int, cut: tuple[str, int, str] | None
 ) -> Data:
     side, other = state[name], state["system" if name == "reference" else "reference"]
     geometry, physical = run.trace.geometry, name == "system"
@@ -218,7 +221,7 @@ def _extent(side: Data) -> int:
 
 
 def _drawing(
-    who: str, state: Data, physical: bool, geometry: Geometry, length: int, cut: tuple[str, int] | None
+    who: str, state: Data, physical: bool, geometry: Geometry, length: int, cut: tuple[str, int, str] | None
 ) -> Data:
     sides = ("system", "reference") if physical else ("reference", "system")
     holder, other = (state[name]["holders"].get(who) for name in sides)
@@ -239,7 +242,7 @@ def _drawing(
                 ],
             }
         )
-    target = cut[1] if cut is not None and cut[0] == who else holder["target"]
+    _, target, called = cut if cut is not None and cut[0] == who else (who, holder["target"], "target")
     marks: dict[int, list[str]] = {}
     for letter, position in cursors.items():
         if (letter != "E" or geometry.window) and (letter != "R" or geometry.tree or position):
@@ -258,7 +261,7 @@ def _drawing(
         "height": height + 30 * len(lanes) + 22,
         "lanes": lanes,
         "marks": top,
-        "target": {"x": target * unit, "text": f"target {target}"} if target is not None else None,
+        "target": {"x": target * unit, "text": f"{called} {target}"} if target is not None else None,
         "window": {"x": start * unit, "width": (cursors["C"] - start) * unit}
         if geometry.window and cursors["C"] > start
         else None,

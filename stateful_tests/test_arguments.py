@@ -98,8 +98,9 @@ def test_free_lists_and_cursors_say_the_same(name: str) -> None:
         ),
         (
             "an_unlock_remembers_where_its_lock_stopped",
-            "node [0, 1) of a1 counts 2 SWA locks since command 2 (match h3 a1); it is needed only by"
-            " h3 since command 2, and h2 let go at command 3 (unlock h2).",
+            "node [0, 1) of a1 still counts 2 SWA locks; now it is needed only by h3 since command 2"
+            " (match h3 a1), and h2 let go at command 3 (unlock h2), whose lock is older than the split"
+            " of the node at command 2.",
         ),
         (
             "what_is_handed_out_is_not_free",

@@ -26,8 +26,7 @@ from reference.cursors import ceil_page, floor_page, window_live
 from reference.geometry import Geometry
 from reference.ledger import ZERO, Phase, Request, Session, State, full_pages, holders, swa_pages
 from reference.rules import RULES, Case, Rule
-from stateful_tests import lives, traces
-from stateful_tests.explorer import Explorer
+from stateful_tests import lives, search, traces
 from stateful_tests.lives import Transition
 from stateful_tests.scopes import Scope
 from stateful_tests.situations import kind_name
@@ -162,9 +161,9 @@ def test_each_command_is_refused_for_the_reasons_told_and_no_other() -> None:
     told = {(kind_name(rule.command), reason.value) for rule in RULES.values() for reason in rule.refused}
     met = set()
     for scope in _REFUSING:
-        explorer = Explorer(scope, clauses=False)
-        assert explorer.run() == "fixed point"
-        for situation in explorer.graph.situations():
+        explored = search.run(scope, clauses=False)
+        assert explored.complete
+        for situation in explored.situations:
             kind, refused, reason = situation.partition(", refused: ")
             if refused:
                 met.add((kind, reason))

@@ -65,13 +65,13 @@ def _lock_counts(past: Past) -> str | None:
 def _counted(past: Past, node: NodeFacts, swa: bool, count: int, want: list[str]) -> str:
     path, kind = node.path, "SWA" if swa else "full"
     where = f"node {_where(node)}"
-    since = past.since(f"{where} counts {count} {kind}", lambda m: _count(m, path, swa) == count)
-    said = f"{where} counts {some(count, f'{kind} lock')} {since}"
     needs = [f"{h} {past.since(f'{h} needs {where}', _needed_by, h, path, swa)}" for h in want]
-    only = "only " * (count > len(want))
-    said += f"; it is needed {only}by {' and '.join(needs)}" if needs else "; nobody needs it"
     if count <= len(want):
-        return said
+        since = past.since(f"{where} counts {count} {kind}", lambda m: _count(m, path, swa) == count)
+        said = f"{where} counts {some(count, f'{kind} lock')} {since}"
+        return said + (f"; it is needed by {' and '.join(needs)}" if needs else "; nobody needs it")
+    said = f"{where} still counts {some(count, f'{kind} lock')}"
+    said += f"; now it is needed only by {' and '.join(needs)}" if needs else "; nobody needs it now"
     gone = {
         k.holder: at
         for at, m in enumerate(past.run.history[:-1])
@@ -80,6 +80,12 @@ def _counted(past: Past, node: NodeFacts, swa: bool, count: int, want: list[str]
     }
     for holder, last in gone.items():
         said += f", and {holder} let go at {past.command(last + 1 + past.run.first)}"
+        taken = last
+        while taken and _needed_by(past.run.history[taken - 1], holder, path, swa):
+            taken -= 1
+        split = past.first(f"{where} is a node", lambda m: _node(m, path) is not None)
+        if taken + past.run.first < split:
+            said += f", whose lock is older than the split of the node at {past.command(split)}"
     for lock in _locks(past.now) if swa else ():
         if lock.holder not in want and _needs(lock, path, False):
             said += f": {lock.holder} needs SWA KV from position {lock.swa_from} on"
