@@ -158,12 +158,14 @@ def _verdict(
     if violated:
         said.append(f"violates {', '.join(violated)}")
     if result.timed_out:
-        said.append(f"the time limit of {plan.time_limit_s:g} s was met before the plan was done")
+        done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
+        found = "" if result.findings else "nothing was found until "
+        said.append(f"{found}the time limit of {plan.time_limit_s:g} s, after {done}")
     # A narrowed run, or a system that offers less, cannot be asked to reach every situation.
     if plan.tier == "nightly" and not narrowed and capabilities == Capabilities() and result.unreached:
         said.append(f"never reached the critical situation of {', '.join(result.unreached)}")
         code = code or 1
-    whole = plan.tier != "smoke" and not narrowed and not result.findings and not result.timed_out
+    whole = plan.tier != "smoke" and not narrowed and not result.findings
     if missing and whole and result.system in _OWN:
         said.append(f"{len(missing)} situations that the explorer has reached were missed")
         code = code or 1

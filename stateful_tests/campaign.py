@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from impl.adapter import System, UnusableImplementation
 from reference.clauses import CLAUSES
@@ -18,7 +19,7 @@ from reference.geometry import PRESETS, Geometry, preset
 from stateful_tests.choosers import RandomChooser
 from stateful_tests.lockstep import Lockstep, check_fits, new_tallies, replay
 from stateful_tests.results import CheckResult, Finding, MachineResult, Trace, Violation, add_tallies
-from stateful_tests.shrink import Commands, StillFails, drop, scaled, shrink
+from stateful_tests.shrink import BUDGET, Commands, StillFails, drop, scaled, shrink
 from stateful_tests.situations import situation
 from stateful_tests.strategies import MACHINES, draw_geometry, draw_habits, finale, propose
 
@@ -31,8 +32,8 @@ class Plan:
 
     modes: none stands for the system's own. examples: machine -> its runs per preset and mode, of up to
     `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
-    after_finding_s: how long to go on after the last new finding. time_limit_s: meeting it is no
-    success.
+    after_finding_s: how long to go on after the last new finding. time_limit_s: when to leave
+    the rest of the plan.
     """
 
     tier: str
@@ -144,6 +145,8 @@ class _Caught:
 _ONCE = "(did not show again: the system is not deterministic, or keeps something over reset)"
 _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
 _RETRIES = 4
+# Candidates for a clause that another one's trace tells of already: it came up at the same step.
+_BESIDE = 200
 _TURN = 3  # runs of one cell before the next has its turn
 
 
@@ -261,7 +264,8 @@ class _Campaign:
                 if trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
                     continue
             if smallest is None or clause not in shown:
-                smallest = minimise(self.system, trace, clause)
+                budget = BUDGET if smallest is None else _BESIDE
+                smallest = minimise(self.system, trace, clause, budget=budget)
                 shown = self._shown(smallest)
             if known is None:
                 after = time.monotonic() - self.started
@@ -309,16 +313,20 @@ def evaluation_order(clause: str) -> int:
     return order.index(clause) if clause in order else -1
 
 
-def minimise(system: System, trace: Trace, clause: str) -> Trace:
-    """The smallest trace for `clause`: fewest commands, then smallest pools, then again."""
+def minimise(system: System, trace: Trace, clause: str, *, budget: int = BUDGET) -> Trace:
+    """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
+
+    `budget` bounds the candidates of each `shrink`.
+    """
     smallest = trace
-    for search in (drop, shrink):
+    smaller = partial(shrink, budget=budget)
+    for search in (drop, smaller):
         smallest = _shrink_commands(system, smallest, clause, search)
         if system.capabilities.no_tree:
             smallest = _shrink_size(system, smallest, clause, "tree")
         for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
             smallest = _shrink_size(system, smallest, clause, name)
-    return replace(_shrink_commands(system, smallest, clause, shrink), origin="minimised")
+    return replace(_shrink_commands(system, smallest, clause, smaller), origin="minimised")
 
 
 def _shrink_commands(

@@ -160,8 +160,8 @@ class CheckResult:
     """Everything a check measured.
 
     refusals, situations: how often each was met. unreached: clauses whose critical situation never
-    came up. timed_out: the time limit cut the check short, which is no success. stopped: nothing new
-    had come up for a while after a finding, so the rest of the plan was left.
+    came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
+    nothing new had come up for a while after a finding, so the rest of the plan was left.
     """
 
     system: str
@@ -188,7 +188,7 @@ class CheckResult:
 
     @property
     def exit_code(self) -> int:
-        """0 conforms, 1 a clause was violated or the time ran out, 3 the system broke."""
+        """0 nothing was found, 1 a clause was violated or nothing was run, 3 the system broke."""
         if any(f.clause == "BROKEN" for f in self.findings):
             return 3
-        return 1 if self.findings or self.timed_out else 0
+        return 1 if self.findings or not self.examples else 0

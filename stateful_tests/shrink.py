@@ -18,6 +18,7 @@ from reference.commands import (
 Commands = tuple[Command, ...]
 # Runs a candidate; returns it cut after the failing step if it still fails, else None.
 StillFails = Callable[[Commands], Commands | None]
+BUDGET = 1500  # candidates
 
 
 def drop(commands: Commands, still_fails: StillFails) -> Commands:
@@ -26,7 +27,7 @@ def drop(commands: Commands, still_fails: StillFails) -> Commands:
     return _drop_chunks(_first_improvement(commands, search, _name_dropped), search)
 
 
-def shrink(commands: Commands, still_fails: StillFails, *, budget: int = 1500) -> Commands:
+def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET) -> Commands:
     """A locally minimal failing list: no command can go, no number can be smaller.
 
     `budget` bounds the candidates that are run. `commands` itself must fail.

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
-from impl.adapter import Capabilities, UnusableImplementation
+from impl.adapter import Capabilities, System, UnusableImplementation
 from reference.commands import Command, Mode, Outcome, Reason, Refused
+from stateful_tests import campaign
 from stateful_tests.campaign import plan, run
 from stateful_tests.reference_system import ReferenceSystem
+from stateful_tests.registry import resolve
+from stateful_tests.results import Trace
+from stateful_tests.shrink import BUDGET
 from stateful_tests.traces import prompt_of
 
 
@@ -76,9 +82,32 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert first.tallies == second.tallies
 
 
-def test_a_time_limit_that_is_met_is_no_success() -> None:
+def test_a_slow_system_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = count(time.monotonic())
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    result = run(ReferenceSystem(), plan("smoke"))
+    assert result.timed_out and result.examples and result.exit_code == 0
+
+
+def test_a_check_that_ran_nothing_is_no_success() -> None:
     result = run(ReferenceSystem(), replace(plan("smoke"), time_limit_s=0.0))
-    assert result.timed_out and result.exit_code == 1
+    assert result.timed_out and not result.examples and result.exit_code == 1
+
+
+def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budgets: dict[str, int] = {}
+
+    def minimise(system: System, trace: Trace, clause: str, *, budget: int) -> Trace:
+        budgets.setdefault(clause, budget)
+        return trace
+
+    monkeypatch.setattr(campaign, "minimise", minimise)
+    monkeypatch.setattr(campaign._Campaign, "_shown", lambda self, trace: ())
+    run(resolve("torch+pr22900"), replace(plan("smoke", machines=["sessions"]), after_finding_s=0))
+    first, *others = budgets.values()
+    assert first == BUDGET and others and set(others) == {campaign._BESIDE}
 
 
 @pytest.mark.parametrize(

@@ -280,11 +280,12 @@ BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError
 @pytest.mark.parametrize(
     ("result", "code", "says"),
     [
-        (checked(timed_out=True), 1, "the time limit of 60 s was met before the plan was done"),
+        (checked(timed_out=True), 0, "nothing was found until the time limit of 60 s, after 10 of 13 runs"),
+        (checked(finding("LEN-2"), timed_out=True), 1, "violates LEN-2; the time limit of 60 s, after 10 of"),
         (checked(finding("BROKEN", BROKE)), 3, "torch+pr22900: the system broke"),
         (checked(tier="nightly"), 1, "never reached the critical situation of FREE-2"),
     ],
-    ids=["timed out", "broke", "not reached"],
+    ids=["timed out", "timed out with a finding", "broke", "not reached"],
 )
 def test_other_ends(
     fake: FakeSystem,
