@@ -185,6 +185,7 @@ def _ill_formed(scope: Scope, fresh: Names) -> Iterator[Command]:
         yield from (Finish(request, 1), Retract(request), Abort(request), Decode((request,)), Decode(()))
         yield from (Decode((request, request)), EvictSwa(request, 0), CheckBusy(3))
         yield from (SpecDecode(()), SpecDecode((Draft(request, 1, 1),)))
+        yield from (Extend((Chunk(request, 1),) * 2), SpecDecode((Draft(request, 1, 1),) * 2))
     if scope.guests:
         some = prompt_of("a1")
         yield from (Match(guest, ()), Match(guest, prompt_of(f"a{scope.geometry.width + 1}")), Unlock(guest))
