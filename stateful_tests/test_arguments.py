@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from ci import arguments, render, report
 from ci.arguments import Argument
+from impl.adapter import System
 from stateful_tests.wording import describe
 from stateful_tests import lockstep, traces
 from stateful_tests.registry import resolve
@@ -146,6 +149,45 @@ def test_free_lists_and_cursors_say_the_same(name: str) -> None:
 )  # fmt: skip
 def test_the_sentence(name: str, says: str) -> None:
     assert argued(name).text == says
+
+
+class OwnShape:
+    """A system whose tree splits and evicts as it likes: what is freed is asked of session slots alone."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self.capabilities = replace(system.capabilities, own_shape=True)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._system, name)
+
+
+@pytest.mark.parametrize(
+    "bug, name, says",
+    [
+        (
+            "free-repeats-a-page",
+            "three_turns_of_one_conversation",
+            "command 16 (close s1) must free the full pages of s1 at [8, 24) and frees [8, 12): full page"
+            " 4 is neither free nor owned since command 16; until then s1 had it at [12, 16).",
+        ),
+        (
+            "trim-forgets-swa",
+            "retract_then_retry_frees_the_reserved_token",
+            "command 6 (admit r1) must free the SWA pages of s1 at [10, 11) and frees nothing: SWA page"
+            " 11 is neither free nor owned since command 6; until then s1 had it at [10, 11).",
+        ),
+    ],
+)
+def test_what_is_freed_beside_a_tree_of_its_own_shape(bug: str, name: str, says: str) -> None:
+    trace = traces.load(FIXTURES[name])
+    with_tree = replace(trace, geometry=replace(trace.geometry, tree=True), bug=None, clause=None)
+    run = lockstep.replay(cast(System, OwnShape(resolve(f"torch+{bug}"))), with_tree)
+    assert run.violation is not None
+    assert run.violation.clause in ("FREE-1", "FREE-2")
+    found = arguments.argue(run)
+    assert found is not None
+    assert found.text == says
 
 
 def test_each_clause_has_words_of_its_own() -> None:

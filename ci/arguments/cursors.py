@@ -50,11 +50,12 @@ def _must_be(past: Past, off: list[tuple[str, str, int, int]]) -> str:
     for (index, want, got), whose in fates.items():
         who = ", ".join(f"{' and '.join(k)} of {'the ' * (' ' in n)}{n}" for n, k in whose.items())
         several = sum(map(len, whose.values())) > 1
+        stays = all(has_cursor(past.before, n, k[1], want) for n, letters in whose.items() for k in letters)
         if index == past.violation.step:
             verb = f"{'become' if several else 'becomes'} {got}"
         else:
             verb = f"{'are' if several else 'is'} {got} {past.at(index)}"
-        said.append(f"{who} {verb} and must be {want}")
+        said.append(f"{who} {verb} and must {'stay' if stays else 'be'} {want}")
     return "; ".join(said)
 
 

@@ -10,10 +10,11 @@ from ci.differences import CURSORS, POOL
 from stateful_tests.wording import say
 from ci.snapshot import reference_side, system_side
 from reference.clauses.checks import miscounted
+from reference.clauses.contents import stamp_text
 from reference.commands import Done, Outcome, Reason, Refused, Submit
 from reference.cursors import lost_below, window_start
 from reference.facts import Facts
-from reference.ledger import ZERO, Cursors
+from reference.ledger import ZERO, Cursors, text_tokens
 from stateful_tests.results import Moment
 
 
@@ -187,28 +188,41 @@ def _keeps(m: Moment, name: str, slot: Cursors) -> bool:
     return session is not None and session.slot == slot
 
 
-def _as_long(m: Moment, name: str, tokens: int) -> bool:
+def _kept_text(m: Moment, name: str, text: tuple[int, ...]) -> bool:
     session = m.facts.sessions.get(name)
-    return session is not None and len(session.history) == tokens
+    return session is not None and tuple(session.history) == text
 
 
 def _history(past: Past) -> str | None:
     """SES-1: text that the client did not see."""
-    ref, got = reference_side(past.now), system_side(past.now)
-    for name, mine in ref["sessions"].items():
-        tokens = got["sessions"][name]["history"]
-        if tokens != mine["history"]:
-            since = past.since(f"history of {name}: {tokens}", _as_long, name, tokens)
-            return (
-                f"the history of {name} has {some(tokens, 'token')} {since}; the client saw"
-                f" {mine['history']}, with which the next turn starts"
-            )
-    for name, mine in ref["requests"].items():
-        tokens = got["requests"][name]["tokens"]
-        if tokens != mine["tokens"]:
-            text = some(tokens, "token")
-            return f"after {past.here} {name} has {text} of text; by the rules it has {mine['tokens']}"
+    facts = past.now.facts
+    for session in past.now.state.sessions:
+        got, want = tuple(facts.sessions[session.name].history), tuple(text_tokens(session.history))
+        if got == want:
+            continue
+        name = session.name
+        since = past.since(f"history of {name}", _kept_text, name, got)
+        if len(got) != len(want):
+            has = f"the history of {name} has {some(len(got), 'token')} {since}"
+            return f"{has}; the client saw {len(want)}, with which the next turn starts"
+        at, theirs, ours = _first_apart(got, want)
+        return f"position {at} of the history of {name} is {theirs} {since}; the client saw {ours}"
+    for request in past.now.state.requests:
+        name, text = request.name, tuple(facts.requests[request.name].text)
+        want = tuple(text_tokens(request.text))
+        if len(text) != len(want):
+            has = some(len(text), "token")
+            return f"after {past.here} {name} has {has} of text; by the rules it has {len(want)}"
+        if text != want:
+            at, theirs, ours = _first_apart(text, want)
+            return f"after {past.here} position {at} of {name} is {theirs}; by the rules it is {ours}"
     return None
+
+
+def _first_apart(got: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, str, str]:
+    """Where two texts of one length part, and what stands there in each."""
+    at = next(i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b)
+    return at, stamp_text(got[at]) if got[at] else "a token that nobody sent", stamp_text(want[at])
 
 
 def _choice(past: Past) -> str:

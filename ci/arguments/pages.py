@@ -8,6 +8,7 @@ from ci.arguments.past import Past, troubled
 from ci.differences import POOL, spans
 from ci.snapshot import wrong_reads
 from reference.clauses.contents import stamp_text
+from reference.clauses.freed import owed_and_freed
 from reference.ledger import holders, text_tokens
 from stateful_tests.results import Moment
 
@@ -87,10 +88,8 @@ def _torn(past: Past) -> str | None:
 def _freed(past: Past) -> str | None:
     """FREE: pages that were owed and not freed, or freed and not owed."""
     pool = "full" if past.violation.clause == "FREE-1" else "swa"
-    step, size = past.step, past.page_size
-    if step.own_shape and step.now.tree is not None:
-        return None
-    owed, freed = step.owed(pool), step.freed(pool)
+    size = past.page_size
+    owed, freed = owed_and_freed(past.step, pool)
     for holder in sorted({*owed, *freed}):
         want, got = set(owed.get(holder, ())), set(freed.get(holder, ()))
         if want == got:

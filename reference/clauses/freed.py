@@ -8,9 +8,9 @@ from reference.ledger import Phase
 from reference.step import Step, span
 
 
-def _check_freed(step: Step, pool: str) -> Failure | None:
-    if not step.done or pool not in step.after.pools:
-        return None
+def owed_and_freed(step: Step, pool: str) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """What FREE compares: holder -> page indices of its sequence, as the rules owe them and as the system freed
+    them. With a tree of its own shape of session slots alone, less what the tree has taken."""
     owed, freed = step.owed(pool), step.freed(pool)
     if step.own_shape and step.now.tree is not None:  # what its tree takes or gives back is its own choice
         slots = {s.name for s in step.was.sessions if s.slot is not None}
@@ -18,6 +18,13 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
         taken = {(o.holder, o.at) for o in step.before.pools[pool].owned if o.page in trees}
         owed, freed = ({h: p for h, p in pages.items() if h in slots} for pages in (owed, freed))
         owed = {h: p for h, pages in owed.items() if (p := [at for at in pages if (h, at) not in taken])}
+    return owed, freed
+
+
+def _check_freed(step: Step, pool: str) -> Failure | None:
+    if not step.done or pool not in step.after.pools:
+        return None
+    owed, freed = owed_and_freed(step, pool)
     if owed == freed:
         return None
     page_size = step.scope.geometry.page_size
