@@ -157,8 +157,9 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
             want = pages.get(page_name(path[:end]))
             if seen is not None and want is not None and tuple(seen.prefix[end - size : end]) != want:
                 about = f"slots of {h.name} at [{end - size}, {end})"
+                key = ("holders", h.name, "prefix", str(end // size - 1))
                 row = f"{list(seen.prefix[end - size : end])}"
-                yield difference(("holders", h.name, "prefix"), about, f"the tree's {list(want)}", row)
+                yield difference(key, about, f"the tree's {list(want)}", row)
                 break
 
 

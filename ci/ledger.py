@@ -1,31 +1,34 @@
 """A violated trace as a ledger: a row for each command, a column for each owner, node or page at stake.
 
 Up to the last row both sides agree, and a row shows both; the last is told twice, by the rules and as the
-system has it. `*` marks what a command changed, `!` what is not as the rules have it. A node of the tree is
-told as live or tombstone, and by its full and SWA locks.
+system has it. `*` marks what a command changed, `!` what is not as the rules have it. Nodes of the tree that
+a command splits, evicts, makes a tombstone or revives have columns as well: their range, live or tombstone,
+their full and SWA locks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from ci import Data
 from ci.differences import POOL, spans
 from stateful_tests.results import Run
 
 MAX_COLUMNS = 3
+MAX_NODES = 2  # columns besides, of nodes that changed
 MAX_ROWS = 60  # of a long trace; what led to the end is at the end
 
 Cell = dict[str, str]  # label -> value
 Column = tuple[str, ...]  # the key of a difference, without what is told of it
 
 
-def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS) -> Data:
+def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS, nodes: int = MAX_NODES) -> Data:
     """The rows of these states; a violation at the last one is told twice. Without one the columns are those
-    who held something."""
+    who held something. nodes: how many columns there may be besides, of nodes that changed."""
     split = run.violation is not None
     geometry = run.trace.geometry
-    drawer = _Drawer(states, geometry.page_size, letters(run, states), columns)
+    drawer = _Drawer(states, geometry.page_size, letters(run, states), columns, nodes)
     rows: list[Data] = []
     before: list[Cell] = [{} for _ in drawer.columns]
     for state in states[:-1] if split else states:
@@ -55,26 +58,38 @@ def letters(run: Run, states: list[Data]) -> str:
 class _Drawer:
     """Which columns there are, and what stands in them."""
 
-    def __init__(self, states: list[Data], page_size: int, letters: str, most: int) -> None:
+    def __init__(self, states: list[Data], page_size: int, letters: str, most: int, nodes: int) -> None:
         self.page_size, self.letters, self.last = page_size, letters, states[-1]
         self.told = {tuple(d["key"]): d for d in self.last["differences"]}
-        self.columns = self._columns(states, most)
+        self.columns = self._columns(states, most, nodes)
 
-    def _columns(self, states: list[Data], most: int) -> list[Column]:
-        """What differs at the end, in the order in which it is told; then who else holds something."""
+    def _columns(self, states: list[Data], most: int, nodes: int) -> list[Column]:
+        """What differs at the end, in the order in which it is told; nodes that changed; then who else holds
+        something."""
         kinds: Counter[str] = Counter()
         chosen: list[Column] = []
-        for column in dict.fromkeys(self._column(kind, names) for kind, *names in self.told):
+        told = dict.fromkeys(self._column(kind, names) for kind, *names in self.told)
+        for column in filter(self._has_past, told):
             kinds[column[0]] += 1
-            if kinds[column[0]] <= (1 if column[0] == "accounts" else 2) and len(chosen) < most:
+            if kinds[column[0]] <= 2 and len(chosen) < most:
                 chosen.append(column)
+        chosen = chosen or list(told)[:1]  # what can be told of the end alone
         shown = set(map(self._holder, _apart(chosen)))
         sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
         more: list[Column] = [("holders", n) for side in sides for n in side["holders"] if n not in shown]
         more += [("guests", name) for side in sides for name in side["guests"]]
         room = most - len(chosen)
         others = [column for column in dict.fromkeys((*more, ("free",))) if column not in chosen][:room]
-        return chosen + sorted(others, key=lambda c: (c == ("free",), c))
+        changed: list[Column] = [("nodes", path) for path in changed_nodes(states)]
+        changed = [column for column in changed if column not in chosen][-nodes:]
+        return chosen + changed + sorted(others, key=lambda c: (c == ("free",), c))
+
+    def _has_past(self, column: Column) -> bool:
+        """It tells something of earlier commands as well."""
+        kind, *names = column
+        if kind == "holders":
+            return len(names) == 1 or (names[1] in POOL and "SWA slots" not in self.told[column]["about"])
+        return kind in ("outcome", "cursors", "nodes", "guests", "free", "pools")
 
     def _column(self, kind: str, names: list[str]) -> Column:
         """Where a difference is to be seen."""
@@ -112,13 +127,18 @@ class _Drawer:
             if holder is None:
                 return {"": "-"}
             return {"": holder["who"].split()[0], **{k: str(holder["cursors"][k]) for k in self.letters}}
-        if kind == "holders" and names[1] in POOL and "SWA slots" not in self.told[column]["about"]:
+        if kind == "holders" and self._has_past(column):
             pages = side["holders"].get(names[0], {}).get(names[1], ())
             return {"": spans(pages, self.page_size)}
         if kind == "nodes":
             node = side["nodes"].get(names[0])
-            live = "" if node is None or node["live"] is None else "live " if node["live"] else "tombstone "
-            return {"": "-" if node is None else f"{live}{node['full_locks']}/{node['swa_locks']}"}
+            if node is None:
+                return {"": "-"}
+            where, locks = f"[{node['start']}, {node['end']})", str(node["full_locks"])
+            if node["live"] is not None:
+                where += " live" if node["live"] else " tombstone"
+                locks += f"/{node['swa_locks']}"
+            return {"": where, "locks": locks}
         if kind == "guests":
             locked = side["guests"].get(names[0])
             return {"": "-" if locked is None else f"[0, {locked})" if locked else "nothing"}
@@ -142,6 +162,25 @@ class _Drawer:
         return str(self.told[column]["about"])
 
 
+def changed_nodes(states: list[Data]) -> list[str]:
+    """Paths of nodes that a command split, evicted, made a tombstone or revived, on either side; the last of
+    these last."""
+    found: dict[str, None] = {}
+    for before, after in pairwise(states):
+        for which in ("reference", "system"):
+            was, now = before[which]["nodes"], after[which]["nodes"]
+            for path, node in was.items():
+                then = now.get(path)
+                split = then is not None and then["start"] != node["start"]
+                if then is None or split or then["live"] != node["live"]:
+                    found.pop(path, None)
+                    found[path] = None
+                if split and then["parent"] not in was:  # its upper part is a node of its own now
+                    found.pop(then["parent"], None)
+                    found[then["parent"]] = None
+    return list(found)
+
+
 def _apart(columns: list[Column]) -> list[str]:
     """Requests and slots that have a column of their own."""
     return [column[1] for column in columns if column[0] == "cursors"]
@@ -152,8 +191,10 @@ def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: l
     for cell, was, rule in zip(cells, before, rules):
         text = []
         for label, value in cell.items():
-            changed = was and was.get(label, "0") != value and value not in ("-", "", "idle")
+            changed = bool(was) and was.get(label, "0") != value and value not in ("-", "", "idle")
             wrong = rule.get(label) != value
-            text.append(" ".join(filter(None, [label, f"{'!' * wrong}{value}{'*' * bool(changed)}"])))
+            if value == "-" != was.get(label, "-"):
+                value, changed = "gone", True
+            text.append(" ".join(filter(None, [label, f"{'!' * wrong}{value}{'*' * changed}"])))
         told.append(" ".join(text))
     return {"step": state["step"], "what": what, "cells": told}

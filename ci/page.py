@@ -10,8 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable
-from itertools import pairwise
+from pathlib import PurePath
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,23 +19,22 @@ from markupsafe import Markup
 from ci import render
 from ci.differences import CURSORS, POOL, trouble
 from ci.ledger import ledger, letters
+from ci.page_row import ROOM, UNIT, drawing
 from ci import Data
 from ci.snapshot import snapshots
+from impl.bugs import BUGS
 from reference.commands import Admit
 from reference.clauses import CLAUSES
 from reference.geometry import Geometry
 from stateful_tests.results import Run
 
 MAX_STEPS = 200  # a page of a long trace shows its end
-MAX_COLUMNS = 5  # of the ledger
+MAX_COLUMNS, MAX_NODES = 5, 8  # of the ledger
 MAX_DEPTH = 24  # of a drawn tree
 HUES = 6
 SMALL, FEW = 48, 16  # pages of a pool that are shown whole, and of a larger one without a reason
 MAX_CELLS = 40_000  # pages drawn, all steps together
 FREE: Data = {"owners": [], "free": 1}
-UNIT = 36.0  # width of a token in a drawing, where there is room
-ROOM = 560.0  # width of a drawing
-CHARACTER = 6.6  # width of one in a mark
 
 
 def page(data: Data, run: Run) -> str:
@@ -77,7 +75,7 @@ def _content(data: Data, run: Run) -> Data:
     geometry = run.trace.geometry
     owners = _owners(shown)
     two_sided = run.system != "reference"  # the reference has no physical pages
-    rows = ledger(run, shown, MAX_COLUMNS) if shown else {"columns": [], "rows": []}
+    rows = ledger(run, shown, MAX_COLUMNS, MAX_NODES) if shown else {"columns": [], "rows": []}
     length = max((_extent(side) for s in shown for side in (s["reference"], s["system"])), default=1)
     used = {pool: _used(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
     steps, before = [], None
@@ -101,23 +99,60 @@ def _content(data: Data, run: Run) -> Data:
         )
         before = state
     violation = data["violation"]
-    clause = CLAUSES.get(violation["clause"]) if violation is not None else None
     return {
         "data": data,
-        "title": (violation or {"clause": data.get("verdict", "conforms")})["clause"],
-        "clause_title": clause.title if clause is not None else "",
+        "title": violation["clause"] if violation is not None else _name(data),
+        "argument": _opened(data["argument"] or violation["observed"]) if violation is not None else "",
+        "violated": _violated(violation) if violation is not None else [],
         "steps": steps,
         "left_out": len(run.rows) - len(shown),
         "start": _start(shown, violation is not None),
         "ledger": rows,
         "owners": owners,
         "two_sided": two_sided,
+        "wide": length * UNIT > ROOM / 2,  # two drawings beside each other would be too small on paper
         "sizes": {k: "none" if v is None else v for k, v in data["trace"]["geometry"].items()},
         "cursor_names": CURSORS,
         "window": geometry.window,
         "tree": geometry.tree,
         "letters": letters(run, shown),
     }
+
+
+def _name(data: Data) -> str:
+    """What a trace without a violation is called: its file, in words."""
+    return PurePath(data.get("file", "")).stem.replace("_", " ").strip() or data["implementation"]
+
+
+def _opened(sentence: str) -> str:
+    """With a capital, unless it begins with a name, such as r1."""
+    name = any(c.isdigit() for c in sentence.partition(" ")[0])
+    return sentence if name else sentence[:1].upper() + sentence[1:]
+
+
+def _violated(violation: Data) -> list[Data]:
+    """The clauses that fail at the last command, in order: what SPEC.md says, expected and observed."""
+    details = [(violation["expected"], violation["observed"]), *violation["details"]]
+    found = []
+    for name, (expected, observed) in zip((violation["clause"], *violation["also"]), details, strict=True):
+        clause = CLAUSES.get(name)
+        told = {
+            "Why": clause.why, "Scope": clause.scope, "Settled": clause.settled,
+            "When a simpler rule would do": clause.assumption, "Source": clause.source,
+        } if clause is not None else {}  # fmt: skip
+        found.append(
+            {
+                "id": name,
+                "known": clause is not None,
+                "title": clause.title if clause is not None else "",
+                "sentence": clause.sentence if clause is not None else violation["sentence"],
+                "told": {label: text for label, text in told.items() if text},
+                "bugs": [bug for bug in BUGS.values() if bug.clause == name],
+                "expected": expected,
+                "observed": observed,
+            }
+        )
+    return found
 
 
 def _start(shown: list[Data], violated: bool) -> int:
@@ -166,7 +201,7 @@ def _side(
             "physical": physical,
             **_owner(who, owners),
             **(side["holders"].get(who) or {"who": ""}),
-            "drawing": _drawing(who, state, physical, geometry, length, cut)
+            "drawing": drawing(who, state, physical, geometry, length, cut)
             if who in side["holders"]
             else None,
         }
@@ -215,135 +250,6 @@ def _extent(side: Data) -> int:
     """How many positions a side's rows need."""
     reach = (max(*h["cursors"].values(), h["target"] or 0) for h in side["holders"].values())
     return max(reach, default=1)
-
-
-# A row: positions from left to right, a lane for each pool, the cursors as marks.
-
-
-def _drawing(
-    who: str, state: Data, physical: bool, geometry: Geometry, length: int, cut: tuple[str, int, str] | None
-) -> Data:
-    sides = ("system", "reference") if physical else ("reference", "system")
-    holder, other = (state[name]["holders"].get(who) for name in sides)
-    size = geometry.page_size
-    cursors = holder["cursors"]
-    pages = max(1, -(-length // size))
-    unit = min(UNIT, ROOM / (pages * size))
-    lanes = []
-    for pool in geometry.pools:
-        theirs = set(other[pool]) if other is not None else set()
-        wrong = set(holder.get("wrong", {}).get(pool, ()))
-        lanes.append(
-            {
-                "pool": POOL[pool],
-                "segments": [
-                    _segment(a, b, pool, holder, theirs, wrong, state, geometry, physical, unit)
-                    for a, b in _cuts(cursors, pages * size, size, unit)
-                ],
-            }
-        )
-    _, target, called = cut if cut is not None and cut[0] == who else (who, holder["target"], "target")
-    marks: dict[int, list[str]] = {}
-    for letter, position in cursors.items():
-        if (letter != "E" or geometry.window) and (letter != "R" or geometry.tree or position):
-            marks.setdefault(position, []).append(letter)
-    off = {k for k in CURSORS if other is not None and other["cursors"][k] != cursors[k]}
-    top = _levels(
-        (position * unit, f"{' '.join(letters)} {position}", bool(off & set(letters)))
-        for position, letters in sorted(marks.items())
-    )
-    height = 20 * (1 + max((m["level"] for m in top), default=0))
-    start = max(0, cursors["C"] - geometry.window) if geometry.window else 0
-    used = -(-max(cursors["A"], cursors["C"]) // size) * size
-    return {
-        "width": pages * size * unit,
-        "top": height,
-        "height": height + 30 * len(lanes) + 22,
-        "lanes": lanes,
-        "marks": top,
-        "target": {"x": target * unit, "text": f"{called} {target}"} if target is not None else None,
-        "window": {"x": start * unit, "width": (cursors["C"] - start) * unit}
-        if geometry.window and cursors["C"] > start
-        else None,
-        "bounds": [at * unit for at in range(0, used + size, size)] if size > 1 and size * unit > 8 else [],
-        "label": _spoken(who, holder, geometry),
-    }
-
-
-def _cuts(cursors: dict[str, int], end: int, size: int, unit: float) -> Iterable[tuple[int, int]]:
-    """Stretches of one kind: between page boundaries (where they can be seen) and cursors."""
-    at = {0, end, *(c for c in cursors.values() if 0 < c < end)}
-    if size * unit >= 4:
-        at |= set(range(0, end, size))
-    return pairwise(sorted(at))
-
-
-def _segment(
-    start: int, end: int, pool: str, holder: Data, theirs: set[int], wrong: set[int], state: Data,
-    geometry: Geometry, physical: bool, unit: float,
-) -> Data:  # fmt: skip
-    page, cursors, size = start // geometry.page_size, holder["cursors"], geometry.page_size
-    mine: dict[int, int | None] = holder[pool]
-    number = mine.get(page)
-    if start < cursors["R"]:
-        kind = "tree"
-        prefix = holder.get("prefix", ())
-        number = prefix[page] if physical and pool == "full" and page < len(prefix) else None
-    elif page in mine:
-        kind = "held" if start < cursors["C"] else "ahead" if start < cursors["A"] else "rest"
-    elif start >= -(-cursors["A"] // size) * size:
-        kind = "none"
-    else:
-        kind = "swept" if pool == "swa" and start < cursors["E"] else "hole"
-    told = {
-        "tree": "the radix tree's", "held": "committed", "ahead": "allocated ahead", "swept": "swept",
-        "rest": "rest of the page", "none": "nothing", "hole": "no slot",
-    }[kind]  # fmt: skip
-    bad = ""
-    if physical and number is not None and kind != "tree":
-        cell = state["system"]["pools"][pool].get(number)
-        if cell is not None:
-            bad = trouble(number, geometry.pages(pool), len(cell["owners"]), cell["free"])
-    misread = sorted(p for p in wrong if start <= p < end)
-    if misread:
-        told += f"; position {misread[0]} reads another token's KV"
-    title = f"{POOL[pool]} [{start}, {end}): {told}"
-    if number is not None:
-        title += f", page {number}" + (f" ({bad})" if bad else "")
-    room = min(size - start % size, end - start) * unit
-    shown = number is not None and start % size == 0 and len(str(number)) * CHARACTER < room
-    return {
-        "x": start * unit,
-        "width": (end - start) * unit,
-        "kind": kind,
-        "differs": ((page in mine) != (page in theirs) and start >= cursors["R"]) or bool(bad),
-        "text": "✗" if misread else str(number) if shown else "",
-        "title": title,
-    }
-
-
-def _levels(marks: Iterable[tuple[float, str, bool]]) -> list[Data]:
-    """Marks that would overlap go one above the other."""
-    ends: list[float] = []
-    made = []
-    for x, text, differs in marks:
-        width = len(text) * CHARACTER + 6
-        level = next((i for i, end in enumerate(ends) if end <= x - width / 2), len(ends))
-        ends[level : level + 1] = [x + width / 2]
-        made.append({"x": x, "text": text, "level": level, "differs": differs})
-    return made
-
-
-def _spoken(who: str, holder: Data, geometry: Geometry) -> str:
-    """The drawing in words, for those who do not see it."""
-    c = holder["cursors"]
-    said = [f"row of {who}: {CURSORS['C']} {c['C']}, {CURSORS['A']} {c['A']}"]
-    if geometry.window:
-        said.append(f"{CURSORS['E']} {c['E']}")
-    if geometry.tree:
-        said.append(f"{CURSORS['R']} {c['R']}")
-    said += [f"{len(holder[pool])} {POOL[pool]} pages" for pool in geometry.pools]
-    return ", ".join(said)
 
 
 # Pools: every page of the system, by number.

@@ -168,6 +168,8 @@ def run(out: Console, data: Data) -> None:
             words["also"] = f"{', '.join(violation['also'])} at the same step"
             for clause, (expected, observed) in zip(violation["also"], violation["details"]):
                 words[clause] = f"expected {expected}\nobserved {observed}"
+        if violation["why"]:  # a clause of the specification
+            words["more"] = f"kvspec clauses {violation['clause']}; SPEC.md under {violation['clause']}"
         labelled(out, words)
 
 
@@ -216,7 +218,7 @@ def _ledger(out: Console, data: Data) -> None:
     out.print(made)
     legend = "C A E R are the cursors of a row. * changed here, ! not as the rules have it"
     if any(column.startswith("node ") for column in columns):
-        legend += "; nodes: live or tombstone, full/SWA locks"
+        legend += "; of a node: its tokens, live or tombstone, full/SWA locks"
     _print(out, legend, style="dim")
 
 

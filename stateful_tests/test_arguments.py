@@ -12,7 +12,7 @@ import pytest
 
 from ci import arguments, render, report
 from ci.arguments import Argument
-from impl.adapter import System
+from impl.adapter import System, View
 from stateful_tests.wording import describe
 from stateful_tests import lockstep, traces
 from stateful_tests.registry import resolve
@@ -131,6 +131,10 @@ def test_free_lists_and_cursors_say_the_same(name: str) -> None:
             " since command 5 (evict_swa r1 at length 13); by the rules it resumes at 0.",
         ),
         (
+            "later_turns_stay_outside_of_the_tree",
+            "after command 7 (extend r2 +3) R (cache_protected_len) of r2 becomes 4 and must stay 2.",
+        ),
+        (
             "the_least_recently_used_goes_first",
             "command 2 (evict full 1) keeps a1 (full KV last used by command 0 (insert h1 a1)), which"
             " must go, and takes b1 (full KV last used by command 1 (insert h1 b1)), which must stay.",
@@ -190,6 +194,25 @@ def test_what_is_freed_beside_a_tree_of_its_own_shape(bug: str, name: str, says:
     assert found.text == says
 
 
+class Forgetful(OwnShape):
+    """Knows how long the history of a session is, and not what is in it."""
+
+    def view(self) -> View:
+        view = self._system.view()
+        blank = {name: replace(s, history=[0] * len(s.history)) for name, s in view.sessions.items()}
+        return replace(view, sessions=blank)
+
+
+def test_a_history_of_other_tokens() -> None:
+    trace = traces.load(FIXTURES["three_turns_of_one_conversation"])
+    found = arguments.argue(lockstep.replay(cast(System, Forgetful(resolve("torch"))), trace))
+    assert found is not None
+    assert found.text == (
+        "position 0 of the history of s1 is a token that nobody sent since command 5 (finish r1 keep 3); the"
+        " client saw token 0 of the text that Submit number 1 wrote."
+    )
+
+
 def test_each_clause_has_words_of_its_own() -> None:
     plain = {BUGS[name].clause for name in BUGS if "the rules want:" in argued(name).text}
     assert plain == {"TREE-1"}, "a shape that is wrong is told by expected and observed"
@@ -206,6 +229,30 @@ def test_the_ledger_fits_and_marks_what_is_wrong(capsys: pytest.CaptureFixture[s
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 100
         assert " ".join(out.split()).count("because") == 1
+
+
+def columns(name: str) -> dict[str, list[str]]:
+    found = report.run_data(violated(name))["ledger"]
+    return {title: [row["cells"][at] for row in found["rows"]] for at, title in enumerate(found["columns"])}
+
+
+def test_a_node_that_is_split_evicted_or_made_a_tombstone_has_a_column() -> None:
+    split = columns("an_unlock_remembers_where_its_lock_stopped")
+    assert split["node a1"] == [
+        "-", "-", "[0, 1) live* locks 2/2*", "[0, 1) live locks 1/1*", "[0, 1) live locks !1/2*",
+    ]  # fmt: skip
+    assert split["node a2"][1:3] == ["[0, 2) live locks 1/1*", "[1, 2) live* locks 1/1"]
+    evicted = columns("a_tombstone_goes_with_its_last_child")
+    assert evicted["node a1"][1:] == ["[0, 1) tombstone* locks 0/0", "gone*", "![0, 1) tombstone locks !0/0"]
+    assert evicted["node a2"][2:] == ["gone*", "gone*"]
+    revived = columns("a_recovered_tombstone_gives_its_own_pages_back")
+    assert revived["node a1"][1:3] == ["[0, 1) tombstone* locks 0/0", "[0, 1) live* locks 0/0"]
+
+
+def test_the_ledger_of_a_trace_has_columns_with_a_past() -> None:
+    assert list(columns("a_trim_inside_a_page_keeps_the_page")) == ["full page 3", "free", "s1"]
+    alone = "history_ends_where_the_client_stopped"
+    assert list(columns(alone)) == ["history of session s1", "s1", "free"], "if there is one"
 
 
 def test_a_conforming_run_has_nothing_to_argue() -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from ci import page, report
 from ci.snapshot import snapshots
+from reference.clauses import CLAUSES
 from reference.commands import Insert
 from stateful_tests import lockstep, traces
 from stateful_tests.registry import resolve
@@ -180,6 +181,30 @@ def test_what_is_wrong_is_marked_on_both_sides() -> None:
     assert "E 42 ≠</text>" in last
     argument = report.run_data(run)["argument"]
     assert argument[1:] in " ".join(Reader(text).text.split())
+
+
+def test_the_rule_is_told_on_the_page() -> None:
+    """A page may lie anywhere: what SPEC.md says of the clause is in it, and what the others expected."""
+    run = replayed("torch+pr22862-align", fixture("a_trim_inside_a_page_keeps_the_page"))
+    said = " ".join(Reader(shown(run)).text.split())
+    clause, data = CLAUSES["FREE-1"], report.run_data(run)
+    for text in (clause.sentence, clause.why, clause.settled, clause.assumption, clause.source):
+        assert said.count(text) == 1, text
+    assert "pr22862-align freeing starts inside a page" in said
+    assert "kvspec clauses FREE-1" in said
+    for name, (expected, observed) in zip(data["violation"]["also"], data["violation"]["details"]):
+        told = f"Rule{CLAUSES[name].sentence}Expected{expected}Observed{observed}"
+        assert told.replace(" ", "") in said.replace(" ", ""), name
+    assert said.count(data["argument"][1:]) == 1
+
+
+def test_a_row_that_names_what_the_tree_does_not_have() -> None:
+    name = "a_row_names_the_slots_of_the_tree"
+    text = shown(replayed(f"torch+{fixture(name).bug}", fixture(name)))
+    marked = r"<g class=\"tree differs\"><rect[^>]*><title>(.*?)</title>"
+    assert re.findall(marked, text) == [
+        "full [2, 4): the radix tree&#39;s, page 3 (not the page that the tree has)"
+    ]
 
 
 def test_a_trace_of_a_stranger_stays_text() -> None:

@@ -30,10 +30,13 @@ def bugs(names: tuple[str, ...], as_json: bool) -> int:
 def clauses(names: tuple[str, ...], as_json: bool) -> int:
     """List the clauses of the specification. NAMES: those in full."""
     from ci import report
+    from impl.bugs import BUGS
     from reference.clauses import CLAUSES
 
     fields = ("id", "title", "sentence", "scope", "why", "settled", "assumption", "rule", "source")
     rows = report.table_data(CLAUSES, fields)
+    for row in rows:
+        row["catches"] = [f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]]
     headings = {"id": "clause", "sentence": "what it says", "settled": "how it was settled"}
     return list_rows(rows, as_json, headings, names)
 

@@ -9,8 +9,8 @@ from reference.step import Step, span
 
 
 def owed_and_freed(step: Step, pool: str) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """What FREE compares: holder -> page indices of its sequence, as the rules owe them and as the system freed
-    them. With a tree of its own shape of session slots alone, less what the tree has taken."""
+    """What FREE compares: holder -> page indices of its sequence, as the rules owe them and as the system
+    freed them. Beside a tree of its own shape of session slots alone, less what the tree has taken."""
     owed, freed = step.owed(pool), step.freed(pool)
     if step.own_shape and step.now.tree is not None:  # what its tree takes or gives back is its own choice
         slots = {s.name for s in step.was.sessions if s.slot is not None}
