@@ -32,7 +32,10 @@ from stateful_tests.scopes import Scope
 from stateful_tests.situations import kind_name
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("SPEC.md", "README.md", "CONTRIBUTING.md", "fixtures/README.md")
+DOCUMENTS = (
+    "SPEC.md", "README.md", "CONTRIBUTING.md", "ci/README.md", "fixtures/README.md",
+    "fixtures/releases/README.md",
+)  # fmt: skip
 Kvspec = Callable[..., tuple[int, str, str]]
 
 
