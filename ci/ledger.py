@@ -148,7 +148,8 @@ class _Drawer:
             page = side["pools"][names[0]].get(int(names[1]), {"owners": [], "free": 1})
             size = self.page_size
             owners = [f"{who.removeprefix('tree ')} {spans([at], size)}" for who, at in page["owners"]]
-            return {"": " + ".join([*owners, *["free"] * page["free"]]) or "nobody"}
+            free = {0: [], 1: ["free"]}.get(page["free"], [f"free {page['free']} times"])
+            return {"": " + ".join([*owners, *free]) or "nobody"}
         if kind == "pools":
             return {"": "one owner, or free"} if state is self.last else {}
         return {"": self.told[column][which]} if state is self.last else {}

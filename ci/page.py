@@ -82,14 +82,13 @@ def _content(data: Data, run: Run) -> Data:
     for state in shown:
         differs = {tuple(d["key"]) for d in state["differences"]}
         row = data["rows"][state["step"]]
-        cut = _cut(run, state["step"])
         names = ("reference", "system") if two_sided else ("reference",)
         steps.append(
             {
                 **{k: state[k] for k in ("step", "command", "differences")},
                 "violates": row["violates"],
                 "changes": render.changes(row),
-                "sides": [_side(name, state, run, owners, length, cut) for name in names],
+                "sides": [_side(name, state, run, owners, length) for name in names],
                 "pools": [
                     _pool(pool, state, before, geometry, owners, used[pool])
                     for pool in (geometry.pools if two_sided else ())
@@ -179,21 +178,23 @@ def _owner(name: str, owners: dict[str, Data]) -> Data:
     return owners[name]
 
 
-def _cut(run: Run, index: int) -> tuple[str, int, str] | None:
-    """Whose row a command cuts, where, and what that place is called."""
+def _cut(run: Run, index: int, side: Data) -> tuple[str, int, str] | None:
+    """Whose row a command cuts, where on this side, and what that place is called."""
     step = run.history[index - run.first].step
     if step is None or step.cut_at is None:
         return None
-    return step.cut_at[0], step.cut_at[2], "resumes at" if isinstance(step.command, Admit) else "target"
+    who, _, target = step.cut_at
+    if not isinstance(step.command, Admit):
+        return who, target, "target"
+    return (who, side["holders"][who]["cursors"]["C"], "resumes at") if who in side["holders"] else None
 
 
 # One side of a step.
 
 
-def _side(
-    name: str, state: Data, run: Run, owners: dict[str, Data], length: int, cut: tuple[str, int, str] | None
-) -> Data:
+def _side(name: str, state: Data, run: Run, owners: dict[str, Data], length: int) -> Data:
     side, other = state[name], state["system" if name == "reference" else "reference"]
+    cut = _cut(run, state["step"], side)
     geometry, physical = run.trace.geometry, name == "system"
     holders = [
         {

@@ -13,6 +13,7 @@ import pytest
 from ci import arguments, render, report
 from ci.arguments import Argument
 from impl.adapter import System, View
+from reference.clauses import CLAUSES
 from stateful_tests.wording import describe
 from stateful_tests import lockstep, traces
 from stateful_tests.registry import resolve
@@ -229,6 +230,8 @@ def test_the_ledger_fits_and_marks_what_is_wrong(capsys: pytest.CaptureFixture[s
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 100
         assert " ".join(out.split()).count("because") == 1
+        if data["violation"]["clause"] in CLAUSES:
+            assert f"more      kvspec clauses {data['violation']['clause']};" in out
 
 
 def columns(name: str) -> dict[str, list[str]]:

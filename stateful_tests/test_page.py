@@ -198,6 +198,12 @@ def test_the_rule_is_told_on_the_page() -> None:
     assert said.count(data["argument"][1:]) == 1
 
 
+def test_each_side_says_where_its_turn_resumes() -> None:
+    name = "a_turn_behind_its_window_starts_again"
+    text = shown(replayed("torch+resume-on-dead-window", fixture(name)))
+    assert re.findall(r">(resumes at \d+)</text>", text)[-2:] == ["resumes at 0", "resumes at 2"]
+
+
 def test_a_row_that_names_what_the_tree_does_not_have() -> None:
     name = "a_row_names_the_slots_of_the_tree"
     text = shown(replayed(f"torch+{fixture(name).bug}", fixture(name)))

@@ -108,6 +108,8 @@ def test_a_clause_is_told_with_its_assumption_and_its_rule(kvspec: Kvspec) -> No
     assert code == 0
     assert CLAUSES["FREE-1"].assumption in out
     assert CLAUSES["FREE-1"].rule in out
+    for bug in BUGS.values():
+        assert (f"{bug.id}:" in out) == (bug.clause == "FREE-1")
 
 
 def test_tables_are_tables(text: str) -> None:
