@@ -10,8 +10,9 @@ from typing import cast
 
 import pytest
 
-from ci import arguments, render, report
+from ci import arguments, ledger, render, report
 from ci.arguments import Argument
+from ci.snapshot import snapshots
 from impl.adapter import System, View
 from reference.clauses import CLAUSES
 from stateful_tests.wording import describe
@@ -250,6 +251,11 @@ def test_a_node_that_is_split_evicted_or_made_a_tombstone_has_a_column() -> None
     assert evicted["node a2"][2:] == ["gone*", "gone*"]
     revived = columns("a_recovered_tombstone_gives_its_own_pages_back")
     assert revived["node a1"][1:3] == ["[0, 1) tombstone* locks 0/0", "[0, 1) live* locks 0/0"]
+
+
+def test_both_parts_of_a_split_count_as_changed() -> None:
+    run = lockstep.replay(resolve("torch"), traces.load(FIXTURES["a_split_keeps_pages_whole"]))
+    assert ledger.changed_nodes(snapshots(run, 9)) == ["a4", "a2"], "not the new leaf beside them"
 
 
 def test_the_ledger_of_a_trace_has_columns_with_a_past() -> None:

@@ -49,8 +49,9 @@ def _must_be(past: Past, off: list[tuple[str, str, int, int]]) -> str:
     said = []
     for (index, want, got), whose in fates.items():
         who = ", ".join(f"{' and '.join(k)} of {'the ' * (' ' in n)}{n}" for n, k in whose.items())
-        several = sum(map(len, whose.values())) > 1
-        stays = all(has_cursor(past.before, n, k[1], want) for n, letters in whose.items() for k in letters)
+        each = [(n, letter.strip("\0")) for n, letters in whose.items() for letter in letters]
+        several = len(each) > 1
+        stays = all(has_cursor(past.before, n, letter, want) for n, letter in each)
         if index == past.violation.step:
             verb = f"{'become' if several else 'becomes'} {got}"
         else:
