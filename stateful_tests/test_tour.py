@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from impl.adapter import Capabilities
-from reference.commands import Abort, Command, Done, Mode, Outcome, Reason, Refused, Retract
+from impl.adapter import Capabilities, UnusableImplementation
+from reference.commands import Abort, Command, Done, Finish, Mode, Outcome, Reason, Refused, Retract
 from reference.geometry import Geometry
 from stateful_tests import tour_file
 from stateful_tests.reference_system import ReferenceSystem
@@ -92,6 +92,39 @@ def test_what_a_system_cannot_follow_is_listed() -> None:
     assert ("retract", "refused by policy: wrong_phase") in reasons
     assert tour.followed + tour.refused + sum(tour.lost.values()) == tour.transitions + tour.refusals
     assert tour.followed > 100
+
+
+def test_what_mostly_violates_is_left_out_and_all_else_is_run() -> None:
+    scope = replace(TINY, mode=Mode.FAITHFUL)
+    tour = live(resolve("torch+pr22862-tail"), scope)
+    assert tour.lost.keys() == {
+        ("admit", "violates the specification"), ("admit", "left out: steps of its situation violate")
+    }  # fmt: skip
+    assert tour.followed + sum(tour.lost.values()) == tour.transitions
+    assert tour.refused == tour.refusals
+
+
+class _Unmixed(ReferenceSystem):
+    """A server that decodes one way or the other from the start on, and sweeps nothing."""
+
+    name = "unmixed"
+    capabilities = replace(Capabilities(), mixed_decode=False)
+    kinds: frozenset[str]
+
+    def reset(self, geometry: Geometry) -> None:
+        self.kinds = frozenset()
+        super().reset(geometry)
+
+    def apply(self, command: Command) -> Outcome:
+        self.kinds |= {type(command).__name__}
+        if {"Decode", "SpecDecode"} <= self.kinds:
+            raise UnusableImplementation("cannot mix")
+        return Refused(Reason.WRONG_PHASE) if isinstance(command, Finish) else super().apply(command)
+
+
+def test_the_way_to_a_fault_does_not_mix_what_the_system_cannot() -> None:
+    tour = live(_Unmixed(), replace(TINY, mode=Mode.FAITHFUL))
+    assert [f.clause for f in tour.findings] == ["OUT-1"]
 
 
 @pytest.mark.parametrize("path", TOURS, ids=lambda p: p.name.removesuffix(".json.gz"))

@@ -22,11 +22,12 @@ from stateful_tests.lockstep import Lockstep, check_fits, replay
 from stateful_tests.quotient import spoken
 from stateful_tests.results import Finding, Trace, Violation
 from stateful_tests.scopes import Scope
-from stateful_tests.situations import kind_name
+from stateful_tests.situations import kind_name, situation
 
 WALK = 400  # commands after which a walk ends: what a violation is shrunk from
 PATIENCE = 20  # commands for each transition, before a tour gives up
-MAX_VIOLATIONS = 150  # steps that violate before a tour gives up
+MAX_VIOLATIONS = 400  # steps that violate before a tour gives up
+TRIES = 5  # steps of one situation that violate before the rest of it is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,10 @@ class _Runner:
 
 @dataclass(slots=True)
 class _Place:
-    """A state of the graph. open: commands that were not run yet, by number; leads: number -> state."""
+    """A state of the graph. open: commands that were not run yet, by number; leads: number -> state.
+    situations: of each command, as the rules have it."""
 
+    situations: list[str] = field(default_factory=list)
     open: set[int] = field(default_factory=set)
     still: set[int] = field(default_factory=set)  # those of them that stay here
     leads: dict[int, int] = field(default_factory=dict)
@@ -176,11 +179,13 @@ class _Live:
         self.runner = _Runner(system, self.tour)
         self.at = 0
         self.last: set[type] = set()  # kinds of commands that end a walk
+        self.right, self.wrong = Counter[str](), Counter[str]()  # steps of a situation
 
     def _place(self, key: int) -> _Place:
         place, tour = _Place(), self.tour
-        at = self.explorer.seen[key]
-        for number, (_, outcome, now) in enumerate(self.explorer.graph.moves(key)):
+        at, state = self.explorer.seen[key], self.quotient.state(key)
+        for number, (command, outcome, now) in enumerate(self.explorer.graph.moves(key)):
+            place.situations.append(situation(state, command, outcome, now))
             if isinstance(outcome, Done):
                 tour.transitions += 1
                 place.leads[number] = self.explorer.seen[self.quotient.key(now)]
@@ -196,7 +201,7 @@ class _Live:
         names = [
             [type(c).__name__ in kinds for c in self.quotient.commands(key)] for key in self.explorer.keys
         ]
-        self.allowed = names
+        self.allowed, self.kinds = names, kinds
         self._begin()
         while True:
             if self.tour.violations >= MAX_VIOLATIONS:
@@ -231,8 +236,13 @@ class _Live:
         """Commands not run yet that may be run here: first those that stay, then those that lead on."""
         place, allowed = self.places[at], self.allowed[at]
         for number in sorted(place.open, key=lambda n: (n not in place.still, n)):
-            if allowed[number]:
+            if allowed[number] and not self._left_out(place, number):
                 yield number
+
+    def _left_out(self, place: _Place, number: int) -> bool:
+        """A command in a situation that mostly violates: one more says nothing new."""
+        like = place.situations[number]
+        return self.wrong[like] >= max(TRIES, self.right[like])
 
     def _next(self) -> int | None:
         """A command to run here: one that stays, else the first that leads to more to be run."""
@@ -257,7 +267,8 @@ class _Live:
                     steps.append(number)
                 return steps[::-1]
             for number, to in self.places[at].leads.items():
-                if to not in came and self.allowed[at][number] and not self._ends(at, number):
+                usable = self.allowed[at][number] and not self._left_out(self.places[at], number)
+                if to not in came and usable and not self._ends(at, number):
                     came[to] = (at, number)
                     queue.append(to)
         return None
@@ -282,8 +293,12 @@ class _Live:
             where = f"{tour.scope}: {tour.followed + tour.refused} of {tour.transitions + tour.refusals}"
             self.progress(where, tour.commands, len(self.runner.caught))
         kind = kind_name(type(said))
+        tally = self.right if self.runner.violated is None else self.wrong
+        tally[place.situations[number]] += 1
         if self.runner.violated is not None:
-            before = self.runner.catch(self.explorer.path(at, said))
+            way = self.explorer.path(at, said)
+            mixes = not {type(c).__name__ for c in way} <= self.kinds
+            before = self.runner.catch(None if mixes else way)
             tour.lost[kind, "violates the specification"] += new
             if not before:
                 place.leads.pop(number, None)
@@ -325,8 +340,10 @@ class _Live:
             for number in place.open:
                 kind = type(commands[number])
                 offered = kind.__name__ in self.runner.system.capabilities.commands
-                why = "nothing that it follows leads there" if offered else "it does not offer that"
-                tour.lost[kind_name(kind), tour.stopped or why] += 1
+                why = tour.stopped or "nothing that it follows leads there"
+                if self._left_out(place, number):
+                    why = "left out: steps of its situation violate"
+                tour.lost[kind_name(kind), why if offered else "it does not offer that"] += 1
         if self.recording is not None:
             tour.recorded = self._recorded()
         return tour
@@ -401,5 +418,6 @@ def follow(system: System, walks: Walks, progress: Progress | None = None) -> To
     for number, at in left:
         kind = type(walks.commands[walks.walks[number][at][0]])
         offered = kind.__name__ in system.capabilities.commands
-        tour.lost[kind_name(kind), "not followed" if offered else "it does not offer that"] += 1
+        why = tour.stopped or "a walk that was to run it left the specification"
+        tour.lost[kind_name(kind), why if offered else "it does not offer that"] += 1
     return runner.finish()
