@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from impl.adapter import Capabilities, UnusableImplementation
-from reference.commands import Abort, Command, Done, Finish, Mode, Outcome, Reason, Refused, Retract
+from reference.commands import Abort, Command, Done, Mode, Outcome, Reason, Refused, Retract, SpecDecode
 from reference.geometry import Geometry
 from stateful_tests import tour_file
 from stateful_tests.reference_system import ReferenceSystem
@@ -105,7 +105,7 @@ def test_what_mostly_violates_is_left_out_and_all_else_is_run() -> None:
 
 
 class _Unmixed(ReferenceSystem):
-    """A server that decodes one way or the other from the start on, and sweeps nothing."""
+    """A server that decodes one way or the other from the start on, and never two tokens ahead."""
 
     name = "unmixed"
     capabilities = replace(Capabilities(), mixed_decode=False)
@@ -119,7 +119,9 @@ class _Unmixed(ReferenceSystem):
         self.kinds |= {type(command).__name__}
         if {"Decode", "SpecDecode"} <= self.kinds:
             raise UnusableImplementation("cannot mix")
-        return Refused(Reason.WRONG_PHASE) if isinstance(command, Finish) else super().apply(command)
+        if isinstance(command, SpecDecode) and command.lanes[0].allocate > 1:
+            return Refused(Reason.WRONG_PHASE)
+        return super().apply(command)
 
 
 def test_the_way_to_a_fault_does_not_mix_what_the_system_cannot() -> None:
