@@ -107,9 +107,10 @@ def _prefixes(played: Played) -> list[str]:
             length = request.cursors.cache_protected_len
             if list(view.rows[request.row][:length]) != _slots(view, request.text[:length]):
                 var = variable(name)
+                held = var + played.holder
+                where = f"{held}.req_pool_idx, : {held}.cache_protected_len"
                 return [
-                    f"held = {var}{played.holder}",
-                    "row = server.rows.req_to_token[held.req_pool_idx, : held.cache_protected_len].tolist()",
+                    f"row = server.rows.req_to_token[{where}].tolist()",
                     f"tokens = [*{var}.origin_input_ids, *{var}.output_ids][: len(row)]",
                     "self.assertEqual(row, tree_slots(server.cache, tokens))",
                 ]
@@ -118,8 +119,8 @@ def _prefixes(played: Played) -> list[str]:
             length = session.cursors.cache_protected_len
             if list(view.rows[session.row][:length]) != _slots(view, session.history[:length]):
                 return [
-                    f"held = {played.slot(name)}",
-                    "row = server.rows.req_to_token[held.req_pool_idx, : held.cache_protected_len].tolist()",
+                    f"slot = {played.slot(name)}",
+                    "row = server.rows.req_to_token[slot.req_pool_idx, : slot.cache_protected_len].tolist()",
                     f"tokens = history(server.sessions.get({quoted(name)}))[: len(row)]",
                     "self.assertEqual(row, tree_slots(server.cache, tokens))",
                 ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
 import textwrap
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -116,7 +118,7 @@ def target(text: str) -> Target:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
         root = checkout_root(text)
-        return Target("the checkout", _told(releases.detect(root).version), root)
+        return Target("a checkout that mends it", _told(releases.detect(root).version), root)
     version = _told(text.removeprefix("sglang=="))
     return Target(f"sglang=={version}", version, release_root(version))
 
@@ -147,14 +149,10 @@ def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | Non
         wanted, observed = violation.details[violation.also.index(clause)]
     before, assertions = asserted(trace, played)
     sessions = any(isinstance(command, Open) for command in trace.commands)
-    body = ["server = Server()"]
-    for command, outcome, calls in played.steps:
-        refused = f" (refused: {outcome.reason.value})" if isinstance(outcome, Refused) else ""
-        last = command is played.steps[-1][0]
-        body += ["", *_comment(command + refused), *(before if last else ()), *_together(calls, sessions)]
+    *steps, last = (commented(*step, sessions=sessions) for step in played.steps)
+    body = ["server = Server()", *itertools.chain(*steps), *last[:1], *before, *last[1:]]
     body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name} has {observed}")]
-    body += assertions
-    code = "\n".join(body)
+    code = "\n".join([*body, *assertions])
     name = re.sub(r"[^a-z0-9]+", "_", Path(file).stem.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))
     return "\n".join([
@@ -187,13 +185,15 @@ def _play(trace: Trace, system: SGLangSystem) -> Played:
     raise NotExportable(f"conforms on {system.name}: there is no fault to test")
 
 
-def _together(calls: tuple[str, ...], sessions: bool) -> list[str]:
+def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions: bool) -> list[str]:
+    """A command as a comment, after an empty line, and the lines that carry it out."""
+    refused = f" (refused: {outcome.reason.value})" if isinstance(outcome, Refused) else ""
     text = "\n".join(call for call in calls if sessions or call != "server.reap()")
     for pattern, one in _TOGETHER.items():
         text = re.sub(pattern, one, text)
     if sessions:
         text = re.sub(r"(finish\(server, \w+\))\nserver\.reap\(\)", r"\1", text)
-    return text.split("\n") if text else []
+    return ["", *_comment(command + refused), *(text.split("\n") if text else ())]
 
 
 def _comment(text: str) -> list[str]:
@@ -205,7 +205,7 @@ def _docstring(trace: Trace, file: str, faulty: str, fixed: str | None, clause: 
     said = [
         f"{title(file)}.", trace.story,
         f"Fails on {faulty}" + (f", passes on {fixed}." if fixed else "."),
-        f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CAERPW]\b", sentence) else ""),
+        f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CERPW]\b", sentence) else ""),
         f"Made by kvspec from {Path(file).name}. Each comment is a command of it; below stand the calls that"
         " carry it out. No GPU is needed.",
     ]  # fmt: skip

@@ -17,6 +17,7 @@ _ENVIRONMENT = Environment(
     autoescape=False,
 )  # fmt: skip
 
+_IMPORTS = re.compile(r"(^from sglang.*\n)+", re.MULTILINE)
 _SAME_MODULE = re.compile(r"^(from (\S+) import .*)\nfrom \2 import (.*)\n", re.MULTILINE)
 
 
@@ -63,7 +64,8 @@ def _used(source: str, code: str) -> str:
     text = "\n".join(line for line in lines if line is not None)
     while (merged := _SAME_MODULE.sub(r"\1, \3\n", text)) != text:
         text = merged
-    text = re.sub(r"\n{3,}try:", "\n\ntry:", text)
+    text = _IMPORTS.sub(lambda run: "".join(sorted(run.group().splitlines(keepends=True))), text)
+    text = re.sub(r"\n{3,}(try:|NEW_NAMES|VOCABULARY)", r"\n\n\1", text)
     return re.sub(r"\n{4,}", "\n\n\n", text).strip()
 
 

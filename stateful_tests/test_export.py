@@ -9,18 +9,26 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from ci import export
+from ci.assertions import NotExportable
+from ci.parts import definitions
 from impl.adapter import UnusableImplementation
 from impl.sglang import run_test
-from impl.sglang.calls import ids_text, variable
-from impl.sglang.releases import TOLD
+from impl.sglang.calls import ids_text, small, variable
+from impl.sglang.releases import TOLD, UNIFIED
 from impl.sglang.system import SGLangSystem
-from reference.commands import Open, shared_serial, token_id
+from reference.commands import Mode, Open, shared_serial, token_id
+from reference.geometry import PRESETS
+from stateful_tests.choosers import RandomChooser, pick
+from stateful_tests.lockstep import Lockstep
 from stateful_tests.results import Trace
+from stateful_tests.strategies import draw_geometry, draw_habits, propose
 from stateful_tests.traces import load
+from stateful_tests.wording import describe
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sglang-0.5.11"
@@ -67,6 +75,7 @@ MENDED = {
     ],
     "the_busy_check_of_a_tree_with_a_window_raises": [CONTENT],
 }
+ALIKE = "played alike"
 Kvspec = Callable[..., tuple[int, str, str]]
 
 
@@ -81,7 +90,9 @@ NEWEST = {
         'self.assertFalse(holds_kv(server, "s1"))'
     ],
 }
-_FINISHED = "        # Update req_nodes to this successfully finished request.\n        req.session.finish_req(req)\n"
+_FINISHED = (
+    "        # Update req_nodes to this successfully finished request.\n        req.session.finish_req(req)\n"
+)
 _RECOVERED = (
     "                        self.token_to_kv_pool_allocator.free(node.value[:prefix_len])\n"
     "                        # Overwrite the new value in request to the tree node.\n"
@@ -162,11 +173,11 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
     system.close()
 
 
-def they_fail_and_pass(made: Exported) -> None:
-    """On the release, and on the checkout that has mended it."""
-    code, said = run_test.outcome(made.system.root, made.system.release, *made.files)
+def they_fail_and_pass(made: Exported, *alike: Path) -> None:
+    """On the release, and on the checkout that has mended it. alike: fail at their end on the release."""
+    code, said = run_test.outcome(made.system.root, made.system.release, *made.files, *alike)
     assert code == run_test.FAILS, said
-    assert said.count("FAIL: ") == len(made.files)
+    assert (said.count("FAIL: "), said.count(ALIKE)) == (len(made.files) + len(alike), 2 * len(alike)), said
     code, said = run_test.outcome(made.fixed.root, made.fixed.version, *made.files)
     assert code == 0, said
 
@@ -177,8 +188,52 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
     yield from made_on("0.5.10", traces, tmp_path_factory.mktemp("exported"))
 
 
-def test_they_fail_where_the_fault_is_and_pass_where_it_is_mended(exported: Exported) -> None:
-    they_fail_and_pass(exported)
+def played_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
+    """A random run as a test: where the driver has come to, to the slot, the test must come to."""
+    chooser = RandomChooser(f"alike {number}")
+    machine = "sessions" if number % 3 == 0 else "both"
+    geometry = draw_geometry(chooser, pick(chooser, list(PRESETS.values())))
+    geometry = replace(geometry, tree=machine == "both")
+    habits = draw_habits(chooser, replace(system.capabilities, mixed_decode=False), machine)
+    told = {"Match", "Insert", "Unlock"} if system.release in UNIFIED else set()
+    lockstep, steps = Lockstep(system, geometry, Mode.FAITHFUL), []
+    while len(steps) < 30 and lockstep.violation is None:
+        command = propose(lockstep.state, chooser, habits)
+        if type(command).__name__ not in {"CheckBusy", "CheckIdle", *told}:
+            system.calls = ()
+            outcome = lockstep.do(command)
+            steps += export.commented(describe(command), outcome, system.calls, sessions=True)
+    view, kv = system.view(), ".kv" if system.release in UNIFIED else ""
+    facts = {"server.rows.free_slots": list(view.free_rows)}
+    for name, request in view.requests.items():
+        var, cursors = variable(name), request.cursors
+        facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(map(small, request.text))
+        if request.row is not None and cursors is not None:
+            row, end = f"{var}{kv}.req_pool_idx", cursors.kv_allocated_len
+            facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(view.rows[request.row][:end])
+            facts[f"{var}{kv}.kv_committed_len"] = cursors.kv_committed_len
+            facts[f"{var}{kv}.cache_protected_len"] = cursors.cache_protected_len
+    pool = "available_size" if geometry.window is None else "full_available_size"
+    facts[f"server.allocator.{pool}()"] = len(view.free_full) * geometry.page_size
+    if geometry.window is not None:
+        facts["server.allocator.swa_available_size()"] = len(view.free_swa) * geometry.page_size
+    if view.tree is not None:
+        facts["sorted(path for _, path in nodes(server.cache))"] = sorted(
+            list(map(small, node.path)) for node in view.tree.nodes
+        )
+    lines = [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
+    code = "\n".join(["server = Server()", *steps, *lines, f"self.fail({ALIKE!r})"])
+    text = definitions(code, geometry, {system.release}, sessions=True)
+    text += "\n\n\nclass TestAlike(unittest.TestCase):\n    def test(self):\n" + indent(code, " " * 8)
+    file = folder / f"alike_{number}.py"
+    file.write_text(text)
+    return file
+
+
+def test_they_fail_where_the_fault_is_and_pass_where_it_is_mended(
+    exported: Exported, tmp_path: Path
+) -> None:
+    they_fail_and_pass(exported, *(played_alike(exported.system, number, tmp_path) for number in range(6)))
 
 
 def test_so_do_those_of_the_newest_release(tmp_path: Path) -> None:
@@ -188,7 +243,7 @@ def test_so_do_those_of_the_newest_release(tmp_path: Path) -> None:
     traces[twice] = replace(traces[twice], clause="TREE-6", geometry=tree)  # LEN-3 is violated as well
     for made in made_on("0.5.23", traces, tmp_path):
         assert [asserted_in(text) for text in made.texts.values()] == list(NEWEST.values())
-        they_fail_and_pass(made)
+        they_fail_and_pass(made, *(played_alike(made.system, number, tmp_path) for number in range(6)))
 
 
 def asserted_in(text: str) -> list[str]:
@@ -224,18 +279,36 @@ def changed(path: Path, **changes: object) -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "changes", "says"),
     [
-        # TODO
+        ("a_lent_slot_is_counted_twice", {"clause": "CHK-2"}, "CHK-2: the terms of a check are inside of it"),
+        ("a_key_swept_to_its_end_becomes_a_live_leaf", {"clause": "TREE-3"}, "TREE-3: what to ask a release"),
     ],
 )
-def test_what_is_in_no_class_of_the_release_is_refused(exported: Exported, name: str, says: str) -> None:
-    with pytest.raises(export.NotExportable, match=says):
-        export.unit_test(load(OLD / f"{name}.json"), name, exported.system)
+def test_what_no_class_of_the_release_shows_is_refused(
+    exported: Exported, name: str, changes: dict[str, object], says: str
+) -> None:
+    with pytest.raises(NotExportable, match=says):
+        export.unit_test(changed(OLD / f"{name}.json", **changes), name, exported.system)
+
+
+def test_what_stands_in_no_one_file_is_refused() -> None:
+    """Before anything is played."""
+    newest = export.Target("sglang==0.5.23", "0.5.23", Path())
+    guests = OLD / "eviction_reports_fewer_tokens_than_it_freed.json"
+    with pytest.raises(NotExportable, match=r"no one test runs on 0\.5\.14 and 0\.5\.23"):
+        export.unit_test(load(OVERSHOOT), "x", unstarted("0.5.14"), newest)
+    with pytest.raises(NotExportable, match=r"guests of the tree .* cannot be told of 0\.5\.23"):
+        export.unit_test(load(guests), "x", unstarted("0.5.23"))
+
+
+def unstarted(version: str) -> SGLangSystem:
+    root_of(version)
+    return SGLangSystem(version)
 
 
 def test_a_trace_that_conforms_is_refused(exported: Exported) -> None:
-    with pytest.raises(export.NotExportable, match=r"conforms on sglang==0\.5\.10"):
+    with pytest.raises(NotExportable, match=r"conforms on sglang==0\.5\.10"):
         export.unit_test(changed(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system)
 
 

@@ -23,9 +23,9 @@ from reference.commands import POSITION_BITS, SHARED
 
 
 def ids_text(tokens: Sequence[int]) -> str:
-    """Token ids as a list of small numbers, 100000 for each serial; runs as ranges."""
-    small = [_small(token) for token in tokens]
-    runs = [[token for _, token in run] for _, run in groupby(enumerate(small), lambda at: at[1] - at[0])]
+    """Token ids as a list of small numbers; runs as ranges."""
+    numbers = enumerate(map(small, tokens))
+    runs = [[token for _, token in run] for _, run in groupby(numbers, lambda at: at[1] - at[0])]
     parts = [f"*range({r[0]}, {r[-1] + 1})" if len(r) > 1 else str(r[0]) for r in runs]
     return f"[{', '.join(parts)}]"
 
@@ -40,7 +40,8 @@ def variable(request: str) -> str:
     return request if re.fullmatch(r"[rh][0-9]+", request) else f"req_{re.sub('[^A-Za-z0-9]', '_', request)}"
 
 
-def _small(token: int) -> int:
+def small(token: int) -> int:
+    """A token id as it stands in the lines: 100000 for each serial."""
     serial, position = token >> POSITION_BITS, token & ((1 << POSITION_BITS) - 1)
     return (serial if serial < SHARED else 900 + serial - SHARED) * 100_000 + position
 

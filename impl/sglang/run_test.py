@@ -16,6 +16,7 @@ import sys
 import types
 import unittest
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,11 @@ def _hook(root: Path, version: str) -> None:
     isolate.install(root, provided)
     sys.meta_path.insert(0, _Missing(root))
     load = importlib.import_module
-    settings_of = {"override_server_args": lambda **given: doubles.Bag(install=lambda: _settings(given))}
     context = provided["sglang.srt.runtime_context"]
-    context["get_context"] = lambda: doubles.Bag(**settings_of)
+    context["get_context"] = lambda: doubles.Bag(
+        override_server_args=lambda **given: doubles.Bag(install=partial(_settings, given)),
+        parallel=doubles.Bag(override_permanently=lambda **given: _settings(given)),
+    )
     release = supported(version)
     module = release.spec_file.removesuffix(".py").replace("/", ".")
     names = ("common", "allocation", "allocation_sizing") if version in UNIFIED else ("common",)
