@@ -21,6 +21,8 @@ from impl.sglang.releases import UNIFIED
 from impl.sglang.server import Turn
 from reference.commands import POSITION_BITS, SHARED
 
+GUEST = "guest "  # what the ids of guests' requests begin with (guests.py)
+
 
 def ids_text(tokens: Sequence[int]) -> str:
     """Token ids as a list of small numbers; runs as ranges."""
@@ -180,13 +182,13 @@ class Calls:
         return f"release_kv_cache({self._name(req)}, server.cache{how})"
 
     def _request(self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> str:
-        name = variable(rid.partition("#")[0].removeprefix("guest "))
+        name = variable(rid.partition("#")[0].removeprefix(GUEST))
         self._call_it(req, name)
         self._call_it(req.sampling_params, f"{name}.sampling_params")
         whose = "" if session is None else f", session={quoted(session)}"
         if undo is not None:
             whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
-        return f"{name} = server.request({quoted(rid)}, {ids_text(tokens)}{whose})"
+        return f"{name} = server.request({quoted(rid.removeprefix(GUEST))}, {ids_text(tokens)}{whose})"
 
     def _batch(self, turns: Sequence[Turn], mode: ForwardMode) -> str:
         names = ", ".join(self._name(t.req) for t in turns)
