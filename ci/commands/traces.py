@@ -46,7 +46,9 @@ def tree(trace: str, step: int | None, json_file: str | None) -> int:
     help="A unit test in plain Python, or the text of a bug report.",
 )  # fmt: skip
 @click.option("--out", metavar="FILE", help="Where it goes. [default: stdout]")
-@click.option("--fixed", metavar="VERSION", help="A release on which the test must pass.")
+@click.option(
+    "--fixed", metavar="VERSION|DIR", help="A release, or a checkout, on which the test must pass."
+)  # fmt: skip
 @force_option
 @impl_option
 @sglang_path_option
@@ -90,29 +92,28 @@ def _story(file: str, trace: Trace, impl: str, sglang_path: str | None) -> str:
 def _pytest(file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: str | None) -> str:
     """The test, run on the release that has the fault, and on the one that must not."""
     from ci import export as exporting
+    from ci.assertions import NotExportable
     from impl.adapter import UnusableImplementation
     from impl.sglang.run_test import FAILS, outcome
     from impl.sglang.system import SGLangSystem
 
     if impl != "sglang" and not impl.startswith("sglang=="):
         raise Unusable(f"--as pytest makes a test of SGLang's classes: --impl sglang==VERSION, not {impl}")
-    if fixed is not None:
-        fixed = f"sglang=={fixed.removeprefix('sglang==')}"
     version = impl.removeprefix("sglang").removeprefix("==") or None
     try:
+        target = None if fixed is None else exporting.target(fixed)
         system = SGLangSystem(version=version, path=sglang_path, calls=True)
         try:
-            text = exporting.unit_test(trace, file, system, fixed)
+            text = exporting.unit_test(trace, file, system, target)
         finally:
             system.close()
         with tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder, "exported.py")
             scratch.write_text(text, encoding="utf-8")
             tried = [(system.name, FAILS, outcome(system.root, system.release, scratch))]
-            if fixed is not None:
-                release = fixed.removeprefix("sglang==")
-                tried.append((fixed, 0, outcome(exporting.root_of(release), release, scratch)))
-    except (exporting.NotExportable, UnusableImplementation) as error:
+            if target is not None:
+                tried.append((target.name, 0, outcome(target.root, target.version, scratch)))
+    except (NotExportable, UnusableImplementation) as error:
         raise Unusable(f"{file}: {error}") from error
     said = {0: "passes", FAILS: "fails"}
     for name, want, (code, output) in tried:

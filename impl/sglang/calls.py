@@ -1,7 +1,7 @@
 """What the driver calls of a release, noted as the lines of Python that would do the same.
 
-Noted are calls and assignments that the driver itself makes, none that the release makes meanwhile. The names
-in the lines are those of impl/sglang/parts.py, which bridge what differs between 0.5.10 and 0.5.14.
+Noted are calls and assignments that the driver itself makes, none that the release makes meanwhile. Names in
+the lines that are not the release's are those of ci/templates/exported_test.py.j2.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from impl.sglang import guests
 from impl.sglang.doubles import Bag, ForwardMode, SamplingParams
 from impl.sglang.driver import Driver
+from impl.sglang.guests import Guest
+from impl.sglang.releases import UNIFIED
 from impl.sglang.server import Turn
 from reference.commands import POSITION_BITS, SHARED
 
-SCHEDULER = "# the scheduler's own code"  # what a release does there is not in any of its classes
+GUEST = "guest "  # what the ids of guests' requests begin with (guests.py)
 
 
 def ids_text(tokens: Sequence[int]) -> str:
-    """Token ids as a list of small numbers, 100000 for each serial; runs as ranges."""
-    small = [_small(token) for token in tokens]
-    runs = [[token for _, token in run] for _, run in groupby(enumerate(small), lambda at: at[1] - at[0])]
+    """Token ids as a list of small numbers; runs as ranges."""
+    numbers = enumerate(map(small, tokens))
+    runs = [[token for _, token in run] for _, run in groupby(numbers, lambda at: at[1] - at[0])]
     parts = [f"*range({r[0]}, {r[-1] + 1})" if len(r) > 1 else str(r[0]) for r in runs]
     return f"[{', '.join(parts)}]"
 
@@ -36,10 +39,11 @@ def quoted(text: str) -> str:
 
 def variable(request: str) -> str:
     """What a request is called in the lines."""
-    return request if re.fullmatch(r"r[0-9]+", request) else f"req_{re.sub('[^A-Za-z0-9]', '_', request)}"
+    return request if re.fullmatch(r"[rh][0-9]+", request) else f"req_{re.sub('[^A-Za-z0-9]', '_', request)}"
 
 
-def _small(token: int) -> int:
+def small(token: int) -> int:
+    """A token id as it stands in the lines: 100000 for each serial."""
     serial, position = token >> POSITION_BITS, token & ((1 << POSITION_BITS) - 1)
     return (serial if serial < SHARED else 900 + serial - SHARED) * 100_000 + position
 
@@ -54,17 +58,21 @@ class Calls:
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []  # an id means something as long as its bearer lives
         release, batch = driver.release, driver.release.batch
+        self._unified = driver.release.version in UNIFIED
+        claimed = "" if self._unified else "claimed = "
+        committed = "kv.kv_committed_len += {}" if self._unified else "kv_committed_len += {} - claimed"
         for name, told in {
-            "hold": lambda _, req: f"server.cache.inc_lock_ref({self._name(req)}.last_node)",
+            "hold": lambda _, req: self._lock("hold", req),
             "set_chunk": lambda req, _, end: f"chunk({self._name(req)}, end={end})",
             "in_chunks": lambda req, more: f"middle_chunks({self._name(req)}, {more:+})",
             "check_finished": lambda req, *_: f"check_finished({self._name(req)})",
             "checkpoint": self._checkpoint,
-            "end": lambda req, _: f"release_kv_cache({self._name(req)}, server.cache)",
-            "retract": lambda _: "batch.release_req(0, 0, server.ARGS)",
-            "abort_queued": lambda _: SCHEDULER,
-            "prepare_spec": lambda _, n: f"claimed = prepare_verify(batch, draft_len={n})",
-            "commit": lambda req, n: f"{self._name(req)}.kv_committed_len += {n} - claimed",
+            "end": self._end,
+            "hand_in": lambda req, *_: f"server.cache.cache_finished_req({self._name(req)})",
+            "retract": lambda _: f"batch.release_req(0, 0{'' if self._unified else ', ARGS'})",
+            "abort_queued": lambda req: f"abort_queued(server, {self._name(req)})",
+            "prepare_spec": lambda _, n: f"{claimed}prepare_verify(batch, draft_len={n})",
+            "commit": lambda req, n: f"{self._name(req)}.{committed.format(n)}",
         }.items():
             self._wrap(release, name, told)
         for owner, names in {
@@ -75,6 +83,7 @@ class Calls:
                 self._wrap_method(owner, name)
         for owner in (batch.Req, SamplingParams):
             self._watch(owner)
+        self._wrap(guests, "_compute", self._compute)
 
     def started(self) -> None:
         """The driver has started another server."""
@@ -88,6 +97,15 @@ class Calls:
             self._wrap(server.allocator, name, lambda name=name: f"server.allocator.{name}()")
         self._wrap(server, "new_request", self._request, after=True)
         self._wrap(server, "new_batch", self._batch)
+        self._wrap(server.scheduler, "busy", self._busy)
+        idle = "checks = memory_checks(server, ForwardMode.IDLE, [])"
+        self._wrap(server.scheduler, "idle", lambda *_: idle)
+        if server.tree is not None:
+            self._wrap(server.tree, "newcomer", lambda _: "")
+            for name in ("lock", "unlock"):
+                self._wrap(server.tree, name, partial(self._lock, name))
+            self._wrap(server.tree, "match", self._match)
+            self._wrap(server.tree, "evict", self._evict)
         self._lines.clear()
 
     def take(self) -> tuple[str, ...]:
@@ -98,13 +116,13 @@ class Calls:
     # -- wrapping ---------------------------------------------------------------------------------
 
     def _wrap(self, owner: Any, name: str, told: Callable[..., str], *, after: bool = False) -> None:
-        """Note calls of `owner.name`; `told` gives the line. after: it is told the result first."""
+        """Note calls of `owner.name`; `told` gives the line, if any. after: it is told the result first."""
         call = getattr(owner, name)
 
         def noting(*args: Any, **kwargs: Any) -> Any:
             outermost = not self._depth
-            if outermost and not after:
-                self._lines.append(told(*args, **kwargs))
+            if outermost and not after and (line := told(*args, **kwargs)):
+                self._lines.append(line)
             self._depth += 1
             try:
                 result = call(*args, **kwargs)
@@ -155,19 +173,69 @@ class Calls:
 
     def _checkpoint(self, req: Any, cache: Any, chunked: bool) -> str:
         del cache
-        return f"checkpoint({self._name(req)}, server.cache{', chunked=True' if chunked else ''})"
+        how = ", chunked=True" if chunked and not self._unified else ""
+        return f"checkpoint({self._name(req)}, server.cache{how})"
+
+    def _end(self, req: Any, cache: Any) -> str:
+        del cache
+        how = ", checkpoint=True" if self._unified else ""
+        return f"release_kv_cache({self._name(req)}, server.cache{how})"
 
     def _request(self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> str:
-        name = variable(rid.partition("#")[0])
+        name = variable(rid.partition("#")[0].removeprefix(GUEST))
         self._call_it(req, name)
         self._call_it(req.sampling_params, f"{name}.sampling_params")
         whose = "" if session is None else f", session={quoted(session)}"
         if undo is not None:
             whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
-        return f"{name} = server.request({quoted(rid)}, {ids_text(tokens)}{whose})"
+        return f"{name} = server.request({quoted(rid.removeprefix(GUEST))}, {ids_text(tokens)}{whose})"
 
     def _batch(self, turns: Sequence[Turn], mode: ForwardMode) -> str:
         names = ", ".join(self._name(t.req) for t in turns)
         spec = ", spec=True" if self._driver.server.spec else ""
         return f"batch = server.batch(ForwardMode.{mode.name}, {names}{spec})"
 
+
+    # -- the tree ---------------------------------------------------------------------------------
+
+    def _lock(self, call: str, req: Any) -> str:
+        """Of the tree; "hold" is what admission calls where there is none."""
+        name, tree = self._name(req), self._driver.server.tree
+        if self._unified:
+            if call == "unlock":
+                return f"server.cache.unlock({name}.lock)\n{name}.lock = None"
+            return f"{name}.lock = server.cache.lock({name}.last_node)"
+        if call == "unlock" and tree is not None and req.last_node is tree.root:
+            return ""
+        swa = tree is not None and tree.mapping is not None
+        if call == "unlock":
+            how = f", DecLockRefParams(swa_uuid_for_lock={name}.swa_uuid_for_lock)" if swa else ""
+            return f"server.cache.dec_lock_ref({name}.last_node{how})"
+        locked = f"server.cache.inc_lock_ref({name}.last_node)"
+        return f"{name}.swa_uuid_for_lock = {locked}.swa_uuid_for_lock" if swa else locked
+
+    def _match(self, req: Any, ids: Sequence[int]) -> str:
+        return f"match({self._name(req)}, server.cache, {ids_text(ids)})"
+
+    @staticmethod
+    def _evict(full: int, swa: int) -> str:
+        return f"evicted = server.cache.evict(EvictParams(num_tokens={full}, swa_num_tokens={swa}))"
+
+    def _compute(self, driver: Driver, guest: Guest, tokens: Sequence[int], evicted: int) -> str:
+        page = driver.server.geometry.page_size
+        swept = f", swept={-(-evicted // page) * page}" if evicted > len(guest.tokens) else ""
+        return f"compute(server, {self._name(guest.req)}, {ids_text(tokens)}{swept})"
+
+    # -- memory checks ----------------------------------------------------------------------------
+
+    def _busy(self, _: int) -> str:
+        scheduler = self._driver.server.scheduler
+        last, running = scheduler.last_batch, scheduler.running_batch
+        if last is None:
+            return ""
+        others = f", others={self._listed(running)}" if running is not last and running.reqs else ""
+        mode = f"ForwardMode.{last.forward_mode.name}"
+        return f"checks = memory_checks(server, {mode}, {self._listed(last)}{others})"
+
+    def _listed(self, batch: Any) -> str:
+        return f"[{', '.join(map(self._name, batch.reqs))}]"

@@ -16,8 +16,10 @@ from impl.sglang.unified import Release0523
 _RELEASES = Release0510, Release0511, Release0512, Release0513, Release0514, Release0523
 TABLE: dict[str, type[Release0510]] = {r.version: r for r in _RELEASES}
 SUPPORTED = ", ".join(TABLE)
-# Of these the driver's calls can be told as Python (calls.py): they share most of their names.
-TOLD = tuple(r.version for r in _RELEASES if r.__module__ == Release0510.__module__)
+# Of these the driver's calls can be told as Python (calls.py). UNIFIED have one cache for all, and a record
+# for what a request holds.
+UNIFIED = ("0.5.23",)
+TOLD = ("0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.14", *UNIFIED)
 
 
 def supported(version: str) -> type[Release0510]:
@@ -64,4 +66,4 @@ def stated_version(root: Path) -> str | None:
     return None
 
 
-__all__ = ["SUPPORTED", "TABLE", "TOLD", "detect", "stated_version", "supported"]
+__all__ = ["SUPPORTED", "TABLE", "TOLD", "UNIFIED", "detect", "stated_version", "supported"]

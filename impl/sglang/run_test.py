@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.abc
+import logging
 import os
 import runpy
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import types
 import unittest
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ from impl.sglang import isolate
 
 FAILS = 3
 _HOME = Path(__file__).resolve().parents[2]
-_EAGLE = "sglang.srt.speculative.eagle_info_v2"
 
 
 def outcome(root: Path, version: str, *files: Path, timeout_s: float = 180.0) -> tuple[int, str]:
@@ -57,7 +58,7 @@ class _Missing(importlib.abc.MetaPathFinder):
 
 def _hook(root: Path, version: str) -> None:
     from impl.sglang import doubles
-    from impl.sglang.releases import supported
+    from impl.sglang.releases import UNIFIED, supported
 
     settings: list[Any] = []
     provided = doubles.provided()
@@ -72,20 +73,42 @@ def _hook(root: Path, version: str) -> None:
             self.normalize = lambda _: None
 
     provided["sglang.srt.sampling.sampling_params"] = {"SamplingParams": SamplingParams}
+    provided["sglang.srt.managers.io_struct"] = {"AbortReq": doubles.Bag}
     isolate.install(root, provided)
     sys.meta_path.insert(0, _Missing(root))
+    load = importlib.import_module
+    context = provided["sglang.srt.runtime_context"]
+    context["get_context"] = lambda: doubles.Bag(
+        override_server_args=lambda **given: doubles.Bag(install=partial(_settings, given)),
+        parallel=doubles.Bag(override_permanently=lambda **given: _settings(given)),
+    )
     release = supported(version)
-    common = importlib.import_module("sglang.srt.mem_cache.common")
-    sizes = {
-        name: lambda *_, name=name: getattr(sys.modules[_EAGLE], name)()
-        for name in ("get_alloc_len_per_decode", "get_alloc_reserve_per_decode")
-    }
-    env = {**vars(common), "torch": sys.modules["torch"], **sizes}
+    module = release.spec_file.removesuffix(".py").replace("/", ".")
+    names = ("common", "allocation", "allocation_sizing") if version in UNIFIED else ("common",)
+    homes = [load(f"sglang.srt.mem_cache.{name}") for name in names]
+    env = {name: value for home in homes for name, value in vars(home).items()}
+    env |= {"torch": sys.modules["torch"], "get_spec": context["get_spec"]}
+    for name in ("get_alloc_len_per_decode", "get_alloc_reserve_per_decode"):
+        env[name] = lambda *_, name=name: getattr(sys.modules[module], name)()
     owner, _, name = release.spec_prepare.rpartition(".")
     prepare = isolate.cut(root / release.spec_file, frozenset({release.spec_prepare}), env)[name]
-    provided[_EAGLE] = {owner: type(owner, (), {name: prepare})}
-    for module in (_EAGLE, "sglang.srt.speculative.spec_utils"):
-        importlib.import_module(module)
+    provided[module] = {owner: type(owner, (), {name: prepare})} if owner else {name: prepare}
+    env = {
+        **vars(load("sglang.srt.mem_cache.base_prefix_cache")),
+        "AbortReq": doubles.Bag, "DisaggregationMode": doubles.DisaggregationMode,
+        "_make_abort_req": lambda *_, **__: None, "logger": logging.getLogger("sglang"),
+    }  # fmt: skip
+    methods = frozenset({"Scheduler.abort_request", "Scheduler._release_aborted_request"})
+    aborts = isolate.cut(root / "sglang/srt/managers/scheduler.py", methods, env)
+    provided["sglang.srt.managers.scheduler"] = {"Scheduler": type("Scheduler", (), aborts)}
+    for name in (module, "sglang.srt.speculative.spec_utils"):
+        load(name)
+
+
+def _settings(given: dict[str, Any]) -> None:
+    from impl.sglang.doubles import SERVER_ARGS
+
+    vars(SERVER_ARGS).update(given)
 
 
 def main(arguments: list[str]) -> int:

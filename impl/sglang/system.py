@@ -196,7 +196,7 @@ class SGLangSystem:
             self._break_off(f"the worker said something unreadable: {error}")
             return None
         if isinstance(reply, wire.Failure):
-            self._broken = reply.error
+            self._broken, self.calls = reply.error, reply.calls
         return reply
 
     def _break_off(self, why: str) -> None:

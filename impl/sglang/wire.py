@@ -46,10 +46,11 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failure(msgspec.Struct, tag=True, frozen=True):
-    """The release failed, or cannot be used at all (`unusable`). One line."""
+    """The release failed, or cannot be used at all (`unusable`). One line; calls as of an Answer."""
 
     error: str
     unusable: bool = False
+    calls: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

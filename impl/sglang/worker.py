@@ -67,6 +67,8 @@ def main(arguments: list[str]) -> int:
                     reply = msgspec.structs.replace(reply, calls=calls.take())
         except Exception as error:
             reply = failure(error, root)
+            if calls is not None:
+                reply = msgspec.structs.replace(reply, calls=calls.take())
         wire.send(out, reply)
     return 0
 
