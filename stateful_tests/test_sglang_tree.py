@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from impl.adapter import UnusableImplementation, View
+from impl.adapter import View
 from impl.sglang import SGLangSystem, refusals, releases, wire
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Evict, EvictSwa, Extend, Finish,
@@ -74,13 +74,8 @@ def test_a_newer_checkout_is_recognised_by_its_modules(tmp_path, version):
 
 
 @pytest.fixture(scope="module", params=list(releases.TABLE))
-def real(request):
-    try:
-        made = SGLangSystem(version=request.param)
-    except UnusableImplementation as error:
-        pytest.skip(f"the wheel is neither cached nor to be downloaded: {error}")
-    yield made
-    made.close()
+def real(request, release):
+    return release(request.param)
 
 
 def sizes(name: str) -> Geometry:

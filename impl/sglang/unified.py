@@ -58,7 +58,10 @@ class Release0523(Release0520):
         self.common.checkpoint_kv_cache(req, cache)
 
     def end(self, req: Any, cache: Any) -> None:
-        self.common.release_kv_cache(req, cache, checkpoint=True)
+        self.common.release_kv_cache(req, cache, checkpoint=not self._midway(req))
+
+    def _midway(self, req: Any) -> bool:
+        return bool(req.extend_end < len(req.full_untruncated_fill_ids))
 
     def abort_queued(self, req: Any) -> None:
         if req.session is not None and req.session.streaming:
