@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple, cast
@@ -74,6 +75,9 @@ class Played:
 
     def hands_prompt_in(self, turn: Turn) -> bool:
         return turn.session is None
+
+    def results_of_prefill(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def commit(self, req: SimpleNamespace, tokens: int) -> None:
         self.log.append(f"commit {tokens}")

@@ -146,6 +146,7 @@ class Release0518(Release0516):
 
     version = "0.5.18"
     tree = "NumberedTree"
+    groups_prefill = True
 
     @classmethod
     def is_in(cls, root: Path) -> bool:
