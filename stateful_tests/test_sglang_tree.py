@@ -54,6 +54,15 @@ KINDS = {
         "session/streaming_session.py", "mem_cache/allocator/paged.py", "mem_cache/swa_radix_cache.py",
         "speculative/eagle_info_v2.py",
     ),
+    "0.5.16": (
+        "session/streaming_session.py", "mem_cache/allocator/paged.py", "mem_cache/swa_radix_cache.py",
+        "mem_cache/unified_cache_components/__init__.py",
+    ),
+    "0.5.18": ("mem_cache/swa_radix_cache.py", "mem_cache/unified_cache/unified_tree_core.py"),
+    "0.5.20": (
+        "mem_cache/swa_radix_cache.py", "mem_cache/unified_cache/unified_tree_core.py",
+        "mem_cache/rust_tree_core/__init__.py",
+    ),
     "0.5.23": (
         "session/streaming_session.py", "mem_cache/allocator/paged.py",
         "mem_cache/unified_cache/unified_tree_core.py",

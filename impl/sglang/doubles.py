@@ -154,7 +154,7 @@ def decorating(function: Any = None, **_: Any) -> Any:
     return function if callable(function) else lambda f: f
 
 
-# Where 0.5.23 asks for the server's settings: one bag has them all.
+# Where releases from 0.5.16 on ask for the settings: one bag has them all.
 _SETTINGS = (
     "get_attn", "get_cache", "get_disagg", "get_exec", "get_hicache", "get_kv_cache", "get_lora",
     "get_memory", "get_model", "get_observability", "get_parallel", "get_runtime", "get_schedule",
