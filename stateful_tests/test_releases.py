@@ -30,6 +30,7 @@ LAST = {
     "eviction_reports_fewer_tokens_than_it_freed": "0.5.14",
     "a_close_after_an_abort_in_the_queue_never_happens": "0.5.20",
     "an_abort_in_the_queue_leaves_the_session_busy": "0.5.20",
+    "a_prompt_that_is_swept_too_far_has_two_owners": "0.5.20",
     "a_retract_counts_as_a_finish": "0.5.23",
     "a_turn_retracted_twice_loses_its_session": "0.5.23",
     "aborting_a_retracted_turn_keeps_its_kv_and_its_text": "0.5.23",
