@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from impl.adapter import System
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 settings.register_profile(
@@ -36,6 +40,27 @@ def system(request: pytest.FixtureRequest):
         raise pytest.UsageError(str(error)) from error
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def release() -> Iterator[Callable[[str], System]]:
+    """Gives a real release by its version (`+overlap`), each started once for all tests; skips without it."""
+    from impl.adapter import UnusableImplementation
+    from stateful_tests.registry import resolve
+
+    started: dict[str, System] = {}
+
+    def start(version: str) -> System:
+        if version not in started:
+            try:
+                started[version] = resolve(f"sglang=={version}")
+            except UnusableImplementation as error:
+                pytest.skip(str(error))
+        return started[version]
+
+    yield start
+    for system in started.values():
+        system.close()
 
 
 @pytest.fixture

@@ -408,13 +408,8 @@ def test_what_is_no_verdict_is_no_alarm(scheduler):
 
 
 @pytest.fixture(scope="module", params=list(releases.TABLE))
-def real(request):
-    try:
-        made = SGLangSystem(version=request.param)
-    except UnusableImplementation as error:
-        pytest.skip(f"the wheel is neither cached nor to be downloaded: {error}")
-    yield made
-    made.close()
+def real(request, release):
+    return release(request.param)
 
 
 def play(system, geometry, *commands):

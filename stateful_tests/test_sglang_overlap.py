@@ -6,14 +6,15 @@ Skips, with the reason, where a release can be neither found nor fetched.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import NamedTuple, cast
 
 import pytest
 
-from impl.adapter import UnusableImplementation
+from impl.adapter import System, UnusableImplementation
 from impl.sglang import SGLangSystem
 from impl.sglang.refusals import No
 from impl.sglang.results import LateResults
@@ -25,7 +26,6 @@ from reference.commands import (
 from reference.geometry import Geometry, preset
 from reference.ledger import Cursors
 from stateful_tests.lockstep import replay
-from stateful_tests.registry import resolve
 from stateful_tests.results import Trace
 from stateful_tests.test_releases import ANOTHER, PATHS, RELEASES, first, last
 from stateful_tests.traces import load
@@ -57,7 +57,8 @@ class Expected(NamedTuple):
 
 
 # One more was swept, and 10 allocated, if the first result had been processed before the second launch.
-RELEASE = {"0.5.10": Expected(1, 9), "0.5.13": Expected(0, 10), "0.5.23": Expected(1, 9)}
+RELEASE = dict.fromkeys(("0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"), Expected(1, 9))
+RELEASE["0.5.13"] = Expected(0, 10)  # sweeps keep a page more, a round claims a token
 
 
 # -- without a release ----------------------------------------------------------------------------
@@ -74,6 +75,9 @@ class Played:
 
     def hands_prompt_in(self, turn: Turn) -> bool:
         return turn.session is None
+
+    def results_of_prefill(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def commit(self, req: SimpleNamespace, tokens: int) -> None:
         self.log.append(f"commit {tokens}")
@@ -154,14 +158,10 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def real(version: str) -> Iterator[SGLangSystem]:
-    try:
-        made = resolve(f"sglang=={version}+overlap")
-    except UnusableImplementation as error:
-        pytest.skip(f"the wheel is neither cached nor to be downloaded: {error}")
+def real(version: str, release: Callable[[str], System]) -> SGLangSystem:
+    made = release(f"{version}+overlap")
     assert isinstance(made, SGLangSystem)
-    yield made
-    made.close()
+    return made
 
 
 def play(system: SGLangSystem, *commands: Command) -> Cursors:
@@ -273,8 +273,10 @@ def test_a_round_in_flight_does_no_harm(real: SGLangSystem, version: str) -> Non
 # In these no round is launched, so that the prompt is not in the tree yet (see below), or a sweep is driven
 # with a length that waits.
 NOT_YET = {
+    "a_free_that_waits_takes_the_slots_of_a_recovered_tombstone",
     "a_key_swept_to_its_end_becomes_a_live_leaf",
     "a_lock_pins_a_leaf_of_any_length",
+    "a_prompt_that_is_swept_too_far_has_two_owners",
     "a_recovered_tombstone_frees_slots_that_are_read",
     "one_token_less_than_the_key_overwrites_the_trees_slots",
 }
@@ -310,7 +312,8 @@ def test_the_faults_of_a_tree_are_there_once_a_round_was_launched(
     sizes = Geometry(3, 1, 10, 6, 2, 12, tree=True)
     violation = replay(real, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)).violation
     found = None if violation is None else (violation.clause, violation.step)
-    assert found == (None if version == "0.5.23" else (clause, len(commands) - 1))
+    mended = RELEASES.index(version) > RELEASES.index("0.5.14")
+    assert found == (None if mended else (clause, len(commands) - 1))
 
 
 # -- drivers that play it wrongly --------------------------------------------------------------------

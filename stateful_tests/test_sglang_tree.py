@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from impl.adapter import UnusableImplementation, View
+from impl.adapter import View
 from impl.sglang import SGLangSystem, refusals, releases, wire
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Evict, EvictSwa, Extend, Finish,
@@ -54,6 +54,15 @@ KINDS = {
         "session/streaming_session.py", "mem_cache/allocator/paged.py", "mem_cache/swa_radix_cache.py",
         "speculative/eagle_info_v2.py",
     ),
+    "0.5.16": (
+        "session/streaming_session.py", "mem_cache/allocator/paged.py", "mem_cache/swa_radix_cache.py",
+        "mem_cache/unified_cache_components/__init__.py",
+    ),
+    "0.5.18": ("mem_cache/swa_radix_cache.py", "mem_cache/unified_cache/unified_tree_core.py"),
+    "0.5.20": (
+        "mem_cache/swa_radix_cache.py", "mem_cache/unified_cache/unified_tree_core.py",
+        "mem_cache/rust_tree_core/__init__.py",
+    ),
     "0.5.23": (
         "session/streaming_session.py", "mem_cache/allocator/paged.py",
         "mem_cache/unified_cache/unified_tree_core.py",
@@ -74,13 +83,8 @@ def test_a_newer_checkout_is_recognised_by_its_modules(tmp_path, version):
 
 
 @pytest.fixture(scope="module", params=list(releases.TABLE))
-def real(request):
-    try:
-        made = SGLangSystem(version=request.param)
-    except UnusableImplementation as error:
-        pytest.skip(f"the wheel is neither cached nor to be downloaded: {error}")
-    yield made
-    made.close()
+def real(request, release):
+    return release(request.param)
 
 
 def sizes(name: str) -> Geometry:

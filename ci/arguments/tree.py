@@ -283,7 +283,7 @@ def _names(m: Moment, path: Key, slot: int, full: bool) -> bool:
 
 
 def _half(past: Past) -> str | None:
-    """TREE-2: a live node without all of its SWA KV."""
+    """TREE-2: a live node without all of its SWA KV, or with slots that the mapping does not name."""
     tree = past.now.facts.tree
     for node in tree.nodes if tree is not None else ():
         have = _swa_slots(past.now, node.path)
@@ -294,7 +294,20 @@ def _half(past: Past) -> str | None:
                 f"node {_where(node)} counts as live {live}, but has {some(have, 'SWA slot')} for its"
                 f" {some(len(node.slots), 'token')} {few}; it must have all of them or be a tombstone"
             )
+        for at, (slot, mapped) in enumerate(zip(node.swa_slots, node.mapped)):
+            if slot != mapped:
+                named = past.since(f"{_where(node)} names SWA slot {slot}", _names, node.path, slot, False)
+                leads = past.since(f"mapped to {mapped}", _mapped, node.path, at, mapped)
+                return (
+                    f"node {_where(node)} names SWA slot {slot} for position {node.start + at} {named}, but"
+                    f" the mapping has {f'slot {mapped}' if mapped else 'none'} for it {leads}"
+                )
     return None
+
+
+def _mapped(m: Moment, path: Key, at: int, slot: int) -> bool:
+    node = _node(m, path)
+    return node is not None and at < len(node.mapped) and node.mapped[at] == slot
 
 
 def _contents(past: Past) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,6 +38,7 @@ class ServerArgs(Bag):
         super().__init__(
             attention_backend="torch_native",  # selects the plain torch paths
             chunked_prefill_size=-1,
+            dcp_size=1,
             device="cpu",
             disable_overlap_schedule=True,
             disable_radix_cache=True,
@@ -123,6 +124,17 @@ class ReqDllmMixin:
         return False
 
 
+class Range(NamedTuple):
+    """Positions [start, end) that a chunk computes (sglang/srt/utils/common.py, from 0.5.15 on)."""
+
+    start: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+
 def assign_rows(
     rows: torch.Tensor, table: torch.Tensor, start: torch.Tensor, end: torch.Tensor,
     slots: torch.Tensor, count: int,
@@ -142,7 +154,7 @@ def decorating(function: Any = None, **_: Any) -> Any:
     return function if callable(function) else lambda f: f
 
 
-# Where 0.5.23 asks for the server's settings: one bag has them all.
+# Where releases from 0.5.16 on ask for the settings: one bag has them all.
 _SETTINGS = (
     "get_attn", "get_cache", "get_disagg", "get_exec", "get_hicache", "get_kv_cache", "get_lora",
     "get_memory", "get_model", "get_observability", "get_parallel", "get_runtime", "get_schedule",
@@ -164,6 +176,7 @@ def provided() -> dict[str, dict[str, Any]]:
         },
         "sglang.srt.dllm.mixin.req": {"ReqDllmMixin": ReqDllmMixin},
         "sglang.srt.distributed.parallel_state": {"get_tensor_model_parallel_rank": lambda: 0},
+        "sglang.srt.utils.common": {"Range": Range},
         "sglang.srt.speculative.spec_utils": {"assign_req_to_token_pool_func": assign_rows},
         "sglang.srt.runtime_context": {
             **{name: lambda: SERVER_ARGS for name in _SETTINGS},

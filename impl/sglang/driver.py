@@ -238,15 +238,17 @@ class Driver:
         for turn, (start, end) in zip(turns, spans, strict=True):
             server.forward(turn, start, end)
         launched = self._swept(turns)
-        for turn, (_, end) in zip(turns, spans, strict=True):
-            turn.started = True
-            if end < turn.fill:
-                self.release.in_chunks(turn.req, -1)
-                turn.phase = Phase.EXTENDING
-                self.release.checkpoint(turn.req, server.cache, chunked=True)
-            else:
-                turn.phase = Phase.RUNNING
-                self.results.arrived(turn, Result(server.sample(turn, 1), prefill=True))
+        last = all(end == t.fill for t, end in zip(turns, ends, strict=True))
+        with server.results_of_prefill(last):  # what is no last chunk goes into the tree after it
+            for turn, end in zip(turns, ends, strict=True):
+                turn.started = True
+                if end < turn.fill:
+                    self.release.in_chunks(turn.req, -1)
+                    turn.phase = Phase.EXTENDING
+                    self.release.checkpoint(turn.req, server.cache, chunked=True)
+                else:
+                    turn.phase = Phase.RUNNING
+                    self.results.arrived(turn, Result(server.sample(turn, 1), prefill=True))
         late = {choice.request for choice in self._sweeps(turns, launched)}
         sweeps = self._own_sweeps(turns, swept, launched)
         return [replace(c, after=c.request in late) for c in sweeps]
@@ -277,9 +279,10 @@ class Driver:
         server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
         self._launch(turns, ForwardMode.DECODE)
         launched = self._swept(turns)
-        for turn in turns:
-            server.forward(turn, turn.fill - 1, turn.fill)
-            self.results.arrived(turn, Result(server.sample(turn, 1)))
+        with server.results_of_prefill():
+            for turn in turns:
+                server.forward(turn, turn.fill - 1, turn.fill)
+                self.results.arrived(turn, Result(server.sample(turn, 1)))
         return self._own_sweeps(turns, swept, launched)
 
     def spec_decode(self, command: SpecDecode) -> list[Choice]:
@@ -314,13 +317,14 @@ class Driver:
         self._launch(turns, ForwardMode.DECODE)
         launched = self._swept(turns)
         ahead = []
-        for turn, lane, cursors in zip(turns, lanes, before, strict=True):
-            tokens = server.sample(turn, lane.accept)
-            allocated = self.release.cursors(turn.req).kv_allocated_len
-            # The last accepted token is the bonus: sampled, without KV yet.
-            server.forward(turn, cursors.kv_committed_len, allocated, tokens[:-1])
-            self.results.arrived(turn, Result(tokens))
-            ahead.append(Choice(turn.name, None, allocated))
+        with server.results_of_prefill():
+            for turn, lane, cursors in zip(turns, lanes, before, strict=True):
+                tokens = server.sample(turn, lane.accept)
+                allocated = self.release.cursors(turn.req).kv_allocated_len
+                # The last accepted token is the bonus: sampled, without KV yet.
+                server.forward(turn, cursors.kv_committed_len, allocated, tokens[:-1])
+                self.results.arrived(turn, Result(tokens))
+                ahead.append(Choice(turn.name, None, allocated))
         sweeps = {c.request: c.swa_evicted_seqlen for c in self._own_sweeps(turns, swept, launched)}
         return [replace(c, swa_evicted_seqlen=sweeps.get(c.request)) for c in ahead]
 
@@ -421,7 +425,8 @@ class Driver:
         server.forward(turn, turn.prefix, turn.fill)
         req.output_ids.extend(server.sample(turn, 1))
         self.release.check_finished(req)
-        self.release.end(req, server.cache)
+        with server.results_of_prefill():
+            self.release.end(req, server.cache)
 
     # -- memory checks ----------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ class Release0510:
     claimed = 0
     # A turn retracted with a verify round in flight has the token committed that the round computes first.
     counts_in_flight = False
+    # Processing the results of a prefill batch frees all at its end (process_batch_result_prefill).
+    groups_prefill = False
     # Pools that its busy check does not count: see Capabilities.
     uncounted: frozenset[str] = frozenset({"swa", "rows"})
     # Clauses that are not asked of it: see Capabilities.

@@ -11,9 +11,13 @@ from pathlib import Path
 
 from impl.adapter import UnusableImplementation
 from impl.sglang.flat import Release0510, Release0511, Release0512, Release0513, Release0514
+from impl.sglang.records import Release0516, Release0518, Release0520
 from impl.sglang.unified import Release0523
 
-_RELEASES = Release0510, Release0511, Release0512, Release0513, Release0514, Release0523
+_RELEASES = (
+    Release0510, Release0511, Release0512, Release0513, Release0514,
+    Release0516, Release0518, Release0520, Release0523,
+)  # fmt: skip
 TABLE: dict[str, type[Release0510]] = {r.version: r for r in _RELEASES}
 SUPPORTED = ", ".join(TABLE)
 # Of these the driver's calls can be told as Python (calls.py). UNIFIED have one cache for all, and a record

@@ -38,7 +38,8 @@ class Results:
             release.commit(req, len(result.tokens))
         self.sampled(turn, result.tokens)
         if result.prefill and not req.finished():
-            release.checkpoint(req, self.server.cache, chunked=False)
+            with self.server.results_of_prefill():
+                release.checkpoint(req, self.server.cache, chunked=False)
 
     def sampled(self, turn: Turn, tokens: list[int]) -> None:
         """The tokens are outputs now, and may have ended the turn."""

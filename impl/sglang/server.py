@@ -5,7 +5,8 @@ Nothing here decides; `driver.py` plays the scheduler on top of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -110,6 +111,7 @@ class Server:
         self.controller = release.make_controller(self.cache)
         self.turns: dict[str, Turn] = {}
         self.spec: bool | None = None  # unknown until the first decode round
+        self.grouped = False  # what is freed waits for the end of the batch
         self.full_stamps = [0] * ((geometry.full_pages + 1) * page)
         self.swa_stamps = [] if swa is None else [0] * ((geometry.swa_pages + 1) * page)
 
@@ -227,6 +229,18 @@ class Server:
     def sample(turn: Turn, count: int) -> list[int]:
         """The next `count` tokens of a request."""
         return [token_id(turn.serial, p) for p in range(turn.fill, turn.fill + count)]
+
+    @contextmanager
+    def results_of_prefill(self, whole: bool = True) -> Iterator[None]:
+        """Processing the results of one prefill batch, `whole` or none of it: some free all at its end."""
+        if self.grouped or not (whole and self.release.groups_prefill):
+            yield
+            return
+        self.allocator.free_group_begin()
+        self.grouped = True
+        yield
+        self.grouped = False
+        self.allocator.free_group_end()
 
     # -- looking ----------------------------------------------------------------------------------
 

@@ -113,17 +113,68 @@ class SWARadixTree(RadixTree):
         return NodeView(path, node.value.tolist(), swa, node.full_lock_ref, node.swa_lock_ref)
 
 
-class UnifiedTree(SWARadixTree):
-    """UnifiedRadixCache of 0.5.23, with or without SWA: nodes have components, locks are objects.
+class ComponentTree(SWARadixTree):
+    """UnifiedRadixCache, with or without SWA: nodes have components."""
 
-    Nodes are known by numbers outside of the tree's core; a root has one as well.
-    """
+    def __init__(self, cache: Any, mapping: Any) -> None:
+        super().__init__(cache, mapping)
+        kinds = importlib.import_module("sglang.srt.mem_cache.unified_radix_cache").ComponentType
+        self._full, self._swa = kinds.FULL, kinds.SWA
+
+    def sizes(self) -> TreeSizes:
+        if self.mapping is None:
+            return TreeSizes(self.cache.evictable_size(), self.cache.protected_size(), 0, 0)
+        return super().sizes()
+
+    def _node(self, node: Any, path: list[int]) -> NodeView:
+        full = node.component_data[self._full]
+        if self.mapping is None:
+            return NodeView(path, full.value.tolist(), (), full.lock_ref, 0)
+        swa = node.component_data[self._swa]
+        slots = () if swa.value is None else swa.value.tolist()
+        return NodeView(path, full.value.tolist(), slots, full.lock_ref, swa.lock_ref)
+
+
+class NumberedTree(ComponentTree):
+    """Nodes are known by numbers outside of the tree's core; a lock says what it left out."""
+
+    def newcomer(self, req: Any) -> None:
+        super().newcomer(req)
+        req.last_node = self.cache.root_node_handle()
+        self.lock(req)
+
+    def lock(self, req: Any) -> None:
+        super().lock(req)
+        req.skip_lock_node_ids = {}
+
+    def unlock(self, req: Any) -> None:
+        told = self._base.DecLockRefParams(
+            swa_uuid_for_lock=req.swa_uuid_for_lock, skip_lock_node_ids=req.skip_lock_node_ids
+        )
+        self.cache.dec_lock_ref(req.last_node, told)
+
+
+class ReceiptTree(NumberedTree):
+    """A lock gives a receipt for its unlock; requests keep what they hold in a record."""
+
+    def match(self, req: Any, ids: Any) -> torch.Tensor:
+        found = super().match(req, ids)
+        req.kv.cache_protected_len = len(found)
+        return found
+
+    def lock(self, req: Any) -> None:
+        req.lock_receipt = self.cache.inc_lock_ref(req.last_node).to_dec_params()
+
+    def unlock(self, req: Any) -> None:
+        self.cache.dec_lock_ref(req.last_node, req.lock_receipt)
+
+
+class UnifiedTree(ReceiptTree):
+    """UnifiedRadixCache of 0.5.23: locks are objects; requests keep no slots of what they matched."""
 
     def __init__(self, cache: Any, mapping: Any) -> None:
         super().__init__(cache, mapping)
         self._common = importlib.import_module("sglang.srt.mem_cache.common")
-        kinds = importlib.import_module("sglang.srt.mem_cache.unified_cache.component_type").ComponentType
-        self._full, self._swa = kinds.FULL, kinds.SWA
 
     def newcomer(self, req: Any) -> None:
         req.last_node = self.cache.root_node_handle()
@@ -141,16 +192,3 @@ class UnifiedTree(SWARadixTree):
     def unlock(self, req: Any) -> None:
         self.cache.unlock(req.lock)
         req.lock = None
-
-    def sizes(self) -> TreeSizes:
-        if self.mapping is None:
-            return TreeSizes(self.cache.evictable_size(), self.cache.protected_size(), 0, 0)
-        return super().sizes()
-
-    def _node(self, node: Any, path: list[int]) -> NodeView:
-        full = node.component_data[self._full]
-        if self.mapping is None:
-            return NodeView(path, full.value.tolist(), (), full.lock_ref, 0)
-        swa = node.component_data[self._swa]
-        slots = () if swa.value is None else swa.value.tolist()
-        return NodeView(path, full.value.tolist(), slots, full.lock_ref, swa.lock_ref)
