@@ -21,7 +21,8 @@ from stateful_tests.registry import resolve
 from stateful_tests.traces import load
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "releases"
-PATHS = sorted(FOLDER.glob("*/*.json"))
+PATHS = sorted(FOLDER.glob("*[0-9]/*.json"))
+UNIFIED = sorted(FOLDER.glob("*+unified/*.json"))  # of a tree that is not the usual one: test_sglang_unified.py
 RELEASES = list(TABLE)
 # The last release that has it; one that is not here is in the release of its folder alone.
 LAST = {
@@ -76,7 +77,7 @@ def release() -> Iterator[Callable[[str], System]]:
         system.close()
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*PATHS, *UNIFIED], ids=lambda path: path.stem)
 def test_torch_conforms(path: Path) -> None:
     assert replay(resolve("torch"), load(path)).violation is None
 

@@ -18,6 +18,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry, preset
 from stateful_tests.lockstep import Lockstep
+from stateful_tests.registry import resolve
 
 
 def shared(text: str, start: int, end: int) -> list[int]:
@@ -73,10 +74,10 @@ def test_a_newer_checkout_is_recognised_by_its_modules(tmp_path, version):
 # -- the real releases ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=list(releases.TABLE))
+@pytest.fixture(scope="module", params=[*releases.TABLE, "0.5.14+unified"])
 def real(request):
     try:
-        made = SGLangSystem(version=request.param)
+        made = resolve(f"sglang=={request.param}")
     except UnusableImplementation as error:
         pytest.skip(f"the wheel is neither cached nor to be downloaded: {error}")
     yield made

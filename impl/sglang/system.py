@@ -14,6 +14,7 @@ from typing import IO
 
 from impl.adapter import Capabilities, UnusableImplementation, View
 from impl.sglang import wire
+from impl.sglang.flagged import flagged
 from impl.sglang.fetch import checkout_root, release_root
 from impl.sglang.releases import detect, supported
 from reference.commands import Broken, Command, Done, Mode, Outcome, Reason, Refused
@@ -29,6 +30,7 @@ class SGLangSystem:
         that loading the release may take.
     run_rejected: turns that a session rejects still run their one-token prefill (see Driver).
     overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
+    unified: with the unified radix tree, in releases where that is a choice (flagged.py).
     calls: after each command `calls` has what the driver did, as Python (see calls.py).
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
@@ -57,27 +59,31 @@ class SGLangSystem:
         start_s: float = 180.0,
         run_rejected: bool = False,
         overlap: bool = False,
+        unified: bool = False,
         calls: bool = False,
     ) -> None:
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
         if version is not None:
             release = supported(version)
-            self.root = release_root(version)
-            self._name = f"sglang=={version}"
+            name = f"sglang=={version}"
         else:
             assert path is not None
             self.root = checkout_root(path)
             release = detect(self.root)
-            self._name = "sglang@checkout"
-        self._name += "+overlap" if overlap else ""
+            name = "sglang@checkout"
+        if unified:
+            release = flagged(release)
+        if version is not None:
+            self.root = release_root(version)
+        self._name = name + "+unified" * unified + "+overlap" * overlap
         self.capabilities = replace(
             self.capabilities,
             uncounted=release.uncounted,
             waived={**self.capabilities.waived, **release.waived},
             known=release.known,
         )
-        asked = {"--run-rejected": run_rejected, "--overlap": overlap, "--calls": calls}
+        asked = {"--run-rejected": run_rejected, "--overlap": overlap, "--unified": unified, "--calls": calls}
         self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
         self.release = release.version
         self.calls: tuple[str, ...] = ()

@@ -113,17 +113,41 @@ class SWARadixTree(RadixTree):
         return NodeView(path, node.value.tolist(), swa, node.full_lock_ref, node.swa_lock_ref)
 
 
-class UnifiedTree(SWARadixTree):
-    """UnifiedRadixCache of 0.5.23, with or without SWA: nodes have components, locks are objects.
+class ComponentTree(SWARadixTree):
+    """UnifiedRadixCache, with or without SWA: each node has components; locked as the trees before it."""
+
+    components = "sglang.srt.mem_cache.unified_cache_components"
+
+    def __init__(self, cache: Any, mapping: Any) -> None:
+        super().__init__(cache, mapping)
+        kinds = importlib.import_module(self.components).ComponentType
+        self._full, self._swa = kinds.FULL, kinds.SWA
+
+    def sizes(self) -> TreeSizes:
+        if self.mapping is None:
+            return TreeSizes(self.cache.evictable_size(), self.cache.protected_size(), 0, 0)
+        return super().sizes()
+
+    def _node(self, node: Any, path: list[int]) -> NodeView:
+        full = node.component_data[self._full]
+        if self.mapping is None:
+            return NodeView(path, full.value.tolist(), (), full.lock_ref, 0)
+        swa = node.component_data[self._swa]
+        slots = () if swa.value is None else swa.value.tolist()
+        return NodeView(path, full.value.tolist(), slots, full.lock_ref, swa.lock_ref)
+
+
+class UnifiedTree(ComponentTree):
+    """UnifiedRadixCache of 0.5.23: locks are objects.
 
     Nodes are known by numbers outside of the tree's core; a root has one as well.
     """
 
+    components = "sglang.srt.mem_cache.unified_cache.component_type"
+
     def __init__(self, cache: Any, mapping: Any) -> None:
         super().__init__(cache, mapping)
         self._common = importlib.import_module("sglang.srt.mem_cache.common")
-        kinds = importlib.import_module("sglang.srt.mem_cache.unified_cache.component_type").ComponentType
-        self._full, self._swa = kinds.FULL, kinds.SWA
 
     def newcomer(self, req: Any) -> None:
         req.last_node = self.cache.root_node_handle()
@@ -141,16 +165,3 @@ class UnifiedTree(SWARadixTree):
     def unlock(self, req: Any) -> None:
         self.cache.unlock(req.lock)
         req.lock = None
-
-    def sizes(self) -> TreeSizes:
-        if self.mapping is None:
-            return TreeSizes(self.cache.evictable_size(), self.cache.protected_size(), 0, 0)
-        return super().sizes()
-
-    def _node(self, node: Any, path: list[int]) -> NodeView:
-        full = node.component_data[self._full]
-        if self.mapping is None:
-            return NodeView(path, full.value.tolist(), (), full.lock_ref, 0)
-        swa = node.component_data[self._swa]
-        slots = () if swa.value is None else swa.value.tolist()
-        return NodeView(path, full.value.tolist(), slots, full.lock_ref, swa.lock_ref)

@@ -1,0 +1,84 @@
+"""0.5.11 to 0.5.14 with SGLANG_ENABLE_UNIFIED_RADIX_TREE=1: one radix tree for all, with the sessions in it.
+
+The flag is read only where there is a tree: without one a server has its chunk cache in StreamingSession
+either way (init_cache_with_memory_pool of the scheduler, mem_cache/registry.py from 0.5.13 on).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.flat import Release0510, Release0511, Release0512, Release0513, Release0514
+from reference.geometry import Geometry
+
+
+class _Flagged(Release0511):
+    """What the flag changes in a release."""
+
+    tree_module = "sglang.srt.mem_cache.unified_radix_cache"
+
+    def _modules(self, load: Any) -> None:
+        super()._modules(load)
+        self.unified = load(self.tree_module)
+        if not isinstance(self.unified.UnifiedRadixCache, type):  # inert: the file is not there
+            raise ImportError(f"no {self.tree_module}")
+
+    def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
+        if not geometry.tree:
+            return super().make_cache(rows, allocator, geometry)
+        kinds = self.unified.ComponentType
+        return self.unified.UnifiedRadixCache(
+            self.params.CacheInitParams(
+                disable=False,
+                req_to_token_pool=rows,
+                token_to_kv_pool_allocator=allocator,
+                page_size=geometry.page_size,
+                sliding_window_size=geometry.window,
+                tree_components=(kinds.FULL,) if geometry.window is None else (kinds.FULL, kinds.SWA),
+            )
+        )
+
+    def make_tree(self, cache: Any, allocator: Any, geometry: Geometry) -> Any:
+        from impl.sglang import trees
+
+        if not geometry.tree:
+            return None
+        mapping = None if geometry.window is None else allocator.full_to_swa_index_mapping
+        return trees.ComponentTree(cache, mapping)
+
+    def slot(self, cache: Any, session_id: str) -> Any:
+        sessions = cache.session if isinstance(cache, self.unified.UnifiedRadixCache) else cache
+        return super().slot(sessions, session_id)
+
+
+class _Flagged0511(_Flagged, Release0511):
+    """0.5.11."""
+
+
+class _Flagged0512(_Flagged, Release0512):
+    """0.5.12."""
+
+
+class _Flagged0513(_Flagged, Release0513):
+    """0.5.13. Its tree splits a fresh leaf where a window ends (#26919), which the others do not yet."""
+
+    known: ClassVar[dict[str, str]] = {}
+
+
+class _Flagged0514(_Flagged0513, Release0514):
+    """0.5.14."""
+
+
+_RELEASES = _Flagged0511, _Flagged0512, _Flagged0513, _Flagged0514
+FLAGGED: dict[str, type[Release0510]] = {release.version: release for release in _RELEASES}
+
+
+def flagged(release: type[Release0510]) -> type[Release0510]:
+    """The release with the flag set; raises UnusableImplementation where it has none."""
+    try:
+        return FLAGGED[release.version]
+    except KeyError:
+        raise UnusableImplementation(
+            f"sglang {release.version}: the unified tree is no choice there; it is in {', '.join(FLAGGED)}"
+        ) from None

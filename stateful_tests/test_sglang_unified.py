@@ -1,0 +1,95 @@
+"""Releases whose unified radix tree, with the sessions in it, is behind a flag: `+unified`.
+
+Skips, with the reason, where a release can be neither found nor fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.sglang import SGLangSystem, flagged, releases
+from reference.commands import Mode
+from reference.geometry import preset
+from stateful_tests.lockstep import replay
+from stateful_tests.registry import resolve
+from stateful_tests.results import Trace
+from stateful_tests.test_releases import PATHS, RELEASES, UNIFIED, first, last
+from stateful_tests.test_sglang_overlap import BEGIN, ENDS, NOT_YET
+from stateful_tests.traces import load
+
+# The first, and the first that splits a fresh leaf.
+SYSTEMS = "0.5.11+unified", "0.5.13+unified+overlap"
+# Faults of the older trees that this one does not have, and since when.
+NEVER = {
+    "eviction_reports_fewer_tokens_than_it_freed": "0.5.11",
+    "a_lock_pins_a_leaf_of_any_length": "0.5.13",
+}
+
+
+# -- without a release ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", set(releases.TABLE) - set(flagged.FLAGGED))
+def test_a_release_without_the_choice_refuses(version: str) -> None:
+    with pytest.raises(UnusableImplementation, match=r"0\.5\.11, 0\.5\.12, 0\.5\.13, 0\.5\.14"):
+        resolve(f"sglang=={version}+unified")
+
+
+@pytest.mark.parametrize("ways", ["+unifed", "+overlap+unified", "+unified+unified", "+"])
+def test_what_may_follow_a_release_is_named(ways: str) -> None:
+    with pytest.raises(UnusableImplementation, match=r"\+unified, \+overlap or both"):
+        resolve(f"sglang==0.5.11{ways}")
+
+
+# -- the real releases ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def real(request: pytest.FixtureRequest) -> Iterator[SGLangSystem]:
+    try:
+        made = resolve(f"sglang=={request.param}")
+    except UnusableImplementation as error:
+        pytest.skip(f"the wheel is neither cached nor to be downloaded: {error}")
+    assert isinstance(made, SGLangSystem)
+    yield made
+    made.close()
+
+
+def found(system: SGLangSystem, trace: Trace) -> tuple[str, int] | None:
+    """The clause that a trace violates there, and the step."""
+    violation = replay(system, trace).violation
+    return None if violation is None else (violation.clause, violation.step)
+
+
+def test_it_is_asked_for_by_name(real: SGLangSystem) -> None:
+    assert real.name.removeprefix("sglang==") in SYSTEMS
+
+
+def test_the_faults_of_a_release_are_there(real: SGLangSystem) -> None:
+    """But for those of the older trees; and the fault of this one."""
+    at, overlap = RELEASES.index(real.release), real.name.endswith("+overlap")
+    seen, known = {}, {}
+    for path in PATHS:
+        if first(path) > at or (overlap and path.stem in NOT_YET):
+            continue
+        trace = load(path)
+        never = path.stem in NEVER and at >= RELEASES.index(NEVER[path.stem])
+        mended = at > last(path) or never
+        seen[path.stem] = found(real, trace)
+        known[path.stem] = None if mended else (trace.clause, len(trace.commands) - 1)
+    for path in UNIFIED:
+        trace = load(path)
+        mended = at < RELEASES.index(path.parent.name.removeprefix("sglang-").removesuffix("+unified"))
+        seen[path.stem] = found(real, trace)
+        known[path.stem] = None if mended else (trace.clause, len(trace.commands) - 1)
+    assert seen == known
+
+
+def test_turns_in_a_tree_that_has_the_sessions_conform(real: SGLangSystem) -> None:
+    sizes = replace(preset("page4"), width=40, tree=True)
+    for end, rest in ENDS.items():
+        assert found(real, Trace(sizes, Mode.FAITHFUL, (*BEGIN, *rest))) is None, end
