@@ -13,8 +13,8 @@ def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -
     """The system that `spec` names.
 
     reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
-    After either sglang `+unified`: with the unified radix tree where a release has it behind a flag; and
-    `+overlap`: with overlap scheduling.
+    After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
+    impl.sglang.variants); and `+overlap`: with overlap scheduling.
     Raises UnusableImplementation with a one-line reason.
     """
     sglang, *ways = spec.split("+")
@@ -28,17 +28,18 @@ def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -
         return _torch(spec.removeprefix("torch").removeprefix("+"), device)
     if sglang == "sglang" or sglang.startswith("sglang=="):
         from impl.sglang.system import SGLangSystem
+        from impl.sglang.variants import VARIANTS
 
         if device != "cpu":
             raise UnusableImplementation("--device: SGLang releases are driven on a CPU")
-        if ways not in ([], ["unified"], ["overlap"], ["unified", "overlap"]):
-            raise UnusableImplementation(f"--impl {spec!r}: after sglang go +unified, +overlap or both")
+        tree = ways.pop(0) if ways and ways[0] in VARIANTS else None
+        if ways not in ([], ["overlap"]):
+            trees = " or ".join(f"+{name}" for name in VARIANTS)
+            raise UnusableImplementation(f"--impl {spec!r}: after a release goes {trees}, then +overlap")
         version = sglang.removeprefix("sglang").removeprefix("==")
         if not version and sglang_path is None:
             raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
-        return SGLangSystem(
-            version=version or None, path=sglang_path, unified="unified" in ways, overlap="overlap" in ways
-        )
+        return SGLangSystem(version=version or None, path=sglang_path, tree=tree, overlap=bool(ways))
     if ":" in spec:
         return _factory(spec)
     raise UnusableImplementation(

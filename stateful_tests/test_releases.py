@@ -22,7 +22,7 @@ from stateful_tests.traces import load
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "releases"
 PATHS = sorted(FOLDER.glob("*[0-9]/*.json"))
-UNIFIED = sorted(FOLDER.glob("*+unified/*.json"))  # of a tree that is not the usual one: test_sglang_unified.py
+UNIFIED = sorted(FOLDER.glob("*+unified/*.json"))  # of a tree that is a choice: see test_sglang_variants
 RELEASES = list(TABLE)
 # The last release that has it; one that is not here is in the release of its folder alone.
 LAST = {

@@ -14,9 +14,9 @@ from typing import IO
 
 from impl.adapter import Capabilities, UnusableImplementation, View
 from impl.sglang import wire
-from impl.sglang.flagged import flagged
 from impl.sglang.fetch import checkout_root, release_root
 from impl.sglang.releases import detect, supported
+from impl.sglang.variants import variant
 from reference.commands import Broken, Command, Done, Mode, Outcome, Reason, Refused
 from reference.geometry import Geometry
 
@@ -30,7 +30,7 @@ class SGLangSystem:
         that loading the release may take.
     run_rejected: turns that a session rejects still run their one-token prefill (see Driver).
     overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
-    unified: with the unified radix tree, in releases where that is a choice (flagged.py).
+    tree: another radix tree than the release's usual one, by its name in VARIANTS (variants.py).
     calls: after each command `calls` has what the driver did, as Python (see calls.py).
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
@@ -59,7 +59,7 @@ class SGLangSystem:
         start_s: float = 180.0,
         run_rejected: bool = False,
         overlap: bool = False,
-        unified: bool = False,
+        tree: str | None = None,
         calls: bool = False,
     ) -> None:
         if (version is None) == (path is None):
@@ -72,19 +72,22 @@ class SGLangSystem:
             self.root = checkout_root(path)
             release = detect(self.root)
             name = "sglang@checkout"
-        if unified:
-            release = flagged(release)
+        if tree is not None:
+            release = variant(release, tree)
+            name += f"+{tree}"
         if version is not None:
             self.root = release_root(version)
-        self._name = name + "+unified" * unified + "+overlap" * overlap
+        release.require(self.root)
+        self._name = name + "+overlap" * overlap
         self.capabilities = replace(
             self.capabilities,
             uncounted=release.uncounted,
             waived={**self.capabilities.waived, **release.waived},
             known=release.known,
         )
-        asked = {"--run-rejected": run_rejected, "--overlap": overlap, "--unified": unified, "--calls": calls}
+        asked = {"--run-rejected": run_rejected, "--overlap": overlap, "--calls": calls}
         self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
+        self._options += [] if tree is None else [f"--tree={tree}"]
         self.release = release.version
         self.calls: tuple[str, ...] = ()
         self._timeout_s, self._start_s = timeout_s, start_s

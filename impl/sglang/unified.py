@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, ClassVar
 
-from impl.adapter import Cursors
+from impl.adapter import Cursors, UnusableImplementation
 from impl.sglang.flat import Release0513
 from reference.geometry import Geometry
 
@@ -25,6 +26,7 @@ class Release0523(Release0513):
     spec_file = "sglang/srt/speculative/eagle_utils.py"
     spec_prepare = "eagle_prepare_for_decode"
     claimed = 0
+    core, tree = "python", "UnifiedTree"  # the latter of impl.sglang.trees
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
@@ -73,7 +75,7 @@ class Release0523(Release0513):
                 page_size=geometry.page_size,
                 sliding_window_size=geometry.window,
                 tree_components=kinds,
-                tree_core_backend="python",
+                tree_core_backend=self.core,
             )
         )
 
@@ -83,7 +85,7 @@ class Release0523(Release0513):
         if not geometry.tree:
             return None
         mapping = None if geometry.window is None else allocator.full_to_swa_index_mapping
-        return trees.UnifiedTree(cache, mapping)
+        return getattr(trees, self.tree)(cache, mapping)
 
     def free_pages(self, pool: Any) -> list[int]:
         pages: list[int] = pool.get_all_free_pages().tolist()
@@ -173,3 +175,24 @@ class Release0523(Release0513):
         if slot is None or not slot.kv.holds_kv or slot.publishes_prompt:
             return None
         return slot
+
+
+class RustCore0523(Release0523):
+    """0.5.23 with the tree's core in Rust: an extension that the release's wheel brings for this Python."""
+
+    core, tree = "rust", "RustTree"
+
+    @classmethod
+    def require(cls, root: Path) -> None:
+        folder = root / "sglang/srt/mem_cache/rust_tree_core"
+        if not any((folder / f"mem_cache{suffix}").is_file() for suffix in EXTENSION_SUFFIXES):
+            raise UnusableImplementation(  # or an older kvspec has fetched it
+                f"sglang {cls.version}+{cls.core}: {root} has no compiled core for this Python;"
+                " without that folder it is fetched anew"
+            )
+
+    def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
+        cache = super().make_cache(rows, allocator, geometry)
+        if cache._tree_core_backend != self.core:  # where the release's support of it ends it takes Python's
+            raise UnusableImplementation(f"sglang {self.version}+{self.core}: not with this torch or system")
+        return cache

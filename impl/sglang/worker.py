@@ -31,13 +31,14 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     from impl.sglang.driver import Driver
-    from impl.sglang.flagged import flagged
     from impl.sglang.releases import supported
+    from impl.sglang.variants import VARIANTS, variant
 
     try:
         release = supported(version)
-        if "--unified" in options:
-            release = flagged(release)
+        for tree in VARIANTS:
+            if f"--tree={tree}" in options:
+                release = variant(release, tree)
         driver = Driver(
             release(root),
             run_rejected="--run-rejected" in options,

@@ -1,15 +1,20 @@
-"""0.5.11 to 0.5.14 with SGLANG_ENABLE_UNIFIED_RADIX_TREE=1: one radix tree for all, with the sessions in it.
+"""Radix trees that a release has besides the one that is driven by default: VARIANTS.
 
+unified: 0.5.11 to 0.5.14 with SGLANG_ENABLE_UNIFIED_RADIX_TREE=1, one tree for all with the sessions in it.
 The flag is read only where there is a tree: without one a server has its chunk cache in StreamingSession
 either way (init_cache_with_memory_pool of the scheduler, mem_cache/registry.py from 0.5.13 on).
+
+rust: 0.5.23 with the tree's core in Rust, which a server takes where it can load it.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from impl.adapter import UnusableImplementation
 from impl.sglang.flat import Release0510, Release0511, Release0512, Release0513, Release0514
+from impl.sglang.unified import RustCore0523
 from reference.geometry import Geometry
 
 
@@ -18,11 +23,14 @@ class _Flagged(Release0511):
 
     tree_module = "sglang.srt.mem_cache.unified_radix_cache"
 
+    @classmethod
+    def require(cls, root: Path) -> None:
+        if not root.joinpath(*cls.tree_module.split(".")).with_suffix(".py").is_file():
+            raise UnusableImplementation(f"sglang {cls.version}+unified: {root} has no {cls.tree_module}")
+
     def _modules(self, load: Any) -> None:
         super()._modules(load)
         self.unified = load(self.tree_module)
-        if not isinstance(self.unified.UnifiedRadixCache, type):  # inert: the file is not there
-            raise ImportError(f"no {self.tree_module}")
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
         if not geometry.tree:
@@ -70,15 +78,19 @@ class _Flagged0514(_Flagged0513, Release0514):
     """0.5.14."""
 
 
-_RELEASES = _Flagged0511, _Flagged0512, _Flagged0513, _Flagged0514
-FLAGGED: dict[str, type[Release0510]] = {release.version: release for release in _RELEASES}
+_UNIFIED = _Flagged0511, _Flagged0512, _Flagged0513, _Flagged0514
+# Name -> version -> the release with that tree.
+VARIANTS: dict[str, dict[str, type[Release0510]]] = {
+    "unified": {release.version: release for release in _UNIFIED},
+    "rust": {RustCore0523.version: RustCore0523},
+}
 
 
-def flagged(release: type[Release0510]) -> type[Release0510]:
-    """The release with the flag set; raises UnusableImplementation where it has none."""
-    try:
-        return FLAGGED[release.version]
-    except KeyError:
+def variant(release: type[Release0510], tree: str) -> type[Release0510]:
+    """The release with the tree of that name; raises UnusableImplementation where it has none."""
+    of = VARIANTS[tree]
+    if release.version not in of:
         raise UnusableImplementation(
-            f"sglang {release.version}: the unified tree is no choice there; it is in {', '.join(FLAGGED)}"
-        ) from None
+            f"sglang {release.version}: +{tree} is no choice there; it is in {', '.join(of)}"
+        )
+    return of[release.version]

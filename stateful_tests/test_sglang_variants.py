@@ -1,17 +1,21 @@
-"""Releases whose unified radix tree, with the sessions in it, is behind a flag: `+unified`.
+"""Releases with another radix tree than their usual one: `+unified`, and what it takes to have `+rust`.
 
-Skips, with the reason, where a release can be neither found nor fetched.
+Skips, with the reason, where a release can be neither found nor fetched. The tree of +rust is driven in
+test_sglang_tree.
 """
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from impl.adapter import UnusableImplementation
-from impl.sglang import SGLangSystem, flagged, releases
+from impl.sglang import SGLangSystem, fetch
+from impl.sglang.variants import VARIANTS
 from reference.commands import Mode
 from reference.geometry import preset
 from stateful_tests.lockstep import replay
@@ -33,16 +37,36 @@ NEVER = {
 # -- without a release ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", set(releases.TABLE) - set(flagged.FLAGGED))
-def test_a_release_without_the_choice_refuses(version: str) -> None:
-    with pytest.raises(UnusableImplementation, match=r"0\.5\.11, 0\.5\.12, 0\.5\.13, 0\.5\.14"):
-        resolve(f"sglang=={version}+unified")
+@pytest.mark.parametrize("tree", VARIANTS)
+@pytest.mark.parametrize("version", ["0.5.10", "0.5.11", "0.5.23"])
+def test_a_release_without_the_choice_says_where_it_is(version: str, tree: str) -> None:
+    if version not in VARIANTS[tree]:
+        with pytest.raises(UnusableImplementation, match=f"it is in {', '.join(VARIANTS[tree])}"):
+            resolve(f"sglang=={version}+{tree}")
 
 
-@pytest.mark.parametrize("ways", ["+unifed", "+overlap+unified", "+unified+unified", "+"])
+@pytest.mark.parametrize("ways", ["+unifed", "+overlap+unified", "+unified+rust", "+"])
 def test_what_may_follow_a_release_is_named(ways: str) -> None:
-    with pytest.raises(UnusableImplementation, match=r"\+unified, \+overlap or both"):
+    with pytest.raises(UnusableImplementation, match=r"\+unified or \+rust, then \+overlap"):
         resolve(f"sglang==0.5.11{ways}")
+
+
+def test_of_what_is_compiled_the_core_is_unpacked(tmp_path: Path) -> None:
+    core = "sglang/srt/mem_cache/rust_tree_core/mem_cache.so"
+    with zipfile.ZipFile(tmp_path / "s.whl", "w") as archive:
+        for name in (core, "sglang/srt/rust_extensions/_server.so", "sglang/srt/environ.py", "sglang/a.so"):
+            archive.writestr(name, "")
+    fetch.unpack(tmp_path / "s.whl", tmp_path / "x")
+    found = {str(p.relative_to(tmp_path / "x")) for p in (tmp_path / "x").rglob("*") if p.is_file()}
+    assert found == {core, "sglang/srt/environ.py"}
+
+
+def test_a_folder_without_the_tree_says_so(tmp_path: Path) -> None:
+    """As a checkout is, or a cache from before what is compiled was unpacked."""
+    with pytest.raises(UnusableImplementation, match=f"{tmp_path} has no compiled core"):
+        VARIANTS["rust"]["0.5.23"].require(tmp_path)
+    with pytest.raises(UnusableImplementation, match=r"has no sglang\.srt\.mem_cache\.unified"):
+        VARIANTS["unified"]["0.5.11"].require(tmp_path)
 
 
 # -- the real releases ----------------------------------------------------------------------------
