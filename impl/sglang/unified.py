@@ -186,9 +186,9 @@ class RustCore0523(Release0523):
     def require(cls, root: Path) -> None:
         folder = root / "sglang/srt/mem_cache/rust_tree_core"
         if not any((folder / f"mem_cache{suffix}").is_file() for suffix in EXTENSION_SUFFIXES):
-            raise UnusableImplementation(  # or an older kvspec has fetched it
-                f"sglang {cls.version}+{cls.core}: {root} has no compiled core for this Python;"
-                " without that folder it is fetched anew"
+            raise UnusableImplementation(
+                f"sglang {cls.version}+{cls.core}: {root} has no compiled core for this Python"
+                " (one that an older kvspec has fetched has none: remove it)"
             )
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
