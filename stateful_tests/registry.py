@@ -13,10 +13,12 @@ def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -
     """The system that `spec` names.
 
     reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
-    `+overlap` after either sglang: with overlap scheduling.
+    After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
+    impl.sglang.variants); and `+overlap`: with overlap scheduling.
     Raises UnusableImplementation with a one-line reason.
     """
-    if sglang_path is not None and spec not in ("sglang", "sglang+overlap"):
+    sglang, *ways = spec.split("+")
+    if sglang_path is not None and sglang != "sglang":
         raise UnusableImplementation(f"--sglang-path goes with --impl sglang, not {spec!r}")
     if spec == "reference":
         from stateful_tests.reference_system import ReferenceSystem
@@ -24,16 +26,20 @@ def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -
         return ReferenceSystem()
     if spec == "torch" or spec.startswith("torch+"):
         return _torch(spec.removeprefix("torch").removeprefix("+"), device)
-    if spec in ("sglang", "sglang+overlap") or spec.startswith("sglang=="):
+    if sglang == "sglang" or sglang.startswith("sglang=="):
         from impl.sglang.system import SGLangSystem
+        from impl.sglang.variants import VARIANTS
 
         if device != "cpu":
             raise UnusableImplementation("--device: SGLang releases are driven on a CPU")
-        overlap = spec.endswith("+overlap")
-        version = spec.removesuffix("+overlap").removeprefix("sglang").removeprefix("==")
+        tree = ways.pop(0) if ways and ways[0] in VARIANTS else None
+        if ways not in ([], ["overlap"]):
+            trees = " or ".join(f"+{name}" for name in VARIANTS)
+            raise UnusableImplementation(f"--impl {spec!r}: after a release goes {trees}, then +overlap")
+        version = sglang.removeprefix("sglang").removeprefix("==")
         if not version and sglang_path is None:
             raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
-        return SGLangSystem(version=version or None, path=sglang_path, overlap=overlap)
+        return SGLangSystem(version=version or None, path=sglang_path, tree=tree, overlap=bool(ways))
     if ":" in spec:
         return _factory(spec)
     raise UnusableImplementation(

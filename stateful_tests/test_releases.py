@@ -21,7 +21,8 @@ from stateful_tests.registry import resolve
 from stateful_tests.traces import load
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "releases"
-PATHS = sorted(FOLDER.glob("*/*.json"))
+PATHS = sorted(FOLDER.glob("*[0-9]/*.json"))
+UNIFIED = sorted(FOLDER.glob("*+unified/*.json"))  # of a tree that is a choice: see test_sglang_variants
 RELEASES = list(TABLE)
 # The last release that has it; one that is not here is in the release of its folder alone.
 LAST = {
@@ -62,7 +63,7 @@ def cases(after: bool) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*PATHS, *UNIFIED], ids=lambda path: path.stem)
 def test_torch_conforms(path: Path) -> None:
     assert replay(resolve("torch"), load(path)).violation is None
 

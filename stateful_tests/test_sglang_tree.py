@@ -82,7 +82,7 @@ def test_a_newer_checkout_is_recognised_by_its_modules(tmp_path, version):
 # -- the real releases ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=list(releases.TABLE))
+@pytest.fixture(scope="module", params=[*releases.TABLE, "0.5.23+rust"])
 def real(request, release):
     return release(request.param)
 

@@ -26,11 +26,13 @@ _NEEDED = (
     "sglang/srt/environ.py",
     "sglang/srt/managers/",
     "sglang/srt/mem_cache/",
+    "sglang/srt/rust_extensions/",
     "sglang/srt/session/",
     "sglang/srt/speculative/",
     "sglang/srt/utils/",
     "sglang/kernels/ops/memory/",
 )
+_COMPILED = "sglang/srt/mem_cache/rust_tree_core/"
 _MAX_FILE = 16 << 20  # bytes of one unpacked file; the largest real one has half a megabyte
 _PIP_TIMEOUT_S = 300
 
@@ -113,9 +115,9 @@ def unpack(wheel: Path, target: Path) -> None:
 
 def _needed(name: str) -> bool:
     """Whether an archive's entry is wanted; one whose name leaves the folder never is."""
-    if not name.endswith(".py") or not name.startswith(_NEEDED):
-        return False
     path = PurePosixPath(name)
+    if not name.startswith({".py": _NEEDED, ".so": _COMPILED}.get(path.suffix, ())):
+        return False
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name and ":" not in name
 
 

@@ -54,6 +54,10 @@ class Release0510:
             srt / "managers/session_controller.py"
         ).is_file()
 
+    @classmethod
+    def require(cls, root: Path) -> None:
+        """Raise UnusableImplementation where the files under `root` are not all that it takes."""
+
     def __init__(self, root: Path) -> None:
         """Import the release; the process is its own from now on.
 

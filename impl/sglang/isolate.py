@@ -31,6 +31,7 @@ REAL = (
     "sglang.srt.managers.scheduler_runtime_checker_mixin",
     "sglang.srt.managers.session_controller",
     "sglang.srt.mem_cache",
+    "sglang.srt.rust_extensions",
     "sglang.srt.session",
     "sglang.srt.utils.token_sequence_matcher",
     "sglang.kernels.ops.memory",
@@ -44,7 +45,6 @@ INERT = (
     "sglang.srt.mem_cache.kv_vmm_backing",
     "sglang.srt.mem_cache.memory_pool_host",
     "sglang.srt.mem_cache.pool_host",
-    "sglang.srt.mem_cache.rust_tree_core",
     "sglang.srt.mem_cache.sparsity",
     "sglang.srt.mem_cache.storage",
     "sglang.srt.mem_cache.storage_prefetch",
@@ -144,8 +144,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 return importlib.util.spec_from_file_location(
                     fullname, stem / "__init__.py", submodule_search_locations=[str(stem)]
                 )
-            if (file := stem.with_suffix(".py")).is_file():
-                return importlib.util.spec_from_file_location(fullname, file)
+            for suffix in (".py", *importlib.machinery.EXTENSION_SUFFIXES):
+                if (file := stem.with_suffix(suffix)).is_file():
+                    return importlib.util.spec_from_file_location(fullname, file)
             if stem.is_dir():
                 spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
                 spec.submodule_search_locations = [str(stem)]

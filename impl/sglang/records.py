@@ -12,46 +12,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from impl.adapter import Cursors
-from impl.sglang.flat import Release0514
+from impl.sglang.flat import Release0511, Release0514
 from reference.geometry import Geometry
 
 
-class Release0516(Release0514):
-    """0.5.16. `req.kv` has the allocated length and the cursor of sweeps; a window has the unified tree."""
+class Unified(Release0511):
+    """A release whose server may have UnifiedRadixCache, the tree that has the sessions in it."""
 
-    version = "0.5.16"
-    spec_file = "sglang/srt/speculative/eagle_utils.py"
-    spec_prepare = "eagle_prepare_for_decode"
-    claimed = 0
-    tree = "ComponentTree"  # of impl.sglang.trees: the unified one
-    known: ClassVar[dict[str, str]] = {}
-
-    @classmethod
-    def is_in(cls, root: Path) -> bool:
-        return (root / "sglang/srt/mem_cache/unified_cache_components").is_dir()
-
-    def _import(self, root: Path) -> None:
-        # How often decode sweeps is a setting; the default, every 128 tokens, would show nothing here.
-        os.environ["SGLANG_SWA_EVICTION_INTERVAL"] = "1"
-        super()._import(root)
-        self.allocation = importlib.import_module("sglang.srt.mem_cache.allocation")
+    tree = "ComponentTree"  # of impl.sglang.trees
 
     def _modules(self, load: Any) -> None:
         super()._modules(load)
         self.unified = load("sglang.srt.mem_cache.unified_radix_cache")
-
-    def _spec_environment(self) -> dict[str, Any]:
-        modules = ("common", "allocation_sizing", "allocation")
-        loaded = [importlib.import_module(f"sglang.srt.mem_cache.{name}") for name in modules]
-        return {name: value for module in loaded for name, value in vars(module).items()}
-
-    def _without_kernels(self) -> None:
-        from impl.sglang import doubles
-
-        super()._without_kernels()
-        vars(self.allocation)["assign_req_to_token_pool_func"] = doubles.assign_rows
-
-    # -- pools ------------------------------------------------------------------------------------
 
     def _is_unified(self, geometry: Geometry) -> bool:
         """Whether the server's cache is the unified tree (mem_cache/registry.py)."""
@@ -83,6 +55,37 @@ class Release0516(Release0514):
             return super().make_tree(cache, allocator, geometry)
         mapping = None if geometry.window is None else allocator.full_to_swa_index_mapping
         return getattr(trees, self.tree)(cache, mapping)
+
+
+class Release0516(Unified, Release0514):
+    """0.5.16. `req.kv` has the allocated length and the cursor of sweeps; a window has the unified tree."""
+
+    version = "0.5.16"
+    spec_file = "sglang/srt/speculative/eagle_utils.py"
+    spec_prepare = "eagle_prepare_for_decode"
+    claimed = 0
+    known: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def is_in(cls, root: Path) -> bool:
+        return (root / "sglang/srt/mem_cache/unified_cache_components").is_dir()
+
+    def _import(self, root: Path) -> None:
+        # How often decode sweeps is a setting; the default, every 128 tokens, would show nothing here.
+        os.environ["SGLANG_SWA_EVICTION_INTERVAL"] = "1"
+        super()._import(root)
+        self.allocation = importlib.import_module("sglang.srt.mem_cache.allocation")
+
+    def _spec_environment(self) -> dict[str, Any]:
+        modules = ("common", "allocation_sizing", "allocation")
+        loaded = [importlib.import_module(f"sglang.srt.mem_cache.{name}") for name in modules]
+        return {name: value for module in loaded for name, value in vars(module).items()}
+
+    def _without_kernels(self) -> None:
+        from impl.sglang import doubles
+
+        super()._without_kernels()
+        vars(self.allocation)["assign_req_to_token_pool_func"] = doubles.assign_rows
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from impl.adapter import Capabilities, UnusableImplementation, View
 from impl.sglang import wire
 from impl.sglang.fetch import checkout_root, release_root
 from impl.sglang.releases import detect, supported
+from impl.sglang.variants import variant
 from reference.commands import Broken, Command, Done, Mode, Outcome, Reason, Refused
 from reference.geometry import Geometry
 
@@ -29,6 +30,7 @@ class SGLangSystem:
         that loading the release may take.
     run_rejected: turns that a session rejects still run their one-token prefill (see Driver).
     overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
+    tree: another radix tree than the release's usual one, by its name in VARIANTS (variants.py).
     calls: after each command `calls` has what the driver did, as Python (see calls.py).
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
@@ -57,20 +59,26 @@ class SGLangSystem:
         start_s: float = 180.0,
         run_rejected: bool = False,
         overlap: bool = False,
+        tree: str | None = None,
         calls: bool = False,
     ) -> None:
         if (version is None) == (path is None):
             raise UnusableImplementation("sglang: give a version or the path of a checkout")
         if version is not None:
             release = supported(version)
-            self.root = release_root(version)
-            self._name = f"sglang=={version}"
+            name = f"sglang=={version}"
         else:
             assert path is not None
             self.root = checkout_root(path)
             release = detect(self.root)
-            self._name = "sglang@checkout"
-        self._name += "+overlap" if overlap else ""
+            name = "sglang@checkout"
+        if tree is not None:
+            release = variant(release, tree)
+            name += f"+{tree}"
+        if version is not None:
+            self.root = release_root(version)
+        release.require(self.root)
+        self._name = name + "+overlap" * overlap
         self.capabilities = replace(
             self.capabilities,
             uncounted=release.uncounted,
@@ -79,6 +87,7 @@ class SGLangSystem:
         )
         asked = {"--run-rejected": run_rejected, "--overlap": overlap, "--calls": calls}
         self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
+        self._options += [] if tree is None else [f"--tree={tree}"]
         self.release = release.version
         self.calls: tuple[str, ...] = ()
         self._timeout_s, self._start_s = timeout_s, start_s

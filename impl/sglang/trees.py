@@ -7,7 +7,10 @@ called, and how nodes are read. One class per kind of tree that releases have.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -192,3 +195,39 @@ class UnifiedTree(ReceiptTree):
     def unlock(self, req: Any) -> None:
         self.cache.unlock(req.lock)
         req.lock = None
+
+
+class RustTree(UnifiedTree):
+    """The same with its core in Rust, which hands out no nodes: what it prints and tells of them, together.
+
+    How many locks pin a node's SWA KV it does not tell, only whether one does; as many as pin its full KV
+    are shown then.
+    """
+
+    def nodes(self) -> Iterator[NodeView]:
+        core = self.cache.tree_core
+        core.backfill_missing_hash_values()  # a snapshot is given of hashed nodes only
+        free = set(core.walk_for_kv_canary(unlocked_only=True, swa_resident_only=True).slot_indices.tolist())
+        paths: dict[int, list[int]] = {}
+        for number, locks in re.findall(r"\[(\d+)\] [1-9]\d* full_lock=(\d+)", _printed(core.pretty_print)):
+            node, full_locks = int(number), int(locks)
+            snapshot = core.snapshot_buffer_backup(node, False)
+            path = paths[node] = [*paths.get(snapshot.parent_node_id, []), *snapshot.key.token_ids]
+            full = core.get_component_device_value(node, self._full).tolist()
+            swa = None if self.mapping is None else core.get_component_device_value(node, self._swa)
+            swa_locks = 0 if swa is None or full[0] in free else max(1, full_locks)
+            yield NodeView(path, full, () if swa is None else swa.tolist(), full_locks, swa_locks)
+
+
+def _printed(action: Callable[[], None]) -> str:
+    """What `action` writes to file descriptor 1, past Python's own stdout."""
+    kept = os.dup(1)
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 1)
+            action()
+            file.seek(0)
+            return file.read().decode()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -5,10 +5,11 @@ A session owns the record of what a request holds, `req.kv`, from the first row 
 
 from __future__ import annotations
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, ClassVar
 
-from impl.adapter import Cursors
+from impl.adapter import Cursors, UnusableImplementation
 from impl.sglang.records import Release0520
 from reference.geometry import Geometry
 
@@ -18,7 +19,7 @@ class Release0523(Release0520):
 
     version = "0.5.23"
     scheduler = "Scheduler0523"
-    tree = "UnifiedTree"
+    core, tree = "python", "UnifiedTree"  # the latter of impl.sglang.trees
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
@@ -38,7 +39,7 @@ class Release0523(Release0520):
     # -- pools ------------------------------------------------------------------------------------
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
-        return self._make_unified(rows, allocator, geometry, tree_core_backend="python")
+        return self._make_unified(rows, allocator, geometry, tree_core_backend=self.core)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -100,3 +101,24 @@ class Release0523(Release0520):
         if slot is None or not slot.kv.holds_kv or slot.publishes_prompt:
             return None
         return slot
+
+
+class RustCore0523(Release0523):
+    """0.5.23 with the tree's core in Rust: an extension that the release's wheel brings for this Python."""
+
+    core, tree = "rust", "RustTree"
+
+    @classmethod
+    def require(cls, root: Path) -> None:
+        folder = root / "sglang/srt/mem_cache/rust_tree_core"
+        if not any((folder / f"mem_cache{suffix}").is_file() for suffix in EXTENSION_SUFFIXES):
+            raise UnusableImplementation(
+                f"sglang {cls.version}+{cls.core}: {root} has no compiled core for this Python"
+                " (one that an older kvspec has fetched has none: remove it)"
+            )
+
+    def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
+        cache = super().make_cache(rows, allocator, geometry)
+        if cache._tree_core_backend != self.core:  # where the release's support of it ends it takes Python's
+            raise UnusableImplementation(f"sglang {self.version}+{self.core}: not with this torch or system")
+        return cache

@@ -1,7 +1,7 @@
 """The worker process: one release, driven by messages on stdin, answered on stdout.
 
-Started as `python -m impl.sglang.worker ROOT VERSION [--run-rejected] [--overlap] [--calls]`; a release's
-module state is global, so each worker has one release, and a broken one is thrown away with its process.
+Started as `python -m impl.sglang.worker ROOT VERSION [OPTION...]`, options as system.py gives them; a
+release's module state is global, so each worker has one release, and a broken one goes with its process.
 """
 
 from __future__ import annotations
@@ -32,10 +32,15 @@ def main(arguments: list[str]) -> int:
     torch.set_grad_enabled(False)
     from impl.sglang.driver import Driver
     from impl.sglang.releases import supported
+    from impl.sglang.variants import VARIANTS, variant
 
     try:
+        release = supported(version)
+        for tree in VARIANTS:
+            if f"--tree={tree}" in options:
+                release = variant(release, tree)
         driver = Driver(
-            supported(version)(root),
+            release(root),
             run_rejected="--run-rejected" in options,
             overlap="--overlap" in options,
         )
