@@ -35,6 +35,7 @@ LAST = {
     "a_retract_counts_as_a_finish": "0.5.23",
     "a_turn_retracted_twice_loses_its_session": "0.5.23",
     "aborting_a_retracted_turn_keeps_its_kv_and_its_text": "0.5.23",
+    "aborting_a_retried_turn_keeps_its_text": "0.5.23",
     "a_slot_keeps_a_token_that_nobody_computed": "0.5.23",
 }
 # Mended, but another fault breaks the same clause there: a_slot_keeps_a_token_that_nobody_computed.
