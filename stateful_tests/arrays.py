@@ -20,7 +20,8 @@ class NumpyArrays:
     def __init__(self) -> None:
         self.how: dict[str, Callable[[Any, Any], Any]] = {
             "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
-            "%": operator.mod, "<": operator.lt, "==": operator.eq, "min": np.minimum, "max": np.maximum,
+            "%": lambda one, two: one - one // two * two,  # numpy has vector instructions for these alone
+            "<": operator.lt, "==": operator.eq, "min": np.minimum, "max": np.maximum,
         }  # fmt: skip
 
     def column(self, values: list[int]) -> Any:
@@ -37,6 +38,18 @@ class NumpyArrays:
 
     def to_bytes(self, column: Any) -> bytes:
         return bytes(column.tobytes())
+
+    def number(self, value: int) -> Any:
+        """One number for all rows."""
+        return np.array(value, dtype=self.small)  # numpy is faster on this than on an int
+
+    def truth(self, column: Any) -> Any:
+        """Where a column is not 0."""
+        return column.astype(bool, copy=False)
+
+    def count(self, holds: Any) -> int:
+        """In how many places it holds."""
+        return int(np.count_nonzero(holds))
 
     def cast(self, column: Any, kind: Any) -> Any:
         return column.astype(kind)
@@ -72,42 +85,20 @@ class NumpyArrays:
         """Places of the elements from the least to the greatest; equal ones stay in order."""
         return np.argsort(column, kind="stable")
 
-    def sorted(self, column: Any) -> Any:
-        return np.sort(column)
-
     def unique(self, column: Any) -> Any:
         """The values, sorted."""
         column = np.sort(column)
         return column[np.concatenate((column[:1] == column[:1], column[1:] != column[:-1]))]
 
-    def unique_of(self, column: Any) -> tuple[Any, Any]:
-        """The values, sorted, and the place of each element among them."""
-        return np.unique(column, return_inverse=True)
-
-    def above(self, known: Any, column: Any) -> Any:
-        """Before which place of a sorted column each element goes."""
-        return np.searchsorted(known, column)
-
-    def inserted(self, known: Any, at: Any, new: Any) -> Any:
-        """A column with `new` put before the places `at`, which are in order."""
-        return np.insert(known, at, new)
-
     # By the functions above.
-
-    def places(self, known: Any, column: Any) -> tuple[Any, Any]:
-        """Where each element is, or would be, in a sorted column; whether it is there."""
-        if not len(known):
-            return self.full(len(column), 0), self.full(len(column), 0) != 0
-        at = self.minimum(self.above(known, column), self.full(1, len(known) - 1))
-        return at, known[at] == column
 
     def spread(self, start: Any, stop: Any, size: int) -> tuple[Any, Any]:
         """For each row and each number in [start, stop): (the row, the number)."""
-        counts = self.full(size, 0) + stop - start
-        counts = self.maximum(counts, self.full(1, 0))
+        none = self.full(size, 0)
+        counts = self.maximum(none + stop - start, none)
         index = self.repeat(self.arange(size), counts)
-        numbers = self.arange(len(index)) - self.repeat(self.cumsum(counts) - counts, counts)
-        return index, self.cast(numbers + (start if isinstance(start, int) else start[index]), self.small)
+        numbers = self.arange(len(index)) + (none + start - self.cumsum(counts) + counts)[index]
+        return index, self.cast(numbers, self.small)
 
 
 class TorchArrays(NumpyArrays):
@@ -155,6 +146,15 @@ class TorchArrays(NumpyArrays):
     def to_bytes(self, column: Any) -> bytes:
         return super().to_bytes(column.cpu().numpy())
 
+    def number(self, value: int) -> Any:
+        return value
+
+    def truth(self, column: Any) -> Any:
+        return column.bool()
+
+    def count(self, holds: Any) -> int:
+        return int(holds.count_nonzero())
+
     def cast(self, column: Any, kind: Any) -> Any:
         return column.to(kind)
 
@@ -176,26 +176,8 @@ class TorchArrays(NumpyArrays):
     def order(self, column: Any) -> Any:
         return self.torch.sort(column, stable=True).indices
 
-    def sorted(self, column: Any) -> Any:
-        return self.torch.sort(column).values
-
     def unique(self, column: Any) -> Any:
         return self.torch.unique(column)
-
-    def unique_of(self, column: Any) -> tuple[Any, Any]:
-        values, inverse = self.torch.unique(column, return_inverse=True)
-        return values, inverse
-
-    def above(self, known: Any, column: Any) -> Any:
-        return self.torch.searchsorted(known, column)
-
-    def inserted(self, known: Any, at: Any, new: Any) -> Any:
-        places = at + self.arange(len(new))
-        made = self.full(len(known) + len(new), 0)
-        old = made == 0
-        old[places] = False
-        made[places], made[old] = new, known
-        return made
 
 
 def arrays_on(device: str) -> NumpyArrays:

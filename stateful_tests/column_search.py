@@ -2,8 +2,9 @@
 
 What a command does comes from `unit_rules`, so from `model.step`; here it is done to all units of a shape at
 once. A unit is a word: its shape and its lengths in bits; it gets a number when it is first met. A state is a
-key: the numbers of its units, sessions and then ordinary requests, each sorted. What is seen is a sorted
-column, so a state takes 16 bytes (there, and in its level) and what is expanded together a few dozen MB.
+key: the numbers of its units, sessions and then ordinary requests, each sorted; it gets a number in the same
+way, so states are in the order in which they are found. Many states ask the same about some of their units:
+such a question has a number too, and is answered once.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ from reference import model
 from reference.commands import Command, Done
 from stateful_tests.arrays import NumpyArrays
 from stateful_tests.exploration import MEMORY_MB, Exploration, Progress, explored, memory
+from stateful_tests.numbered import Answers, Numbered
 from stateful_tests.quotient import Quotient, spoken
 from stateful_tests.scopes import Scope
 from stateful_tests.situations import situation
-from stateful_tests.unit_rules import FREE, UnitRules
+from stateful_tests.unit_rules import UnitRules
 from stateful_tests.units import SHAPE_BITS, Units
 
 
 class ColumnSearch:
     """Breadth first over all states.
 
-    levels: keys by depth; the last one is expanded up to `at`, and what that led to is in `found`.
+    at: so many states are expanded; starts: where each depth begins among the states, and where the last one
+    that is expanded ends. rules: those of another search of the scope, already traced.
     """
 
-    def __init__(self, scope: Scope, arrays: Any = None) -> None:
+    def __init__(self, scope: Scope, arrays: Any = None, rules: UnitRules | None = None) -> None:
         self.scope = scope
         self.arrays = arrays = arrays or NumpyArrays()
-        self.rules = UnitRules(scope)
+        self.rules = rules or UnitRules(scope)
         self.units = Units(self.rules, arrays)
         self.slots = scope.sessions + scope.ordinary
         self.kinds = (range(scope.sessions), range(scope.sessions, self.slots))
@@ -43,17 +46,34 @@ class ColumnSearch:
         self.quotient = Quotient(scope)
         g = scope.geometry
         self.totals = (g.full_pages, g.swa_pages, g.rows)
-        self.levels = [arrays.full(1, 0)]
-        self.seen, self.found, self.at = self.levels[0], arrays.full(0, 0), 0
+        self.seen = Numbered(arrays)  # not where a state is a unit: its number does
+        self.answers = [Answers(arrays, width) for width in range(1, min(3, self.slots))]
+        self.at, self.starts = 0, [0, 1]
         self.transitions = 0
-        self.situations: Counter[str] = Counter()
         self.seconds = 0.0
         self._memory = memory()
+        self._situations: Counter[str] = Counter()
         self._nobody: dict[int, tuple[Counter[str], int, list[tuple[bool, int]]]] = {}
 
     @property
     def states(self) -> int:
-        return len(self.seen) + len(self.found)
+        return len(self.seen if self.slots > 1 else self.units)
+
+    def keys(self, start: int, stop: int) -> Any:
+        """Of some states."""
+        return self.seen.words[start:stop] if self.slots > 1 else self.arrays.arange(stop - start) + start
+
+    @property
+    def levels(self) -> list[Any]:
+        """Keys by depth."""
+        return [self.keys(*ends) for ends in pairwise(self.starts)]
+
+    @property
+    def situations(self) -> Counter[str]:
+        """How often each was met."""
+        for answers in self.answers:
+            answers.count(self._situations)
+        return self._situations
 
     def run(
         self,
@@ -68,8 +88,8 @@ class ColumnSearch:
         began = time.monotonic()
         try:
             while True:
-                here = len(self.levels) - (self.at < len(self.levels[-1]))
-                if len(self.found) or self.at < len(self.levels[-1]):
+                here = len(self.starts) - 1 - (self.at < self.starts[-1])
+                if self.at < self.states:
                     if depth is not None and here >= depth:
                         return f"depth {depth}"
                     if states is not None and self.states >= states:
@@ -80,7 +100,7 @@ class ColumnSearch:
                     return f"{memory_mb:g} MB of memory"
                 if progress is not None:
                     where = f"{self.scope.name}, depth {here}, {self.states} states"
-                    progress(f"{where}, {self.states - self.expanded} waiting", self.transitions, 0)
+                    progress(f"{where}, {self.states - self.at} waiting", self.transitions, 0)
                 if not self.advance(None if states is None else states - self.states):
                     return "fixed point"
         finally:
@@ -89,32 +109,22 @@ class ColumnSearch:
     def result(self, stopped: str) -> Exploration:
         """What there is to tell."""
         return explored(
-            self.scope, f"columns, by {self.arrays.name}", states=self.states, expanded=self.expanded,
-            transitions=self.transitions, depth=len(self.levels) - 1 + bool(len(self.found)), stopped=stopped,
-            seconds=self.seconds, had_mb=self._memory, situations=self.situations,
+            self.scope, f"columns, by {self.arrays.name}", states=self.states, expanded=self.at,
+            transitions=self.transitions, depth=len(self.starts) - 2 + (self.starts[-1] < self.states),
+            stopped=stopped, seconds=self.seconds, had_mb=self._memory, situations=self.situations,
         )  # fmt: skip
-
-    @property
-    def expanded(self) -> int:
-        return len(self.seen) - len(self.levels[-1]) + self.at
 
     def advance(self, most: int | None = None) -> bool:
         """Expand some more states. False: there are none."""
-        arrays, level = self.arrays, self.levels[-1]
-        if self.at == len(level):
-            if not len(self.found):
-                return False
-            self.seen = arrays.inserted(self.seen, arrays.above(self.seen, self.found), self.found)
-            level = self.found
-            self.levels.append(level)
-            self.found, self.at = arrays.full(0, 0), 0
-        size = min(arrays.chunk, most or arrays.chunk)
-        keys = level[self.at : self.at + size]
-        targets = arrays.unique(arrays.cat([targets for _, targets in self.targets(keys)]))
-        for known in (self.seen, self.found):
-            targets = targets[arrays.nonzero(~arrays.places(known, targets)[1])]
-        self.found = arrays.inserted(self.found, arrays.above(self.found, targets), targets)
-        self.at += len(keys)
+        if self.at == self.states:
+            return False
+        if self.at == self.starts[-1]:
+            self.starts.append(self.states)
+        size = min(self.arrays.chunk, most or self.arrays.chunk, self.starts[-1] - self.at)
+        found = [targets for _, targets in self.targets(self.keys(self.at, self.at + size))]
+        if self.slots > 1:
+            self.seen.numbers(self.arrays.cat(found))
+        self.at += size
         return True
 
     # From states to those they lead to.
@@ -161,46 +171,67 @@ class ColumnSearch:
     ) -> Iterator[tuple[Any, Any]]:
         """What commands about some units lead to. asked: slots of the units, and places of the states."""
         arrays, owned = self.arrays, self.units.owned
-        asked = [(slots, places) for slots, places in asked if len(places)]
-        if not asked:
-            return
         tables = []  # numbers of the units, and what the others leave
         for slots, places in asked:
             numbers = self._ordered(slots, [columns[slot][places] for slot in slots])
             others = [part[places] + sum(own[n] for n in numbers) for part, own in zip(left, owned)]
-            tables.append([*numbers, *others])
-        table = [arrays.cat(parts) for parts in zip(*tables)]
-        inverse = weights = None
-        if len(asked[0][0]) < self.slots:  # else no two states ask the same
-            key = table[0]
-            for column in table[1:]:
-                key = key * (1 << 9) + column if column.dtype == arrays.small else key * (1 << 24) + column
-            values, inverse = arrays.unique_of(key)
-            weights = arrays.counts(inverse, len(values))
-            first = arrays.full(len(values), 0)
-            first[inverse] = arrays.arange(len(inverse))
-            table = [column[first] for column in table]
-        rows, news = self._results(table, weights)
-        if not len(rows):
+            tables.append((numbers, others))
+        if not asked:
             return
-        if inverse is None:
+        width = len(asked[0][0])
+        if width == self.slots:  # no two states ask the same
             ((slots, places),) = asked
+            rows, news = self._results(*tables[0], lambda text, rows: self._met(text, len(rows)))
+            self.transitions += len(rows)
             source = places[rows]
             yield source, self._replaced(columns, source, dict(zip(slots, news)))
             return
-        order = arrays.order(rows)
-        counts = arrays.counts(rows, len(table[0]))
-        starts = arrays.cumsum(counts) - counts
-        begin = 0
+        answers = self.answers[width - 1]
+        questions = answers.questions.numbers(arrays.cat([self._question(*table) for table in tables]))
+        if len(answers.questions) > len(answers.asked):
+            self._answer(answers)
+        answers.asked += arrays.counts(questions, len(answers.asked))
         for slots, places in asked:
-            row = inverse[begin : begin + len(places)]
-            begin += len(places)
-            many = counts[row]
+            here, questions = questions[: len(places)], questions[len(places) :]
+            many = answers.many[here]
             ends = arrays.cumsum(many)
             source = arrays.repeat(places, many)
-            which = order[arrays.repeat(starts[row] - (ends - many), many) + arrays.arange(len(source))]
-            new = {slot: column[which] for slot, column in zip(slots, news)}
+            self.transitions += len(source)
+            which = arrays.repeat(answers.begin[here] - ends + many, many) + arrays.arange(len(source))
+            new = {slot: column[which] for slot, column in zip(slots, answers.news)}
             yield source, self._replaced(columns, source, new)
+
+    def _met(self, text: str, times: int) -> None:
+        self._situations[text] += times
+
+    def _question(self, numbers: list[Any], left: list[Any]) -> Any:
+        """A word for some units and what the others leave."""
+        word = self.arrays.full(len(numbers[0]), 0)
+        for number in numbers:
+            word = (word << self.bits) | number
+        for part, total in zip(left, self.totals):
+            word = (word << total.bit_length()) | self.arrays.cast(part, self.arrays.large)
+        return word
+
+    def _asked(self, word: Any, width: int) -> tuple[list[Any], list[Any]]:
+        """The units, and what the others leave, of a word."""
+        bits = [self.bits] * width + [total.bit_length() for total in self.totals]
+        parts = []
+        for many in reversed(bits):
+            parts.append(word & ((1 << many) - 1))
+            word = word >> many
+        parts.reverse()
+        return parts[:width], [self.arrays.cast(part, self.arrays.small) for part in parts[width:]]
+
+    def _answer(self, answers: Answers) -> None:
+        """The questions that are new."""
+        first = len(answers.asked)
+        words = answers.questions.words[first:]
+        width = len(answers.news)
+        rows, news = self._results(
+            *self._asked(words, width), lambda text, rows: answers.told.append((text, rows + first))
+        )
+        answers.add(rows, news, len(words))
 
     def _ordered(self, slots: tuple[int, ...], numbers: list[Any]) -> list[Any]:
         """Two units of a kind by their words: fewer pairs of shapes. Slots are sorted afterwards anyway."""
@@ -211,14 +242,19 @@ class ColumnSearch:
         first = one * keep + two * (1 - keep)
         return [first, one + two - first]
 
-    def _results(self, table: list[Any], weights: Any) -> tuple[Any, list[Any]]:
-        """(row of the table, numbers of the units afterwards) for each command that is carried out."""
+    def _results(
+        self, numbers: list[Any], left: list[Any], tell: Callable[[str, Any], None]
+    ) -> tuple[Any, list[Any]]:
+        """(row, numbers of the units afterwards) for each command that is carried out.
+
+        numbers, left: a table of units and what the others leave. tell: called with each situation and its
+        rows.
+        """
         arrays, units = self.arrays, self.units
-        width = len(table) - len(FREE)
-        numbers, left = table[:width], table[width:]
-        code = units.shape[numbers[0]]
-        if width == 2:
-            code = code * (1 << SHAPE_BITS) + units.shape[numbers[1]]
+        width = len(numbers)
+        code = arrays.full(len(numbers[0]), 0)
+        for column in numbers:
+            code = (code << SHAPE_BITS) + units.shape[column]
         rows_found: list[Any] = [arrays.full(0, 0)]
         words_found: list[list[Any]] = [[arrays.full(0, 0)] for _ in numbers]
         for shapes in arrays.unique(code).tolist():
@@ -226,8 +262,9 @@ class ColumnSearch:
             known = [units.shapes[shapes >> SHAPE_BITS], units.shapes[shapes & ((1 << SHAPE_BITS) - 1)]]
             case = self.rules.case(tuple(s for s in known[2 - width :] if s is not None))
             words = [units.words[column[index]] for column in numbers]
-            rows = units.rows(words[0], case, words[-1], [column[index] for column in left])
-            for templates, part in case.commands.results(rows):
+            rows = units.rows(words[0], words[-1], [column[index] for column in left])
+            for templates, places in case.commands.results(rows):
+                part = rows if isinstance(places, slice) else rows.part(places, len(places))
                 for template in templates:
                     looped = part
                     for loop in template.loops:
@@ -235,15 +272,13 @@ class ColumnSearch:
                     if not looped.size:
                         continue
                     for result, hit in template.results.results(looped):
-                        row = index[hit.column("row")] if result.units or weights is not None else None
-                        times = hit.size if weights is None else int(weights[row].sum())
-                        self.situations[result.situation] += times
+                        row = index[looped.column("row")[hit]]
+                        tell(result.situation, row)
                         if result.units is None:
                             continue
-                        self.transitions += times
                         rows_found.append(row)
                         for tag, new, words_of in zip("ab", result.units, words_found):
-                            words_of.append(units.word(hit, tag, new))
+                            words_of.append(units.word(looped, hit, len(row), tag, new))
         return arrays.cat(rows_found), [units.numbers(arrays.cat(words)) for words in words_found]
 
     def _replaced(self, columns: list[Any], source: Any, new: dict[int, Any]) -> Any:
@@ -276,7 +311,7 @@ class ColumnSearch:
             index = arrays.nonzero(code == known)
             situations, transitions, come = self._of_nobody(known, [int(c[index[0]]) for c in columns])
             for text, times in situations.items():
-                self.situations[text] += times * len(index)
+                self._situations[text] += times * len(index)
             self.transitions += transitions * len(index)
             for session, number in come:
                 slot = self.kinds[not session][-1]
@@ -317,13 +352,13 @@ class ColumnSearch:
 
         Nothing was kept for this: each level is expanded once more, for one that leads to the state.
         """
-        arrays, counted = self.arrays, (self.transitions, self.situations.copy())
+        transitions, situations = self.transitions, self.situations.copy()
         keys = [key]
-        target = arrays.full(1, key)
-        depths = [d for d, level in enumerate(self.levels) if arrays.any(arrays.places(level, target)[1])]
+        depths = [depth for depth, level in enumerate(self.levels) if self.arrays.any(level == key)]
         for level in reversed(self.levels[: depths[0] if depths else None]):
             keys.append(self._leads_to(level, keys[-1]))
-        self.transitions, self.situations = counted
+        self.situations.clear()
+        self.transitions, self._situations = transitions, situations
         q, state, said = self.quotient, self.quotient.initial, list[Command]()
         for here, there in pairwise(map(self.quotient_key, reversed(keys))):
             steps = ((command, model.step(q.state(here), command)[0]) for command in q.commands(here))

@@ -115,10 +115,10 @@ def test_a_function_is_traced_on_every_path_that_rows_take() -> None:
     grid = np.array([(a, b) for a in range(-5, 6) for b in range(-5, 6)], dtype=np.int16)
     columns = {"a": grid[:, 0], "b": grid[:, 1], "row": np.arange(len(grid))}
     found = {}
-    table = Rows(arrays_on("cpu"), terms, ("a", "b"), columns.get, len(grid))
-    for (total, parity), rows in tree.results(table):
-        values = np.broadcast_to(rows.get(terms.place(total)), rows.size)
-        found.update(zip(rows.column("row").tolist(), ((int(v), parity) for v in values)))
+    table = Rows(arrays_on("cpu"), terms, columns.get, len(grid))
+    for (total, parity), places in tree.results(table):
+        values = np.broadcast_to(table.get(terms.place(total)), table.size)[places]
+        found.update(zip(table.column("row")[places].tolist(), ((int(v), parity) for v in values)))
     assert [found[row] for row in range(len(grid))] == [
         work(int(a), int(b), max, len, range) for a, b in grid
     ]

@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 Op = tuple[Any, ...]  # ("number", value), ("name", name), or an operator and the places of its operands
-
-# Where a result goes, the operator, the places of its operands, and their values where they are numbers.
-Step = tuple[int, str, int, int, int | None, int | None]
 
 _HOW: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
@@ -50,10 +47,6 @@ class Expressions:
         """A column whose values lie in [low, high]."""
         return Number(self, self._put(("name", name), low, high))
 
-    def named(self, name: str) -> int:
-        """The place of a name."""
-        return self._places["name", name]
-
     def number(self, value: int) -> int:
         return self._put(("number", value), value, value)
 
@@ -65,10 +58,12 @@ class Expressions:
 
     def made(self, how: str, one: Number | int, two: Number | int) -> Number | int:
         """The expression, or the number, that an operator gives."""
-        key = how, self.place(one), self.place(two)
-        if key not in self._made:
-            self._made[key] = self._new(*key)
-        return self._made[key]
+        a = one.place if type(one) is Number else self.place(one)
+        b = two.place if type(two) is Number else self.place(two)
+        found = self._made.get((how, a, b))
+        if found is None:
+            found = self._made[how, a, b] = self._new(how, a, b)
+        return found
 
     def _new(self, how: str, a: int, b: int) -> Number | int:
         if a == b and how in ("<", "==", "-"):
@@ -89,17 +84,6 @@ class Expressions:
             low, high = (0, most - 1) if how == "%" else (min(corners), max(corners))
         return low if low == high else Number(self, self._put((how, a, b), low, high))
 
-    def steps(self, place: int, known: set[int]) -> list[Step]:
-        """What is to be computed, in order, for an expression; it is all known then."""
-        how, *of = self.ops[place]
-        if place in known or how in ("number", "name"):
-            return []
-        one, two = of
-        before = [*self.steps(one, known), *self.steps(two, known)]
-        known.add(place)
-        fixed = [self.ops[at][1] if self.ops[at][0] == "number" else None for at in of]
-        return [*before, (place, how, one, two, *fixed)]
-
 
 @dataclass
 class Run:
@@ -108,7 +92,7 @@ class Run:
     Answers that are there from the start are those of this row and of all others on the path.
     """
 
-    example: Mapping[str, int]
+    example: Callable[[str], int]  # the value of a name
     values: dict[int, int] = field(default_factory=dict)
     path: dict[int, bool] = field(default_factory=dict)
     loops: list[Loop] = field(default_factory=list)
@@ -130,7 +114,7 @@ def value(terms: Expressions, place: int, run: Run) -> int:
         if how == "number":
             run.values[place] = rest[0]
         elif how == "name":
-            run.values[place] = run.example[rest[0]]
+            run.values[place] = run.example(rest[0])
         else:
             one, two = rest
             run.values[place] = int(_HOW[how](value(terms, one, run), value(terms, two, run)))
@@ -317,9 +301,11 @@ class Node(Generic[T]):
     """A condition with a side for each answer (None: nobody went there), or a result."""
 
     test: int = -1
-    steps: list[Step] = field(default_factory=list)
     sides: list[Node[T] | None] = field(default_factory=lambda: [None, None])
     result: T | None = None
+
+
+_Above = tuple[Any, "Node[Any]", int] | None  # what is above a node there, that node and the side taken
 
 
 class Tree(Generic[T]):
@@ -329,32 +315,46 @@ class Tree(Generic[T]):
         self.terms, self.work = terms, work
         self.root: Node[T] | None = None
 
-    def results(self, rows: Rows) -> Iterator[tuple[T, Rows]]:
-        """Each result with the rows that have it."""
-        todo: list[tuple[tuple[tuple[Node[T], int], ...], Node[T] | None, Rows]] = [((), self.root, rows)]
+    def results(self, rows: Rows) -> Iterator[tuple[T, Any]]:
+        """Each result, and the places of the rows that have it.
+
+        A condition is computed for all rows, also those that do not meet it: that is cheaper than to move
+        columns about.
+        """
+        arrays = rows.arrays
+        todo: list[tuple[_Above, Node[T] | None, Any, int]] = [(None, self.root, None, rows.size)]
         while todo:
-            above, node, rows = todo.pop()
+            above, node, mask, size = todo.pop()
             if node is None:
-                node = self._traced(above, rows.example())
+                first = 0 if mask is None else int(arrays.nonzero(mask)[0])
+                node = self._traced(above, lambda name, row=first: int(rows.column(name)[row]))
             if node.test < 0:
                 assert node.result is not None
-                yield node.result, rows
+                yield node.result, slice(None) if mask is None else arrays.nonzero(mask)
                 continue
-            rows.take(node.steps)
-            for side, part in rows.split(node.test):
-                todo.append(((*above, (node, side)), node.sides[side], part))
+            holds = rows.holds(node.test)
+            yes = holds if mask is None else mask & holds
+            many = arrays.count(yes)
+            if many < size:
+                no = mask if not many else ~yes if mask is None else mask ^ yes
+                todo.append(((above, node, 0), node.sides[0], no, size - many))
+            if many:
+                todo.append(((above, node, 1), node.sides[1], mask if many == size else yes, many))
 
-    def _traced(self, above: tuple[tuple[Node[T], int], ...], example: Mapping[str, int]) -> Node[T]:
+    def _traced(self, above: _Above, example: Callable[[str], int]) -> Node[T]:
         """What follows on some nodes and their answers in an example: the first new node."""
-        asked = {node.test: bool(side) for node, side in above}
-        result, run = traced(self.terms, self.work, Run(example, path=asked))
-        known = {step[0] for node, _ in above for step in node.steps}
-        nodes = [Node[T](test, self.terms.steps(test, known)) for test in list(run.path)[len(above) :]]
-        nodes.append(Node(result=result))
-        for node, answer, below in zip(nodes, list(run.path.values())[len(above) :], nodes[1:]):
+        asked: dict[int, bool] = {}
+        last = above
+        while above is not None:
+            above, node, side = above
+            asked[node.test] = bool(side)
+        result, run = traced(self.terms, self.work, Run(example, path=dict(asked)))
+        answers = list(run.path.items())[len(asked) :]
+        nodes = [*(Node[T](test) for test, _ in answers), Node(result=result)]
+        for node, (_, answer), below in zip(nodes, answers, nodes[1:]):
             node.sides[answer] = below
-        if above:
-            node, side = above[-1]
+        if last is not None:
+            _, node, side = last
             node.sides[side] = nodes[0]
         else:
             self.root = nodes[0]
@@ -362,77 +362,60 @@ class Tree(Generic[T]):
 
 
 class Rows:
-    """Rows of a table: each column is fetched once, each expression computed once.
+    """Rows of a table: each column is fetched once, each expression computed once, for all rows.
 
-    arrays: numpy, or the like. names: those that expressions use. fetch: gives a column by name. above: the
-    rows that these are some of, by index. Columns are known by the places of their names, expressions by
-    theirs, and what is no length by its name: "row", the number in the whole table, and words.
+    arrays: numpy, or the like. fetch: gives a column by name; what is no length is a column too: "row", the
+    number in the whole table, and words.
     """
 
-    def __init__(
-        self, arrays: Any, terms: Expressions, names: tuple[str, ...], fetch: Callable[[str], Any], size: int,
-        above: Rows | None = None, index: Any = None,
-    ) -> None:  # fmt: skip
-        self.arrays, self.terms, self.names, self.size = arrays, terms, names, size
-        self._fetch, self._above, self._index = fetch, above, index
-        self._known: dict[int | str, Any] = {}
+    def __init__(self, arrays: Any, terms: Expressions, fetch: Callable[[str], Any], size: int) -> None:
+        self.arrays, self.terms, self.size = arrays, terms, size
+        self._fetch = fetch
+        self._columns: dict[str, Any] = {}
+        self._known: dict[int, Any] = {}
+        self._held: dict[int, Any] = {}
+        self._looped: dict[Any, Rows] = {}
 
-    def column(self, key: int | str) -> Any:
-        """A column, or what is known of an expression."""
-        found = self._known.get(key)
+    def column(self, name: str) -> Any:
+        found = self._columns.get(name)
         if found is None:
-            if self._above is None:
-                found = self._fetch(key if isinstance(key, str) else self.terms.ops[key][1])
-            elif isinstance(key, str) and key != "row":  # asked for at the end of a path alone
-                found = self._fetch(key)[self.column("row")]
-            else:
-                found = self._above.column(key)[self._index]
-            self._known[key] = found
+            found = self._columns[name] = self._fetch(name)
         return found
-
-    def take(self, steps: Sequence[Step]) -> None:
-        """Compute what was not computed above."""
-        known, column, functions = self._known, self.column, self.arrays.how
-        for place, how, one, two, a, b in steps:
-            x = known[one] if one in known else column(one) if a is None else a
-            y = known[two] if two in known else column(two) if b is None else b
-            known[place] = functions[how](x, y)
 
     def get(self, place: int) -> Any:
         """The values of an expression: a column, or one number for all rows."""
-        how, *of = self.terms.ops[place]
-        if how == "number":
-            return of[0]
-        if how != "name" and place not in self._known and not (self._above and place in self._above._known):
-            self._known[place] = self.arrays.how[how](*map(self.get, of))
-        return self.column(place)
+        found = self._known.get(place)
+        if found is None:
+            how, *of = self.terms.ops[place]
+            if how == "number":
+                found = self.arrays.number(of[0])
+            elif how == "name":
+                found = self.column(of[0])
+            else:
+                found = self.arrays.how[how](self.get(of[0]), self.get(of[1]))
+            self._known[place] = found
+        return found
 
-    def example(self) -> dict[str, int]:
-        """The first row."""
-        return {name: int(self.column(self.terms.named(name))[0]) for name in self.names}
+    def holds(self, place: int) -> Any:
+        """Where a condition holds."""
+        found = self._held.get(place)
+        if found is None:
+            found = self._held[place] = self.arrays.truth(self.get(place))
+        return found
 
-    def split(self, test: int) -> list[tuple[int, Rows]]:
-        """(answer, the rows that have it), without sides that have none."""
-        holds = self.column(test)
-        yes = self.arrays.nonzero(holds)
-        if len(yes) == self.size:
-            return [(1, self)]
-        if not len(yes):
-            return [(0, self)]
-        return [(0, self.part(self.arrays.nonzero(holds == 0))), (1, self.part(yes))]
-
-    def part(self, index: Any) -> Rows:
+    def part(self, index: Any, size: int) -> Rows:
         """The rows with these numbers, some more than once."""
-        return Rows(self.arrays, self.terms, self.names, self._fetch, len(index), self, index)
+        return Rows(self.arrays, self.terms, lambda name: self.column(name)[index], size)
 
     def looped(self, loop: Loop) -> Rows:
         """Each row once for each number of a loop."""
-        start, stop = (self.get(self.terms.place(end)) for end in (loop.start, loop.stop))
-        index, numbers = self.arrays.spread(start, stop, self.size)
-        rows = self.part(index)
-        rows.names += (loop.name,)
-        rows._known[loop.number.place] = numbers
-        return rows
+        ends = self.terms.place(loop.start), self.terms.place(loop.stop)
+        found = self._looped.get((*ends, loop.name))
+        if found is None:
+            index, numbers = self.arrays.spread(*map(self.get, ends), self.size)
+            found = self._looped[(*ends, loop.name)] = self.part(index, len(index))
+            found._columns[loop.name] = numbers
+        return found
 
 
 def numbers_in(found: Any) -> Iterator[Number]:

@@ -24,11 +24,11 @@ from stateful_tests.quotient import Unit
 from stateful_tests.results import Tally
 from stateful_tests.unit_rules import Shape
 
-FORMAT, VERSION = "kvspec-exploration", 2
+FORMAT, VERSION = "kvspec-exploration", 3
 _KEY_BYTES = 64
 _SEARCH = (
-    "column_search.py", "moves.py", "quotient.py", "scopes.py", "situations.py", "traced.py",
-    "unit_rules.py", "units.py",
+    "column_search.py", "moves.py", "numbered.py", "quotient.py", "scopes.py", "situations.py",
+    "traced.py", "unit_rules.py", "units.py",
 )  # fmt: skip
 
 
@@ -81,12 +81,12 @@ class Steps(Struct, tag=True):
 
 
 class Columns(Struct, tag=True):
-    """What a ColumnSearch has found. words, levels, found: numbers of 64 bits, one after the other."""
+    """What a ColumnSearch has found. words: of units; keys: of states; 64 bits each, one after the other."""
 
     shapes: list[Shape]
     words: bytes
-    levels: list[bytes]
-    found: bytes
+    keys: bytes
+    starts: list[int]
     at: int
     transitions: int
     seconds: float
@@ -98,8 +98,8 @@ class Columns(Struct, tag=True):
         packed = search.arrays.to_bytes
         return cls(
             [shape for shape in search.units.shapes if shape is not None], packed(search.units.words),
-            [packed(level) for level in search.levels], packed(search.found), search.at, search.transitions,
-            search.seconds, dict(search.situations),
+            packed(search.seen.words), search.starts, search.at, search.transitions, search.seconds,
+            dict(search.situations),
         )  # fmt: skip
 
     def put_into(self, search: ColumnSearch) -> bool:
@@ -108,12 +108,11 @@ class Columns(Struct, tag=True):
         for shape in self.shapes:
             search.units.shape_number(shape)
         search.units.add(column(self.words)[1:])
-        search.levels = [column(level) for level in self.levels]
-        search.seen = search.arrays.sorted(search.arrays.cat(search.levels))
-        search.found, search.at = column(self.found), self.at
+        search.seen.add(column(self.keys)[1:])
+        search.starts, search.at = self.starts, self.at
         search.transitions, search.seconds = self.transitions, self.seconds
         search.situations.update(self.situations)
-        return self.at <= len(search.levels[-1])
+        return self.at <= search.starts[-1] <= search.states
 
 
 class File(Struct):

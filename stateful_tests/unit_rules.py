@@ -67,7 +67,6 @@ class Case:
         places, groups = rules.placed(shapes)
         quotient = rules.quotient
         key = quotient.pack(groups, 0)
-        self.names = tuple(f"{tag}.{name}" for tag, _ in zip("ab", shapes) for name in rules.lengths) + FREE
         self.state = quotient.state(key)
         self.commands: Tree[list[Template]] = Tree(rules.terms, lambda: self._templates(key, places))
         self.holders = [(f"s{p + 1}", f"r{p + 1}") for p in places]
@@ -202,7 +201,7 @@ class UnitRules:
         state = self.case((shape,)).state
         empty = SimpleNamespace(**vars(self.others_leave) | {"full_pages": 0, "swa_pages": 0, "rows": 0})
         placed = state._replace(scope=state.scope._replace(geometry=empty))
-        left, run = traced(self.terms, lambda: self.copy.ledger.free(placed), Run({}))
+        left, run = traced(self.terms, lambda: self.copy.ledger.free(placed), Run({}.__getitem__))
         assert not run.path
         return tuple(self.terms.place(-part) for part in left)  # type: ignore[return-value]
 

@@ -7,27 +7,25 @@ from typing import Any
 
 from reference import ledger
 from stateful_tests import quotient
+from stateful_tests.numbered import Numbered
 from stateful_tests.traced import Rows
-from stateful_tests.unit_rules import FREE, Case, New, Shape, UnitRules
+from stateful_tests.unit_rules import FREE, New, Shape, UnitRules
 
 SHAPE_BITS = 6
-_ODD = 0x1E3779B97F4A7C15  # for hashes
 _MODULES = SimpleNamespace(quotient=quotient, ledger=ledger)
 
 
-class Units:
+class Units(Numbered):
     """Every unit that was met, by number; 0 is none. batched: whether it has cursors, as a batch needs."""
 
     def __init__(self, rules: UnitRules, arrays: Any) -> None:
-        self.rules, self.arrays = rules, arrays
+        super().__init__(arrays)
+        self.rules = rules
         self.shapes: list[Shape | None] = [None]
         self.bits = rules.most.bit_length()
         self.mask = (1 << self.bits) - 1
         self.shifts = [SHAPE_BITS + self.bits * at for at in range(len(rules.lengths))]
         assert self.shifts[-1] + self.bits < 64, "rows too long for a word"
-        self.words = self._known = arrays.full(1, 0)
-        self._numbers = arrays.full(1, 0)
-        self._hashed = arrays.full(1 << 16, 0)
         self.shape = self.batched = arrays.cast(self.words, arrays.small)
         self.owned = [self.shape for _ in FREE]
         self._packed: dict[tuple[int, str, New], tuple[int, int, list[tuple[int, int]]]] = {}
@@ -39,53 +37,26 @@ class Units:
             assert len(self.shapes) <= 1 << SHAPE_BITS
         return self.shapes.index(shape)
 
-    def numbers(self, words: Any) -> Any:
-        """The numbers of units, new ones too: most by a table of hashes, the others among sorted words."""
-        arrays = self.arrays
-        numbers = self._hashed[self._hash(words)]
-        other = arrays.nonzero(self.words[numbers] != words)
-        if len(other):
-            values, inverse = arrays.unique_of(words[other])
-            at, known = arrays.places(self._known, values)
-            fresh = arrays.nonzero(~known)
-            if len(fresh):
-                self.add(values[fresh])
-                at, _ = arrays.places(self._known, values)
-            numbers[other] = self._numbers[at][inverse]
-        return numbers
-
-    def _hash(self, words: Any) -> Any:
-        """Products wrap around; their upper bits are as good as random."""
-        return ((words * _ODD) >> 30) & (len(self._hashed) - 1)
-
     def add(self, words: Any) -> None:
         """New units, in this order."""
-        arrays, rules, first = self.arrays, self.rules, len(self.words)
-        size = len(words)
-        order = arrays.order(words)
-        above = arrays.above(self._known, words[order])
-        self._known = arrays.inserted(self._known, above, words[order])
-        self._numbers = arrays.inserted(self._numbers, above, order + first)
+        super().add(words)
+        arrays, rules, size = self.arrays, self.rules, len(words)
         shape = arrays.cast(words & ((1 << SHAPE_BITS) - 1), arrays.small)
         owned = [arrays.cast(arrays.full(size, 0), arrays.small) for _ in FREE]
         batched = owned[0] + 0
         for number, known in enumerate(self.shapes):
             if known is None or not len(index := arrays.nonzero(shape == number)):
                 continue
-            rows = self.rows(words[index], rules.case((known,)))
+            rows = self.rows(words[index])
             for column, place in zip(owned, rules.owned(known)):
                 column[index] = rows.get(place)
             batched[index] = int(known.cursors)
-        self.words = arrays.cat([self.words, words])
-        while len(self._hashed) < 4 * len(self.words):
-            self._hashed = arrays.full(2 * len(self._hashed), 0)
-        self._hashed[self._hash(self.words)] = arrays.arange(len(self.words))
         self.shape = arrays.cat([self.shape, shape])
         self.owned = [arrays.cat([column, more]) for column, more in zip(self.owned, owned)]
         self.batched = arrays.cat([self.batched, batched])
 
-    def rows(self, words: Any, case: Case, second: Any = None, left: Any = None) -> Rows:
-        """A table of units of one case, and what the others leave. second: the other unit of a batch."""
+    def rows(self, words: Any, second: Any = None, left: Any = None) -> Rows:
+        """A table of units, and what the others leave. second: the other units of batches."""
         shifts = dict(zip(self.rules.lengths, self.shifts))
 
         def fetch(name: str) -> Any:
@@ -97,14 +68,13 @@ class Units:
                 return whole
             return self.arrays.cast((whole >> shifts[length]) & self.mask, self.arrays.small)
 
-        names = case.names if left is not None else case.names[: -len(FREE)]
-        return Rows(self.arrays, self.rules.terms, names, fetch, len(words))
+        return Rows(self.arrays, self.rules.terms, fetch, len(words))
 
-    def word(self, rows: Rows, tag: str, new: New | None) -> Any:
-        """The words of units afterwards, from those before."""
+    def word(self, rows: Rows, index: Any, size: int, tag: str, new: New | None) -> Any:
+        """The words of units afterwards, from those before. index: of the rows, so many."""
         arrays = self.arrays
         if new is None:
-            return arrays.full(rows.size, 0)
+            return arrays.full(size, 0)
         shape, places = new
         number, terms = self.shape_number(shape), self.rules.terms
         found = self._packed.get((number, tag, new))
@@ -121,9 +91,9 @@ class Units:
                     changed.append((place, shift))
             found = self._packed[number, tag, new] = keep, fixed, changed
         keep, fixed, changed = found
-        word = (rows.column(f"{tag}.word") & keep) | fixed
+        word = (rows.column(f"{tag}.word")[index] & keep) | fixed
         for place, shift in changed:
-            length = rows.get(place)
+            length = rows.get(place)[index]
             low, high = terms.bounds[place]
             assert 0 <= low <= high <= self.mask or not arrays.any(length & ~self.mask), "beyond its bits"
             word |= arrays.cast(length, arrays.large) << shift

@@ -102,7 +102,7 @@ def explore(
     growth = []
     for width in widths:
         row, search = _row(_family(width), False, False, cuda)
-        kept = sum(len(search.arrays.to_bytes(column)) for column in (search.seen, *search.levels))
+        kept = sum(len(search.arrays.to_bytes(column)) for column in (search.seen.words, *search.levels))
         growth.append(row | {"MB of states": round(kept / 2**20, 1)})
     if plot is not None:
         _plot(growth, plot)

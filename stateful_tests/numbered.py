@@ -1,0 +1,100 @@
+"""Words of 64 bits by number, and questions by number with their answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+_ODD = 0x1E3779B97F4A7C15  # for hashes
+
+
+class Numbered:
+    """Words by number, in the order in which they were met; 0 is the word 0.
+
+    Open addressing: a word is at the place in the table that its hash says, or at the next free one. At most
+    a third of the table is in use.
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        self.arrays = arrays
+        self.words = arrays.full(1, 0)
+        self._table = arrays.full(1 << 12, 0)  # numbers; 0 is free
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def numbers(self, words: Any) -> Any:
+        """The numbers of words, new ones too: those of one call in the order of the words."""
+        numbers, missing = self._found(words)
+        if len(missing):
+            self.add(self.arrays.unique(words[missing]))
+            numbers[missing], _ = self._found(words[missing])
+        return numbers
+
+    def _found(self, words: Any) -> tuple[Any, Any]:
+        """The number of each word, and the places of those that have none."""
+        arrays = self.arrays
+        at = self._hash(words)
+        numbers = self._table[at]
+        other = arrays.nonzero(self.words[numbers] != words)
+        at, missing = at[other], [other[:0]]
+        while len(other):
+            free = numbers[other] == 0
+            missing.append(other[arrays.nonzero(free)])
+            taken = arrays.nonzero(~free)
+            other, at = other[taken], (at[taken] + 1) & (len(self._table) - 1)
+            numbers[other] = here = self._table[at]
+            still = arrays.nonzero(self.words[here] != words[other])
+            other, at = other[still], at[still]
+        return numbers, arrays.cat(missing)
+
+    def _hash(self, words: Any) -> Any:
+        """Products wrap around; their upper bits are as good as random."""
+        return ((words * _ODD) >> 30) & (len(self._table) - 1)
+
+    def add(self, words: Any) -> None:
+        """New words, in this order."""
+        arrays, first = self.arrays, len(self.words)
+        self.words = arrays.cat([self.words, words])
+        size = len(self._table)
+        while size < 3 * len(self.words):
+            size *= 2
+        if size > len(self._table):
+            self._table, words, first = arrays.full(size, 0), self.words[1:], 1
+        at, numbers = self._hash(words), arrays.arange(len(words)) + first
+        while len(at):
+            free = arrays.nonzero(self._table[at] == 0)
+            self._table[at[free]] = numbers[free]
+            still = arrays.nonzero(self._table[at] != numbers)
+            at, numbers = (at[still] + 1) & (size - 1), numbers[still]
+
+
+class Answers:
+    """Questions by number, and what the answers to them are, one after the other.
+
+    news: the columns of the answers; begin, many: where those to a question are, and how many. told: what
+    else there is to say, and the questions that it is said of, each as often as it is. asked: how often each
+    question was asked since `count`.
+    """
+
+    def __init__(self, arrays: Any, width: int) -> None:
+        self.arrays = arrays
+        self.questions = Numbered(arrays)
+        self.asked = self.begin = self.many = arrays.full(1, 0)
+        self.news = [arrays.full(0, 0)] * width
+        self.told: list[tuple[str, Any]] = []
+
+    def add(self, rows: Any, news: list[Any], size: int) -> None:
+        """The answers to the next `size` questions, in columns. rows: the question of each, from 0."""
+        arrays = self.arrays
+        order, many = arrays.order(rows), arrays.counts(rows, size)
+        begin = arrays.cumsum(many) - many + len(self.news[0])
+        self.news = [arrays.cat([known, column[order]]) for known, column in zip(self.news, news)]
+        self.begin, self.many = arrays.cat([self.begin, begin]), arrays.cat([self.many, many])
+        self.asked = arrays.cat([self.asked, arrays.full(size, 0)])
+
+    def count(self, times: Counter[str]) -> None:
+        """Add how often each thing was told."""
+        for text, questions in self.told:
+            times[text] += int(self.asked[questions].sum())
+        self.asked = self.arrays.full(len(self.asked), 0)
