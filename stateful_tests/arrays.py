@@ -10,12 +10,13 @@ import numpy as np
 
 
 class NumpyArrays:
-    """Columns of numpy: lengths in 16 bits, keys in 64."""
+    """Columns of numpy: lengths in 16 bits, numbers in tables of hashes in 32, keys in 64."""
 
     name = "numpy"
     small: Any = np.int16
     large: Any = np.int64
-    chunk = 1 << 15  # states that are expanded together: what a cache holds
+    table: Any = np.int32
+    chunk = 1 << 16  # states that are expanded together: more are slower, caches do not hold them
 
     def __init__(self) -> None:
         self.how: dict[str, Callable[[Any, Any], Any]] = {
@@ -81,16 +82,20 @@ class NumpyArrays:
         """How often each of 0 .. size - 1 is there."""
         return np.bincount(numbers, minlength=size)
 
-    def order(self, column: Any) -> Any:
-        """Places of the elements from the least to the greatest; equal ones stay in order."""
-        return np.argsort(column, kind="stable")
-
     def unique(self, column: Any) -> Any:
         """The values, sorted."""
         column = np.sort(column)
-        return column[np.concatenate((column[:1] == column[:1], column[1:] != column[:-1]))]
+        return column[self.firsts(column)]
 
     # By the functions above.
+
+    def firsts(self, *columns: Any) -> Any:
+        """The places of rows that are not as the one before."""
+        differs = self.full(len(columns[0]), 1) != 0
+        differs[1:] = columns[0][1:] != columns[0][:-1]
+        for column in columns[1:]:
+            differs[1:] |= column[1:] != column[:-1]
+        return self.nonzero(differs)
 
     def spread(self, start: Any, stop: Any, size: int) -> tuple[Any, Any]:
         """For each row and each number in [start, stop): (the row, the number)."""
@@ -111,7 +116,7 @@ class TorchArrays(NumpyArrays):
 
         self.torch, self.device = torch, device
         self.name = f"torch on {device}"
-        self.small, self.large = torch.int16, torch.int64
+        self.small, self.table, self.large = torch.int16, torch.int32, torch.int64
         if device != "cpu" and not torch.cuda.is_available():
             raise RuntimeError("torch finds no CUDA device")
 
@@ -172,9 +177,6 @@ class TorchArrays(NumpyArrays):
 
     def counts(self, numbers: Any, size: int) -> Any:
         return self.torch.bincount(numbers, minlength=size)
-
-    def order(self, column: Any) -> Any:
-        return self.torch.sort(column, stable=True).indices
 
     def unique(self, column: Any) -> Any:
         return self.torch.unique(column)

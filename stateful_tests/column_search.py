@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -47,11 +47,11 @@ class ColumnSearch:
         g = scope.geometry
         self.totals = (g.full_pages, g.swa_pages, g.rows)
         self.seen = Numbered(arrays)  # not where a state is a unit: its number does
-        self.answers = [Answers(arrays, width) for width in range(1, min(3, self.slots))]
+        self.answers = [Answers(arrays, width, self.bits) for width in range(1, min(3, self.slots))]
         self.at, self.starts = 0, [0, 1]
-        self.transitions = 0
         self.seconds = 0.0
         self._memory = memory()
+        self._transitions = 0
         self._situations: Counter[str] = Counter()
         self._nobody: dict[int, tuple[Counter[str], int, list[tuple[bool, int]]]] = {}
 
@@ -69,11 +69,27 @@ class ColumnSearch:
         return [self.keys(*ends) for ends in pairwise(self.starts)]
 
     @property
+    def transitions(self) -> int:
+        return self._counted()[0]
+
+    @property
     def situations(self) -> Counter[str]:
         """How often each was met."""
+        return self._counted()[1]
+
+    def _counted(self) -> tuple[int, Counter[str]]:
         for answers in self.answers:
-            answers.count(self._situations)
-        return self._situations
+            answers.count(self._met)
+        return self._transitions, self._situations
+
+    def _met(self, text: str, done: bool, times: int) -> None:
+        self._situations[text] += times
+        self._transitions += times * done
+
+    def count_from(self, transitions: int, situations: Mapping[str, int]) -> None:
+        """Forget what was counted; what was before is given."""
+        self._counted()
+        self._transitions, self._situations = transitions, Counter(situations)
 
     def run(
         self,
@@ -132,7 +148,8 @@ class ColumnSearch:
     def targets(self, keys: Any) -> Iterator[tuple[Any, Any]]:
         """(place in `keys`, key it leads to), for every command that is carried out; some at a time.
 
-        Counts transitions and situations. What leaves the state as it is may be left out.
+        Counts transitions and situations. A target may be there once for several commands; what leaves the
+        state as it is may be left out.
         """
         arrays, units = self.arrays, self.units
         columns = [(keys >> (self.bits * slot)) & self.mask for slot in range(self.slots)]
@@ -181,8 +198,7 @@ class ColumnSearch:
         width = len(asked[0][0])
         if width == self.slots:  # no two states ask the same
             ((slots, places),) = asked
-            rows, news = self._results(*tables[0], lambda text, rows: self._met(text, len(rows)))
-            self.transitions += len(rows)
+            rows, news = self._results(*tables[0], lambda text, done, row: self._met(text, done, len(row)))
             source = places[rows]
             yield source, self._replaced(columns, source, dict(zip(slots, news)))
             return
@@ -196,13 +212,9 @@ class ColumnSearch:
             many = answers.many[here]
             ends = arrays.cumsum(many)
             source = arrays.repeat(places, many)
-            self.transitions += len(source)
             which = arrays.repeat(answers.begin[here] - ends + many, many) + arrays.arange(len(source))
             new = {slot: column[which] for slot, column in zip(slots, answers.news)}
             yield source, self._replaced(columns, source, new)
-
-    def _met(self, text: str, times: int) -> None:
-        self._situations[text] += times
 
     def _question(self, numbers: list[Any], left: list[Any]) -> Any:
         """A word for some units and what the others leave."""
@@ -229,7 +241,7 @@ class ColumnSearch:
         words = answers.questions.words[first:]
         width = len(answers.news)
         rows, news = self._results(
-            *self._asked(words, width), lambda text, rows: answers.told.append((text, rows + first))
+            *self._asked(words, width), lambda text, done, row: answers.told.append((text, done, row + first))
         )
         answers.add(rows, news, len(words))
 
@@ -243,12 +255,12 @@ class ColumnSearch:
         return [first, one + two - first]
 
     def _results(
-        self, numbers: list[Any], left: list[Any], tell: Callable[[str, Any], None]
+        self, numbers: list[Any], left: list[Any], tell: Callable[[str, bool, Any], None]
     ) -> tuple[Any, list[Any]]:
-        """(row, numbers of the units afterwards) for each command that is carried out.
+        """(row, numbers of the units afterwards) for the commands that are carried out; some equal ones once.
 
-        numbers, left: a table of units and what the others leave. tell: called with each situation and its
-        rows.
+        numbers, left: a table of units and what the others leave. tell: called with each situation, whether
+        it is of a transition, and its rows.
         """
         arrays, units = self.arrays, self.units
         width = len(numbers)
@@ -273,12 +285,16 @@ class ColumnSearch:
                         continue
                     for result, hit in template.results.results(looped):
                         row = index[looped.column("row")[hit]]
-                        tell(result.situation, row)
+                        tell(result.situation, result.units is not None, row)
                         if result.units is None:
                             continue
+                        after = [units.word(looped, hit, len(row), *new) for new in zip("ab", result.units)]
+                        if template.loops:  # often the next number of a loop changes nothing
+                            firsts = arrays.firsts(row, *after)
+                            row, *after = (column[firsts] for column in (row, *after))
                         rows_found.append(row)
-                        for tag, new, words_of in zip("ab", result.units, words_found):
-                            words_of.append(units.word(looped, hit, len(row), tag, new))
+                        for words_of, word in zip(words_found, after):
+                            words_of.append(word)
         return arrays.cat(rows_found), [units.numbers(arrays.cat(words)) for words in words_found]
 
     def _replaced(self, columns: list[Any], source: Any, new: dict[int, Any]) -> Any:
@@ -311,8 +327,8 @@ class ColumnSearch:
             index = arrays.nonzero(code == known)
             situations, transitions, come = self._of_nobody(known, [int(c[index[0]]) for c in columns])
             for text, times in situations.items():
-                self._situations[text] += times * len(index)
-            self.transitions += transitions * len(index)
+                self._met(text, False, times * len(index))
+            self._transitions += transitions * len(index)
             for session, number in come:
                 slot = self.kinds[not session][-1]
                 unit = arrays.full(len(index), number)
@@ -357,8 +373,7 @@ class ColumnSearch:
         depths = [depth for depth, level in enumerate(self.levels) if self.arrays.any(level == key)]
         for level in reversed(self.levels[: depths[0] if depths else None]):
             keys.append(self._leads_to(level, keys[-1]))
-        self.situations.clear()
-        self.transitions, self._situations = transitions, situations
+        self.count_from(transitions, situations)
         q, state, said = self.quotient, self.quotient.initial, list[Command]()
         for here, there in pairwise(map(self.quotient_key, reversed(keys))):
             steps = ((command, model.step(q.state(here), command)[0]) for command in q.commands(here))

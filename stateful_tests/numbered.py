@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 _ODD = 0x1E3779B97F4A7C15  # for hashes
@@ -18,7 +18,7 @@ class Numbered:
     def __init__(self, arrays: Any) -> None:
         self.arrays = arrays
         self.words = arrays.full(1, 0)
-        self._table = arrays.full(1 << 12, 0)  # numbers; 0 is free
+        self._table = arrays.cast(arrays.full(1 << 12, 0), arrays.table)  # numbers; 0 is free
 
     def __len__(self) -> int:
         return len(self.words)
@@ -35,7 +35,7 @@ class Numbered:
         """The number of each word, and the places of those that have none."""
         arrays = self.arrays
         at = self._hash(words)
-        numbers = self._table[at]
+        numbers = arrays.cast(self._table[at], arrays.large)
         other = arrays.nonzero(self.words[numbers] != words)
         at, missing = at[other], [other[:0]]
         while len(other):
@@ -43,7 +43,7 @@ class Numbered:
             missing.append(other[arrays.nonzero(free)])
             taken = arrays.nonzero(~free)
             other, at = other[taken], (at[taken] + 1) & (len(self._table) - 1)
-            numbers[other] = here = self._table[at]
+            numbers[other] = here = arrays.cast(self._table[at], arrays.large)
             still = arrays.nonzero(self.words[here] != words[other])
             other, at = other[still], at[still]
         return numbers, arrays.cat(missing)
@@ -60,8 +60,9 @@ class Numbered:
         while size < 3 * len(self.words):
             size *= 2
         if size > len(self._table):
-            self._table, words, first = arrays.full(size, 0), self.words[1:], 1
-        at, numbers = self._hash(words), arrays.arange(len(words)) + first
+            self._table = arrays.cast(arrays.full(size, 0), arrays.table)
+            words, first = self.words[1:], 1
+        at, numbers = self._hash(words), arrays.cast(arrays.arange(len(words)) + first, arrays.table)
         while len(at):
             free = arrays.nonzero(self._table[at] == 0)
             self._table[at[free]] = numbers[free]
@@ -73,28 +74,33 @@ class Answers:
     """Questions by number, and what the answers to them are, one after the other.
 
     news: the columns of the answers; begin, many: where those to a question are, and how many. told: what
-    else there is to say, and the questions that it is said of, each as often as it is. asked: how often each
-    question was asked since `count`.
+    is to be counted, and of which questions, each as often as it is. asked: how often each question was asked
+    since `count`. bits: of a number among the answers.
     """
 
-    def __init__(self, arrays: Any, width: int) -> None:
-        self.arrays = arrays
+    def __init__(self, arrays: Any, width: int, bits: int) -> None:
+        self.arrays, self.bits = arrays, bits
         self.questions = Numbered(arrays)
         self.asked = self.begin = self.many = arrays.full(1, 0)
         self.news = [arrays.full(0, 0)] * width
-        self.told: list[tuple[str, Any]] = []
+        self.told: list[tuple[str, bool, Any]] = []
 
     def add(self, rows: Any, news: list[Any], size: int) -> None:
         """The answers to the next `size` questions, in columns. rows: the question of each, from 0."""
-        arrays = self.arrays
-        order, many = arrays.order(rows), arrays.counts(rows, size)
+        arrays, bits, words = self.arrays, self.bits, rows
+        for column in news:
+            words = (words << bits) | column
+        words = arrays.unique(words)
+        many = arrays.counts(words >> (bits * len(news)), size)
         begin = arrays.cumsum(many) - many + len(self.news[0])
-        self.news = [arrays.cat([known, column[order]]) for known, column in zip(self.news, news)]
+        for at in reversed(range(len(news))):
+            self.news[at] = arrays.cat([self.news[at], words & ((1 << bits) - 1)])
+            words = words >> bits
         self.begin, self.many = arrays.cat([self.begin, begin]), arrays.cat([self.many, many])
         self.asked = arrays.cat([self.asked, arrays.full(size, 0)])
 
-    def count(self, times: Counter[str]) -> None:
-        """Add how often each thing was told."""
-        for text, questions in self.told:
-            times[text] += int(self.asked[questions].sum())
+    def count(self, met: Callable[[str, bool, int], None]) -> None:
+        """Say how often each thing was told."""
+        for text, done, questions in self.told:
+            met(text, done, int(self.asked[questions].sum()))
         self.asked = self.arrays.full(len(self.asked), 0)

@@ -110,8 +110,8 @@ class Columns(Struct, tag=True):
         search.units.add(column(self.words)[1:])
         search.seen.add(column(self.keys)[1:])
         search.starts, search.at = self.starts, self.at
-        search.transitions, search.seconds = self.transitions, self.seconds
-        search.situations.update(self.situations)
+        search.count_from(self.transitions, self.situations)
+        search.seconds = self.seconds
         return self.at <= search.starts[-1] <= search.states
 
 
