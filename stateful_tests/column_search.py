@@ -9,7 +9,6 @@ such a question has a number too, and is answered once.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -18,7 +17,7 @@ from typing import Any
 from reference import model
 from reference.commands import Command, Done
 from stateful_tests.arrays import NumpyArrays
-from stateful_tests.exploration import MEMORY_MB, Exploration, Progress, explored, memory
+from stateful_tests.exploration import Exploration, Search, explored, memory
 from stateful_tests.numbered import Answers, Numbered
 from stateful_tests.quotient import Quotient, spoken
 from stateful_tests.scopes import Scope
@@ -27,11 +26,11 @@ from stateful_tests.unit_rules import UnitRules
 from stateful_tests.units import SHAPE_BITS, Units
 
 
-class ColumnSearch:
-    """Breadth first over all states.
+class ColumnSearch(Search):
+    """All states of a scope.
 
-    at: so many states are expanded; starts: where each depth begins among the states, and where the last one
-    that is expanded ends. rules: those of another search of the scope, already traced.
+    starts: where each depth begins among the states, and where the last one that is expanded ends. rules:
+    those of another search of the scope, already traced.
     """
 
     def __init__(self, scope: Scope, arrays: Any = None, rules: UnitRules | None = None) -> None:
@@ -48,8 +47,7 @@ class ColumnSearch:
         self.totals = (g.full_pages, g.swa_pages, g.rows)
         self.seen = Numbered(arrays)  # not where a state is a unit: its number does
         self.answers = [Answers(arrays, width, self.bits) for width in range(1, min(3, self.slots))]
-        self.at, self.starts = 0, [0, 1]
-        self.seconds = 0.0
+        self.starts = [0, 1]
         self._memory = memory()
         self._transitions = 0
         self._situations: Counter[str] = Counter()
@@ -91,57 +89,27 @@ class ColumnSearch:
         self._counted()
         self._transitions, self._situations = transitions, Counter(situations)
 
-    def run(
-        self,
-        *,
-        states: int | None = None,
-        depth: int | None = None,
-        memory_mb: float = MEMORY_MB,
-        progress: Progress | None = None,
-        pause: Callable[[], bool] = lambda: False,
-    ) -> str:
-        """Go on until nothing is left, or to a bound; says which. pause: asked every few thousand states."""
-        began = time.monotonic()
-        try:
-            while True:
-                here = len(self.starts) - 1 - (self.at < self.starts[-1])
-                if self.at < self.states:
-                    if depth is not None and here >= depth:
-                        return f"depth {depth}"
-                    if states is not None and self.states >= states:
-                        return f"{states} states"
-                if pause():
-                    return "paused"
-                if memory() > memory_mb:
-                    return f"{memory_mb:g} MB of memory"
-                if progress is not None:
-                    where = f"{self.scope.name}, depth {here}, {self.states} states"
-                    progress(f"{where}, {self.states - self.at} waiting", self.transitions, 0)
-                if not self.advance(None if states is None else states - self.states):
-                    return "fixed point"
-        finally:
-            self.seconds += time.monotonic() - began
-
     def result(self, stopped: str) -> Exploration:
         """What there is to tell."""
         return explored(
-            self.scope, f"columns, by {self.arrays.name}", states=self.states, expanded=self.at,
+            self.scope, f"columns, by {self.arrays.name}", states=self.states, expanded=self.expanded,
             transitions=self.transitions, depth=len(self.starts) - 2 + (self.starts[-1] < self.states),
             stopped=stopped, seconds=self.seconds, had_mb=self._memory, situations=self.situations,
         )  # fmt: skip
 
-    def advance(self, most: int | None = None) -> bool:
-        """Expand some more states. False: there are none."""
-        if self.at == self.states:
-            return False
-        if self.at == self.starts[-1]:
+    @property
+    def depth(self) -> int:
+        return len(self.starts) - 1 - (self.expanded < self.starts[-1])
+
+    def advance(self, most: int | None = None) -> None:
+        start = self.expanded
+        if start == self.starts[-1]:
             self.starts.append(self.states)
-        size = min(self.arrays.chunk, most or self.arrays.chunk, self.starts[-1] - self.at)
-        found = [targets for _, targets in self.targets(self.keys(self.at, self.at + size))]
+        stop = min(start + min(self.arrays.chunk, most or self.arrays.chunk), self.starts[-1])
+        found = [targets for _, targets in self.targets(self.keys(start, stop))]
         if self.slots > 1:
             self.seen.numbers(self.arrays.cat(found))
-        self.at += size
-        return True
+        self.expanded = stop
 
     # From states to those they lead to.
 

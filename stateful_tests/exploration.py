@@ -1,8 +1,10 @@
-"""What an exploration tells, whichever way it was made."""
+"""An exploration, whichever way it is made: how it goes on and ends, and what it tells."""
 
 from __future__ import annotations
 
 import resource
+import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +44,64 @@ class Exploration:
     missing: list[str]
     tallies: dict[str, Tally] | None
     finding: Finding | None = None
+
+
+class Search(ABC):
+    """Breadth first over the states of a scope. expanded: so many states, in the order of their depth."""
+
+    scope: Scope
+    look = 1  # states between two looks at memory
+    expanded = 0
+    seconds = 0.0
+
+    @property
+    @abstractmethod
+    def states(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def transitions(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def depth(self) -> int:
+        """Of the state that is expanded next."""
+
+    @abstractmethod
+    def advance(self, most: int | None) -> str | None:
+        """Expand the next state, or some; `most` at most. Returns why the search is over, or None."""
+
+    def run(
+        self,
+        *,
+        states: int | None = None,
+        depth: int | None = None,
+        memory_mb: float = MEMORY_MB,
+        progress: Progress | None = None,
+        pause: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Go on until nothing is left, or to a bound; says which. pause: asked whenever some are expanded."""
+        began = time.monotonic()
+        try:
+            while self.expanded < self.states:
+                if depth is not None and self.depth >= depth:
+                    return f"depth {depth}"
+                if states is not None and self.states >= states:
+                    return f"{states} states"
+                if pause():
+                    return "paused"
+                if self.expanded % self.look == 0:
+                    if memory() > memory_mb:
+                        return f"{memory_mb:g} MB of memory"
+                    if progress is not None:
+                        waiting = f"{self.states} states, {self.states - self.expanded} waiting"
+                        progress(f"{self.scope.name}, depth {self.depth}, {waiting}", self.transitions, 0)
+                stopped = self.advance(None if states is None else states - self.states)
+                if stopped is not None:
+                    return stopped
+            return "fixed point"
+        finally:
+            self.seconds += time.monotonic() - began
 
 
 def explored(

@@ -6,17 +6,16 @@ by `column_search`, a hundred times as fast.
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from reference import model
 from reference.commands import Command, Done, Mode, Outcome
 from reference.ledger import State
 from stateful_tests.campaign import minimise
-from stateful_tests.exploration import MEMORY_MB, Exploration, Progress, explored, memory
+from stateful_tests.exploration import Exploration, Search, explored, memory
 from stateful_tests.lockstep import replay
 from stateful_tests.placed import Checker
 from stateful_tests.quotient import Quotient, spoken
@@ -53,11 +52,11 @@ class Graph:
                 yield number, key if now is state else quotient.key(now)
 
 
-class Explorer:
-    """A search that can be stopped, kept and taken up again.
+class Explorer(Search):
+    """A search that can be stopped, kept and taken up again. keys: of the states as they were found."""
 
-    keys: of the states in the order in which they were found; expanded: how many of them have been.
-    """
+    look = 256
+    transitions = 0
 
     def __init__(self, scope: Scope, *, clauses: bool | None = None) -> None:
         self.scope = scope
@@ -68,75 +67,35 @@ class Explorer:
         self.parents = array("I", [0])
         self.via = array("H", [0])
         self.levels = [0]  # where each depth begins in keys
-        self.expanded = 0
-        self.transitions = 0
-        self.seconds = 0.0
         self.violated: tuple[int, Command, Violation] | None = None
         self._memory = memory()
 
-    def run(
-        self,
-        *,
-        states: int | None = None,
-        depth: int | None = None,
-        memory_mb: float = MEMORY_MB,
-        progress: Progress | None = None,
-        pause: Callable[[], bool] = lambda: False,
-    ) -> str:
-        """Go on until nothing is left, or to a bound; says which. pause: asked between states."""
-        began = time.monotonic()
-        try:
-            return self._run(states, depth, memory_mb, progress, pause)
-        finally:
-            self.seconds += time.monotonic() - began
+    @property
+    def states(self) -> int:
+        return len(self.keys)
 
-    def _run(
-        self,
-        states: int | None,
-        depth: int | None,
-        memory_mb: float,
-        progress: Progress | None,
-        pause: Callable[[], bool],
-    ) -> str:
-        keys, seen, parents, via = self.keys, self.seen, self.parents, self.via
-        while self.expanded < len(keys):
-            at = self.expanded
-            here = self._depth_of(at)
-            if depth is not None and here >= depth:
-                return f"depth {depth}"
-            if states is not None and len(keys) >= states:
-                return f"{states} states"
-            if pause():
-                return "paused"
-            if at % 256 == 0:
-                if memory() > memory_mb:
-                    return f"{memory_mb:g} MB of memory"
-                if progress is not None:
-                    where = f"{self.scope.name}, depth {here}, {len(keys)} states, {len(keys) - at} waiting"
-                    progress(where, self.transitions, int(self.violated is not None))
-            key = keys[at]
-            if self.checker is not None:
-                self._check(at)
-            for number, target in self.graph.targets(key):
-                self.transitions += 1
-                if target not in seen:
-                    seen[target] = len(keys)
-                    if here + 1 == len(self.levels):
-                        self.levels.append(len(keys))
-                    keys.append(target)
-                    parents.append(at)
-                    via.append(number)
-            self.expanded += 1
-            if self.violated is not None:
-                return "a clause was violated"
-        return "fixed point"
-
-    def _depth_of(self, at: int) -> int:
-        """Depth of the state that is expanded next: levels are begun in order."""
-        depth = len(self.levels) - 1
-        while self.levels[depth] > at:
+    @property
+    def depth(self) -> int:
+        depth = len(self.levels) - 1  # levels are begun in order
+        while self.levels[depth] > self.expanded:
             depth -= 1
         return depth
+
+    def advance(self, most: int | None = None) -> str | None:  # noqa: ARG002 (one state is the least)
+        at, depth = self.expanded, self.depth
+        if self.checker is not None:
+            self._check(at)
+        for number, target in self.graph.targets(self.keys[at]):
+            self.transitions += 1
+            if target not in self.seen:
+                self.seen[target] = len(self.keys)
+                if depth + 1 == len(self.levels):
+                    self.levels.append(len(self.keys))
+                self.keys.append(target)
+                self.parents.append(at)
+                self.via.append(number)
+        self.expanded += 1
+        return "a clause was violated" if self.violated is not None else None
 
     def _check(self, at: int) -> None:
         """Ask the clauses about every step from a state."""

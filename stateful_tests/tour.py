@@ -17,7 +17,8 @@ from reference import model
 from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Refused, SpecDecode
 from reference.geometry import Geometry
 from stateful_tests.campaign import minimise
-from stateful_tests.explorer import Explorer, Progress
+from stateful_tests.exploration import Progress
+from stateful_tests.explorer import Explorer
 from stateful_tests.lockstep import Lockstep, check_fits, replay
 from stateful_tests.quotient import spoken
 from stateful_tests.results import Finding, Trace, Violation

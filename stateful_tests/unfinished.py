@@ -87,7 +87,7 @@ class Columns(Struct, tag=True):
     words: bytes
     keys: bytes
     starts: list[int]
-    at: int
+    expanded: int
     transitions: int
     seconds: float
     situations: dict[str, int]
@@ -98,7 +98,7 @@ class Columns(Struct, tag=True):
         packed = search.arrays.to_bytes
         return cls(
             [shape for shape in search.units.shapes if shape is not None], packed(search.units.words),
-            packed(search.seen.words), search.starts, search.at, search.transitions, search.seconds,
+            packed(search.seen.words), search.starts, search.expanded, search.transitions, search.seconds,
             dict(search.situations),
         )  # fmt: skip
 
@@ -109,10 +109,10 @@ class Columns(Struct, tag=True):
             search.units.shape_number(shape)
         search.units.add(column(self.words)[1:])
         search.seen.add(column(self.keys)[1:])
-        search.starts, search.at = self.starts, self.at
+        search.starts, search.expanded = self.starts, self.expanded
         search.count_from(self.transitions, self.situations)
         search.seconds = self.seconds
-        return self.at <= search.starts[-1] <= search.states
+        return self.expanded <= search.starts[-1] <= search.states
 
 
 class File(Struct):

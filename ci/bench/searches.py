@@ -1,8 +1,9 @@
 """`make bench ARGS=explore`: states per second of the searches, side by side on the same scopes.
 
-CPU seconds, which other work on the machine does not change, but for a GPU: there wall-clock seconds. Ours
-include tracing the rules; SPIN's are of its search alone, and what it takes to translate and to compile its
-model is a column of its own.
+CPU seconds, which other work on the machine changes little, but for a GPU and for two cores: there wall-clock
+seconds. `s` includes tracing the rules, which is what we have for SPIN's translation and compilation (`SPIN
+made in s`); `search s` is a second search, with the rules traced. SPIN searches depth first with -O2 and
+-DSAFETY, without partial-order reduction, on one core and with -DNCORE=2 on two: the same states each time.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ from stateful_tests.arrays import arrays_on
 from stateful_tests.column_search import ColumnSearch
 from stateful_tests.explorer import Explorer
 from stateful_tests.scopes import SCOPES, Scope
+from stateful_tests.unit_rules import UnitRules
 
-SIDE_BY_SIDE = ("session-page2-faithful", "session-wide", "two-sessions", "three-sessions")
+SIDE_BY_SIDE = (
+    *(name for name, scope in SCOPES.items() if name.startswith("session-") and not scope.geometry.tree),
+    "three-sessions", "three-sessions-page2",
+)  # fmt: skip
 WIDTHS = (2, 3, 4, 5)  # tokens of a row, in the family that shows how cost grows
 STEPPED_S = 3.0  # that stepping may take in one scope: a rate needs no more
 
@@ -43,42 +48,51 @@ def _stepped(scope: Scope) -> float:
     return explorer.expanded / (time.process_time() - began)
 
 
-def _searched(scope: Scope, device: str) -> tuple[ColumnSearch, float]:
-    """A finished search, and its seconds."""
-    clock = time.process_time if device == "cpu" else time.perf_counter
-    search, began = ColumnSearch(scope, arrays_on(device)), clock()
+def _searched(
+    scope: Scope, device: str, rules: UnitRules | None = None
+) -> tuple[ColumnSearch, float, float]:
+    """A finished search, its CPU and its wall-clock seconds."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    search = ColumnSearch(scope, arrays_on(device), rules)
     search.run(memory_mb=float("inf"))
-    return search, clock() - began
+    return search, time.process_time() - cpu, time.perf_counter() - wall
 
 
-def _row(scope: Scope, stepped: bool, spin: bool, cuda: bool) -> tuple[Row, ColumnSearch]:
-    search, seconds = _searched(scope, "cpu")
+def _row(scope: Scope, stepped: bool, cuda: bool) -> tuple[Row, ColumnSearch]:
+    search, seconds, _ = _searched(scope, "cpu")
     row: Row = {
         "scope": scope.name, "states": search.states, "transitions": search.transitions,
         "depth": len(search.levels) - 1, "s": round(seconds, 2), "states/s": round(search.states / seconds),
     }  # fmt: skip
     if stepped:
-        row["stepping states/s"] = rate = round(_stepped(scope))
-        row["of stepping"] = round(row["states/s"] / rate, 1)
-    if spin:
-        run = promela.run(search)
-        if (run.states, run.transitions) != (search.states, search.transitions):
-            found = f"{run.states} states, {run.transitions} transitions"
-            raise click.ClickException(f"{scope.name}: SPIN counts {found}")
-        row["SPIN s"], row["SPIN made in s"] = round(run.seconds, 2), round(run.made_s, 1)
-        row["SPIN states/s"] = round(run.states / max(run.seconds, 0.01))
-        row["of SPIN"] = round(row["states/s"] / row["SPIN states/s"], 2)
+        row["of stepping"] = round(search.states / seconds / _stepped(scope), 1)
     if cuda:
-        _, on_gpu = _searched(scope, "cuda")
+        _, _, on_gpu = _searched(scope, "cuda")
         row["GPU states/s"] = round(search.states / on_gpu)
         row["of CPU"] = round(seconds / on_gpu, 1)
     return row, search
 
 
+def _beside_spin(row: Row, search: ColumnSearch) -> Row:
+    """Ratios are of states per second: more than 1, and SPIN is slower."""
+    _, alone, wall = _searched(search.scope, "cpu", search.rules)
+    run = promela.run(search, two_cores=True)
+    if (run.states, run.transitions) != (search.states, search.transitions):
+        found = f"{run.states} states, {run.transitions} transitions"
+        raise click.ClickException(f"{search.scope.name}: SPIN counts {found}")
+    assert run.two_cores_s is not None
+    return {
+        "scope": search.scope.name, "search s": round(alone, 2), "SPIN s": round(run.seconds, 2),
+        "ratio": round(run.seconds / alone, 2), "s": row["s"], "SPIN made in s": round(run.made_s, 1),
+        "ratio with making": round((run.seconds + run.made_s) / row["s"], 1), "wall s": round(wall, 2),
+        "2 cores wall s": round(run.two_cores_s, 2), "ratio of wall": round(run.two_cores_s / wall, 2),
+    }  # fmt: skip
+
+
 @click.command()
 @click.option("--scope", "names", multiple=True, metavar="NAME", default=SIDE_BY_SIDE, help="Side by side.")
 @click.option("--width", "widths", multiple=True, type=click.IntRange(1, 8), default=WIDTHS, help="To grow.")
-@click.option("--spin/--no-spin", default=True, help="Compiling a model takes up to half a minute.")
+@click.option("--spin/--no-spin", default=True, help="Compiling a model takes up to a minute.")
 @click.option("--plot", metavar="FILE", help="How cost grows, as a plot (.svg, .png); needs matplotlib.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def explore(
@@ -98,20 +112,26 @@ def explore(
     except RuntimeError as error:
         cuda = False
         notes.append(f"no column of a GPU: {error}")
-    beside = [_row(SCOPES[name], True, spin, cuda)[0] for name in names]
-    growth = []
+    beside, beside_spin, growth = list[Row](), list[Row](), list[Row]()
+    for name in names:
+        click.echo(name, err=True)
+        row, search = _row(SCOPES[name], True, cuda)
+        beside.append(row)
+        if spin:
+            beside_spin.append(_beside_spin(row, search))
     for width in widths:
-        row, search = _row(_family(width), False, False, cuda)
+        row, search = _row(_family(width), False, cuda)
         kept = sum(len(search.arrays.to_bytes(column)) for column in (search.seen.words, *search.levels))
         growth.append(row | {"MB of states": round(kept / 2**20, 1)})
     if plot is not None:
         _plot(growth, plot)
     if as_json:
-        json.dump({"side by side": beside, "growth": growth, "notes": notes}, sys.stdout, indent=2)
+        found = {"side by side": beside, "SPIN": beside_spin, "growth": growth, "notes": notes}
+        json.dump(found, sys.stdout, indent=2)
         print()
         return
     out = render.console()
-    for rows in (beside, growth):
+    for rows in filter(None, (beside, beside_spin, growth)):
         render.listing(out, rows, {name: name for name in rows[0]})
         out.print()
     for note in notes:
