@@ -155,14 +155,14 @@ class ColumnSearch(Search):
         self, columns: list[Any], left: list[Any], asked: list[tuple[tuple[int, ...], Any]]
     ) -> Iterator[tuple[Any, Any]]:
         """What commands about some units lead to. asked: slots of the units, and places of the states."""
+        if not asked:
+            return
         arrays, owned = self.arrays, self.units.owned
         tables = []  # numbers of the units, and what the others leave
         for slots, places in asked:
             numbers = self._ordered(slots, [columns[slot][places] for slot in slots])
             others = [part[places] + sum(own[n] for n in numbers) for part, own in zip(left, owned)]
             tables.append((numbers, others))
-        if not asked:
-            return
         width = len(asked[0][0])
         if width == self.slots:  # no two states ask the same
             ((slots, places),) = asked
@@ -186,6 +186,7 @@ class ColumnSearch(Search):
 
     def _question(self, numbers: list[Any], left: list[Any]) -> Any:
         """A word for some units and what the others leave."""
+        assert len(numbers) * self.bits + sum(map(int.bit_length, self.totals)) < 64, "too much for a word"
         word = self.arrays.full(len(numbers[0]), 0)
         for number in numbers:
             word = (word << self.bits) | number

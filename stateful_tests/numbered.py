@@ -87,6 +87,7 @@ class Answers:
 
     def add(self, rows: Any, news: list[Any], size: int) -> None:
         """The answers to the next `size` questions, in columns. rows: the question of each, from 0."""
+        assert size < 1 << (63 - self.bits * len(news)), "too many for a word"
         arrays, bits, words = self.arrays, self.bits, rows
         for column in news:
             words = (words << bits) | column

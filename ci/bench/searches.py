@@ -25,10 +25,7 @@ from stateful_tests.explorer import Explorer
 from stateful_tests.scopes import SCOPES, Scope
 from stateful_tests.unit_rules import UnitRules
 
-SIDE_BY_SIDE = (
-    *(name for name, scope in SCOPES.items() if name.startswith("session-") and not scope.geometry.tree),
-    "three-sessions", "three-sessions-page2",
-)  # fmt: skip
+SIDE_BY_SIDE = *(name for name in SCOPES if name.startswith("session-")), "three-sessions"
 WIDTHS = (2, 3, 4, 5)  # tokens of a row, in the family that shows how cost grows
 STEPPED_S = 3.0  # that stepping may take in one scope: a rate needs no more
 
