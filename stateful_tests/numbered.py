@@ -18,7 +18,7 @@ class Numbered:
     def __init__(self, arrays: Any) -> None:
         self.arrays = arrays
         self.words = arrays.full(1, 0)
-        self._table = arrays.cast(arrays.full(1 << 12, 0), arrays.table)  # numbers; 0 is free
+        self.table = arrays.cast(arrays.full(1 << 12, 0), arrays.table)  # numbers; 0 is free
 
     def __len__(self) -> int:
         return len(self.words)
@@ -35,38 +35,38 @@ class Numbered:
         """The number of each word, and the places of those that have none."""
         arrays = self.arrays
         at = self._hash(words)
-        numbers = arrays.cast(self._table[at], arrays.large)
+        numbers = arrays.cast(self.table[at], arrays.large)
         other = arrays.nonzero(self.words[numbers] != words)
         at, missing = at[other], [other[:0]]
         while len(other):
             free = numbers[other] == 0
             missing.append(other[arrays.nonzero(free)])
             taken = arrays.nonzero(~free)
-            other, at = other[taken], (at[taken] + 1) & (len(self._table) - 1)
-            numbers[other] = here = arrays.cast(self._table[at], arrays.large)
+            other, at = other[taken], (at[taken] + 1) & (len(self.table) - 1)
+            numbers[other] = here = arrays.cast(self.table[at], arrays.large)
             still = arrays.nonzero(self.words[here] != words[other])
             other, at = other[still], at[still]
         return numbers, arrays.cat(missing)
 
     def _hash(self, words: Any) -> Any:
         """Products wrap around; their upper bits are as good as random."""
-        return ((words * _ODD) >> 30) & (len(self._table) - 1)
+        return ((words * _ODD) >> 30) & (len(self.table) - 1)
 
     def add(self, words: Any) -> None:
         """New words, in this order."""
         arrays, first = self.arrays, len(self.words)
         self.words = arrays.cat([self.words, words])
-        size = len(self._table)
+        size = len(self.table)
         while size < 3 * len(self.words):
             size *= 2
-        if size > len(self._table):
-            self._table = arrays.cast(arrays.full(size, 0), arrays.table)
+        if size > len(self.table):
+            self.table = arrays.cast(arrays.full(size, 0), arrays.table)
             words, first = self.words[1:], 1
         at, numbers = self._hash(words), arrays.cast(arrays.arange(len(words)) + first, arrays.table)
         while len(at):
-            free = arrays.nonzero(self._table[at] == 0)
-            self._table[at[free]] = numbers[free]
-            still = arrays.nonzero(self._table[at] != numbers)
+            free = arrays.nonzero(self.table[at] == 0)
+            self.table[at[free]] = numbers[free]
+            still = arrays.nonzero(self.table[at] != numbers)
             at, numbers = (at[still] + 1) & (size - 1), numbers[still]
 
 

@@ -374,7 +374,6 @@ class Rows:
         self._columns: dict[str, Any] = {}
         self._known: dict[int, Any] = {}
         self._held: dict[int, Any] = {}
-        self._looped: dict[Any, Rows] = {}
 
     def column(self, name: str) -> Any:
         found = self._columns.get(name)
@@ -409,13 +408,11 @@ class Rows:
 
     def looped(self, loop: Loop) -> Rows:
         """Each row once for each number of a loop."""
-        ends = self.terms.place(loop.start), self.terms.place(loop.stop)
-        found = self._looped.get((*ends, loop.name))
-        if found is None:
-            index, numbers = self.arrays.spread(*map(self.get, ends), self.size)
-            found = self._looped[(*ends, loop.name)] = self.part(index, len(index))
-            found._columns[loop.name] = numbers
-        return found
+        ends = (self.terms.place(end) for end in (loop.start, loop.stop))
+        index, numbers = self.arrays.spread(*map(self.get, ends), self.size)
+        rows = self.part(index, len(index))
+        rows._columns[loop.name] = numbers
+        return rows
 
 
 def numbers_in(found: Any) -> Iterator[Number]:

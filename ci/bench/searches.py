@@ -118,7 +118,7 @@ def explore(
             beside_spin.append(_beside_spin(row, search))
     for width in widths:
         row, search = _row(_family(width), False, cuda)
-        kept = sum(len(search.arrays.to_bytes(column)) for column in (search.seen.words, *search.levels))
+        kept = sum(len(search.arrays.to_bytes(column)) for column in (search.seen.words, search.seen.table))
         growth.append(row | {"MB of states": round(kept / 2**20, 1)})
     if plot is not None:
         _plot(growth, plot)
