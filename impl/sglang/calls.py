@@ -16,9 +16,8 @@ from typing import Any
 from impl.sglang import guests
 from impl.sglang.doubles import Bag, ForwardMode, SamplingParams
 from impl.sglang.driver import Driver
-from impl.sglang.guests import Guest
 from impl.sglang.releases import UNIFIED
-from impl.sglang.server import Turn
+from impl.sglang.server import Guest, Turn
 from reference.commands import POSITION_BITS, SHARED
 
 GUEST = "guest "  # what the ids of guests' requests begin with (guests.py)

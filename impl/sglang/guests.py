@@ -8,26 +8,17 @@ request in a batch has a row; a guest works in one row that the server keeps for
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from impl.sglang.refusals import need, spelled
+from impl.sglang.server import Guest
 from impl.sglang.trees import RadixTree
 from reference.commands import Choice, Evict, Insert, Match, Reason, Unlock
 
 if TYPE_CHECKING:
     from impl.sglang.driver import Driver
-
-
-@dataclass(slots=True)
-class Guest:
-    """What a holder of a lock has: the release's own `req`; tokens and slots of the locked prefix."""
-
-    req: Any
-    tokens: list[int]
-    slots: torch.Tensor
 
 
 def match(driver: Driver, command: Match) -> list[Choice]:

@@ -15,7 +15,6 @@ import torch
 
 from impl.adapter import Cursors, GuestView, RequestView, SessionView, TreeView, View
 from impl.sglang.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
-from impl.sglang.guests import Guest
 from impl.sglang.flat import Release0510
 from impl.sglang.trees import RadixTree
 from reference.commands import token_id
@@ -83,6 +82,15 @@ class Turn:
     def prefix(self) -> int:
         """Tokens that the next chunk finds in the cache, as the release computed it."""
         return self.release.prefix(self.req)
+
+
+@dataclass(slots=True)
+class Guest:
+    """What a holder of a lock has: the release's own `req`; tokens and slots of the locked prefix."""
+
+    req: Any
+    tokens: list[int]
+    slots: torch.Tensor
 
 
 class Server:
