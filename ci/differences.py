@@ -87,7 +87,7 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
                 about = f"{POOL[pool]} pages of {name}, by position"
                 yield difference(("holders", name, pool), about, spans(x, size), spans(y, size))
     for pool, count in ref["free"].items():
-        if got["free"][pool] != count:
+        if count is not None and got["free"][pool] != count:
             yield difference(("free", pool), f"free {_pages(pool)}", count, got["free"][pool])
     yield from _mapping_differences(facts, waived)
     for name, holder in got["holders"].items():

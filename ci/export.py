@@ -82,6 +82,9 @@ def story(data: Data, file: str, options: str) -> str:
     if trace["story"]:
         lines += [*textwrap.wrap(" ".join(trace["story"].split()), 100), ""]
     where = f"`{data['rows'][violation['step']]['command']}` on {data['implementation']}"
+    if data["argument"]:
+        sentence = render.plain(data["argument"])
+        lines += textwrap.wrap(sentence[:1].upper() + sentence[1:], 100) + [""]
     lines += [f"{where} breaks this rule:", ""]
     lines += [f"> {violation['clause']}: {violation['sentence']}", ">", f"> {LEGEND}", ""]
     lines += ["| | expected | observed |", "|---|---|---|"]

@@ -55,6 +55,9 @@ def letters(run: Run, states: list[Data]) -> str:
     return "CA" + "E" * (geometry.window is not None) + "R" * (geometry.tree or any(c["R"] for c in cursors))
 
 
+UNKNOWN = "?"  # how many pages the rules would have free, where they had more in use than there are
+
+
 class _Drawer:
     """Which columns there are, and what stands in them."""
 
@@ -143,7 +146,7 @@ class _Drawer:
             locked = side["guests"].get(names[0])
             return {"": "-" if locked is None else f"[0, {locked})" if locked else "nothing"}
         if kind == "free":
-            return {POOL.get(k, k): str(v) for k, v in side["free"].items()}
+            return {POOL.get(k, k): UNKNOWN if v is None else str(v) for k, v in side["free"].items()}
         if kind == "pools" and "pools" in side:
             page = side["pools"][names[0]].get(int(names[1]), {"owners": [], "free": 1})
             size = self.page_size
@@ -193,7 +196,7 @@ def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: l
         text = []
         for label, value in cell.items():
             changed = bool(was) and was.get(label, "0") != value and value not in ("-", "", "idle")
-            wrong = rule.get(label) != value
+            wrong = rule.get(label) not in (value, UNKNOWN)
             if value == "-" != was.get(label, "-"):
                 value, changed = "gone", True
             text.append(" ".join(filter(None, [label, f"{'!' * wrong}{value}{'*' * changed}"])))

@@ -59,6 +59,13 @@ def _snapshot(run: Run, index: int) -> Data:
 # The two sides.
 
 
+def _left(full: int, swa: int, window: int | None) -> dict[str, int | None]:
+    """Free pages by pool; None where row and tree, each with pages of its own, had more than there are (a
+    system's tree was taken over that shares pages with a row)."""
+    pools = {"full": full} | ({"swa": swa} if window else {})
+    return {pool: None if min(pools.values()) < 0 else pages for pool, pages in pools.items()}
+
+
 def reference_side(moment: Moment) -> Data:
     """The ledger: who owns which pages of its sequence, what is free."""
     state = moment.state
@@ -89,7 +96,7 @@ def reference_side(moment: Moment) -> Data:
             s.name: {"history": s.history[-1][1] if s.history else 0, "closing": s.closing}
             for s in state.sessions
         },
-        "free": {"full": left.full} | ({"swa": left.swa} if geometry.window else {}) | {"rows": left.rows},
+        "free": _left(left.full, left.swa, geometry.window) | {"rows": left.rows},
         "nodes": _reference_nodes(state),
         "guests": {name: len(key) for name, key in guests(state).items()},
         "counters": None,

@@ -164,7 +164,8 @@ def _said(lock: Data, window: int | None) -> str:
     said = f"locks [0, {lock['length']}) {lock['text']}"
     if window is None:
         return said
-    return f"{said}: pins {lock['pins']} SWA tokens, a window needs {lock['needs']}"
+    pins = f"{lock['pins']} SWA token{'s' * (lock['pins'] != 1)}"
+    return f"{said}: pins {pins}, a window needs {lock['needs']}"
 
 
 def _label(node: Data) -> list[str]:

@@ -217,7 +217,8 @@ def check_fits(system: System, geometry: Geometry, commands: tuple[Command, ...]
     if geometry.window is None and not can.full_only:
         raise UnusableImplementation(f"{system.name} has no variant without SWA (window null)")
     if geometry.window is not None and not can.swa:
-        raise UnusableImplementation(f"{system.name} has no SWA pool")
+        needs = f"and a window of {geometry.window} needs one"
+        raise UnusableImplementation(f"{system.name} has no SWA pool, {needs}")
     if not (can.tree if geometry.tree else can.no_tree):
         lacks = "radix tree" if geometry.tree else "variant without a radix tree"
         raise UnusableImplementation(f"{system.name} has no {lacks}")

@@ -97,7 +97,7 @@ def test_free_lists_and_cursors_say_the_same(name: str) -> None:
         (
             "retract_then_retry_frees_the_reserved_token",
             "command 6 (admit r1) resumes at 10, the smaller of C 11 and a key of 10 (11 tokens of"
-            " input less the last): A (kv_allocated_len) of r1 becomes 11 and must be 10; C"
+            " text less the last): A (kv_allocated_len) of r1 becomes 11 and must be 10; C"
             " (kv_committed_len) and A of the slot of s1 are 11 since command 4 (decode r1) and must"
             " be 10.",
         ),

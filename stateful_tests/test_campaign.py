@@ -162,5 +162,5 @@ def test_a_trace_of_the_tree_shrinks_to_pages_of_one_token() -> None:
 def test_a_system_that_fits_no_preset_is_unusable() -> None:
     system = ReferenceSystem()
     system.capabilities = Capabilities(swa=False)
-    with pytest.raises(UnusableImplementation, match="has no SWA pool"):
+    with pytest.raises(UnusableImplementation, match="has no SWA pool, and a window of 3 needs one"):
         run(system, plan("smoke", presets=["page1"], modes=[Mode.FREE]))

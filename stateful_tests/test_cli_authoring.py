@@ -71,7 +71,7 @@ def test_shrink_writes_over_nothing_unasked(kvspec: Kvspec, long: Path) -> None:
 def test_there_is_nothing_to_shrink_in_a_trace_that_conforms(kvspec: Kvspec, long: Path) -> None:
     code, out, _ = kvspec("shrink", str(long), "--impl", "torch")
     assert (code, len(out.splitlines())) == (0, 1)
-    assert "conforms on torch; there is nothing to shrink" in out
+    assert "conforms on torch; there is nothing to shrink, --impl names another" in out
     assert not long.with_name("long.shrunk.json").exists()
 
 

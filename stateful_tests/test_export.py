@@ -396,6 +396,7 @@ def test_a_bug_report(kvspec: Kvspec) -> None:
     assert out.startswith("# Retract then retry frees the reserved token (LEN-3)\n")
     for part in (
         "the key is one shorter than committed",
+        "\n\nCommand 6 (admit r1) resumes at 10, the smaller of C 11 and a key of 10",
         "> LEN-3: After admit, request and slot hold the same cursors",
         "| LEN-3 | request and slot both at prefix 10: kv_committed_len 10",
         "| **6** | **admit r1** | **done** | **s1 kv_committed_len 11 -> 10;",
@@ -411,7 +412,7 @@ def test_a_bug_report(kvspec: Kvspec) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--impl", "torch"], "conforms on torch: there is nothing to report"),
+        (["--impl", "torch"], "conforms on torch: there is nothing to report; --impl names another"),
         (["--fixed", "0.5.13"], "--fixed goes with --as pytest"),
     ],
 )

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from ci import page, report
+from ci import page, report, snapshot
+from ci.ledger import ledger
 from ci.snapshot import snapshots
 from reference.clauses import CLAUSES
 from reference.commands import Insert
+from reference.ledger import Free
 from stateful_tests import lockstep, traces
 from stateful_tests.registry import resolve
 from stateful_tests.results import Run, Trace
@@ -108,6 +110,22 @@ def test_both_sides_as_data() -> None:
         "key": ["pools", "full", "1"], "about": "full page 1", "reference": "free or owned, once",
         "system": "2 owners",
     }  # fmt: skip
+
+
+def test_how_much_the_rules_have_free_is_unknown_where_they_use_more_than_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a release where row and tree share pages, after the reference has taken the tree over."""
+    run = replayed("torch+pr22862-tail", fixture("retract_then_retry_frees_the_reserved_token"))
+    monkeypatch.setattr(snapshot, "free", lambda _: Free(-2, 0, 3))
+    states = snapshots(run, 2)
+    assert states[-1]["reference"]["free"] == {"full": None, "swa": None, "rows": 3}
+    assert [d["about"] for d in states[-1]["differences"] if d["key"][0] == "free"] == []
+    assert "free: full pages ? · SWA pages ? · rows 3" in Reader(shown(run)).text
+    wide = ledger(run, states, columns=99)
+    free = wide["columns"].index("free")
+    told = [row["cells"][free] for row in wide["rows"][-2:]]
+    assert told == ["full ?* SWA ?* rows 3", "full 29 SWA 17 rows 3"]
 
 
 def test_a_page_that_is_free_twice() -> None:

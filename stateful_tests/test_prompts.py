@@ -71,6 +71,17 @@ def test_a_sweep_stays_within_its_limit() -> None:
     assert all(drawn[length] > 10 for length in (0, 4, 8, 12)), "into the tombstone, page by page"
 
 
+def test_a_lock_is_told_when_it_is_taken_and_no_more() -> None:
+    """A release that shapes its own tree lets the reference pin less, between two commands."""
+    insert, match = Insert("h1", prompt_of("a4")), Match("h2", prompt_of("a4"))
+    was, now = after(insert), after(insert, match)
+    told = ("h2 locks [0, 4): pins 4 SWA tokens, a window needs 4",)
+    assert now.tree is not None
+    less = now._replace(tree=now.tree._replace(locks=tuple(k._replace(swa_from=3) for k in now.tree.locks)))
+    assert (tree_changes(was, now), tree_changes(now, less)) == (told, ())
+    assert tree_changes(was, less) == ("h2 locks [0, 4): pins 1 SWA token, a window needs 4",)
+
+
 def situations(was: State, command: Command, now: State) -> list[str]:
     """What a command met in the tree."""
     assert was.tree is not None and now.tree is not None

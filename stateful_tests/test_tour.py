@@ -149,3 +149,5 @@ def test_files_that_are_no_tours_are_refused(tmp_path: Path) -> None:
             tour_file.load(file)
     with pytest.raises(tour_file.TourError, match="regular"):
         tour_file.load(tmp_path)
+    with pytest.raises(tour_file.TourError, match="No such file"):
+        tour_file.load(tmp_path / "none")

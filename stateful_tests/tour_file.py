@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import stat
 import zlib
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -64,7 +64,7 @@ def dumps(walks: Walks) -> bytes:
 def load(path: str | os.PathLike[str]) -> Walks:
     """Read a tour. Raises TourError, whatever is wrong with the file."""
     try:
-        if not Path(path).is_file():
+        if not stat.S_ISREG(os.stat(path).st_mode):
             raise TourError(f"{path}: not a regular file")
         with open(path, "rb") as raw:
             packed = raw.read(MAX_BYTES + 1)

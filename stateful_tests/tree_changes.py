@@ -26,7 +26,8 @@ def tree_changes(was: State, now: State) -> tuple[str, ...]:
             lines.append(f"{_range(b)} {'has SWA KV again' if b.node.live else 'is a tombstone'}")
     old, new = ({k.holder: k for k in tree.locks if k.key} for tree in (was.tree, now.tree))
     lines += [f"{name} unlocks [0, {len(old[name].key)})" for name in sorted(old.keys() - new.keys())]
-    lines += [_lock(now.tree, new[name]) for name in sorted(new) if new[name] != old.get(name)]
+    taken = [k for name, k in new.items() if name not in old or k.key != old[name].key]
+    lines += [_lock(now.tree, k) for k in sorted(taken)]
     return tuple(lines)
 
 
@@ -50,4 +51,5 @@ def _lock(tree: Tree, lock: Lock) -> str:
         return f"{lock.holder} locks [0, {len(lock.key)})"
     need = min(ceil_page(tree.window, tree.page_size), len(lock.key))
     pinned = len(lock.key) - lock.swa_from
-    return f"{lock.holder} locks [0, {len(lock.key)}): pins {pinned} SWA tokens, a window needs {need}"
+    pins = f"pins {pinned} SWA token{'s' * (pinned != 1)}"
+    return f"{lock.holder} locks [0, {len(lock.key)}): {pins}, a window needs {need}"

@@ -75,7 +75,7 @@ def lengths(past: Past) -> str | None:
         elif session is not None and session.slot is not None and now is not None and now.cursors is not None:
             c, tokens = session.slot.kv_committed_len, request.origin + request.output
             prefix = now.cursors.kv_committed_len
-            key = f"a key of {tokens - 1} ({some(tokens, 'token')} of input less the last)"
+            key = f"a key of {tokens - 1} ({some(tokens, 'token')} of text less the last)"
             literal = prefix == min(c, tokens - 1)
             why = f"the smaller of C {c} and {key}" if literal else "for its window was swept"
             head = f"{past.here} resumes at {prefix}, {why}: "

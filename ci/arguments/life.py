@@ -53,6 +53,8 @@ def _why(past: Past) -> str:
         pool = "full" if reason is Reason.OUT_OF_FULL else "swa"
         side = reference_side(past.before)
         left = side["free"][pool]
+        if left is None:
+            return ""
         unlocked = sum(
             (n["end"] - n["start"]) // past.page_size
             for n in side["nodes"].values()

@@ -67,7 +67,8 @@ def shrink(
     try:
         before = usable(partial(lockstep.replay, system, trace), file)
         if before.violation is None:
-            text.print(f"{file}: conforms on {system.name}; there is nothing to shrink", soft_wrap=True)
+            said = f"conforms on {system.name}; there is nothing to shrink, --impl names another"
+            text.print(f"{file}: {said}", soft_wrap=True)
             return 0
         wanted = _asked(lambda: authoring.violated(before, clause), file)
         after = _asked(partial(authoring.shrunk, system, before, wanted), file)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--step", type=int, metavar="N", help="After which step, as `kvspec replay` counts; the last.")
 @json_option
 def tree(trace: str, step: int | None, json_file: str | None) -> int:
-    """Draw the radix tree at one step of a trace: what is in it, who pins it, what goes first."""
+    """Draw the radix tree at a step of a trace, by the rules: what is in it, who pins it, what goes first."""
     loaded = load_trace(trace)
     writable_json(json_file)
 
@@ -84,7 +84,7 @@ def _story(file: str, trace: Trace, impl: str, sglang_path: str | None) -> str:
     finally:
         system.close()
     if run.violation is None:
-        raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report")
+        raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; --impl names another")
     data = report.replay_data(file, run) | {"text": traces.dump(trace)}
     return exporting.story(data, file, impl_options(impl, "cpu", sglang_path))
 
