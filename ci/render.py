@@ -75,12 +75,15 @@ def check(out: Console, data: Data) -> None:
     out.print()
     numbers = ("examples", "commands", "commands/s")
     machines = table("machine", "preset", "mode", *numbers, right=numbers)
-    for m in data["machines"]:
+    begun = [m for m in data["machines"] if m["commands"]]
+    for m in begun:
         row = (m["machine"], m["preset"], m["mode"], m["examples"], m["commands"], m["commands_per_s"])
         machines.add_row(*map(str, row))
     total = (data["examples"], data["commands"], data["commands_per_s"])
     machines.add_row("all", "", "", *map(str, total), style="bold")
     out.print(machines)
+    if waiting := len(data["machines"]) - len(begun):
+        _print(out, f"not begun when the check ended: {waiting} more")
     out.print()
     counts = ("evaluated", "critical situation reached")
     clauses = table("clause", "about", *counts, right=counts)

@@ -173,6 +173,18 @@ def test_check_that_conforms(fake: FakeSystem, kvspec: Check, monkeypatch: pytes
     assert not os.path.exists("traces")
 
 
+def test_what_a_check_did_not_come_to_is_counted(
+    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = [MachineResult("tree", name, Mode.FREE, 0, 0, 0.0) for name in ("page4", "page16")]
+    result = checked()
+    finds(monkeypatch, replace(result, machines=[*result.machines, *never]))
+    seen = lines(kvspec("check")[1])
+    at = seen.index("not begun when the check ended: 2 more")
+    assert seen[at - 1] == "all 10 400 800"
+    assert not any(line.startswith("tree ") for line in seen)
+
+
 def test_check_that_fails(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     other = replace(RUN, trace=replace(TRACE, clause="FREE-2"))
     faithful = finding("FREE-2", other, tuple(Mode))
