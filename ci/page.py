@@ -114,6 +114,7 @@ def _content(data: Data, run: Run) -> Data:
         "cursor_names": CURSORS,
         "window": geometry.window,
         "tree": geometry.tree,
+        "own_shape": any(m.step is not None and m.step.own_shape for m in run.history),
         "letters": letters(run, shown),
     }
 

@@ -73,7 +73,7 @@ def check(out: Console, data: Data) -> None:
         words["left out"] = f"{', '.join(left_out)} (the implementation cannot be built so)"
     labelled(out, words)
     out.print()
-    numbers = ("examples", "commands", "commands/s")
+    numbers = ("runs", "commands", "commands/s")
     machines = table("machine", "preset", "mode", *numbers, right=numbers)
     begun = [m for m in data["machines"] if m["commands"]]
     for m in begun:

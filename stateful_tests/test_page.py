@@ -222,6 +222,19 @@ def test_each_side_says_where_its_turn_resumes() -> None:
     assert re.findall(r">(resumes at \d+)</text>", text)[-2:] == ["resumes at 0", "resumes at 2"]
 
 
+@pytest.mark.parametrize("own_shape", [False, True])
+def test_whose_shape_the_tree_by_the_rules_has(monkeypatch: pytest.MonkeyPatch, own_shape: bool) -> None:
+    """A release's tree is taken over; then the story tells what the sentence cannot."""
+    system, trace = resolve("torch+pr26919"), fixture("a_fresh_leaf_pins_one_window")
+    can = replace(system.capabilities, own_shape=own_shape)
+    monkeypatch.setattr(type(system), "capabilities", can)
+    run = lockstep.replay(system, trace)
+    text = shown(run)
+    assert run.violation is not None
+    assert text.count("(the shape that the system's has)") == len(run.rows) * own_shape
+    assert ('<details class="story" open>' in text) is own_shape
+
+
 def test_a_row_that_names_what_the_tree_does_not_have() -> None:
     name = "a_row_names_the_slots_of_the_tree"
     text = shown(replayed(f"torch+{fixture(name).bug}", fixture(name)))

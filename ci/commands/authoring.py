@@ -212,7 +212,14 @@ def _sizes(preset: str | None, sizes: dict[str, int | bool | None]) -> Geometry:
 def record(
     out: str, log: str | None, preset: str | None, mode: str | None, force: bool, **sizes: int | bool | None
 ) -> int:
-    """Write a trace: type commands, the reference answers each; or read a server's log."""
+    """Write a trace: type commands, the reference answers each; or read a server's log.
+
+    \b
+    open s1
+    submit r1 in s1 +10
+    admit r1
+    extend r1 +10
+    """
     from reference.commands import Mode
     from stateful_tests.recording import Recorder, read_log
     from stateful_tests.traces import TraceError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -199,7 +200,8 @@ def _scope(name: str) -> Scope:
     from stateful_tests.scopes import SCOPES
 
     if name not in SCOPES:
-        raise Unusable(f"--scope {name:.40}: unknown; one of {', '.join(SCOPES)}")
+        near = "".join(f"; is it {other}?" for other in get_close_matches(name, SCOPES, 1))
+        raise Unusable(f"--scope {name:.40}: unknown, kvspec explore --list names them{near}")
     return SCOPES[name]
 
 
