@@ -165,7 +165,7 @@ def _verdict(
     if plan.tier == "nightly" and not narrowed and capabilities == Capabilities() and result.unreached:
         said.append(f"never reached the critical situation of {', '.join(result.unreached)}")
         code = code or 1
-    whole = plan.tier != "smoke" and not narrowed and not result.findings
+    whole = plan.tier != "smoke" and not narrowed and not result.findings and not result.timed_out
     if missing and whole and result.system in _OWN:
         said.append(f"{len(missing)} situations that the explorer has reached were missed")
         code = code or 1

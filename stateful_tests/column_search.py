@@ -268,6 +268,7 @@ class ColumnSearch(Search):
 
     def _replaced(self, columns: list[Any], source: Any, new: dict[int, Any]) -> Any:
         """Keys of the states at `source` with other units in some slots."""
+        assert len(self.units) <= 1 << self.bits, "more units than a key can name"
         made = None
         for kind in self.kinds:
             if not any(slot in new for slot in kind):

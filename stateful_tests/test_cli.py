@@ -331,6 +331,7 @@ def test_a_narrowed_nightly_need_not_reach_everything(
         ("pr", "torch", {}, ("--machine", "tree"), 0),
         ("pr", "torch", {}, ("--preset", "page2"), 0),
         ("pr", "torch", {}, ("--examples", "3"), 0),
+        ("pr", "torch", {"timed_out": True}, (), 0),
         ("pr", "torch", {"situations": dict.fromkeys(coverage.load().situations, 1)}, (), 0),
     ],
 )

@@ -85,9 +85,16 @@ def test_it_counts_the_same_in_small_portions(chunk: int) -> None:
     arrays.chunk = chunk
     whole, parts = ColumnSearch(BOTH), ColumnSearch(BOTH, arrays)
     assert (whole.run(), parts.run()) == ("fixed point", "fixed point")
-    assert (whole.states, whole.transitions, whole.situations) == (
-        parts.states, parts.transitions, parts.situations,
+    assert (whole.starts, whole.states, whole.transitions, whole.situations) == (
+        parts.starts, parts.states, parts.transitions, parts.situations,
     )  # fmt: skip
+
+
+def test_more_units_than_a_key_can_name_end_the_search() -> None:
+    search = ColumnSearch(BOTH)
+    search.bits, search.mask = 4, 15
+    with pytest.raises(AssertionError, match="more units than a key can name"):
+        search.run()
 
 
 @pytest.mark.skipif(promela.missing() is not None, reason=str(promela.missing()))
