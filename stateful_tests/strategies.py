@@ -303,7 +303,11 @@ class _Context:
             return pick(self.chooser, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
         if fresh:
             length = draw_length(self.state, self.chooser, longest)
-            return (Piece(pick(self.chooser, self.habits.texts), length),)
+            text = pick(self.chooser, self.habits.texts)
+            others = [other for other in TEXTS if other != text]
+            if length > 1 and once_in(self.chooser, 6):
+                return (Piece(text, length - 1), Piece(pick(self.chooser, others), 1))
+            return (Piece(text, length),)
         if self.rude and once_in(self.chooser, 3):
             longest += self.state.scope.geometry.width
         return draw_prompt(self.state, self.chooser, self.habits.texts, longest)
