@@ -49,8 +49,7 @@ def test_a_cluster_counts_what_one_process_counts_though_a_node_is_lost(nodes: A
 
     assert cluster.shards_of(nodes.ray) == 2
     seen = cluster.explore(scope, nodes.ray, progress=lose)
-    assert lost
-    assert cluster.shards_of(nodes.ray) == 1
+    assert lost and not nodes.other.any_processes_alive()  # Ray itself may take longer to notice
     assert counts(seen) == counts(search.run(scope))
 
 

@@ -33,7 +33,7 @@ from stateful_tests.wording import describe
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sglang-0.5.11"
 OVERSHOOT = OLD / "overshoot_stays_after_a_finish.json"
-LAST = FIXTURES / "releases" / "sglang-0.5.23" / "a_slot_keeps_a_token_that_nobody_computed.json"
+LAST = FIXTURES / "releases" / "sglang-0.5.16" / "a_slot_keeps_a_token_that_nobody_computed.json"
 CONTENT = "self.assertIsNone(alarm(checks.self_check_during_busy))"
 PREFIX = "self.assertEqual(row, tree_slots(server.cache, tokens))"
 # Faults of 0.5.10 that 0.5.14 has mended, or that MENDS do, and what the test of each asserts.
