@@ -9,15 +9,15 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ci import Data, arguments, ledger, snapshot
-from impl.adapter import Capabilities
+from impl.adapter import Capabilities, System, UnusableImplementation
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
 from reference.commands import Mode, Refused
-from stateful_tests import coverage, traces
+from stateful_tests import coverage, lockstep, traces
 from stateful_tests.campaign import Plan
 from stateful_tests.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.wording import describe, say
@@ -47,7 +47,30 @@ def rate(commands: int, seconds: float) -> int:
     return round(commands / seconds) if seconds > 0 else 0
 
 
-def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: Capabilities) -> Data:
+@dataclass(frozen=True, slots=True)
+class OnBase:
+    """What an implementation before a change violates as well, by the smallest trace of each clause."""
+
+    system: str
+    clauses: frozenset[str]
+
+
+def on_base(system: System, findings: Iterable[Finding]) -> OnBase:
+    """Replay what was found on the implementation that was there before."""
+    clauses = set()
+    for finding in findings:
+        try:
+            seen = lockstep.replay(system, replace(finding.run.trace, clause=finding.clause)).violation
+        except UnusableImplementation:
+            continue  # it cannot be built so: what was found says something new
+        if seen is not None and finding.clause in seen.clauses:
+            clauses.add(finding.clause)
+    return OnBase(system.name, frozenset(clauses))
+
+
+def check_data(
+    result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: Capabilities, base: OnBase | None = None
+) -> Data:
     """Everything about a check. narrowed: it was asked to do less than its tier does."""
     data: Data = {
         "format": "kvspec-check",
@@ -102,7 +125,8 @@ def check_data(result: CheckResult, plan: Plan, *, narrowed: bool, capabilities:
         "findings": [finding_data(group) for group in groups(result.findings)],
     }
     missing = situations["missing"]
-    return data | _verdict(result, plan, missing, narrowed=narrowed, capabilities=capabilities)
+    data["base"] = base and {"implementation": base.system, "violates": sorted(base.clauses)}
+    return data | _verdict(result, plan, missing, narrowed=narrowed, capabilities=capabilities, base=base)
 
 
 def _situations(result: CheckResult, capabilities: Capabilities) -> Data:
@@ -147,16 +171,22 @@ _OWN = ("reference", "torch")
 
 
 def _verdict(
-    result: CheckResult, plan: Plan, missing: list[str], *, narrowed: bool, capabilities: Capabilities
-) -> Data:
-    code = result.exit_code
-    violated = list(dict.fromkeys(f.clause for f in result.findings if f.clause != "BROKEN"))
+    result: CheckResult, plan: Plan, missing: list[str], *, narrowed: bool, capabilities: Capabilities,
+    base: OnBase | None,
+) -> Data:  # fmt: skip
+    old = base.clauses if base is not None else frozenset()
+    new = [f for f in result.findings if f.clause not in old]
+    code = replace(result, findings=new).exit_code
+    violated = list(dict.fromkeys(f.clause for f in new if f.clause != "BROKEN"))
     effort = f"{result.commands} commands in {result.seconds:.1f} s"
     said = []
     if code == 3:
         said.append("the system broke")
     if violated:
         said.append(f"violates {', '.join(violated)}")
+    if base is not None and old:
+        said += [] if new else ["nothing new"]
+        said.append(f"{base.system} violates {', '.join(sorted(old))} as well")
     if result.timed_out:
         done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
         found = "" if result.findings else "nothing was found until "

@@ -157,7 +157,7 @@ def test_a_night_has_a_fresh_seed_and_pages_where_there_are_such(step: Step, tmp
 # -- JUnit ---------------------------------------------------------------------------------------------
 
 
-def written(tmp_path: Path, *findings: Any, **more: Any) -> Any:
+def written(tmp_path: Path, *findings: Any, base: report.OnBase | None = None, **more: Any) -> Any:
     """The document of a check in which one machine met what was found."""
     result = checked(*findings, **more)
     result.machines[0].tallies = {"LEN-2": Tally(400, 21)}
@@ -165,7 +165,7 @@ def written(tmp_path: Path, *findings: Any, **more: Any) -> Any:
     plan = campaign.plan("smoke", modes=[Mode.FREE])
     can = Capabilities(waived={"MAP-4": "harmless"})
     result.tallies = campaign.new_tallies()
-    data = report.check_data(result, plan, narrowed=False, capabilities=can)
+    data = report.check_data(result, plan, narrowed=False, capabilities=can, base=base)
     for told in data["findings"]:
         told["saved"], told["replay"] = "t.json", "kvspec replay t.json"
     junit.write(str(tmp_path / "junit.xml"), data)
@@ -195,6 +195,14 @@ def test_what_was_not_asked_is_skipped(tmp_path: Path) -> None:
     assert said["TREE-1"] == ["never evaluated"]
     assert said["verdict"] == []
     assert all(isinstance(r, Skipped) for case in cases.values() for r in case.result)
+
+
+def test_what_was_there_before_is_skipped(tmp_path: Path) -> None:
+    before = report.OnBase("torch+pr22900", frozenset({"LEN-2"}))
+    document, cases = written(tmp_path, finding("LEN-2"), base=before)
+    (skipped,) = next(case for name, case in cases.items() if name.startswith("LEN-2")).result
+    assert isinstance(skipped, Skipped) and skipped.message == "torch+pr22900 violates it as well"
+    assert (document.failures, document.errors) == (0, 0)
 
 
 def test_a_system_that_broke_is_an_error_and_lost_time_is_none(tmp_path: Path) -> None:

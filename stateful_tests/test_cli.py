@@ -286,6 +286,32 @@ def test_known_faults_that_were_passed_over_are_named(
     assert told == ["harmless", "known fault: #1, some_trace.json"]
 
 
+@pytest.mark.parametrize(
+    ("base", "code", "says"),
+    [
+        ("torch+pr22900", 0, "torch+pr22900: nothing new; torch+pr22900 violates LEN-2 as well ("),
+        ("torch", 1, "torch+pr22900: violates LEN-2 ("),
+    ],
+)
+def test_what_was_there_before_is_no_failure(
+    kvspec: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, base: str, code: int, says: str
+) -> None:
+    """By the smallest traces, so that nothing depends on how far a check of the base would have come."""
+    name = "finish_behind_the_window_sweep_caps_all_three_lengths"
+    trace = traces.load(Path(__file__).parent.parent / f"fixtures/regressions/{name}.json")
+    run = lockstep.replay(registry.resolve("torch+pr22900"), trace)
+    monkeypatch.chdir(tmp_path)
+    finds(monkeypatch, checked(finding("LEN-2", run)))
+    found, out, _ = kvspec("check", "--impl", "torch+pr22900", "--base", base)
+    assert found == code
+    assert says in " ".join(out.split())
+
+
+def test_a_base_that_is_none(kvspec: Check) -> None:
+    code, _, err = kvspec("check", "--base", "no_such")
+    assert (code, err.startswith("kvspec: --base no_such: ")) == (2, True)
+
+
 BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +16,7 @@ from ci.commands.shared import (
 
 if TYPE_CHECKING:
     from ci import Data
+    from impl.adapter import System
 
 
 @click.command()
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
     "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
     help="Where the smallest trace of each violation is saved.",
 )  # fmt: skip
+@click.option(
+    "--base", metavar="IMPL|DIR",
+    help="What was there before: a violation whose smallest trace shows it there too is no failure.",
+)  # fmt: skip
 @ray_option
 @click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
 @click.option("--junit", metavar="FILE", help="Write JUnit XML there: clauses by machines.")
@@ -52,6 +58,7 @@ def check(
     machines: tuple[str, ...],
     mode: str | None,
     save_dir: str,
+    base: str | None,
     ray_address: str | None,
     html: bool,
     junit: str | None,
@@ -77,6 +84,7 @@ def check(
     from ci.progress import Progress
 
     system = resolve(impl, device, sglang_path)
+    before = None if base is None else _base(base, device)
     try:
         with Progress(render.console(sys.stderr)) as progress:
             work = partial(campaign.run, system, plan, progress)
@@ -86,9 +94,14 @@ def check(
                 options = {"device": device, "sglang_path": sglang_path}
                 work = partial(cluster.check, impl, options, plan, connected(ray_address))
             result = usable(work, f"--impl {impl}")
-        data = report.check_data(result, plan, narrowed=narrowed, capabilities=system.capabilities)
+        data = report.check_data(
+            result, plan, narrowed=narrowed, capabilities=system.capabilities,
+            base=None if before is None else report.on_base(before, result.findings),
+        )  # fmt: skip
     finally:
         system.close()
+        if before is not None:
+            before.close()
     save_traces(result.findings, data["findings"], save_dir, impl_options(impl, device, sglang_path), html)
     render.check(render.console(text_out(json_file)), data)
     write_json(json_file, data)
@@ -97,6 +110,15 @@ def check(
 
         write(junit, data)
     return int(data["exit_code"])
+
+
+def _base(named: str, device: str) -> System:
+    """The implementation before a change: by its name, or a checkout of SGLang."""
+    folder = named if Path(named).is_dir() else None
+    try:
+        return resolve("sglang" if folder else named, device, folder)
+    except Unusable as error:
+        raise Unusable(f"--base {named:.80}: {error}") from error
 
 
 @click.command()
