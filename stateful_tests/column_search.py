@@ -243,17 +243,20 @@ class ColumnSearch(Search):
             known = [units.shapes[shapes >> SHAPE_BITS], units.shapes[shapes & ((1 << SHAPE_BITS) - 1)]]
             case = self.rules.case(tuple(s for s in known[2 - width :] if s is not None))
             words = [units.words[column[index]] for column in numbers]
-            rows = units.rows(words[0], words[-1], [column[index] for column in left])
+            rows = units.rows(index, words[0], words[-1], [column[index] for column in left])
             for templates, places in case.commands.results(rows):
                 part = rows if isinstance(places, slice) else rows.part(places, len(places))
                 for template in templates:
+                    if (refused := template.refused) is not None:
+                        tell(refused, False, part.column("row"))
+                        continue
                     looped = part
                     for loop in template.loops:
                         looped = looped.looped(loop)
                     if not looped.size:
                         continue
                     for result, hit in template.results.results(looped):
-                        row = index[looped.column("row")[hit]]
+                        row = looped.column("row")[hit]
                         tell(result.situation, result.units is not None, row)
                         if result.units is None:
                             continue

@@ -374,6 +374,7 @@ class Rows:
         self._columns: dict[str, Any] = {}
         self._known: dict[int, Any] = {}
         self._held: dict[int, Any] = {}
+        self._shifted: dict[tuple[int, int], Any] = {}
 
     def column(self, name: str) -> Any:
         found = self._columns.get(name)
@@ -385,13 +386,11 @@ class Rows:
         """The values of an expression: a column, or one number for all rows."""
         found = self._known.get(place)
         if found is None:
-            how, *of = self.terms.ops[place]
-            if how == "number":
-                found = self.arrays.number(of[0])
-            elif how == "name":
-                found = self.column(of[0])
+            op = self.terms.ops[place]
+            if len(op) == 3:
+                found = self.arrays.how[op[0]](self.get(op[1]), self.get(op[2]))
             else:
-                found = self.arrays.how[how](self.get(of[0]), self.get(of[1]))
+                found = self.arrays.number(op[1]) if op[0] == "number" else self.column(op[1])
             self._known[place] = found
         return found
 
@@ -400,6 +399,14 @@ class Rows:
         found = self._held.get(place)
         if found is None:
             found = self._held[place] = self.arrays.truth(self.get(place))
+        return found
+
+    def shifted(self, place: int, bits: int) -> Any:
+        """The values of an expression, at their place in words."""
+        found = self._shifted.get((place, bits))
+        if found is None:
+            found = self.arrays.cast(self.get(place), self.arrays.large) << bits
+            self._shifted[place, bits] = found
         return found
 
     def part(self, index: Any, size: int) -> Rows:

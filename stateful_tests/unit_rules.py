@@ -58,6 +58,14 @@ class Template:
     loops: tuple[Loop, ...]
     results: Tree[Result]
 
+    @property
+    def refused(self) -> str | None:
+        """The situation, where the command is refused whatever the lengths are, once that was traced."""
+        root = self.results.root
+        if root is None or root.result is None or root.result.units is not None or self.loops:
+            return None
+        return root.result.situation
+
 
 class Case:
     """The commands about one unit of a shape, or two."""
@@ -122,6 +130,7 @@ class UnitRules:
         initial = self.quotient.initial
         self.quotient.initial = initial._replace(scope=initial.scope._replace(geometry=self.others_leave))
         self._cases: dict[tuple[Shape, ...], Case] = {}
+        self._owned: dict[Shape, tuple[int, int, int]] = {}
 
     def case(self, shapes: tuple[Shape, ...]) -> Case:
         """What can be done about units of these shapes."""
@@ -198,6 +207,11 @@ class UnitRules:
 
     def owned(self, shape: Shape) -> tuple[int, int, int]:
         """Expressions of what a unit of this shape owns, for `FREE`."""
+        if shape not in self._owned:
+            self._owned[shape] = self._owns(shape)
+        return self._owned[shape]
+
+    def _owns(self, shape: Shape) -> tuple[int, int, int]:
         state = self.case((shape,)).state
         empty = SimpleNamespace(**vars(self.others_leave) | {"full_pages": 0, "swa_pages": 0, "rows": 0})
         placed = state._replace(scope=state.scope._replace(geometry=empty))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +30,7 @@ class Units(Numbered):
         assert self.shifts[-1] + self.bits < 64, "rows too long for a word"
         self.shape = self.batched = arrays.cast(self.words, arrays.small)
         self.owned = [self.shape for _ in FREE]
-        self._packed: dict[tuple[int, str, New], tuple[int, int, list[tuple[int, int]]]] = {}
+        self._packed: dict[tuple[str, New], tuple[int, int, list[tuple[int, int, int]]]] = {}
 
     def shape_number(self, shape: Shape) -> int:
         """The number of a shape in words."""
@@ -47,7 +49,7 @@ class Units(Numbered):
         for number, known in enumerate(self.shapes):
             if known is None or not len(index := arrays.nonzero(shape == number)):
                 continue
-            rows = self.rows(words[index])
+            rows = self.rows(index, words[index])
             for column, place in zip(owned, rules.owned(known)):
                 column[index] = rows.get(place)
             batched[index] = int(known.cursors)
@@ -55,14 +57,15 @@ class Units(Numbered):
         self.owned = [arrays.cat([column, more]) for column, more in zip(self.owned, owned)]
         self.batched = arrays.cat([self.batched, batched])
 
-    def rows(self, words: Any, second: Any = None, left: Any = None) -> Rows:
-        """A table of units, and what the others leave. second: the other units of batches."""
+    def rows(self, index: Any, words: Any, second: Any = None, left: Any = None) -> Rows:
+        """A table of units, and what the others leave. index: their rows in a larger table. second: the
+        other units of batches."""
         shifts = dict(zip(self.rules.lengths, self.shifts))
 
         def fetch(name: str) -> Any:
             tag, _, length = name.partition(".")
             if not length:
-                return self.arrays.arange(len(words)) if name == "row" else left[FREE.index(name)]
+                return index if name == "row" else left[FREE.index(name)]
             whole = words if tag == "a" else second
             if length == "word":
                 return whole
@@ -72,14 +75,13 @@ class Units(Numbered):
 
     def word(self, rows: Rows, index: Any, size: int, tag: str, new: New | None) -> Any:
         """The words of units afterwards, from those before. index: of the rows, so many."""
-        arrays = self.arrays
+        arrays, terms = self.arrays, self.rules.terms
         if new is None:
             return arrays.full(size, 0)
-        shape, places = new
-        number, terms = self.shape_number(shape), self.rules.terms
-        found = self._packed.get((number, tag, new))
+        found = self._packed.get((tag, new))
         if found is None:
-            keep, fixed, changed = 0, number, []
+            shape, places = new
+            keep, fixed, changed = 0, self.shape_number(shape), []
             for name, place, shift in zip(self.rules.lengths, places, self.shifts):
                 how, value = terms.ops[place][:2]
                 if how == "number":
@@ -88,15 +90,19 @@ class Units(Numbered):
                 elif (how, value) == ("name", f"{tag}.{name}"):
                     keep |= self.mask << shift
                 else:
-                    changed.append((place, shift))
-            found = self._packed[number, tag, new] = keep, fixed, changed
+                    low, high = terms.bounds[place]
+                    beyond = 0 if 0 <= low <= high <= self.mask else ~(self.mask << shift)
+                    changed.append((place, shift, beyond))
+            found = self._packed[tag, new] = keep, fixed, changed
         keep, fixed, changed = found
         word = (rows.column(f"{tag}.word")[index] & keep) | fixed
-        for place, shift in changed:
-            length = rows.get(place)[index]
-            low, high = terms.bounds[place]
-            assert 0 <= low <= high <= self.mask or not arrays.any(length & ~self.mask), "beyond its bits"
-            word |= arrays.cast(length, arrays.large) << shift
+        wrong = []
+        for place, shift, beyond in changed:
+            length = rows.shifted(place, shift)[index]
+            word |= length
+            if beyond:
+                wrong.append(length & beyond)
+        assert not wrong or not arrays.any(reduce(or_, wrong)), "beyond its bits"
         return word
 
     def unit(self, number: int) -> tuple[bool, Any]:
