@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The steps of the action. Results go to .kvspec: report.txt, report.json, junit.xml, html, and failures, the
-# traces of every fault that was ever met, which are replayed before anything else.
+# The steps of the action. Results go to .kvspec: report.txt, report.json, junit.xml, and failures, the traces of
+# every fault that was ever met, with their pages; they are replayed before anything else.
 set -euo pipefail
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 
@@ -38,12 +38,9 @@ check() {
     more+=(--seed "$seed")
     echo "seed $seed"
   fi
-  if [[ $(kvspec check --help) == *--html* ]]; then
-    more+=(--html .kvspec/html)
-  fi
   # KVSPEC_ARGS are several words.
   # shellcheck disable=SC2086
-  kvspec check "${impl[@]}" --tier "$tier" --save .kvspec/failures --json .kvspec/report.json \
+  kvspec check "${impl[@]}" --tier "$tier" --save .kvspec/failures --html --json .kvspec/report.json \
     --junit .kvspec/junit.xml "${more[@]}" ${KVSPEC_ARGS:-} | tee .kvspec/report.txt || code=$?
   if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then
     { echo "### kvspec, tier $tier${seed:+, seed $seed}"
