@@ -27,7 +27,8 @@ from stateful_tests.abstraction import facts_of
 from stateful_tests.campaign import sizes_for
 from stateful_tests.choosers import RandomChooser
 from stateful_tests.lockstep import Lockstep
-from stateful_tests.strategies import draw_geometry, draw_habits, finale, propose
+from stateful_tests.habits import draw_geometry, draw_habits
+from stateful_tests.strategies import finale, propose
 from stateful_tests.traces import load
 
 SUMS: dict[str, tuple[type, str]] = {

@@ -20,7 +20,7 @@ from reference.geometry import preset
 from stateful_tests.results import MachineResult
 from stateful_tests.scopes import SCOPES
 from stateful_tests.situations import kind_name
-from stateful_tests.strategies import MACHINES
+from stateful_tests.habits import MACHINES
 
 FILE = Path(__file__).with_name("situations.json")
 

@@ -19,7 +19,8 @@ from reference.commands import Command, Mode
 from reference.geometry import Geometry
 from stateful_tests.lockstep import Lockstep
 from stateful_tests.results import Trace, Violation
-from stateful_tests.strategies import MACHINES, applies, draw_command, draw_habits, finale, propose
+from stateful_tests.habits import MACHINES, draw_habits
+from stateful_tests.strategies import applies, draw_command, finale, propose
 
 
 class ClauseViolated(AssertionError):

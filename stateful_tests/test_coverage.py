@@ -15,7 +15,7 @@ from stateful_tests.reference_system import ReferenceSystem
 from stateful_tests.results import MachineResult
 from stateful_tests.scopes import SCOPES
 from stateful_tests.situations import catalogue
-from stateful_tests.strategies import MACHINES
+from stateful_tests.habits import MACHINES
 
 KNOWN = load()
 ALL = [MachineResult(m, preset, mode) for m in MACHINES for preset in ("page4", "no-swa") for mode in Mode]

@@ -19,7 +19,7 @@ from stateful_tests.machines import ClauseViolated, machine
 from stateful_tests.reference_system import ReferenceSystem
 from stateful_tests.registry import resolve
 from stateful_tests.results import Run
-from stateful_tests.strategies import MACHINES
+from stateful_tests.habits import MACHINES
 
 EXAMPLES = {"sessions": 15, "tree": 6, "both": 6}
 

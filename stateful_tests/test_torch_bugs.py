@@ -9,7 +9,9 @@ from reference.clauses import CLAUSES
 from reference.commands import Mode
 from reference.geometry import PRESETS
 from stateful_tests.lockstep import Lockstep
-from stateful_tests.strategies import RandomChooser, draw_habits, propose
+from stateful_tests.choosers import RandomChooser
+from stateful_tests.habits import draw_habits
+from stateful_tests.strategies import propose
 
 
 def test_every_clause_has_a_bug() -> None:

@@ -9,7 +9,9 @@ from impl.torch_kv import TorchKV
 from reference import model
 from reference.commands import Command, Done, Mode
 from reference.geometry import PRESETS
-from stateful_tests.strategies import RandomChooser, draw_habits, finale, propose
+from stateful_tests.choosers import RandomChooser
+from stateful_tests.habits import draw_habits
+from stateful_tests.strategies import finale, propose
 
 
 def random_commands(preset: str, seed: int, steps: int = 40) -> list[Command]:
