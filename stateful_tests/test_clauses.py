@@ -14,7 +14,7 @@ import pytest
 from reference import model
 from reference.caching import key_of
 from reference.clauses import CLAUSES
-from reference.clauses.tree import usable_length
+from reference.clauses.tree_locks import usable_length
 from reference.commands import (
     Abort, Admit, Choice, Chunk, Command, Decode, Done, Draft, Evict, EvictSwa, Extend, Finish, Freed, Insert,
     Match, Open, Reason, Refused, Retract, SpecDecode, Submit, Unlock,

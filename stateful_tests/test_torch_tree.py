@@ -20,9 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.store import KVStore
-from impl.torch_kv.tree import (
-    FULL, SWA, Key, Lock, LostPrefixError, Match, Node, NotLockedError, Owed, RadixTree, StaleNodeError,
+from impl.torch_kv.nodes import (
+    FULL, SWA, Key, Lock, LostPrefixError, Match, Node, NotLockedError, Owed, StaleNodeError,
 )  # fmt: skip
+from impl.torch_kv.tree import RadixTree
 from reference import tree as ref
 from reference.geometry import Geometry
 from stateful_tests.test_torch_cursors import Waits

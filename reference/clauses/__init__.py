@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 # isort: off
-from reference.clauses import outcomes, checks, lengths, lives, tree, freed, rows, mapping, owners
+from reference.clauses import outcomes, checks, lengths, lives, tree, tree_locks
+from reference.clauses import tree_evictions, freed, rows, mapping, owners
 from reference.clauses import window, contents
 
 # isort: on
@@ -18,7 +19,10 @@ from reference.clauses.base import CLAUSES, Clause, Failure
 from reference.step import Step
 
 __all__ = ["CLAUSES", "Clause", "Failure", "asked", "broken"]
-_MODULES = (outcomes, checks, lengths, lives, tree, freed, rows, mapping, owners, window, contents)
+_MODULES = (
+    outcomes, checks, lengths, lives, tree, tree_locks, tree_evictions, freed, rows, mapping, owners, window,
+    contents,
+)  # fmt: skip
 
 
 _OUTCOMES = tuple(c for c in CLAUSES.values() if c.id.startswith("OUT-"))

@@ -1,0 +1,141 @@
+"""The nodes of the radix tree, the locks on them, and what its operations tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+Key = tuple[int, ...]
+
+# Components of a node: what is counted once for each.
+FULL, SWA = 0, 1
+
+
+class TreeError(RuntimeError):
+    """The tree used against its contract; it is unchanged but for where nodes are split."""
+
+
+class StaleNodeError(TreeError):
+    """A lock on a node that was evicted, or lost SWA KV that the lock needs, since it was matched."""
+
+
+class LostPrefixError(TreeError):
+    """An insert whose prefix is no longer in the tree: its holder had no lock on it."""
+
+
+class NotLockedError(TreeError):
+    """A lock given back twice."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A run of tokens, whole pages.
+
+    slots: int64 [len(key)] on the store's device, the full slots of its tokens. parent: None for the
+    root; a node that is `gone` still names it. end: tokens from the root to its end. locks, used: per
+    component how many locks pin it and the moment it was last used. children: by their first page.
+
+    A node keeps its end and the tokens before it for life: a split puts a new node above it.
+    """
+
+    key: Key
+    slots: Tensor
+    parent: Node | None
+    end: int
+    live: bool
+    locks: list[int] = field(default_factory=lambda: [0, 0])
+    used: list[int] = field(default_factory=lambda: [0, 0])
+    children: dict[Key, Node] = field(default_factory=dict)
+    gone: bool = False
+
+    @property
+    def start(self) -> int:
+        return self.end - len(self.key)
+
+    def path(self) -> Key:
+        """The tokens from the root to its end."""
+        parts = []
+        node: Node | None = self
+        while node is not None:
+            parts.append(node.key)
+            node = node.parent
+        return tuple(token for key in reversed(parts) for token in key)
+
+    def __lt__(self, other: Node) -> bool:
+        """Which of two goes first that were last used at one moment and end equally far from the root."""
+        return self.path() < other.path()
+
+
+class Match(NamedTuple):
+    """What of a key can be resumed from. slots: int64 [length], a copy. node: to be locked."""
+
+    length: int
+    slots: Tensor
+    node: Node
+
+
+@dataclass(slots=True, eq=False)
+class Lock:
+    """What a holder pins: full KV up to the end of `node`, SWA KV from position swa_from to there.
+
+    A position, not a node: wherever nodes are split later, the pinned ones are those on the way up
+    from `node` that end beyond swa_from. SWA counters are not to be found again by walking up until
+    a window is covered, for after a split of the topmost pinned node that walk stops too early.
+    """
+
+    node: Node
+    swa_from: int
+    held: bool = True
+
+
+class Inserted(NamedTuple):
+    """What became of a key's pages, as ranges of tokens.
+
+    matched: the length that was there. [matched, end) is now the tree's. recovered: tombstones that
+    took the inserter's slots. All else from the inserter's prefix to `matched` was freed.
+    """
+
+    matched: int
+    end: int
+    recovered: tuple[tuple[int, int], ...]
+
+
+class Freed(NamedTuple):
+    """Tokens per pool."""
+
+    full: int
+    swa: int
+
+
+class Sizes(NamedTuple):
+    """Tokens in the tree, per pool: what may be evicted and what locks pin."""
+
+    full_evictable: int
+    full_protected: int
+    swa_evictable: int
+    swa_protected: int
+
+
+class Fact(NamedTuple):
+    """A node as tests see it. path: tokens up to its end; slots: of the node's own tokens."""
+
+    path: Key
+    slots: tuple[int, ...]
+    live: bool
+    full_lock: int
+    swa_lock: int
+
+
+class Owed:
+    """Pages that an operation frees: first full slots of them, and how many tokens they are."""
+
+    def __init__(self) -> None:
+        self.full: list[Tensor] = []
+        self.swa: list[Tensor] = []
+        self.tokens = [0, 0]
+
+
+# A node as it stands in a queue: its rank, its end, and the node.
+Entry = tuple[int, int, Node]

@@ -1,0 +1,130 @@
+"""The radix tree: how much can be evicted, what goes first, and where nodes end (TREE)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference.caching import path_text
+from reference.clauses.base import Failure, clause
+from reference.clauses.tree import WITH_TREE, grew, lost, shrank, tree_of
+from reference.clauses.tree_locks import locked
+from reference.commands import Evict
+from reference.step import Step
+from reference.tree import Key, nodes
+
+
+@clause(
+    "TREE-9",
+    "counters are sums",
+    "The counters of evictable and protected tokens equal what a walk over the nodes gives.",
+    why="Admission and memory checks ask the counters, never the tree.",
+    rule="tree.sizes",
+    source="kvspec",
+    scope=f"{WITH_TREE} Systems that show their counters.",
+    critical=locked,
+)
+def _sums(step: Step) -> Failure | None:
+    tree = tree_of(step)
+    if tree is None or tree.sizes is None:
+        return None
+    want = [0, 0, 0, 0]
+    for node in tree.nodes:
+        want[node.full_locks > 0] += len(node.slots)
+        want[2 + (node.swa_locks > 0)] += len(node.swa_slots)
+    if tuple(want) == tuple(tree.sizes):
+        return None
+    return _sizes_text(want), _sizes_text(tree.sizes)
+
+
+def _sizes_text(amounts: Sequence[int]) -> str:
+    names = ("full evictable", "full protected", "SWA evictable", "SWA protected")
+    return ", ".join(f"{name} {amount}" for name, amount in zip(names, amounts))
+
+
+@clause(
+    "TREE-10",
+    "eviction frees what was asked",
+    "Evict frees at least so many tokens of each pool as were asked, or all that no lock pins, and reports"
+    " what it freed.",
+    why="Whoever asked allocates next; told too much it fails, told too little it gives up.",
+    rule="tree.evict",
+    source="kvspec",
+    scope=f"{WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
+    critical=lambda s: isinstance(s.command, Evict) and s.done and shrank(s),
+)
+def _as_asked(step: Step) -> Failure | None:
+    command = step.command
+    if not isinstance(command, Evict) or not step.done or step.before.tree is None or step.after.tree is None:
+        return None
+    size = step.scope.geometry.page_size
+    asked, said = {"full": command.full, "swa": command.swa}, getattr(step.outcome, "freed", None)
+    for pool in step.after.pools:
+        locks = [n.full_locks if pool == "full" else n.swa_locks for n in step.before.tree.nodes]
+        held = [len(n.slots if pool == "full" else n.swa_slots) for n in step.before.tree.nodes]
+        could = sum(tokens for tokens, lock in zip(held, locks) if not lock)
+        freed = sum(len(p) for h, p in step.freed(pool).items() if h.startswith("tree ")) * size
+        want = min(asked[pool], could)
+        if freed < want:
+            return f"{want} {pool} tokens freed, of {could} that are not locked", f"{freed}"
+        if said is not None and getattr(said, pool) != freed:
+            return f"{freed} {pool} tokens reported, as were freed", f"{getattr(said, pool)}"
+    return None
+
+
+@clause(
+    "TREE-11",
+    "least recently used first",
+    "Eviction takes what was used longest ago, and no node more than is needed: for the full pool leaves"
+    " that no lock passes through, with their SWA KV; for the SWA pool the SWA KV of any node that no lock"
+    " needs, a leaf altogether. Full KV is used all along a path that is matched or inserted, SWA KV in the"
+    " last window of it alone. Of nodes used at one moment the one nearer to the root goes first. A tombstone"
+    " that has lost its last child goes too.",
+    why="What the next request will ask for is what the last ones asked for.",
+    rule="tree._used, tree._oldest",
+    source="#26615",
+    scope=f"{WITH_TREE} Not of systems that pick by rules of their own.",
+    critical=shrank,
+)
+def _in_order(step: Step) -> Failure | None:
+    if step.own_shape or step.now.tree is None or step.after.tree is None:
+        return None
+    if not shrank(step) and not lost(step):
+        return None
+    want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
+    got = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
+    return _difference(want, got)
+
+
+def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:
+    """The first node that differs, told as which should be there and which is."""
+    for path, live in sorted(want ^ got):
+        name, kind = path_text(path), "live" if live else "a tombstone"
+        if (path, live) in want:
+            others = [is_live for p, is_live in got if p == path]
+            other = "not there" if not others else "live" if others[0] else "a tombstone"
+            return f"the node that ends {name} is {kind}", f"it is {other}"
+        if not any(p == path for p, _ in want):
+            return f"no node ends {name}", f"one does, {kind}"
+    return None
+
+
+@clause(
+    "TREE-13",
+    "nodes end where they must",
+    "A node ends where a key that was matched or inserted left it or ended, where an insert's SWA KV begins,"
+    " and one window of whole pages before the end of a fresh leaf; nowhere else.",
+    why="A lock pins nodes whole and eviction takes them whole: where they end decides how much.",
+    rule="tree._entered, tree._grown",
+    source="#26919",
+    scope=f"{WITH_TREE} Not of systems whose tree splits by rules of its own.",
+    critical=grew,
+)
+def _ends(step: Step) -> Failure | None:
+    if step.own_shape or step.now.tree is None or step.after.tree is None:
+        return None
+    want = {p.path for p in nodes(step.now.tree)}
+    got = {n.path for n in step.after.tree.nodes}
+    for path in sorted(want ^ got):
+        told = f"a node ends {path_text(path)}", "none does"
+        return told if path in want else told[::-1]
+    return None
