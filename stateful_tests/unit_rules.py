@@ -119,6 +119,7 @@ class UnitRules:
             copy.load(f"reference.{name}")
         copy.load("stateful_tests.moves", **LOOPS)
         copy.load("stateful_tests.quotient")
+        copy.load("stateful_tests.cases")
         copy.load("stateful_tests.situations")
         self.quotient = copy.quotient.Quotient(scope)
         sizes = scope.geometry
