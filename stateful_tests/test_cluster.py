@@ -1,9 +1,19 @@
-"""Many machines: a cluster of two nodes on this one. Skipped where Ray is not installed (extra `cluster`)."""
+"""Many machines: a cluster of two nodes on this one, and one store of failures.
+
+Skipped where Ray, or Redis and its server, are not installed (extra `cluster`).
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,3 +137,55 @@ def test_of_several_findings_the_smallest_is_told() -> None:
         found = [f for result in results for f in result.findings if f.clause == told.clause]
         assert told.times == sum(f.times for f in found)
         assert campaign.rank(told.run.trace) == min(campaign.rank(f.run.trace) for f in found)
+
+
+_FAILS = """
+from hypothesis import given, strategies
+from stateful_tests import conftest
+tried = []
+@given(strategies.integers())
+def low(number):
+    tried.append(number)
+    assert number < 1000
+try:
+    low()
+except AssertionError:
+    print(tried[0], min(n for n in tried if n >= 1000))
+"""
+
+
+@pytest.fixture
+def redis_url(tmp_path: Path) -> Iterator[str]:
+    """A Redis server that is there for one test."""
+    pytest.importorskip("redis", reason="redis is not installed: pip install 'kvspec[cluster]'")
+    if (program := shutil.which("redis-server")) is None:
+        pytest.skip("redis-server is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([program, "--port", str(port), "--save", "", "--dir", str(tmp_path)])
+    for _ in range(100):
+        with socket.socket() as asking:
+            if not asking.connect_ex(("127.0.0.1", port)):
+                break
+        time.sleep(0.1)
+    yield f"redis://127.0.0.1:{port}"
+    server.terminate()
+    server.wait()
+
+
+def test_a_failure_of_one_process_is_what_another_tries_first(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(_FAILS)
+    env = {
+        **os.environ, "KVSPEC_REDIS": redis_url, "KVSPEC_HYPOTHESIS_PROFILE": "nightly",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }  # fmt: skip
+    told = []
+    for machine in ("one", "another"):
+        (folder := tmp_path / machine).mkdir()
+        command = [sys.executable, str(tmp_path / "fails.py")]
+        done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True)
+        assert done.stdout, done.stderr
+        told.append(done.stdout.split())
+    (tried, smallest), (again, _) = told
+    assert tried != smallest == again == "1000"
