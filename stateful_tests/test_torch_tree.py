@@ -562,6 +562,29 @@ def test_the_queues_do_not_grow_with_use() -> None:
     assert all(len(queue) < 80 for queue in pair.tree._queues)
 
 
+def test_the_order_outlives_stale_entries() -> None:
+    store = KVStore(Geometry(1, None, 20, 0, rows=1, width=20), CPU)
+    tree, source, used = RadixTree(store, None), random.Random(1), dict.fromkeys(range(20), -1)
+
+    def evicted() -> int:
+        before = {fact.path for fact in tree.view()}
+        tree.evict(1, 0)
+        ((letter,),) = before - {fact.path for fact in tree.view()}
+        return letter
+
+    for letter in used:
+        tree.insert((letter,), extend(store, [0], [0], [1]))
+    for moment in range(1000):  # entries are taken out of the queue on the way
+        letter = source.randrange(20)
+        if moment % 50 == 0:
+            letter = min(used, key=lambda other: used[other])
+            assert evicted() == letter
+            tree.insert((letter,), extend(store, [0], [0], [1]))
+        tree.match((letter,))
+        used[letter] = moment
+    assert [evicted() for _ in used] == sorted(used, key=lambda letter: used[letter])
+
+
 class CountsGives(PagePool):
     """How often pages came back."""
 
