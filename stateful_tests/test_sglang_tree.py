@@ -360,6 +360,15 @@ def test_a_turn_that_is_aborted_may_be_handed_to_the_tree(real, name):
     conforms(real, name, *first, *second)
 
 
+@pytest.mark.parametrize(("version", "stays"), [("0.5.13", "a"), ("0.5.14", "b"), ("0.5.16", "b")])
+def test_who_inserts_at_an_abort_between_two_chunks(release, version, stays):
+    """Who does has used its pages last: what was inserted meanwhile is evicted before them."""
+    begun = Submit("r", None, 8, prompt=(Piece("a", 8),)), Admit("r"), Extend((Chunk("r", 8),))
+    rest = Insert("g", (Piece("b", 8),)), Abort("r"), Evict(8)
+    [node] = play(release(version), "no-swa", *begun, *rest).tree.nodes
+    assert list(node.path) == shared(stays, 0, 8)
+
+
 def test_a_prefill_is_swept_by_some_before_it_goes_into_the_tree(real):
     lockstep = conforms(real, "page1", Submit("r", None, 14), Admit("r"), Extend((Chunk("r", 14),)))
     request = lockstep.state.request("r")

@@ -433,6 +433,13 @@ class Release0513(Release0512):
 
 
 class Release0514(Release0513):
-    """0.5.14. The same modules and rules; a checkout of it is told as 0.5.13."""
+    """0.5.14. The same modules; a checkout of it is told as 0.5.13."""
 
     version = "0.5.14"
+
+    def end(self, req: Any, cache: Any) -> None:
+        self.common.release_kv_cache(req, cache, is_insert=not self._midway(req))
+
+    def _midway(self, req: Any) -> bool:
+        """Aborted between two chunks of its prefill: nothing is inserted (process_pending_chunked_abort)."""
+        return bool(req.fill_len < len(req.full_untruncated_fill_ids))

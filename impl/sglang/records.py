@@ -92,11 +92,7 @@ class Release0516(Unified, Release0514):
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_range(start, end)
 
-    def end(self, req: Any, cache: Any) -> None:
-        self.common.release_kv_cache(req, cache, is_insert=not self._midway(req))
-
     def _midway(self, req: Any) -> bool:
-        """Aborted between two chunks of its prefill: nothing is inserted (process_pending_chunked_abort)."""
         return bool(req.extend_range.end < len(req.full_untruncated_fill_ids))
 
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
