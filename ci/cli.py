@@ -1,6 +1,6 @@
 """The command line `kvspec`.
 
-Exit codes: 0 conforms, 1 a clause was violated (or the time ran out), 2 unusable input (one line on
+Exit codes: 0 conforms, 1 a clause was violated, 2 unusable input (one line on
 stderr says what), 3 the system under test, or kvspec itself, broke.
 """
 

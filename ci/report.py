@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ci import Data, arguments, ledger, snapshot
-from impl.adapter import Capabilities, System, UnusableImplementation
+from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
 from reference.commands import Mode, Refused
-from stateful_tests import coverage, lockstep, traces
-from stateful_tests.campaign import Plan
+from stateful_tests import coverage, traces
+from stateful_tests.campaign import Plan, violated
 from stateful_tests.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.wording import describe, say
 
@@ -57,14 +57,7 @@ class OnBase:
 
 def on_base(system: System, findings: Iterable[Finding]) -> OnBase:
     """Replay what was found on the implementation that was there before."""
-    clauses = set()
-    for finding in findings:
-        try:
-            seen = lockstep.replay(system, replace(finding.run.trace, clause=finding.clause)).violation
-        except UnusableImplementation:
-            continue  # it cannot be built so: what was found says something new
-        if seen is not None and finding.clause in seen.clauses:
-            clauses.add(finding.clause)
+    clauses = {f.clause for f in findings if f.clause in (violated(system, f.run.trace, f.clause) or ())}
     return OnBase(system.name, frozenset(clauses))
 
 
@@ -186,7 +179,8 @@ def _verdict(
         said.append(f"violates {', '.join(violated)}")
     if base is not None and old:
         said += [] if new else ["nothing new"]
-        said.append(f"{base.system} violates {', '.join(sorted(old))} as well")
+        hidden = "what else breaks the same may hide behind it"
+        said.append(f"{base.system} violates {', '.join(sorted(old))} as well ({hidden})")
     if result.timed_out:
         done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
         found = "" if result.findings else "nothing was found until "
@@ -194,7 +188,7 @@ def _verdict(
     # A narrowed run, or a system that offers less, cannot be asked to reach every situation.
     if plan.tier == "nightly" and not narrowed and capabilities == Capabilities() and result.unreached:
         said.append(f"never reached the critical situation of {', '.join(result.unreached)}")
-        code = code or 1
+        code = code or int(not (result.timed_out or result.stopped))  # what was cut had not the chance
     whole = plan.tier != "smoke" and not narrowed and not result.findings and not result.timed_out
     if missing and whole and result.system in _OWN:
         said.append(f"{len(missing)} situations that the explorer has reached were missed")
@@ -292,8 +286,11 @@ def row_data(index: int, row: Row, marked: bool) -> Data:
     }
 
 
-def replay_data(file: str, run: Run) -> Data:
-    """A trace file replayed: `run_data` and a verdict that heeds what the trace says of itself."""
+def replay_data(file: str, run: Run, base: System | None = None) -> Data:
+    """A trace file replayed: `run_data` and a verdict that heeds what the trace says of itself.
+
+    base: what was there before; what it violates as well is told, and is no failure.
+    """
     trace, violation = run.trace, run.violation
     note = ""
     if trace.bug is not None and trace.bug not in BUGS:
@@ -312,6 +309,10 @@ def replay_data(file: str, run: Run) -> Data:
         verdict, code = f"violates {', '.join(violation.clauses)}", 1
         if trace.clause is not None and trace.clause not in violation.clauses:
             note = f"the trace names {trace.clause}"
+    if violation is not None and base is not None:
+        before = violated(base, trace, trace.clause or violation.clause) or ()
+        if set(violation.clauses) <= set(before):
+            note, code = f"{base.name} violates it as well", 0
     return {"file": file, "verdict": verdict, "note": note, "exit_code": code} | run_data(run)
 
 

@@ -112,13 +112,16 @@ def check_machine(system: System, machine: str, geometry: Geometry) -> None:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
 
 
-def run(system: System, plan: Plan, progress: Progress | None = None) -> CheckResult:
+def run(
+    system: System, plan: Plan, progress: Progress | None = None, base: System | None = None
+) -> CheckResult:
     """Carry the plan out on `system`.
 
     The cells of the plan (machine, preset, mode) take turns, a few runs each, so that every kind of
-    fault comes up early. Raises UnusableImplementation when no cell fits the system.
+    fault comes up early. base: what was there before; what it violates too ends nothing, and of each clause
+    a trace is looked for in which it conforms. Raises UnusableImplementation when no cell fits the system.
     """
-    return _Campaign(system, plan, progress).run()
+    return _Campaign(system, plan, progress, base).run()
 
 
 @dataclass(slots=True)
@@ -140,6 +143,7 @@ class _Caught:
     times: int
     after_s: float
     after_commands: int
+    old: bool  # the base violates it in this trace as well
     retries: int = 0
 
 
@@ -156,6 +160,7 @@ class _Campaign:
     system: System
     plan: Plan
     progress: Progress | None
+    base: System | None
     started: float = field(default_factory=time.monotonic)
     caught: dict[str, _Caught] = field(default_factory=dict)
     last_new: float = 0.0
@@ -209,7 +214,8 @@ class _Campaign:
         now = time.monotonic()
         if now - self.started > self.plan.time_limit_s:
             result.timed_out = True
-        result.stopped = bool(self.caught and now - self.last_new > self.plan.after_finding_s)
+        new = any(not known.old for known in self.caught.values())
+        result.stopped = new and now - self.last_new > self.plan.after_finding_s
         return result.timed_out or result.stopped
 
     def _example(self, cell: _Cell, example: int) -> None:
@@ -260,23 +266,31 @@ class _Campaign:
         shown: tuple[str, ...] = ()
         for clause in violation.clauses:
             known = self.caught.get(clause)
+            base = None
             if known is not None:
                 known.times += 1
-                if trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
+                if known.old and self.base is not None and violated(self.base, trace, clause) == ():
+                    base = self.base  # another fault than the one that was there before
+                elif trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
                     continue
-            if smallest is None or clause not in shown:
+            if smallest is None or clause not in shown or base is not None:
                 budget = BUDGET if smallest is None else _BESIDE
-                smallest = minimise(self.system, trace, clause, budget=budget)
+                smallest = minimise(self.system, trace, clause, budget=budget, base=base)
                 shown = self._shown(smallest)
-            if known is None:
-                after = time.monotonic() - self.started
-                known = self.caught[clause] = _Caught(smallest, violation, set(), 1, after, self.commands)
-                self.last_new = time.monotonic()
-            known.modes.add(trace.mode)
+            modes = {trace.mode}
             faithful = replace(smallest, mode=Mode.FAITHFUL)
-            if trace.mode is Mode.FREE and _failing(self.system, faithful, clause) == smallest.commands:
-                known.modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
+            if trace.mode is Mode.FREE and _failing(self.system, clause, base, faithful) == smallest.commands:
+                modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
                 smallest, shown = faithful, self._shown(faithful)
+            old = self.base is not None and clause in (violated(self.base, smallest, clause) or ())
+            if known is None or (known.old and not old):
+                after = time.monotonic() - self.started
+                known = _Caught(smallest, violation, set(), 1, after, self.commands, old)
+                self.caught[clause] = known
+                self.last_new = time.monotonic()
+            if old and not known.old:
+                continue
+            known.modes |= modes
             # A trace that a faithful scheduler can produce says more than a shorter free one.
             if rank(smallest) < rank(known.trace):
                 known.trace = smallest
@@ -314,38 +328,53 @@ def evaluation_order(clause: str) -> int:
     return order.index(clause) if clause in order else -1
 
 
-def minimise(system: System, trace: Trace, clause: str, *, budget: int = BUDGET) -> Trace:
+def violated(system: System, trace: Trace, clause: str) -> tuple[str, ...] | None:
+    """What a system violates in a trace that is about `clause`; None if it cannot be driven through it."""
+    try:
+        seen = replay(system, replace(trace, clause=clause)).violation
+    except UnusableImplementation:
+        return None
+    return seen.clauses if seen is not None else ()
+
+
+def minimise(
+    system: System, trace: Trace, clause: str, *, budget: int = BUDGET, base: System | None = None
+) -> Trace:
     """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
 
-    `budget` bounds the candidates of each `shrink`.
+    `budget` bounds the candidates of each `shrink`. base: conforms in the trace, and still does.
     """
     smallest = trace
     smaller = partial(shrink, budget=budget)
+    failing = partial(_failing, system, clause, base)
     for search in (drop, smaller):
-        smallest = _shrink_commands(system, smallest, clause, search)
+        smallest = _shrink_commands(failing, smallest, search)
         if system.capabilities.no_tree:
-            smallest = _shrink_size(system, smallest, clause, "tree")
+            smallest = _shrink_size(failing, smallest, "tree")
         for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
-            smallest = _shrink_size(system, smallest, clause, name)
-    return replace(_shrink_commands(system, smallest, clause, smaller), origin="minimised")
+            smallest = _shrink_size(failing, smallest, name)
+    return replace(_shrink_commands(failing, smallest, smaller), origin="minimised")
+
+
+Failing = Callable[[Trace], Commands | None]
 
 
 def _shrink_commands(
-    system: System, trace: Trace, clause: str, search: Callable[[Commands, StillFails], Commands]
+    failing: Failing, trace: Trace, search: Callable[[Commands, StillFails], Commands]
 ) -> Trace:
     def still_fails(commands: Commands) -> Commands | None:
-        return _failing(system, replace(trace, commands=commands), clause)
+        return failing(replace(trace, commands=commands))
 
     return replace(trace, commands=search(trace.commands, still_fails))
 
 
-def _shrink_size(system: System, trace: Trace, clause: str, name: str) -> Trace:
+def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     """The smallest size with which the clause still fails; failing need not be monotone in it."""
     now = getattr(trace.geometry, name)
     for size in [False] * now if isinstance(now, bool) else range(1, now or 1):  # no window stays none
         smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))
         for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
-            commands = _failing(system, candidate, clause)
+            commands = failing(candidate)
             if commands is not None:
                 return replace(candidate, commands=commands)
     return trace
@@ -359,12 +388,13 @@ def _scaled(trace: Trace, was: int) -> Trace:
     return replace(trace, geometry=replace(trace.geometry, window=window), commands=commands)
 
 
-def _failing(system: System, trace: Trace, clause: str) -> tuple[Command, ...] | None:
-    """The commands up to the step that violates `clause`, if one does."""
+def _failing(system: System, clause: str, base: System | None, trace: Trace) -> Commands | None:
+    """The commands up to the step that violates `clause`, if one does, and the base conforms in them."""
     lockstep = Lockstep(system, trace.geometry, trace.mode, clause=clause)
     for command in trace.commands:
         lockstep.do(command)
         if lockstep.violation is not None:
-            seen = clause in lockstep.violation.clauses
-            return trace.commands[: lockstep.steps] if seen else None
+            commands = trace.commands[: lockstep.steps]
+            alone = base is None or violated(base, replace(trace, commands=commands), clause) == ()
+            return commands if alone and clause in lockstep.violation.clauses else None
     return None

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from impl.adapter import Capabilities, System, UnusableImplementation
-from reference.commands import Command, Mode, Outcome, Reason, Refused
+from reference.commands import Command, Decode, Done, Mode, Open, Outcome, Reason, Refused
 from stateful_tests import campaign
 from stateful_tests.campaign import plan, run
 from stateful_tests.reference_system import ReferenceSystem
@@ -100,7 +100,9 @@ def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(
 ) -> None:
     budgets: dict[str, int] = {}
 
-    def minimise(system: System, trace: Trace, clause: str, *, budget: int) -> Trace:
+    def minimise(
+        system: System, trace: Trace, clause: str, *, budget: int, base: System | None
+    ) -> Trace:
         budgets.setdefault(clause, budget)
         return trace
 
@@ -109,6 +111,33 @@ def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(
     run(resolve("torch+pr22900"), replace(plan("smoke", machines=["sessions"]), after_finding_s=0))
     first, *others = budgets.values()
     assert first == BUDGET and others and set(others) == {campaign._BESIDE}
+
+
+class RefusesDecode(ReferenceSystem):
+    """Refuses to decode: always, or while no session is open."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.always = always
+
+    def apply(self, command: Command) -> Outcome:
+        outcome = super().apply(command)
+        wrong = isinstance(command, Decode) and isinstance(outcome, Done)
+        return Refused(Reason.NO_ROW) if wrong and (self.always or not self.view().sessions) else outcome
+
+
+def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(campaign, "_SHORT", 0)  # all traces are shrunk, also after the best is found
+    asked = plan("smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL])
+    change, base = RefusesDecode(always=True), RefusesDecode(always=False)
+    for before, kinds in ((None, []), (base, [Open])):
+        [finding] = run(change, asked, base=before).findings
+        assert finding.clause == "OUT-1"
+        assert [type(c) for c in finding.run.trace.commands if isinstance(c, Open)] == kinds
+    same = run(base, replace(asked, after_finding_s=0), base=RefusesDecode(always=False))
+    assert len(same.findings) == 1 and not same.stopped
 
 
 @pytest.mark.parametrize(

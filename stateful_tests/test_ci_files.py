@@ -134,15 +134,17 @@ def test_the_check_of_a_fork(step: Step) -> None:
     assert calls == [f"kvspec check --impl sglang --sglang-path fork --tier pr {WRITES} --mode both"]
 
 
-def test_earlier_failures_come_first_and_count(step: Step, tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["", "sglang==0.5.23"])
+def test_earlier_failures_come_first_and_count(step: Step, tmp_path: Path, base: str) -> None:
     failures = tmp_path / ".kvspec" / "failures"
     failures.mkdir(parents=True)
     (failures / "len-2.json").touch()
-    code, calls = step("check", FAILS="replay")
+    code, calls = step("check", FAILS="replay", KVSPEC_BASE=base)
     assert code == 1
+    before = f" --base {base}" if base else ""
     assert calls == [
-        "kvspec replay .kvspec/failures/len-2.json --impl torch --device cpu",
-        f"kvspec check --impl torch --device cpu --tier smoke {WRITES}",
+        f"kvspec replay .kvspec/failures/len-2.json --impl torch --device cpu{before}",
+        f"kvspec check --impl torch --device cpu{before} --tier smoke {WRITES}",
     ]
 
 

@@ -98,7 +98,9 @@ def finds(monkeypatch: pytest.MonkeyPatch, result: CheckResult) -> list[campaign
     """Make `check` find this; gives the plans that it was asked to carry out."""
     plans: list[campaign.Plan] = []
 
-    def run(system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None]) -> CheckResult:
+    def run(
+        system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], base: object
+    ) -> CheckResult:
         plans.append(plan)
         say("sessions on page2, free", 100, 0)
         return result
@@ -305,11 +307,22 @@ def test_what_was_there_before_is_no_failure(
     found, out, _ = kvspec("check", "--impl", "torch+pr22900", "--base", base)
     assert found == code
     assert says in " ".join(out.split())
+    assert ("what else breaks the same may hide behind it" in " ".join(out.split())) is (code == 0)
+    traces.save(trace, "t.json")
+    found, out, _ = kvspec("replay", "t.json", "--impl", "torch+pr22900", "--base", base)
+    assert (found, "(torch+pr22900 violates it as well)" in out) == (code, code == 0)
 
 
-def test_a_base_that_is_none(kvspec: Check) -> None:
-    code, _, err = kvspec("check", "--base", "no_such")
-    assert (code, err.startswith("kvspec: --base no_such: ")) == (2, True)
+@pytest.mark.parametrize("command", [("check",), ("replay", "t.json")])
+def test_a_base_that_is_none_is_told_before_anything_starts(
+    kvspec: Check, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    traces.save(TRACE, "t.json")
+    asked: list[str] = []
+    find = registry.resolve
+    monkeypatch.setattr(registry, "resolve", lambda spec, **more: asked.append(spec) or find(spec, **more))
+    code, _, err = kvspec(*command, "--base", "no_such")
+    assert (code, err.startswith("kvspec: --base no_such: "), asked) == (2, True, ["no_such"])
 
 
 BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError"))
@@ -322,8 +335,9 @@ BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError
         (checked(finding("LEN-2"), timed_out=True), 1, "violates LEN-2; the time limit of 60 s, after 10 of"),
         (checked(finding("BROKEN", BROKE)), 3, "torch+pr22900: the system broke"),
         (checked(tier="nightly"), 1, "never reached the critical situation of FREE-2"),
+        (checked(tier="nightly", timed_out=True), 0, "never reached the critical situation of FREE-2"),
     ],
-    ids=["timed out", "timed out with a finding", "broke", "not reached"],
+    ids=["timed out", "timed out with a finding", "broke", "not reached", "not reached in time"],
 )
 def test_other_ends(
     fake: FakeSystem,
@@ -336,7 +350,7 @@ def test_other_ends(
     finds(monkeypatch, result)
     found, out, _ = kvspec("check", "--tier", result.tier)
     assert found == code
-    assert says in out
+    assert says in " ".join(out.split())
 
 
 def test_a_narrowed_nightly_need_not_reach_everything(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,12 @@ from ci.commands.shared import (
 if TYPE_CHECKING:
     from ci import Data
     from impl.adapter import System
+
+
+base_option = click.option(
+    "--base", metavar="IMPL|DIR",
+    help="What was there before: a violation whose trace shows it there too is no failure.",
+)  # fmt: skip
 
 
 @click.command()
@@ -38,10 +45,7 @@ if TYPE_CHECKING:
     "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
     help="Where the smallest trace of each violation is saved.",
 )  # fmt: skip
-@click.option(
-    "--base", metavar="IMPL|DIR",
-    help="What was there before: a violation whose smallest trace shows it there too is no failure.",
-)  # fmt: skip
+@base_option
 @ray_option
 @click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
 @click.option("--junit", metavar="FILE", help="Write JUnit XML there: clauses by machines.")
@@ -83,11 +87,11 @@ def check(
     from ci import render, report
     from ci.progress import Progress
 
-    system = resolve(impl, device, sglang_path)
-    before = None if base is None else _base(base, device)
-    try:
+    with ExitStack() as opened:
+        before = None if base is None else opened.enter_context(closing(_base(base, device)))
+        system = opened.enter_context(closing(resolve(impl, device, sglang_path)))
         with Progress(render.console(sys.stderr)) as progress:
-            work = partial(campaign.run, system, plan, progress)
+            work = partial(campaign.run, system, plan, progress, before)
             if ray_address is not None:
                 from stateful_tests import cluster
 
@@ -98,10 +102,6 @@ def check(
             result, plan, narrowed=narrowed, capabilities=system.capabilities,
             base=None if before is None else report.on_base(before, result.findings),
         )  # fmt: skip
-    finally:
-        system.close()
-        if before is not None:
-            before.close()
     save_traces(result.findings, data["findings"], save_dir, impl_options(impl, device, sglang_path), html)
     render.check(render.console(text_out(json_file)), data)
     write_json(json_file, data)
@@ -124,6 +124,7 @@ def _base(named: str, device: str) -> System:
 @click.command()
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
 @system_options
+@base_option
 @click.option("--html", "html_file", metavar="FILE", help="Write a page there that shows each step.")
 def replay(
     traces: tuple[str, ...],
@@ -131,6 +132,7 @@ def replay(
     sglang_path: str | None,
     device: str,
     json_file: str | None,
+    base: str | None,
     html_file: str | None,
 ) -> int:
     """Run trace files on the reference and an implementation, step by step."""
@@ -145,18 +147,17 @@ def replay(
 
     out = render.console(text_out(json_file))
     replays: list[Data] = []
-    system = resolve(impl, device, sglang_path)
-    try:
+    with ExitStack() as opened:
+        before = None if base is None else opened.enter_context(closing(_base(base, device)))
+        system = opened.enter_context(closing(resolve(impl, device, sglang_path)))
         for path, trace in loaded:
             run = usable(partial(lockstep.replay, system, trace), path)
-            replays.append(report.replay_data(path, run))
+            replays.append(report.replay_data(path, run, before))
             replays[-1]["replay"] = replay_command(path, impl_options(impl, device, sglang_path))
             if html_file is not None:
                 replays[-1]["states"] = page.states(run)
                 write_file(html_file, page.page(replays[-1], run), "--html")
             render.replay(out, replays[-1], brief=len(loaded) > 1)
-    finally:
-        system.close()
     codes = [data["exit_code"] for data in replays]
     if len(replays) > 1:
         bad = [data["file"] for data in replays if data["exit_code"]]

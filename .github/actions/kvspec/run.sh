@@ -17,21 +17,20 @@ install() {
 }
 
 check() {
-  local tier=${KVSPEC_TIER:-smoke} seed='' code=0 impl more=() earlier
+  local tier=${KVSPEC_TIER:-smoke} seed='' code=0 impl base=() more=() earlier
   if [ -n "${KVSPEC_SGLANG_PATH:-}" ]; then
     impl=(--impl sglang --sglang-path "$KVSPEC_SGLANG_PATH")
   else
     impl=(--impl "${KVSPEC_IMPL:-torch}" --device "${KVSPEC_DEVICE:-cpu}")
   fi
+  if [ -n "${KVSPEC_BASE:-}" ]; then
+    base=(--base "$KVSPEC_BASE")
+  fi
   mkdir -p .kvspec/failures
   shopt -s nullglob
   earlier=(.kvspec/failures/*.json)
   if [ ${#earlier[@]} -gt 0 ]; then
-    kvspec replay "${earlier[@]}" "${impl[@]}" || code=$?
-  fi
-  if [ -n "${KVSPEC_BASE:-}" ]; then
-    code=0  # the faults that the base has are among the traces: the check alone tells them apart
-    more+=(--base "$KVSPEC_BASE")
+    kvspec replay "${earlier[@]}" "${impl[@]}" "${base[@]}" || code=$?
   fi
   if [ "$tier" = nightly ]; then
     seed=$(date +%s)
@@ -40,8 +39,8 @@ check() {
   fi
   # KVSPEC_ARGS are several words.
   # shellcheck disable=SC2086
-  kvspec check "${impl[@]}" --tier "$tier" --save .kvspec/failures --html --json .kvspec/report.json \
-    --junit .kvspec/junit.xml "${more[@]}" ${KVSPEC_ARGS:-} | tee .kvspec/report.txt || code=$?
+  kvspec check "${impl[@]}" "${base[@]}" --tier "$tier" --save .kvspec/failures --html \
+    --json .kvspec/report.json --junit .kvspec/junit.xml "${more[@]}" ${KVSPEC_ARGS:-} | tee .kvspec/report.txt || code=$?
   if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then
     { echo "### kvspec, tier $tier${seed:+, seed $seed}"
       python -c 'import json; print(json.load(open(".kvspec/report.json"))["verdict"])' || true
