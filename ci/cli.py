@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 
 import click
@@ -44,37 +45,40 @@ for _command in (
     cli.add_command(_command)
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code. An interrupt gives 130."""
+def run(
+    arguments: Sequence[str] | None = None, command: click.Command = cli, name: str = "kvspec"
+) -> int:
+    """Run a command line and return its exit code. An interrupt gives 130."""
+    complain = partial(_complain, name)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal's encoding may be narrow
     try:
-        code = cli.main(list(arguments) if arguments is not None else None, "kvspec", standalone_mode=False)
+        code = command.main(list(arguments) if arguments is not None else None, name, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except Unusable as error:
-        return _complain(str(error), 2)
+        return complain(str(error), 2)
     except click.ClickException as error:
-        return _complain(error.format_message(), 2)
+        return complain(error.format_message(), 2)
     except (KeyboardInterrupt, click.Abort):
-        return _complain("interrupted", 130)
+        return complain("interrupted", 130)
     except BrokenPipeError:
         # The reader has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
+        return complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
     except Exception as error:
         if os.environ.get("KVSPEC_TRACEBACK"):
             raise
         told = f"{type(error).__name__}: {error} (set KVSPEC_TRACEBACK=1 to see where)"
-        return _complain(f"something broke that should not: {told}", 3)
+        return complain(f"something broke that should not: {told}", 3)
 
 
-def _complain(message: str, code: int) -> int:
+def _complain(name: str, message: str, code: int) -> int:
     line = "".join(c if c.isprintable() else " " for c in message)
-    print(f"kvspec: {line[:600]}", file=sys.stderr)
+    print(f"{name}: {line[:600]}", file=sys.stderr)
     return code
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -423,6 +424,8 @@ def unusable(*arguments: str, says: str) -> Any:
         unusable("check", "--json", ".", says="--json .: is a directory"),
         unusable("check", "--save", "file", says="--save file: is not a directory"),
         unusable("check", "extra", says="unexpected extra argument"),
+        unusable("bugs", "--json", "pr22900", says="--json pr22900: is a bug, not a file"),
+        unusable("clauses", "LEN2", says="unknown clause 'LEN2'; without a name all are listed; is it LEN-2"),
         unusable("replay", says="TRACE"),
         unusable("replay", "missing.json", says="missing.json: No such file"),
         unusable("replay", "file", says="file: is not JSON"),
@@ -543,11 +546,20 @@ def test_long_traces_show_their_end(fake: FakeSystem, kvspec: Check, monkeypatch
     assert len(out.splitlines()) < 80
 
 
+def test_the_bench_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "nope"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("ci.bench", run_name="__main__")
+    assert (ended.value.code, capsys.readouterr().err) == (2, "bench: No such command 'nope'.\n")
+
+
 def test_lists(kvspec: Check) -> None:
     for command, first in (("bugs", "bug"), ("clauses", "clause")):
         code, out, err = kvspec(command)
         assert (code, err) == (0, "")
         data = json.loads(kvspec(command, "--json")[1])
+        assert kvspec(command, "--json", "l.json")[1] == out
+        assert json.loads(Path("l.json").read_text()) == data
         assert lines(out)[0].startswith(first)
         assert max(map(len, out.splitlines())) <= 100
         ids = {line.split(" ")[0] for line in out.splitlines()}

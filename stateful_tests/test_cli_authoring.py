@@ -69,9 +69,9 @@ def test_shrink_writes_over_nothing_unasked(kvspec: Kvspec, long: Path) -> None:
 
 
 def test_there_is_nothing_to_shrink_in_a_trace_that_conforms(kvspec: Kvspec, long: Path) -> None:
-    code, out, _ = kvspec("shrink", str(long), "--impl", "torch")
-    assert (code, len(out.splitlines())) == (0, 1)
-    assert "conforms on torch; there is nothing to shrink, --impl names another" in out
+    code, out, err = kvspec("shrink", str(long), "--impl", "torch")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "conforms on torch; there is nothing to shrink, --impl names another" in err
     assert not long.with_name("long.shrunk.json").exists()
 
 
@@ -95,6 +95,20 @@ def test_what_is_missing_is_asked_for(kvspec: Kvspec, long: Path, monkeypatch: p
     assert load("here/a_retry_frees_the_token.json").story == STORY
 
 
+def test_a_wrong_name_is_told_before_anything_runs(
+    kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*asked: object, **more: object) -> None:
+        raise AssertionError("a system was started")
+
+    monkeypatch.setattr("stateful_tests.registry.resolve", started)
+    Path("a_b_c.json").write_text("mine")
+    for typed, says in (("bug7", "'bug7' is no clause of a sentence"), ("a_b_c", "is there already")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
+        code, _, err = kvspec("new-fixture", str(long), "--out", ".")
+        assert (code, says in err) == (2, True)
+
+
 def test_a_fixture_without_a_bug(kvspec: Kvspec) -> None:
     name, story = "three_turns_again_of_a_talk", "Nothing goes wrong in a whole talk."
     code, out, _ = kvspec("new-fixture", str(FINE), "--name", name, "--story", story, "--out", "here")
@@ -108,8 +122,8 @@ def test_a_fixture_without_a_bug(kvspec: Kvspec) -> None:
         (["--story", "Bad."], "--story: say in a sentence or more"),
         (["--bug", "none-such"], "there is no bug called none-such"),
         (["--clause", "LEN-99"], "there is no clause called LEN-99"),
-        (["--clause", "TREE-1"], "violates LEN-3 first on torch+pr22862-tail, not TREE-1"),
-        (["--bug", "pr22900"], "conforms on torch+pr22900: it shows no fault there"),
+        (["--name", "a_b_c", "--clause", "TREE-1"], "violates LEN-3 first on torch+pr22862-tail, not TREE-1"),
+        (["--name", "a_b_c", "--bug", "pr22900"], "conforms on torch+pr22900: it shows no fault there"),
         (["--impl", "torch+pr22900"], "a trace of the bug pr22862-tail is replayed on torch+pr22862-tail"),
         ([], "--name: is missing; nothing was written"),
         (["--name", "a_b_c"], "--story: is missing; nothing was written"),
@@ -199,6 +213,11 @@ def test_a_terminal_goes_on_after_a_wrong_line(kvspec: Kvspec, monkeypatch: pyte
     assert "'opne' is no command" in out
     assert "extend REQUEST +TOKENS, ..." in out
     assert load("made.json").commands == (Open("s1"),)
+
+
+def test_help_says_what_may_be_typed(kvspec: Kvspec) -> None:
+    code, out, _ = kvspec("record", "--help")
+    assert (code, "spec_decode  REQUEST +TOKENS accept N, ..." in out) == (0, True)
 
 
 def test_a_log_becomes_a_trace(kvspec: Kvspec) -> None:

@@ -6,7 +6,6 @@ the rows add up to what a step of the lockstep costs. Everything runs in one pro
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -17,8 +16,9 @@ import click
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from ci import render
+from ci import cli, render
 from ci.bench import checks, searches
+from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
 from impl.adapter import System, UnusableImplementation
 from reference import model
 from reference.commands import Command, Mode
@@ -76,7 +76,7 @@ def _lockstep(system: System, runs: list[Run]) -> None:
         for command in commands:
             lockstep.do(command)
             if lockstep.violation is not None:
-                raise click.ClickException(f"{system.name} violates {lockstep.violation.clause}")
+                raise Unusable(f"--impl {system.name}: violates {lockstep.violation.clause}")
 
 
 def _empty_machine(runs: int) -> int:
@@ -125,12 +125,15 @@ def _row(machine: str, what: str, seconds: float, empty: float) -> dict[str, Any
 @click.option("--impl", "impls", multiple=True, default=["reference", "torch"], show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Runs for each preset.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option
 @click.pass_context
-def bench(context: click.Context, impls: tuple[str, ...], device: str, runs: int, as_json: bool) -> None:
+def bench(
+    context: click.Context, impls: tuple[str, ...], device: str, runs: int, json_file: str | None
+) -> None:
     """Measure what a command costs, part by part; or `explore`: what a state of a search costs."""
     if context.invoked_subcommand is not None:
         return
+    writable_json(json_file)
     steps = _empty_machine(len(PRESETS) * runs)
     empty = _seconds(lambda: _empty_machine(len(PRESETS) * runs)) / steps
     rows: list[dict[str, Any]] = [_row("", "empty Hypothesis machine", empty, empty)]
@@ -154,18 +157,15 @@ def bench(context: click.Context, impls: tuple[str, ...], device: str, runs: int
             }
         rows += [_row(machine, name, _seconds(part) / commands, empty) for name, part in parts.items()]
     checked = checks.rows(device)
-    if as_json:
-        json.dump({"commands": rows, "busy check": checked}, sys.stdout, indent=2)
-        print()
-    else:
-        out = render.console()
-        headings = ("machine", "what", "us/command", "commands/s", "of empty machine")
-        render.listing(out, rows, dict(zip(rows[0], headings)))
-        out.print(f"\nA busy check on {device}, beside loops over the requests (ratio to one pass):\n")
-        render.listing(out, checked, {name: name for name in checked[0]})
+    out = render.console(text_out(json_file))
+    headings = ("machine", "what", "us/command", "commands/s", "of empty machine")
+    render.listing(out, rows, dict(zip(rows[0], headings)))
+    out.print(f"\nA busy check on {device}, beside loops over the requests (ratio to one pass):\n")
+    render.listing(out, checked, {name: name for name in checked[0]})
+    write_json(json_file, {"commands": rows, "busy check": checked})
 
 
 bench.add_command(searches.explore)
 
 if __name__ == "__main__":
-    bench()
+    sys.exit(cli.run(command=bench, name="bench"))

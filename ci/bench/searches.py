@@ -8,8 +8,6 @@ made in s`); `search s` is a second search, with the rules traced. SPIN searches
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import click
 
 from ci import render
+from ci.commands.shared import json_option, text_out, writable_json, write_json
 from reference.geometry import Geometry
 from stateful_tests import promela
 from stateful_tests.arrays import arrays_on
@@ -76,7 +75,7 @@ def _beside_spin(row: Row, search: ColumnSearch) -> Row:
     run = promela.run(search, two_cores=True)
     if (run.states, run.transitions) != (search.states, search.transitions):
         found = f"{run.states} states, {run.transitions} transitions"
-        raise click.ClickException(f"{search.scope.name}: SPIN counts {found}")
+        raise RuntimeError(f"{search.scope.name}: SPIN counts {found}")
     assert run.two_cores_s is not None
     return {
         "scope": search.scope.name, "search s": round(alone, 2), "SPIN s": round(run.seconds, 2),
@@ -91,11 +90,12 @@ def _beside_spin(row: Row, search: ColumnSearch) -> Row:
 @click.option("--width", "widths", multiple=True, type=click.IntRange(1, 8), default=WIDTHS, help="To grow.")
 @click.option("--spin/--no-spin", default=True, help="Compiling a model takes up to a minute.")
 @click.option("--plot", metavar="FILE", help="How cost grows, as a plot (.svg, .png); needs matplotlib.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@json_option
 def explore(
-    names: tuple[str, ...], widths: tuple[int, ...], spin: bool, plot: str | None, as_json: bool
+    names: tuple[str, ...], widths: tuple[int, ...], spin: bool, plot: str | None, json_file: str | None
 ) -> None:
     """The searches side by side, and how cost grows with the scope."""
+    writable_json(json_file)
     for name in names:
         if name not in SCOPES or SCOPES[name].geometry.tree or SCOPES[name].checks:
             raise click.UsageError(f"--scope {name}: no scope without a tree and without memory checks")
@@ -122,12 +122,10 @@ def explore(
         growth.append(row | {"MB of states": round(kept / 2**20, 1)})
     if plot is not None:
         _plot(growth, plot)
-    if as_json:
-        found = {"side by side": beside, "SPIN": beside_spin, "growth": growth, "notes": notes}
-        json.dump(found, sys.stdout, indent=2)
-        print()
-        return
-    out = render.console()
+    write_json(
+        json_file, {"side by side": beside, "SPIN": beside_spin, "growth": growth, "notes": notes}
+    )
+    out = render.console(text_out(json_file))
     for rows in filter(None, (beside, beside_spin, growth)):
         render.listing(out, rows, {name: name for name in rows[0]})
         out.print()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from reference.geometry import Geometry
     from stateful_tests.recording import Parting, Recorder
     from stateful_tests.results import Trace
+
+_Used = TypeVar("_Used")
+
 
 def _asked(work: Callable[[], Any], what: str) -> Any:
     """The result of `work`; what is not possible is unusable input."""
@@ -61,15 +64,13 @@ def shrink(
     from ci import render, report
     from stateful_tests import authoring, lockstep
 
-    text = render.console(text_out(json_file))
     impl = impl_of(trace, impl)
     system = resolve(impl, device, sglang_path)
     try:
         before = usable(partial(lockstep.replay, system, trace), file)
         if before.violation is None:
             said = f"conforms on {system.name}; there is nothing to shrink, --impl names another"
-            text.print(f"{file}: {said}", soft_wrap=True)
-            return 0
+            raise Unusable(f"{file}: {said}")
         wanted = _asked(lambda: authoring.violated(before, clause), file)
         after = _asked(partial(authoring.shrunk, system, before, wanted), file)
     finally:
@@ -80,7 +81,7 @@ def shrink(
         "replay": f"kvspec replay {target} {impl_options(impl, device, sglang_path)}",
         "before": report.replay_data(file, before), "after": report.replay_data(str(target), after),
     }  # fmt: skip
-    render.shrunk(text, data)
+    render.shrunk(render.console(text_out(json_file)), data)
     write_json(json_file, data)
     return 0
 
@@ -119,11 +120,10 @@ def new_fixture(
     folder = Path(out or usual)
     if not folder.is_dir() and (out is None or folder.exists()):
         raise Unusable(f"--out {folder}: there is no such folder")
-    if name is not None:
-        target_file(folder / f"{_checked('--name', name)}.json", force, "--name")
     if story is not None:
         _checked("--story", story)
     writable_json(json_file)
+    path = _told("--name", name, lambda told: target_file(folder / f"{told}.json", force, "--name"))
 
     from ci import render, report
     from stateful_tests import authoring
@@ -142,8 +142,7 @@ def new_fixture(
     text = render.console(text_out(json_file))
     data = report.replay_data(file, run)
     render.replay(text, data)
-    path = target_file(folder / f"{_told('--name', name)}.json", force, "--name")
-    run = replace(run, trace=replace(run.trace, story=_told("--story", story)))
+    run = replace(run, trace=replace(run.trace, story=_told("--story", story, str)))
     _saved(run.trace, path)
     head = {"format": "kvspec-fixture", "version": 1, "saved": str(path)}
     data = head | report.replay_data(str(path), run)
@@ -164,10 +163,10 @@ def _checked(option: str, value: str) -> str:
         raise Unusable(f"{option}: {error}") from error
 
 
-def _told(option: str, value: str | None) -> str:
-    """The option's value, or what is typed; a terminal is asked until it is right."""
+def _told(option: str, value: str | None, use: Callable[[str], _Used]) -> _Used:
+    """What `use` makes of the option's value, or of what is typed; a terminal is asked until it is right."""
     if value is not None:
-        return _checked(option, value)
+        return use(_checked(option, value))
     asks = {"--name": "name, as a clause_of_a_sentence", "--story": "story, a few sentences"}
     while True:
         try:
@@ -175,7 +174,7 @@ def _told(option: str, value: str | None) -> str:
         except click.Abort:
             raise Unusable(f"{option}: is missing; nothing was written") from None
         try:
-            return _checked(option, typed)
+            return use(_checked(option, typed))
         except Unusable as error:
             if not sys.stdin.isatty():
                 raise
@@ -196,7 +195,18 @@ def _sizes(preset: str | None, sizes: dict[str, int | bool | None]) -> Geometry:
         raise Unusable(f"--{error.field.replace('_', '-')}: {error.reason}") from error
 
 
-@click.command()
+class _Typed(click.Command):
+    """A command whose help tells what may be typed."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from stateful_tests.wording import USAGES
+
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, rest) for name, _, rest in (u.partition(" ") for u in USAGES)])
+
+
+@click.command(cls=_Typed)
 @click.option("--out", required=True, metavar="FILE", help="Where the trace goes.")
 @click.option("--from", "log", metavar="LOG", help="A server's log in JSON Lines (fixtures/README.md).")
 @click.option("--preset", metavar="NAME", help="Sizes to start from. [default: page1]")

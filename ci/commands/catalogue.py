@@ -6,13 +6,13 @@ import sys
 
 import click
 
-from ci.commands.shared import Unusable, list_rows, text_out, writable_json, write_json
+from ci.commands.shared import Unusable, json_option, list_rows, text_out, writable_json, write_json
 
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def bugs(names: tuple[str, ...], as_json: bool) -> int:
+@json_option
+def bugs(names: tuple[str, ...], json_file: str | None) -> int:
     """List the named bugs: each puts one fault back into the torch implementation. NAMES: those in full."""
     from ci import report
     from impl.bugs import BUGS
@@ -21,13 +21,13 @@ def bugs(names: tuple[str, ...], as_json: bool) -> int:
     for row in rows:
         row["modes"] = [mode.value for mode in row["modes"]]
     headings = {"id": "bug", "title": "what is wrong", "clause": "clause", "source": "source"}
-    return list_rows(rows, as_json, headings, names)
+    return list_rows(rows, json_file, headings, names)
 
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def clauses(names: tuple[str, ...], as_json: bool) -> int:
+@json_option
+def clauses(names: tuple[str, ...], json_file: str | None) -> int:
     """List the clauses of the specification. NAMES: those in full."""
     from ci import report
     from impl.bugs import BUGS
@@ -38,17 +38,14 @@ def clauses(names: tuple[str, ...], as_json: bool) -> int:
     for row in rows:
         row["catches"] = [f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]]
     headings = {"id": "clause", "sentence": "what it says", "settled": "how it was settled"}
-    return list_rows(rows, as_json, headings, names)
+    return list_rows(rows, json_file, headings, names)
 
 
 @click.command("blindspots")
 @click.option("--bug", "names", multiple=True, metavar="NAME", help="Bug to measure (repeatable).")
 @click.option("--runs", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Runs per bug.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Where random decisions start from.")
-@click.option(
-    "--json", "json_file", metavar="[FILE]", is_flag=False, flag_value="-",
-    help="Write every figure there; stdout when no FILE is given.",
-)  # fmt: skip
+@json_option
 def blind_spots(names: tuple[str, ...], runs: int, seed: int, json_file: str | None) -> int:
     """Measure which run-time check sees which named bug, and when."""
     from impl.bugs import BUGS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    Unusable, connected, impl_options, is_folder, json_option, list_rows, ray_option, resolve,
+    Unusable, connected, impl_options, is_folder, json_option, list_rows, near, ray_option, resolve,
     save_option, save_traces, system_options, text_out, usable, writable_json, write_json,
 )  # fmt: skip
 
@@ -68,7 +67,8 @@ def explore(
     if listing:
         from ci import explore as told
 
-        return list_rows(told.scope_rows(), False, {"id": "scope", "takes": "takes", "about": "about"}, ())
+        columns = {"id": "scope", "takes": "takes", "about": "about"}
+        return list_rows(told.scope_rows(), json_file, columns)
     chosen = [_scope(name) for name in names] or [s for s in SCOPES.values() if s.takes == "seconds"]
     if resume is not None and len(chosen) != 1:
         raise Unusable("--resume goes with one --scope")
@@ -200,16 +200,19 @@ def _scope(name: str) -> Scope:
     from stateful_tests.scopes import SCOPES
 
     if name not in SCOPES:
-        near = "".join(f"; is it {other}?" for other in get_close_matches(name, SCOPES, 1))
-        raise Unusable(f"--scope {name:.40}: unknown, kvspec explore --list names them{near}")
+        raise Unusable(f"--scope {name:.40}: unknown, kvspec explore --list names them{near(name, SCOPES)}")
     return SCOPES[name]
 
 
 @click.command()
 @click.argument("names", nargs=-1)
+@click.option("--list", "listing", is_flag=True, help="List the obligations.")
 @json_option
-def prove(names: tuple[str, ...], json_file: str | None) -> int:
-    """Prove the rules of the cursors for all page sizes, windows and lengths. NAMES: those obligations."""
+def prove(names: tuple[str, ...], listing: bool, json_file: str | None) -> int:
+    """Prove the rules of the cursors for all page sizes, windows and lengths.
+
+    NAMES: those obligations, as `order/finish`; or all of one part of a name, as `order` or `finish`.
+    """
     try:
         import_module("z3")
     except ImportError as error:
@@ -217,12 +220,17 @@ def prove(names: tuple[str, ...], json_file: str | None) -> int:
     writable_json(json_file)
 
     from ci import proofs, render
-    from stateful_tests.proofs import GROUPS
+    from stateful_tests.proofs import GROUPS, OBLIGATIONS
 
+    if listing:
+        rows: list[Data] = [{"id": o.name, "claim": o.claim} for o in OBLIGATIONS.values()]
+        return list_rows(rows, json_file, {"id": "obligation", "claim": "what is proved"})
     try:
         data = proofs.collect(names)
     except KeyError as error:
-        raise Unusable(f"unknown obligation {error.args[0]!r:.60}; one of {', '.join(GROUPS)}") from error
+        name = str(error.args[0])
+        listed = f"kvspec prove --list names them{near(name, (*GROUPS, *OBLIGATIONS))}"
+        raise Unusable(f"unknown obligation {name!r:.60}; {listed}") from error
     proofs.text(render.console(text_out(json_file)), data)
     write_json(json_file, data)
     return int(data["exit_code"])

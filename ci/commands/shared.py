@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,8 +30,9 @@ class Unusable(Exception):
 
 
 json_option = click.option(
-    "--json", "json_file", metavar="FILE", help="Write every figure there; - for stdout."
-)
+    "--json", "json_file", metavar="[FILE]", is_flag=False, flag_value="-",
+    help="Write every figure there; stdout when no FILE is given, or -.",
+)  # fmt: skip
 impl_option = click.option(
     "--impl", default="torch", show_default=True, metavar="IMPL",
     help="reference | torch | torch+BUG | sglang==VERSION | sglang | module:factory",
@@ -200,21 +202,31 @@ def write_file(file: str, text: str, option: str) -> None:
         raise Unusable(f"{option} {file}: {error.strerror}") from error
 
 
-def list_rows(rows: list[Data], as_json: bool, columns: dict[str, str], names: tuple[str, ...]) -> int:
+def near(name: str, names: Iterable[str]) -> str:
+    """What an unknown name may have meant, for the end of a line."""
+    close = get_close_matches(name, names, 3)
+    return f"; is it {' or '.join(close)}?" if close else ""
+
+
+def list_rows(
+    rows: list[Data], json_file: str | None, columns: dict[str, str], names: tuple[str, ...] = ()
+) -> int:
     """Rows as a table, or those called `names` in full."""
     from ci import render
 
     known = {row["id"]: row for row in rows}
     for name in names:
         if name not in known:
-            raise Unusable(f"unknown {columns['id']} {name!r:.40}; without a name all are listed")
-    if as_json:
-        write_json("-", [known[name] for name in names] or rows)
-        return 0
-    out = render.console()
+            listed = f"without a name all are listed{near(name, known)}"
+            raise Unusable(f"unknown {columns['id']} {name!r:.40}; {listed}")
+    if json_file in known:
+        raise Unusable(f"--json {json_file}: is a {columns['id']}, not a file; names come before --json")
+    writable_json(json_file)
+    out = render.console(text_out(json_file))
     for name in names:
         render.record(out, known[name])
         out.print()
     if not names:
         render.listing(out, rows, columns)
+    write_json(json_file, [known[name] for name in names] or rows)
     return 0
