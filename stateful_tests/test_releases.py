@@ -87,6 +87,16 @@ def test_a_later_release_has_mended_it(path: Path, version: str, release: Callab
     assert replay(release(version), load(path)).violation is None
 
 
+def test_of_a_page_that_row_and_tree_own_the_cause_is_told(release: Callable[[str], System]) -> None:
+    trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
+    argument = arguments.argue(replay(release("0.5.18"), trace))
+    assert argument is not None
+    assert argument.text == (
+        "full page 1 has 2 owners: r1 has it at [0, 3) since command 2 (extend r1 +8) and the tree has it at"
+        " [0, 3) of #1:3 since command 2; r1 owns its row from R (cache_protected_len) on, which is 0."
+    )
+
+
 # -- faults that a check passes over -----------------------------------------------------------------
 
 

@@ -119,7 +119,16 @@ class Past:
         if times:
             free = self.since(f"{name} is free", lambda m: page in m.facts.pools[pool].free)
             return f"{name} is in the free list {free}, and {having}"
-        return f"{name} has {len(owners)} owners: {having}"
+        return f"{name} has {len(owners)} owners: {having}{self._twice(owners)}"
+
+    def _twice(self, owners: Iterable[Owned]) -> str:
+        """Why a page is a row's and the tree's: the row's prefix ends before it."""
+        for owned in owners:
+            holder = self.now.facts.holders.get(owned.holder)
+            if holder is not None and any(o.holder.startswith("tree ") and o.at == owned.at for o in owners):
+                prefix = holder.cursors.cache_protected_len
+                return f"; {owned.holder} owns its row from \0R\0 on, which is {prefix}"
+        return ""
 
     def having(self, pool: str, owned: Owned) -> str:
         """Who has a page, for which positions and since when."""
