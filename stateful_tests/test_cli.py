@@ -314,16 +314,28 @@ def test_what_was_there_before_is_no_failure(
     assert (found, "(torch+pr22900 violates it as well)" in out) == (code, code == 0)
 
 
-@pytest.mark.parametrize("command", [("check",), ("replay", "t.json")])
+@pytest.mark.parametrize(
+    ("command", "base", "says"),
+    [
+        (("check",), "no_such", "--base no_such: --impl 'no_such': not one of"),
+        (("replay", "t.json"), "no_such", "--base no_such: --impl 'no_such': not one of"),
+        (("check",), "broken", "--base broken: it does not load: sglang@checkout: "),
+    ],
+)
 def test_a_base_that_is_none_is_told_before_anything_starts(
-    kvspec: Check, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+    kvspec: Check, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], base: str, says: str
 ) -> None:
     traces.save(TRACE, "t.json")
+    for name in ("session_aware_cache", "../managers/session_controller"):  # enough to look like 0.5.10
+        file = Path("broken/sglang/srt/mem_cache", f"{name}.py").resolve()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
     asked: list[str] = []
     find = registry.resolve
     monkeypatch.setattr(registry, "resolve", lambda spec, **more: asked.append(spec) or find(spec, **more))
-    code, _, err = kvspec(*command, "--base", "no_such")
-    assert (code, err.startswith("kvspec: --base no_such: "), asked) == (2, True, ["no_such"])
+    code, _, err = kvspec(*command, "--base", base)
+    assert (code, len(asked), err.count("\n")) == (2, 1, 1)
+    assert err.startswith(f"kvspec: {says}")
 
 
 BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError"))

@@ -113,12 +113,17 @@ def check(
 
 
 def _base(named: str, device: str) -> System:
-    """The implementation before a change: by its name, or a checkout of SGLang."""
+    """The implementation before a change: by its name, or a checkout of SGLang, which is loaded here."""
+    from reference.geometry import preset
+
     folder = named if Path(named).is_dir() else None
     try:
-        return resolve("sglang" if folder else named, device, folder)
+        system = resolve("sglang" if folder else named, device, folder)
+        if folder is not None:
+            usable(partial(system.reset, preset("page1")), "it does not load")
     except Unusable as error:
         raise Unusable(f"--base {named:.80}: {error}") from error
+    return system
 
 
 @click.command()

@@ -40,7 +40,8 @@ check() {
   # KVSPEC_ARGS are several words.
   # shellcheck disable=SC2086
   kvspec check "${impl[@]}" "${base[@]}" --tier "$tier" --save .kvspec/failures --html \
-    --json .kvspec/report.json --junit .kvspec/junit.xml "${more[@]}" ${KVSPEC_ARGS:-} | tee .kvspec/report.txt || code=$?
+    --json .kvspec/report.json --junit .kvspec/junit.xml "${more[@]}" ${KVSPEC_ARGS:-} \
+    | tee .kvspec/report.txt || code=$?
   if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then
     { echo "### kvspec, tier $tier${seed:+, seed $seed}"
       python -c 'import json; print(json.load(open(".kvspec/report.json"))["verdict"])' || true
