@@ -1,4 +1,4 @@
-"""Words by number against a dictionary: tables that grow, words with one hash, the end of the table."""
+"""Words by number against a dictionary: growth, words with one hash, the end of the table; and columns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from stateful_tests.arrays import NumpyArrays, TorchArrays
 from stateful_tests.numbered import Numbered
 
 ARRAYS = NumpyArrays()
+by_each = pytest.mark.parametrize("arrays", [ARRAYS, TorchArrays("cpu")], ids=["numpy", "torch"])
 
 
-@pytest.mark.parametrize("arrays", [ARRAYS, TorchArrays("cpu")], ids=["numpy", "torch"])
+@by_each
 def test_numbers_are_those_of_a_dictionary(arrays: NumpyArrays) -> None:
     """New words of a call are numbered by size; the table grows four times and more, also in one call."""
     draw, found, due = random.Random(0), Numbered(arrays), {0: 0}
@@ -39,3 +40,16 @@ def test_words_with_one_hash_have_numbers_of_their_own() -> None:
     assert found.words.tolist() == [0, *last.tolist()]
     numbers = found.numbers(words[:1000])
     assert (found.words[numbers] == words[:1000]).all()
+
+
+@by_each
+def test_rows_are_spread_over_their_numbers(arrays: NumpyArrays) -> None:
+    start, stop = arrays.column([2, 5, 7, 0]), arrays.column([4, 5, 6, 1])
+    rows, numbers = arrays.spread(start, stop, 4)
+    assert (rows.tolist(), numbers.tolist()) == ([0, 0, 3], [2, 3, 0])
+
+
+@by_each
+def test_rows_like_the_one_before_are_left_out(arrays: NumpyArrays) -> None:
+    columns = [arrays.column(values) for values in ([1, 1, 1, 2], [1, 0, 0, 0])]
+    assert arrays.firsts(*columns).tolist() == [0, 1, 3]
