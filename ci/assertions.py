@@ -87,9 +87,12 @@ def _terms(played: Played, check: str) -> list[str]:
 def _order(trace: Trace, played: Played) -> Asked | None:
     """The first cursor that is past another, past the row or inside a page."""
     view, page, width = played.after.view, trace.geometry.page_size, trace.geometry.width
-    shown = {f"{variable(n)}{played.holder}": request.cursors for n, request in view.requests.items()}
-    shown |= {played.slot(n): session.cursors for n, session in view.sessions.items()}
-    for held, cursors in shown.items():
+    shown = {name: request.cursors for name, request in view.requests.items()}
+    shown |= {name: session.cursors for name, session in view.sessions.items()}
+    for name, cursors in shown.items():
+        lines, held = [f"slot = {played.slot(name)}"], "slot"
+        if name in view.requests:
+            lines, held = [], f"{variable(name)}{played.holder}"
         if cursors is None:
             continue
         committed, allocated, swept, protected = (
@@ -99,9 +102,9 @@ def _order(trace: Trace, played: Played) -> Asked | None:
         pairs = (protected, committed), (committed, allocated), (swept, allocated)
         for (low, a), (high, b) in (*pairs, (allocated, (str(width), width))):
             if a > b:
-                return Asked([f"self.assertLessEqual({low}, {high})"])
+                return Asked([*lines, f"self.assertLessEqual({low}, {high})"])
         if protected[1] % page:
-            return Asked([f"self.assertEqual({protected[0]} % {page}, 0)"])
+            return Asked([*lines, f"self.assertEqual({protected[0]} % {page}, 0)"])
     return None
 
 
@@ -139,7 +142,7 @@ def _facts(trace: Trace, played: Played) -> Iterator[tuple[str, Fact]]:
             continue
         name = variable(request.name)
         slot = (own := state.session(request.session)) is not None and own.slot is not None
-        if request.phase is not Phase.ADMITTED or slot or not trace.geometry.tree:  # else it has a lock alone
+        if request.phase is not Phase.ADMITTED or slot:  # else it has no row, or a lock alone
             want, got = request.cursors is not None, ours.row is not None
             yield "REQ", Fact(f"{name}{played.holder}.req_pool_idx is not None", str(want), str(got))
         if request.cursors is not None and ours.row is not None and ours.cursors is not None:

@@ -64,6 +64,11 @@ class Played(NamedTuple):
                 return f"{variable(name)}{self.holder}"
         return self.slot(holder)
 
+    def bound(self, holder: str, moment: Moment) -> tuple[list[str], str]:
+        """The same with the lines that it needs, so as to be short."""
+        held = self.whose(holder, moment)
+        return ([f"slot = {held}"], "slot") if held == self.slot(holder) else ([], held)
+
     def of_node(self, node: str, pool: str, what: str) -> str:
         """An attribute of a node of the tree: `value` or `lock_ref`."""
         if self.components:

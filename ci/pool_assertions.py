@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ci.played import Asked, Played, row
 from reference.clauses.freed import owed_and_freed
@@ -115,14 +115,12 @@ def _freed(played: Played) -> Asked | None:
     holder = min(h for h in {*owed, *freed} if owed.get(h, []) != sorted(freed.get(h, [])))
     if holder.startswith("tree "):
         return None
-    held = played.whose(holder, played.before)
+    notes, held = played.bound(holder, played.before)
     slots = row(held, end=f"{held}.kv_allocated_len")
     want = [at for page in owed.get(holder, []) for at in range(page * size, (page + 1) * size)]
     last = step.before.holders[holder].cursors.kv_allocated_len
     positions = f"[*range({want[0]}, {min(want[-1] + 1, last)})]" if want else "[]"
-    notes = [f"slots = {slots}.tolist()"]
-    if pool == "swa":
-        notes = [f"row = {slots}", "slots = swa_slots(server, row).tolist()"]
+    notes += _named(slots, swa=pool == "swa")
     return Asked(
         [f"free = free_pages({_allocator(played, pool)})",
          f"freed = [at for at, slot in enumerate(slots) if slot // {size} in free]".replace(" // 1 ", " "),
@@ -144,24 +142,40 @@ def _rows(played: Played) -> Asked | None:
     return None
 
 
+def _named(slots: str, *, swa: bool) -> list[str]:
+    """Lines that call these slots, or the SWA slots that go with them, `slots`."""
+    if not swa:
+        return [f"slots = {slots}.tolist()"]
+    return [f"row = {slots}", "slots = swa_slots(server, row).tolist()"]
+
+
 def _whole_pages(played: Played) -> Asked | None:
-    """A row whose slots, or the SWA slots they are mapped to, do not fill pages in order."""
+    """A row, or a node, whose slots or the SWA slots they are mapped to do not fill pages in order."""
     facts, size, view = played.after.facts, played.page_size, played.after.view
+    swa = played.clause == "MAP-1"
+    starts = f"starts = [slots[at - at % {size}] // {size} * {size} for at in range(len(slots))]"
+    whole = f"slots, [start + at % {size} for at, start in enumerate(starts)]"
     for holder, seen in facts.holders.items():
-        cells = list(view.rows[seen.row][: seen.cursors.kv_allocated_len])
-        held = played.whose(holder, played.after)
-        lines = [f"slots = {row(held, end=f'{held}.kv_allocated_len')}.tolist()"]
-        if played.clause == "MAP-1":
-            start, first = _first_live(played, held, seen.cursors)
-            cells = [view.full_to_swa[slot] for slot in cells[start:]]
-            slots = row(held, first, f"{held}.kv_allocated_len")
-            lines = [f"row = {slots}", "slots = swa_slots(server, row).tolist()"]
-        if cells != [cells[at - at % size] // size * size + at % size for at in range(len(cells))]:
-            return Asked([
-                *lines, f"starts = [slots[at - at % {size}] // {size} * {size} for at in range(len(slots))]",
-                f"self.assertEqual(slots, [start + at % {size} for at, start in enumerate(starts)])",
-            ])  # fmt: skip
+        lines, held = played.bound(holder, played.after)
+        start, first = _first_live(played, held, seen.cursors) if swa else (0, "")
+        cells = view.rows[seen.row][start : seen.cursors.kv_allocated_len]
+        if _torn([view.full_to_swa[slot] for slot in cells] if swa else cells, size):
+            lines += _named(row(held, first, f"{held}.kv_allocated_len"), swa=swa)
+            return Asked([*lines, starts, f"self.assertEqual({whole})"])
+    for node in facts.tree.nodes if facts.tree is not None else ():
+        if _torn(node.swa_slots if swa else node.slots, size):
+            value = played.of_node("node", "swa" if swa else "full", "value")
+            value = f"swa_slots(server, {value})" if swa and not played.components else value
+            lines = [f"slots = {value}.tolist()", starts, f"self.assertEqual({whole}, path)"]
+            each = ["for node, path in nodes(server.cache):"]
+            if swa:
+                each, lines = [*each, f"    if {played.live('node')}:"], [f"    {line}" for line in lines]
+            return Asked([*each, *(f"    {line}" for line in lines)])
     return None
+
+
+def _torn(slots: Sequence[int], size: int) -> bool:
+    return list(slots) != [slots[at - at % size] // size * size + at % size for at in range(len(slots))]
 
 
 def _one_to_one(played: Played) -> Asked | None:
@@ -174,7 +188,7 @@ def _mapped(played: Played) -> Asked | None:
     """Positions that must have an SWA slot and have none."""
     assert played.window is not None
     for holder, seen in played.after.facts.holders.items():
-        held, cursors = played.whose(holder, played.after), seen.cursors
+        (lines, held), cursors = played.bound(holder, played.after), seen.cursors
         start, first = _first_live(played, held, cursors)
         end, last = cursors.kv_allocated_len, "kv_allocated_len"
         if played.clause != "MAP-2":
@@ -182,19 +196,19 @@ def _mapped(played: Played) -> Asked | None:
             start = window_start(end, played.window)
             first = str(start or "")
         if any(slot is None for slot in seen.swa_read[start:end]):
-            slots = row(held, first, f"{held}.{last}")
-            return Asked([f"row = {slots}", "self.assertTrue(swa_slots(server, row).all())"])
+            lines.append(f"row = {row(held, first, f'{held}.{last}')}")
+            return Asked([*lines, "self.assertTrue(swa_slots(server, row).all())"])
     return None
 
 
 def _unmapped(played: Played) -> Asked:
     """Positions that were swept, and tombstones, that lead to an SWA slot."""
     for holder, seen in played.after.facts.holders.items():
-        held, start = played.whose(holder, played.after), seen.cursors.cache_protected_len
+        (lines, held), start = played.bound(holder, played.after), seen.cursors.cache_protected_len
         end, _ = _first_live(played, held, seen.cursors)
         if any(slot is not None for slot in seen.swa_read[start:end]):
             swept = row(held, str(start or ""), f"{held}.{played.cursor('swa_evicted_seqlen')}")
-            return Asked([f"row = {swept}", "self.assertFalse(swa_slots(server, row).any())"])
+            return Asked([*lines, f"row = {swept}", "self.assertFalse(swa_slots(server, row).any())"])
     value = played.of_node("node", "full", "value")
     return Asked([
         "for node, path in nodes(server.cache):", f"    if {played.live('node', dead=True)}:",

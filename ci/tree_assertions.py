@@ -64,17 +64,18 @@ def _contents(played: Played) -> Asked | None:
     had, has = (_slots(moment.view, node.path) for moment in (played.before, played.after))
     if pool == "SWA" or had[at] == has[at]:
         return ownership(played)  # somebody has written over it
-    tokens, texts = f"tree_slots(server.cache, {ids_text(node.path)})", _inserters(played)
+    path, texts = f"tokens = {ids_text(node.path)}", _inserters(played)
+    tokens = "tree_slots(server.cache, tokens)"
     if not texts:
-        return Asked([f"self.assertEqual({tokens}, before)"], [f"before = {tokens}"])
+        return Asked([f"self.assertEqual({tokens}, before)"], [path, f"before = {tokens}"])
     name = next(name for name, text in texts.items() if tuple(text[: len(node.path)]) == node.path)
     notes = [f"row = {row(variable(name) + played.holder, end=str(len(node.path)))}.tolist()"]
     after = "" if isinstance(played.last, Finish) else r"checkpoint\(|server\.cache\.cache_finished_req\("
     if had[at] is None:
         new = f"[{start}:]" if (start := sum(slot is not None for slot in had)) else ""
-        return Asked([f"self.assertEqual({tokens}{new}, row{new})"], notes, after)
+        return Asked([path, f"self.assertEqual({tokens}{new}, row{new})"], notes, after)
     lines = [f"for slot, *written in zip({tokens}, before, row):", "    self.assertIn(slot, written)"]
-    return Asked(lines, [*notes, f"before = {tokens}"], after)
+    return Asked(lines, [*notes, path, f"before = {tokens}"], after)
 
 
 def _inserters(played: Played) -> dict[str, Sequence[int]]:
@@ -199,7 +200,8 @@ def _kept(played: Played) -> Asked | None:
     for lock in _locks(played):
         pages = {end: tree.pages.get(lock.key[:end]) for end in range(size, len(lock.key) + 1, size)}
         if None in pages.values():
-            return Asked([f"self.assertNotIn(None, tree_slots(server.cache, {ids_text(lock.key)}))"])
+            locked = f"locked = {ids_text(lock.key)}"
+            return Asked([locked, "self.assertNotIn(None, tree_slots(server.cache, locked))"])
         dead = [end for end, page in pages.items() if page is not None and not page[1]]
         if played.window is not None and dead and dead[-1] > lock.swa_from:
             needed = f"len(path) > {lock.swa_from} and " if lock.swa_from else ""
