@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from impl.adapter import View
+from ci import pool_assertions, tree_assertions
+from ci.played import Asked, NotExportable, Played
 from impl.sglang.calls import ids_text, quoted, variable
-from reference.caching import guests
-from reference.commands import CheckBusy, CheckIdle, Command, Done, Evict, Outcome, Submit
-from reference.cursors import ceil_page
+from reference.clauses.checks import of_own_tree
+from reference.commands import CheckBusy, CheckIdle, Done, Submit
 from reference.ledger import Phase, free, text_tokens
-from stateful_tests.results import Moment, Trace, Violation
+from stateful_tests.results import Trace
 
 _CURSORS = ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen")
-
-
-class NotExportable(ValueError):
-    """No test can be made of this trace: one line says why."""
-
-
-class Played(NamedTuple):
-    """A trace played on a release up to its violation: the calls of each command.
-
-    clause: what to assert, of those that are violated. unified: the release keeps what a request holds in one
-    record.
-    """
-
-    steps: list[tuple[str, Outcome, tuple[str, ...]]]
-    last: Command
-    violation: Violation
-    clause: str
-    before: Moment  # the last command
-    after: Moment
-    unified: bool
-
-    @property
-    def holder(self) -> str:
-        """Where a request, or a session's slot, has its cursors and its row."""
-        return ".kv" if self.unified else ""
-
-    def slot(self, session: str) -> str:
-        return f"server.cache.{'session.' if self.unified else ''}slots[{quoted(session)}]{self.holder}"
-
-    def of_node(self, node: str, pool: str, what: str) -> str:
-        """An attribute of a node of a tree with a window."""
-        if self.unified:
-            return f"{node}.component_data[ComponentType.{pool.upper()}].{what}"
-        return f"{node}.{'' if what == 'value' else pool + '_'}{what}"
 
 
 class Fact(NamedTuple):
@@ -64,145 +30,82 @@ class Fact(NamedTuple):
         return f"self.assertEqual({self.code}, {self.want})"
 
 
-def asserted(trace: Trace, played: Played) -> tuple[list[str], list[str]]:
-    """Lines before the last command, and the assertions after it. Raises NotExportable."""
-    clause = played.clause
-    if isinstance(played.last, (CheckBusy, CheckIdle)):
-        if clause not in ("CHK-1", "BROKEN"):
-            raise NotExportable(f"{clause}: the terms of a check are inside of it")
-        check = "checks.self_check_during_busy"
-        if isinstance(played.last, CheckIdle):
-            check = "lambda: idle_check(checks)"
-        return [], [f"self.assertIsNone(alarm({check}))"]
-    if clause == "TREE-10":
-        return _eviction(trace, played)
-    if not clause.startswith("TREE-"):
-        return [], [fact.assertion for fact in _telling(list(_facts(trace, played)), clause)]
-    told = _TREE.get(clause)
-    lines = told(played) if told is not None else []
-    if not lines:
-        raise NotExportable(f"{clause}: what to ask a release's tree for it is not known")
-    return [], lines
+def asserted(trace: Trace, played: Played) -> Asked:
+    """What shows the clause that is violated. Raises NotExportable where nothing of the release does."""
+    clause, last, check = played.clause, played.last, ""
+    if isinstance(last, (CheckBusy, CheckIdle)):
+        busy = isinstance(last, CheckBusy)
+        check = "checks.self_check_during_busy" if busy else "lambda: idle_check(checks)"
+        if clause in ("CHK-1", "BROKEN"):
+            return Asked([f"self.assertIsNone(alarm({check}))"])
+        if clause == "CHK-2":
+            return Asked(_terms(played, check))
+    where = tree_assertions if clause.startswith("TREE-") else pool_assertions
+    asked = _order(trace, played) if clause == "LEN-1" else where.asserted(played)
+    differing = [(kind, fact) for kind, fact in _facts(trace, played) if fact.want != fact.got]
+    told = [fact for kind, fact in differing if clause.startswith(kind)]
+    if asked is None and not told and clause.startswith(("OWN", "READ", "TREE")):
+        asked = pool_assertions.ownership(played)
+    if asked is None and differing:
+        # How far a sweep goes is policy, and another release may have another: that tells last.
+        first = min(differing, key=lambda found: found[0] == "SWA")[0]
+        told = told or [fact for kind, fact in differing if kind == first]
+        asked = Asked([fact.assertion for fact in told])
+    asked = asked or pool_assertions.ownership(played) or pool_assertions.renamed(played)
+    if asked is None:
+        raise NotExportable(f"{clause} shows in nothing that the release's classes can be asked for")
+    return asked._replace(assertions=[f"alarm({check})", *asked.assertions]) if check else asked
 
 
-# -- the radix tree ------------------------------------------------------------------------------------
+# -- the memory checks ---------------------------------------------------------------------------------
 
 
-def _half_dead(played: Played) -> list[str]:
-    if played.unified:
-        return []
-    return [
-        "for node, path in nodes(server.cache):",
-        "    if not node.swa_tombstone:",
-        "        self.assertTrue(server.allocator.full_to_swa_index_mapping[node.value].all(), path)",
-    ]
-
-
-def _prefixes(played: Played) -> list[str]:
-    """Who has other slots at the start of its row than the tree has for the same tokens."""
-    view = played.after.view
-    assert view.tree is not None
-    for name, request in view.requests.items():
-        if request.row is not None and request.cursors is not None:
-            length = request.cursors.cache_protected_len
-            if list(view.rows[request.row][:length]) != _slots(view, request.text[:length]):
-                var = variable(name)
-                held = var + played.holder
-                where = f"{held}.req_pool_idx, : {held}.cache_protected_len"
-                return [
-                    f"row = server.rows.req_to_token[{where}].tolist()",
-                    f"tokens = [*{var}.origin_input_ids, *{var}.output_ids][: len(row)]",
-                    "self.assertEqual(row, tree_slots(server.cache, tokens))",
-                ]
-    for name, session in view.sessions.items():
-        if session.row is not None and session.cursors is not None:
-            length = session.cursors.cache_protected_len
-            if list(view.rows[session.row][:length]) != _slots(view, session.history[:length]):
-                return [
-                    f"slot = {played.slot(name)}",
-                    "row = server.rows.req_to_token[slot.req_pool_idx, : slot.cache_protected_len].tolist()",
-                    f"tokens = history(server.sessions.get({quoted(name)}))[: len(row)]",
-                    "self.assertEqual(row, tree_slots(server.cache, tokens))",
-                ]
-    for name, key in guests(played.after.state).items():
-        if list(view.tree.guests[name].slots) != _slots(view, key):
-            locked = f"{variable(name)}.prefix_indices.tolist()"
-            return [f"self.assertEqual({locked}, tree_slots(server.cache, {ids_text(key)}))"]
-    return []
-
-
-def _slots(view: View, tokens: Sequence[int]) -> list[int | None]:
-    slots: dict[int, int] = {}
-    for node in view.tree.nodes if view.tree is not None else ():
-        for at, slot in enumerate(node.slots, len(node.path) - len(node.slots)):
-            if list(node.path[: at + 1]) == list(tokens[: at + 1]):
-                slots[at] = slot
-    return [slots.get(at) for at in range(len(tokens))]
-
-
-def _locks(played: Played) -> list[str]:
-    """The first node whose counters are not those of the locks that there are."""
-    state, view = played.after.state, played.after.view
-    assert state.tree is not None
-    assert view.tree is not None
-    locks = [lock for lock in state.tree.locks if lock.key]
-    for node in view.tree.nodes:
-        end = len(node.path)
-        mine = [lock for lock in locks if tuple(lock.key[:end]) == tuple(node.path)]
-        found = f"node_at(server.cache, {ids_text(node.path)})"
-        two = state.scope.geometry.window is not None
-        if node.full_locks != len(mine):
-            one = f"{found}.lock_ref"
-            full = played.of_node(found, "full", "lock_ref") if two or played.unified else one
-            return [f"self.assertEqual({full}, {len(mine)})"]
-        swa, deep = played.of_node(found, "swa", "lock_ref"), sum(lock.swa_from < end for lock in mine)
-        if two and node.swa_locks < deep:
-            return [f"self.assertGreaterEqual({swa}, {deep})"]
-        if two and node.swa_locks > len(mine):
-            return [f"self.assertLessEqual({swa}, {len(mine)})"]
-    return []
-
-
-def _one_window(played: Played) -> list[str]:
-    """The longest live leaf that was not there before."""
-    geometry = played.after.state.scope.geometry
-    before, after = played.before.view.tree, played.after.view.tree
-    assert geometry.window is not None
-    assert before is not None
-    assert after is not None
-    known = {tuple(node.path) for node in before.nodes}
-    leaf = max(
-        (node for node in after.nodes if node.swa_slots and tuple(node.path) not in known),
-        key=lambda node: len(node.slots),
-    )
-    found = played.of_node(f"node_at(server.cache, {ids_text(leaf.path)})", "full", "value")
-    return [f"self.assertLessEqual(len({found}), {ceil_page(geometry.window, geometry.page_size)})"]
-
-
-_TREE: dict[str, Callable[[Played], list[str]]] = {
-    "TREE-2": _half_dead, "TREE-4": _prefixes, "TREE-6": _locks, "TREE-7": _one_window,
-}  # fmt: skip
-
-
-def _eviction(trace: Trace, played: Played) -> tuple[list[str], list[str]]:
-    """What an eviction reports, against what has become free."""
-    assert isinstance(played.last, Evict)
-    before, after, two = played.before.view, played.after.view, trace.geometry.window is not None
+def _terms(played: Played, check: str) -> list[str]:
+    """The first pool of which a check counts other than it should."""
     step = played.after.step
-    assert step is not None
-    said = getattr(step.outcome, "freed", None)
-    freed = (len(after.free_full) - len(before.free_full)) * trace.geometry.page_size
-    if said is not None and said.full != freed:
-        pool, field = "full_available_size" if two else "available_size", "num_tokens_evicted"
-    elif two:
-        pool, field = "swa_available_size", "swa_num_tokens_evicted"
-    else:
-        raise NotExportable("TREE-10: how much an eviction can free shows in nothing that it reports")
-    size = f"server.allocator.{pool}()"
-    return [f"before = {size}"], [f"self.assertEqual(evicted.{field}, {size} - before)"]
+    assert step is not None and isinstance(step.expected, Done) and isinstance(step.outcome, Done)
+    want, got = step.expected.report, step.outcome.report
+    if want is None or got is None:
+        raise NotExportable("CHK-2: whether a check is switched on is for the server's settings to say")
+    if step.after.tree is not None:
+        want = of_own_tree(want, step.after.tree)
+    counted, lines = {account.pool: account for account in got.accounts}, []
+    for account in want.accounts:
+        if account.pool not in counted:
+            return [f"self.assertIn({quoted(account.pool)}, terms(checks, {check}))"]
+        for term in ("available", "evictable", "protected", "session_held", "uncached"):
+            if getattr(counted[account.pool], term) != (right := getattr(account, term)):
+                code = f"counted[{quoted(account.pool)}][{quoted(term)}]"
+                code = "server.cache.session_held_req_count()" if account.pool == "rows" else code
+                lines.append(f"self.assertEqual({code}, {right})")
+    return [f"counted = terms(checks, {check})", *lines]
 
 
-# -- sessions and pools --------------------------------------------------------------------------------
+# -- cursors, sessions and sizes -------------------------------------------------------------------------
+
+
+def _order(trace: Trace, played: Played) -> Asked | None:
+    """The first cursor that is past another, past the row or inside a page."""
+    view, page, width = played.after.view, trace.geometry.page_size, trace.geometry.width
+    shown = {name: request.cursors for name, request in view.requests.items()}
+    shown |= {name: session.cursors for name, session in view.sessions.items()}
+    for name, cursors in shown.items():
+        lines, held = [f"slot = {played.slot(name)}"], "slot"
+        if name in view.requests:
+            lines, held = [], f"{variable(name)}{played.holder}"
+        if cursors is None:
+            continue
+        committed, allocated, swept, protected = (
+            (f"{held}.{played.cursor(name)}", getattr(cursors, name))
+            for name in (*_CURSORS, "cache_protected_len")
+        )
+        pairs = (protected, committed), (committed, allocated), (swept, allocated)
+        for (low, a), (high, b) in (*pairs, (allocated, (str(width), width))):
+            if a > b:
+                return Asked([*lines, f"self.assertLessEqual({low}, {high})"])
+        if protected[1] % page:
+            return Asked([*lines, f"self.assertEqual({protected[0]} % {page}, 0)"])
+    return None
 
 
 def _facts(trace: Trace, played: Played) -> Iterator[tuple[str, Fact]]:
@@ -216,6 +119,9 @@ def _facts(trace: Trace, played: Played) -> Iterator[tuple[str, Fact]]:
         yield "SES", Fact(f"{quoted(name)} in server.sessions", str(want), str(got))
     for session in state.sessions:
         seen = view.sessions.get(session.name)
+        if seen is not None:
+            code = f"getattr(server.sessions.get({quoted(session.name)}), \"close_on_finish\", False)"
+            yield "SES", Fact(code, str(session.closing), str(seen.closing))
         turn = state.request(session.turn) if session.turn is not None else None
         if seen is None:
             continue
@@ -223,8 +129,8 @@ def _facts(trace: Trace, played: Played) -> Iterator[tuple[str, Fact]]:
             code = f"holds_kv(server, {quoted(session.name)})"
             yield "SES", Fact(code, str(session.slot is not None), str(seen.cursors is not None))
             if session.slot is not None and seen.cursors is not None:
-                for cursor in _CURSORS:
-                    code = f"{played.slot(session.name)}.{_attribute(played, cursor)}"
+                for cursor in (*_CURSORS, "cache_protected_len"):
+                    code = f"{played.slot(session.name)}.{played.cursor(cursor)}"
                     want_, got_ = getattr(session.slot, cursor), getattr(seen.cursors, cursor)
                     yield _kind("LEN", cursor), Fact(code, str(want_), str(got_))
         if turn is None:
@@ -236,13 +142,13 @@ def _facts(trace: Trace, played: Played) -> Iterator[tuple[str, Fact]]:
             continue
         name = variable(request.name)
         slot = (own := state.session(request.session)) is not None and own.slot is not None
-        if request.phase is not Phase.ADMITTED or slot or not trace.geometry.tree:  # else it has a lock alone
+        if request.phase is not Phase.ADMITTED or slot:  # else it has no row, or a lock alone
             want, got = request.cursors is not None, ours.row is not None
             yield "REQ", Fact(f"{name}{played.holder}.req_pool_idx is not None", str(want), str(got))
         if request.cursors is not None and ours.row is not None and ours.cursors is not None:
             for cursor in _CURSORS:
                 want_, got_ = getattr(request.cursors, cursor), getattr(ours.cursors, cursor)
-                code = f"{name}{played.holder}.{_attribute(played, cursor)}"
+                code = f"{name}{played.holder}.{played.cursor(cursor)}"
                 yield _kind("REQ", cursor), Fact(code, str(want_), str(got_))
     full, swa, rows = free(state)
     pool = "available_size" if trace.geometry.window is None else "full_available_size"
@@ -253,22 +159,5 @@ def _facts(trace: Trace, played: Played) -> Iterator[tuple[str, Fact]]:
     yield "OWN", Fact("len(server.rows.free_slots)", str(rows), str(len(view.free_rows)))
 
 
-def _attribute(played: Played, cursor: str) -> str:
-    return "max_evicted_seqlen" if played.unified and cursor == "swa_evicted_seqlen" else cursor
-
-
 def _kind(usual: str, cursor: str) -> str:
     return "SWA" if cursor == "swa_evicted_seqlen" else usual
-
-
-def _telling(facts: Sequence[tuple[str, Fact]], clause: str) -> list[Fact]:
-    """The facts that differ, of the kind that the clause is about if there are such.
-
-    What is kept of SWA KV tells last: how far a sweep goes is policy, and another release may have another.
-    """
-    differing = [(kind, fact) for kind, fact in facts if fact.want != fact.got]
-    if not differing:
-        raise NotExportable(f"{clause} shows in nothing that the release's classes can be asked for")
-    differing.sort(key=lambda found: found[0] == "SWA")
-    kind = next((k for k, _ in differing if clause.startswith(k)), differing[0][0])
-    return [fact for k, fact in differing if k == kind]

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from ci import render, report
 from ci import Data
-from ci.assertions import NotExportable, Played, asserted
+from ci.assertions import asserted
 from ci.parts import definitions
+from ci.played import NotExportable, Played
 from impl.adapter import UnusableImplementation
 from impl.sglang import releases
 from impl.sglang.fetch import checkout_root, release_root
@@ -152,12 +153,13 @@ def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | Non
     clause, wanted, observed = played.clause, violation.expected, violation.observed
     if clause != violation.clause:
         wanted, observed = violation.details[violation.also.index(clause)]
-    before, assertions = asserted(trace, played)
+    asked = asserted(trace, played)
     sessions = any(isinstance(command, Open) for command in trace.commands)
-    *steps, last = (commented(*step, sessions=sessions) for step in played.steps)
-    body = ["server = Server()", *itertools.chain(*steps), *last[:1], *before, *last[1:]]
-    body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name} has {observed}")]
-    code = "\n".join([*body, *assertions])
+    command, outcome, calls = played.steps[-1]
+    told = [*played.steps[:-1], (command, outcome, asked.among(calls))]
+    body = ["server = Server()", *itertools.chain(*(commented(*step, sessions=sessions) for step in told))]
+    body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name}: {observed}")]
+    code = "\n".join([*body, *asked.assertions])
     name = re.sub(r"[^a-z0-9]+", "_", Path(file).stem.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))
     return "\n".join([

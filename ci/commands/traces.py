@@ -92,7 +92,7 @@ def _story(file: str, trace: Trace, impl: str, sglang_path: str | None) -> str:
 def _pytest(file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: str | None) -> str:
     """The test, run on the release that has the fault, and on the one that must not."""
     from ci import export as exporting
-    from ci.assertions import NotExportable
+    from ci.played import NotExportable
     from impl.adapter import UnusableImplementation
     from impl.sglang.run_test import FAILS, outcome
     from impl.sglang.system import SGLangSystem

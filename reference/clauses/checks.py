@@ -148,7 +148,7 @@ def _terms(step: Step) -> Failure | None:
         missing = want is not None and step.done
         return ("a report", "none") if missing else ("none: level 0 is off", "a report") if got else None
     if step.own_shape and step.after.tree is not None:
-        want = _with_own_tree(want, step.after.tree)
+        want = of_own_tree(want, step.after.tree)
     mine = {a.pool: a for a in got.accounts}
     if len(mine) < len(got.accounts):
         return "one account of each pool", f"{len(got.accounts)} accounts of {len(mine)} pools"
@@ -161,7 +161,7 @@ def _terms(step: Step) -> Failure | None:
     return None
 
 
-def _with_own_tree(report: Report, tree: TreeFacts) -> Report:
+def of_own_tree(report: Report, tree: TreeFacts) -> Report:
     """What is evictable and what is protected by the counters of the system's nodes."""
     evictable, protected = ({"full": 0, "swa": 0, "rows": 0} for _ in range(2))
     for node in tree.nodes:

@@ -29,10 +29,10 @@ def locked(step: Step) -> bool:
     rule="tree.usable",
     source="#22470",
     scope=f"{WITH_TREE} Admissions of requests without a slot, and Match.",
-    critical=lambda s: (m := _matches(s)) is not None and m[2] > 0,
+    critical=lambda s: (m := match_of(s)) is not None and m[2] > 0,
 )
 def _usable(step: Step) -> Failure | None:
-    found = _matches(step)
+    found = match_of(step)
     if found is None:
         return None
     holder, key, length = found
@@ -118,7 +118,7 @@ def usable_length(step: Step, key: Key) -> int:
     return best
 
 
-def _matches(step: Step) -> tuple[str, Key, int] | None:
+def match_of(step: Step) -> tuple[str, Key, int] | None:
     """(holder, key, length handed out) of a match."""
     if not step.done or step.before.tree is None or step.after.tree is None:
         return None

@@ -28,11 +28,11 @@ from reference.step import Step
     source="#22470",
     scope="EvictSwa, and sweeps inside prefill and decode, which see the length committed before; if a system"
     " says that it sweeps a prefill after its forward pass, the length committed then.",
-    critical=lambda s: any(_sweeps(s, moved=True)),
+    critical=lambda s: any(sweeps(s, moved=True)),
 )
 def _sweep_bounds(step: Step) -> Failure | None:
     geometry = step.scope.geometry
-    for was, length in _sweeps(step):
+    for was, length in sweeps(step):
         assert was.cursors is not None and geometry.window is not None
         low = max(was.cursors.swa_evicted_seqlen, was.cursors.cache_protected_len)
         high = max(low, sweep_limit(length, geometry.window, geometry.page_size))
@@ -46,7 +46,7 @@ def _sweep_bounds(step: Step) -> Failure | None:
     return None
 
 
-def _sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
+def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
     """(request before, driving length) for each sweep that the command was or may contain."""
     if not step.done or step.scope.geometry.window is None:
         return
