@@ -17,11 +17,10 @@ from ci import Data
 from ci.assertions import asserted
 from ci.parts import definitions
 from ci.played import NotExportable, Played
-from impl.adapter import UnusableImplementation
 from impl.sglang import releases
 from impl.sglang.fetch import checkout_root, release_root
 from impl.sglang.system import SGLangSystem
-from reference.commands import CheckBusy, CheckIdle, Insert, Match, Open, Outcome, Refused, Unlock
+from reference.commands import CheckBusy, CheckIdle, Open, Outcome, Refused
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep import Lockstep, check_fits
 from stateful_tests.results import Trace
@@ -31,13 +30,19 @@ LEGEND = (
     "C is kv_committed_len, A kv_allocated_len, E swa_evicted_seqlen, R cache_protected_len, P page_size,"
     " W window; lengths are tokens."
 )
+STARTED = ["server = Server()", "self.addCleanup(server.settings.close)"]
 # Calls that stand in the test as one, by what they are together.
 _TOGETHER = {
+    r"server\.allocator\.free_group_begin\(\)\n"  # nothing is freed in it
+    r"((?:sampled\(.*\)\n|.*kv_committed_len \+= .*\n)*)"
+    r"server\.allocator\.free_group_end\(\)(?:\n|$)": r"\1",
     r"chunk\((\w+), end=(\d+)\)\n"
     r"batch = server\.batch\(ForwardMode\.EXTEND, \1\)\n"
     r"batch\.prepare_for_extend\(\)\n"
+    r"(?:server\.allocator\.free_group_begin\(\)\n)?"
     r"sampled\(\1, \[(\d+)\]\)\n"
-    r"checkpoint\(\1, server\.cache\)": r"prefill(server, \1, end=\2, token=\3)",
+    r"checkpoint\(\1, server\.cache\)"
+    r"(?:\nserver\.allocator\.free_group_end\(\))?": r"prefill(server, \1, end=\2, token=\3)",
     r"chunk\((\w+), end=(\d+)\)\n"
     r"middle_chunks\(\1, \+1\)\n"
     r"batch = server\.batch\(ForwardMode\.EXTEND, \1\)\n"
@@ -49,7 +54,7 @@ _TOGETHER = {
     r"sampled\(\1, \[(\d+)\]\)": r"decode(server, \1, token=\2)",
     r"server\.allocator\.free_group_begin\(\)\n"
     r"check_finished\((\w+)\)\n"
-    r"release_kv_cache\(\1, server\.cache(?:, checkpoint=True)?\)\n"
+    r"release_kv_cache\(\1, server\.cache(?:, \w+=True)?\)\n"
     r"server\.allocator\.free_group_end\(\)": r"finish(server, \1)",
     r"batch = (server\.batch\(.*\))\nbatch\.(release_req|_evict_swa)": r"\1.\2",
 }
@@ -123,16 +128,9 @@ def target(text: str) -> Target:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
         root = checkout_root(text)
-        return Target("a checkout that mends it", _told(releases.detect(root).version), root)
-    version = _told(text.removeprefix("sglang=="))
+        return Target("a checkout that mends it", releases.detect(root).version, root)
+    version = releases.supported(text.removeprefix("sglang==")).version
     return Target(f"sglang=={version}", version, release_root(version))
-
-
-def _told(version: str) -> str:
-    if version not in releases.TOLD:
-        told = ", ".join(releases.TOLD)
-        raise UnusableImplementation(f"sglang=={version:.40}: a test can be made against {told} alone")
-    return version
 
 
 def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | None = None) -> str:
@@ -141,12 +139,8 @@ def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | Non
     It asserts what the violated clause is about. fixed: what it runs on besides, and is said to pass on.
     Raises NotExportable, UnusableImplementation.
     """
-    _told(system.release)
-    guests = any(isinstance(command, (Match, Insert, Unlock)) for command in trace.commands)
-    if guests and system.release in releases.UNIFIED:
-        raise NotExportable(f"guests of the tree (match, insert, unlock) cannot be told of {system.release}")
     versions = {system.release, *([fixed.version] if fixed else ())}
-    if len({version in releases.UNIFIED for version in versions}) == 2:
+    if not any(versions <= {*alike} for alike in releases.ALIKE):
         raise NotExportable(f"no one test runs on {' and '.join(sorted(versions))}: too many names differ")
     played = _play(trace, system)
     violation = played.violation
@@ -154,17 +148,22 @@ def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | Non
     if clause != violation.clause:
         wanted, observed = violation.details[violation.also.index(clause)]
     asked = asserted(trace, played)
+    text = "\n".join(asked.assertions)
+    if system.kind.core == "rust" and re.search(r"\b(nodes|node_at|swa_slots_in_tree)\(", text):
+        raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes that could be asked")
     sessions = any(isinstance(command, Open) for command in trace.commands)
     command, outcome, calls = played.steps[-1]
     told = [*played.steps[:-1], (command, outcome, asked.among(calls))]
-    body = ["server = Server()", *itertools.chain(*(commented(*step, sessions=sessions) for step in told))]
+    body = [*STARTED, *itertools.chain(*(commented(*step, sessions=sessions) for step in told))]
+    late = [line for name, line in system.late if re.search(rf"\b{name}\b", text)]
+    body += ["", "# the results that are still to come", *late] if late else []
     body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name}: {observed}")]
-    code = "\n".join([*body, *asked.assertions])
+    code = "\n".join([*body, text])
     name = re.sub(r"[^a-z0-9]+", "_", Path(file).stem.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))
     return "\n".join([
         _docstring(trace, file, system.name, fixed and fixed.name, clause), "",
-        definitions(code, trace.geometry, versions, sessions=sessions), "", "",
+        definitions(code, trace.geometry, system, versions, sessions=sessions), "", "",
         f"class Test{camel}(unittest.TestCase):",
         f"    def test_{name}(self):",
         textwrap.indent(code, " " * 8), "", "",
@@ -187,8 +186,9 @@ def _play(trace: Trace, system: SGLangSystem) -> Played:
             if violation.clause == "BROKEN" and not check:
                 raise NotExportable(f"the release breaks at {describe(command)}: {violation.observed}")
             clause = trace.clause if trace.clause in violation.clauses else violation.clause
-            unified = system.release in releases.UNIFIED
-            return Played(steps, command, violation, clause, before, lockstep.moment(), unified)
+            kind, after = system.kind, lockstep.moment()
+            unified = kind.is_unified(trace.geometry)
+            return Played(steps, command, violation, clause, before, after, kind, unified)
     raise NotExportable(f"conforms on {system.name}: there is no fault to test")
 
 
@@ -198,6 +198,7 @@ def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions:
     text = "\n".join(call for call in calls if sessions or call != "server.reap()")
     for pattern, one in _TOGETHER.items():
         text = re.sub(pattern, one, text)
+    text = text.strip("\n")
     if sessions:
         text = re.sub(r"(finish\(server, \w+\))\nserver\.reap\(\)", r"\1", text)
     return ["", *_comment(command + refused), *(text.split("\n") if text else ())]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from impl.sglang.releases import TABLE
+from impl.sglang.system import SGLangSystem
 from reference.geometry import Geometry
 
 _ENVIRONMENT = Environment(
@@ -21,9 +22,11 @@ _IMPORTS = re.compile(r"(^from sglang.*\n)+", re.MULTILINE)
 _SAME_MODULE = re.compile(r"^(from (\S+) import .*)\nfrom \2 import (.*)\n", re.MULTILINE)
 
 
-def definitions(code: str, geometry: Geometry, versions: set[str], *, sessions: bool) -> str:
-    """The definitions that `code` needs, for a server of this geometry, on each of these releases."""
-    order, page = list(TABLE), geometry.page_size
+def definitions(
+    code: str, geometry: Geometry, system: SGLangSystem, versions: set[str], *, sessions: bool
+) -> str:  # fmt: skip
+    """The definitions that `code` needs, for a server of this kind and geometry, on each of the releases."""
+    order, page, kind = list(TABLE), geometry.page_size, system.kind
 
     def reached(version: str) -> set[bool]:
         return {order.index(v) >= order.index(version) for v in versions}
@@ -34,7 +37,8 @@ def definitions(code: str, geometry: Geometry, versions: set[str], *, sessions: 
         rewinds="drop_previous_output" in code, spec="spec=True" in code,
         decodes="DECODE" in code or "decode(" in code, guests="compute(" in code, page_size=page,
         window=geometry.window, rows=geometry.rows, width=geometry.width,
-        full_tokens=geometry.full_pages * page,
+        late="late=" in code, overlap=system.overlap, groups=kind.groups_prefill,
+        unified=kind.is_unified(geometry), core=kind.core, full_tokens=geometry.full_pages * page,
         swa_tokens=None if geometry.window is None else geometry.swa_pages * page,
         across=lambda version: len(reached(version)) == 2, since=lambda version: reached(version) == {True},
     )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from impl.sglang.calls import quoted, variable
+from impl.sglang.flat import Release0510
 from reference.commands import Command, Outcome
 from stateful_tests.results import Moment, Violation
 
@@ -20,8 +21,8 @@ class NotExportable(ValueError):
 class Played(NamedTuple):
     """A trace played on a release up to its violation: the calls of each command.
 
-    clause: what to assert, of those that are violated. unified: the release keeps what a request holds in one
-    record.
+    clause: what to assert, of those that are violated. kind: the kind of the release. unified: the server's
+    cache is one for all.
     """
 
     steps: list[tuple[str, Outcome, tuple[str, ...]]]
@@ -30,12 +31,13 @@ class Played(NamedTuple):
     clause: str
     before: Moment  # the last command
     after: Moment
+    kind: type[Release0510]
     unified: bool
 
     @property
     def holder(self) -> str:
-        """Where a request, or a session's slot, has its cursors and its row."""
-        return ".kv" if self.unified else ""
+        """Where a request, or a session's slot, has its row, and the cursors from there on."""
+        return ".kv" if self.kind.where("req_pool_idx").startswith("kv.") else ""
 
     @property
     def components(self) -> bool:
@@ -54,8 +56,8 @@ class Played(NamedTuple):
         return f"server.cache.{'session.' if self.unified else ''}slots[{quoted(session)}]{self.holder}"
 
     def cursor(self, name: str) -> str:
-        """What a cursor is called."""
-        return "max_evicted_seqlen" if self.unified and name == "swa_evicted_seqlen" else name
+        """What a cursor is called there."""
+        return f".{self.kind.where(name)}".removeprefix(f"{self.holder}.")
 
     def whose(self, holder: str, moment: Moment) -> str:
         """Where the cursors of a row are, by the name of its request or session."""

@@ -116,7 +116,7 @@ def _freed(played: Played) -> Asked | None:
     if holder.startswith("tree "):
         return None
     notes, held = played.bound(holder, played.before)
-    slots = row(held, end=f"{held}.kv_allocated_len")
+    slots = row(held, end=f"{held}.{played.cursor('kv_allocated_len')}")
     want = [at for page in owed.get(holder, []) for at in range(page * size, (page + 1) * size)]
     last = step.before.holders[holder].cursors.kv_allocated_len
     positions = f"[*range({want[0]}, {min(want[-1] + 1, last)})]" if want else "[]"
@@ -160,7 +160,8 @@ def _whole_pages(played: Played) -> Asked | None:
         start, first = _first_live(played, held, seen.cursors) if swa else (0, "")
         cells = view.rows[seen.row][start : seen.cursors.kv_allocated_len]
         if _torn([view.full_to_swa[slot] for slot in cells] if swa else cells, size):
-            lines += _named(row(held, first, f"{held}.kv_allocated_len"), swa=swa)
+            end = f"{held}.{played.cursor('kv_allocated_len')}"
+            lines += _named(row(held, first, end), swa=swa)
             return Asked([*lines, starts, f"self.assertEqual({whole})"])
     for node in facts.tree.nodes if facts.tree is not None else ():
         if _torn(node.swa_slots if swa else node.slots, size):
@@ -196,7 +197,7 @@ def _mapped(played: Played) -> Asked | None:
             start = window_start(end, played.window)
             first = str(start or "")
         if any(slot is None for slot in seen.swa_read[start:end]):
-            lines.append(f"row = {row(held, first, f'{held}.{last}')}")
+            lines.append(f"row = {row(held, first, f'{held}.{played.cursor(last)}')}")
             return Asked([*lines, "self.assertTrue(swa_slots(server, row).all())"])
     return None
 

@@ -61,7 +61,7 @@ def _contents(played: Played) -> Asked | None:
         for i, stamp in enumerate(got)
         if stamp != node.path[node.start + i]
     )
-    had, has = (_slots(moment.view, node.path) for moment in (played.before, played.after))
+    had, has = (_slots(moment.view, node.path, played.page_size) for moment in (played.before, played.after))
     if pool == "SWA" or had[at] == has[at]:
         return ownership(played)  # somebody has written over it
     path, texts = f"tokens = {ids_text(node.path)}", _inserters(played)
@@ -70,7 +70,7 @@ def _contents(played: Played) -> Asked | None:
         return Asked([f"self.assertEqual({tokens}, before)"], [path, f"before = {tokens}"])
     name = next(name for name, text in texts.items() if tuple(text[: len(node.path)]) == node.path)
     notes = [f"row = {row(variable(name) + played.holder, end=str(len(node.path)))}.tolist()"]
-    after = "" if isinstance(played.last, Finish) else r"checkpoint\(|server\.cache\.cache_finished_req\("
+    after = "" if isinstance(played.last, Finish) else r"checkpoint\(|hand_in\("
     if had[at] is None:
         new = f"[{start}:]" if (start := sum(slot is not None for slot in had)) else ""
         return Asked([path, f"self.assertEqual({tokens}{new}, row{new})"], notes, after)
@@ -90,11 +90,12 @@ def _inserters(played: Played) -> dict[str, Sequence[int]]:
 
 def _prefixes(played: Played) -> Asked | None:
     """Who has other slots at the start of its row than the tree has for the same tokens."""
-    view, after = played.after.view, "self.assertEqual(row, tree_slots(server.cache, tokens))"
+    view, page = played.after.view, played.page_size
+    after = "self.assertEqual(row, tree_slots(server.cache, tokens))"
     for name, request in view.requests.items():
         if request.row is not None and request.cursors is not None:
             length = request.cursors.cache_protected_len
-            if list(view.rows[request.row][:length]) != _slots(view, request.text[:length]):
+            if list(view.rows[request.row][:length]) != _slots(view, request.text[:length], page):
                 var = variable(name)
                 held = var + played.holder
                 return Asked([
@@ -104,27 +105,28 @@ def _prefixes(played: Played) -> Asked | None:
     for name, session in view.sessions.items():
         if session.row is not None and session.cursors is not None:
             length = session.cursors.cache_protected_len
-            if list(view.rows[session.row][:length]) != _slots(view, session.history[:length]):
+            if list(view.rows[session.row][:length]) != _slots(view, session.history[:length], page):
                 return Asked([
                     f"slot = {played.slot(name)}",
                     f"row = {row('slot', end='slot.cache_protected_len')}.tolist()",
                     f"tokens = history(server.sessions.get({quoted(name)}))[: len(row)]", after,
                 ])  # fmt: skip
     for name, key in guests(played.after.state).items():
-        if list(_tree(view).guests[name].slots) != _slots(view, key):
+        if list(_tree(view).guests[name].slots) != _slots(view, key, page):
             locked = f"{variable(name)}.prefix_indices"
-            if played.unified:
-                locked = f"server.cache.prefix_device_indices({variable(name)})"
+            if not played.kind.keeps_slots:
+                locked = f"server.cache.path_device_indices({variable(name)}.last_node)"
             return Asked([f"self.assertEqual({locked}.tolist(), tree_slots(server.cache, {ids_text(key)}))"])
     return None
 
 
-def _slots(view: View, tokens: Sequence[int]) -> list[int | None]:
+def _slots(view: View, tokens: Sequence[int], page: int) -> list[int | None]:
     """The slots that the tree has for these tokens."""
     slots: dict[int, int] = {}
     for node in _tree(view).nodes:
         for at, slot in enumerate(node.slots, len(node.path) - len(node.slots)):
-            if list(node.path[: at + 1]) == list(tokens[: at + 1]):
+            end = at - at % page + page  # keys match by pages
+            if list(node.path[:end]) == list(tokens[:end]):
                 slots[at] = slot
     return [slots.get(at) for at in range(len(tokens))]
 
@@ -189,7 +191,8 @@ def _found(played: Played) -> Asked:
     found = match_of(step)
     assert found is not None
     name, key, _ = found
-    length = f"{variable(name)}.prefix_len" if played.unified else f"len({variable(name)}.prefix_indices)"
+    held = variable(name)
+    length = f"len({held}.prefix_indices)" if played.kind.keeps_slots else f"{held}.prefix_len"
     return Asked([f"self.assertEqual({length}, {usable_length(step, key)})"])
 
 

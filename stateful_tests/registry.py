@@ -9,12 +9,14 @@ from typing import cast
 from impl.adapter import System, UnusableImplementation
 
 
-def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -> System:
+def resolve(
+    spec: str, *, device: str = "cpu", sglang_path: str | None = None, calls: bool = False
+) -> System:  # fmt: skip
     """The system that `spec` names.
 
     reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
     After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
-    impl.sglang.variants); and `+overlap`: with overlap scheduling.
+    impl.sglang.variants); and `+overlap`: with overlap scheduling. calls: it notes them (see SGLangSystem).
     Raises UnusableImplementation with a one-line reason.
     """
     sglang, *ways = spec.split("+")
@@ -39,7 +41,9 @@ def resolve(spec: str, *, device: str = "cpu", sglang_path: str | None = None) -
         version = sglang.removeprefix("sglang").removeprefix("==")
         if not version and sglang_path is None:
             raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
-        return SGLangSystem(version=version or None, path=sglang_path, tree=tree, overlap=bool(ways))
+        return SGLangSystem(
+            version=version or None, path=sglang_path, tree=tree, overlap=bool(ways), calls=calls
+        )  # fmt: skip
     if ":" in spec:
         return _factory(spec)
     raise UnusableImplementation(

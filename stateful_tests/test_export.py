@@ -19,7 +19,6 @@ from ci.played import NotExportable
 from impl.adapter import UnusableImplementation
 from impl.sglang import run_test
 from impl.sglang.calls import ids_text, small, variable
-from impl.sglang.releases import TOLD, UNIFIED
 from impl.sglang.system import SGLangSystem
 from reference.commands import Mode, Open, shared_serial, token_id
 from reference.geometry import PRESETS
@@ -129,7 +128,8 @@ _RECOVERED = (
     "                        node.value = value[:prefix_len].clone()\n"
 )
 # What mends these, by release: file -> what stands in it, and what should.
-MENDS = {
+Mends = dict[str, dict[str, list[tuple[str, str]]]]
+MENDS: Mends = {
     "0.5.14": {
         "environ.py": [("SPLIT_LEAF_ON_INSERT = EnvBool(False)", "SPLIT_LEAF_ON_INSERT = EnvBool(True)")],
         "mem_cache/swa_radix_cache.py": [
@@ -179,10 +179,10 @@ class Exported:
     fixed: export.Target
 
 
-def mended(version: str, folder: Path) -> Path:
-    """A checkout of a release with what stands in MENDS."""
+def mended(version: str, folder: Path, mends: Mends = MENDS) -> Path:
+    """A checkout of a release with its mends."""
     shutil.copytree(root_of(version), folder)
-    for name, changes in MENDS[version].items():
+    for name, changes in mends[version].items():
         file = folder / "sglang" / "srt" / name
         text = file.read_text(encoding="utf-8")
         for old, new in changes:
@@ -209,11 +209,13 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
 
 def they_fail_and_pass(made: Exported, *alike: Path) -> None:
     """On the release, and on the checkout that has mended it. alike: fail at their end on the release."""
-    code, said = run_test.outcome(made.system.root, made.system.release, *made.files, *alike)
+    (code, said), (fixed, mended) = run_test.outcomes(
+        (made.system.root, made.system.release, [*made.files, *alike]),
+        (made.fixed.root, made.fixed.version, made.files),
+    )
     assert code == run_test.FAILS, said
     assert (said.count("FAIL: "), said.count(ALIKE)) == (len(made.files) + len(alike), 2 * len(alike)), said
-    code, said = run_test.outcome(made.fixed.root, made.fixed.version, *made.files)
-    assert code == 0, said
+    assert fixed == 0, mended
 
 
 @pytest.fixture(scope="module")
@@ -229,35 +231,38 @@ def played_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     geometry = draw_geometry(chooser, pick(chooser, list(PRESETS.values())))
     geometry = replace(geometry, tree=machine == "both")
     habits = draw_habits(chooser, replace(system.capabilities, mixed_decode=False), machine)
-    told = {"Match", "Insert", "Unlock"} if system.release in UNIFIED else set()
     lockstep, steps = Lockstep(system, geometry, Mode.FAITHFUL), []
     while len(steps) < 30 and lockstep.violation is None:
         command = propose(lockstep.state, chooser, habits)
-        if type(command).__name__ not in {"CheckBusy", "CheckIdle", *told}:
+        if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
             system.calls = ()
             outcome = lockstep.do(command)
             steps += export.commented(describe(command), outcome, system.calls, sessions=True)
-    view, kv = system.view(), ".kv" if system.release in UNIFIED else ""
+    view, where = system.view(), system.kind.where
     facts = {"server.rows.free_slots": list(view.free_rows)}
     for name, request in view.requests.items():
         var, cursors = variable(name), request.cursors
         facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(map(small, request.text))
         if request.row is not None and cursors is not None:
-            row, end = f"{var}{kv}.req_pool_idx", cursors.kv_allocated_len
+            row, end = f"{var}.{where('req_pool_idx')}", cursors.kv_allocated_len
             facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(view.rows[request.row][:end])
-            facts[f"{var}{kv}.kv_committed_len"] = cursors.kv_committed_len
-            facts[f"{var}{kv}.cache_protected_len"] = cursors.cache_protected_len
+            for cursor, value in cursors._asdict().items():
+                facts[f"{var}.{where(cursor)}"] = value
     pool = "available_size" if geometry.window is None else "full_available_size"
     facts[f"server.allocator.{pool}()"] = len(view.free_full) * geometry.page_size
     if geometry.window is not None:
         facts["server.allocator.swa_available_size()"] = len(view.free_swa) * geometry.page_size
     if view.tree is not None:
-        facts["sorted(path for _, path in nodes(server.cache))"] = sorted(
-            list(map(small, node.path)) for node in view.tree.nodes
-        )
-    lines = [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
-    code = "\n".join(["server = Server()", *steps, *lines, f"self.fail({ALIKE!r})"])
-    text = definitions(code, geometry, {system.release}, sessions=True)
+        paths = [list(map(small, node.path)) for node in view.tree.nodes]
+        if system.kind.core == "python":
+            facts["sorted(path for _, path in nodes(server.cache))"] = sorted(paths)
+        for path, node in zip(paths, view.tree.nodes, strict=True):
+            slots = list(node.slots)
+            facts[f"tree_slots(server.cache, {path})[{-len(slots)}:]"] = slots
+    lines = [line for _, line in system.late]
+    lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
+    code = "\n".join([*export.STARTED, *steps, *lines, f"self.fail({ALIKE!r})"])
+    text = definitions(code, geometry, system, {system.release}, sessions=True)
     text += "\n\n\nclass TestAlike(unittest.TestCase):\n    def test(self):\n" + indent(code, " " * 8)
     file = folder / f"alike_{number}.py"
     file.write_text(text)
@@ -329,21 +334,6 @@ def test_what_no_class_of_the_release_shows_is_refused(exported: Exported) -> No
         export.unit_test(trace, "x", exported.system)
 
 
-def test_what_stands_in_no_one_file_is_refused() -> None:
-    """Before anything is played."""
-    newest = export.Target("sglang==0.5.23", "0.5.23", Path())
-    guests = OLD / "eviction_reports_fewer_tokens_than_it_freed.json"
-    with pytest.raises(NotExportable, match=r"no one test runs on 0\.5\.14 and 0\.5\.23"):
-        export.unit_test(load(OVERSHOOT), "x", unstarted("0.5.14"), newest)
-    with pytest.raises(NotExportable, match=r"guests of the tree .* cannot be told of 0\.5\.23"):
-        export.unit_test(load(guests), "x", unstarted("0.5.23"))
-
-
-def unstarted(version: str) -> SGLangSystem:
-    root_of(version)
-    return SGLangSystem(version)
-
-
 def test_a_trace_that_conforms_is_refused(exported: Exported) -> None:
     with pytest.raises(NotExportable, match="conforms on sglang@checkout"):
         export.unit_test(changed(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system)
@@ -384,7 +374,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
     ends = {"0.5.10": (run_test.FAILS, ""), "0.5.13": (0, "")}
     monkeypatch.setattr(export, "unit_test", lambda *_: "# the test\n")
     monkeypatch.setattr(export, "release_root", Path)
-    monkeypatch.setattr(run_test, "outcome", lambda root, version, file: ends[version])
+    monkeypatch.setattr(run_test, "outcomes", lambda *runs: [ends[version] for _, version, _ in runs])
     root_of_release = "impl.sglang.system.release_root"
     monkeypatch.setattr(root_of_release, Path)
     return ends
@@ -423,7 +413,6 @@ def test_a_test_that_says_nothing_is_not_written(
 def test_only_some_releases_can_be_told(kvspec: Kvspec) -> None:
     code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", "--impl", "torch")
     assert (code, "--impl sglang==VERSION, not torch" in err) == (2, True)
-    assert TOLD == ("0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.14", "0.5.23")
 
 
 def test_a_bug_report(kvspec: Kvspec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from functools import partial
@@ -94,15 +95,16 @@ def _pytest(file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: 
     from ci import export as exporting
     from ci.played import NotExportable
     from impl.adapter import UnusableImplementation
-    from impl.sglang.run_test import FAILS, outcome
+    from impl.sglang.run_test import FAILS, outcomes
     from impl.sglang.system import SGLangSystem
+    from stateful_tests import registry
 
-    if impl != "sglang" and not impl.startswith("sglang=="):
+    if not re.match(r"sglang($|==|\+)", impl):
         raise Unusable(f"--as pytest makes a test of SGLang's classes: --impl sglang==VERSION, not {impl}")
-    version = impl.removeprefix("sglang").removeprefix("==") or None
     try:
         target = None if fixed is None else exporting.target(fixed)
-        system = SGLangSystem(version=version, path=sglang_path, calls=True)
+        system = registry.resolve(impl, sglang_path=sglang_path, calls=True)
+        assert isinstance(system, SGLangSystem)
         try:
             text = exporting.unit_test(trace, file, system, target)
         finally:
@@ -110,13 +112,15 @@ def _pytest(file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: 
         with tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder, "exported.py")
             scratch.write_text(text, encoding="utf-8")
-            tried = [(system.name, FAILS, outcome(system.root, system.release, scratch))]
+            wanted, runs = [(system.name, FAILS)], [(system.root, system.release, [scratch])]
             if target is not None:
-                tried.append((target.name, 0, outcome(target.root, target.version, scratch)))
+                wanted.append((target.name, 0))
+                runs.append((target.root, target.version, [scratch]))
+            ends = outcomes(*runs)
     except (NotExportable, UnusableImplementation) as error:
         raise Unusable(f"{file}: {error}") from error
     said = {0: "passes", FAILS: "fails"}
-    for name, want, (code, output) in tried:
+    for (name, want), (code, output) in zip(wanted, ends, strict=True):
         if code != want:
             last = next((line for line in reversed(output.split("\n")) if "Error" in line), output[-200:])
             raise Unusable(f"{file}: the test {said.get(code, 'cannot be run')} on {name}: {last}")

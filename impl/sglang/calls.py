@@ -14,9 +14,8 @@ from itertools import groupby
 from typing import Any
 
 from impl.sglang import guests
-from impl.sglang.doubles import Bag, ForwardMode, SamplingParams
+from impl.sglang.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams
 from impl.sglang.driver import Driver
-from impl.sglang.releases import UNIFIED
 from impl.sglang.server import Guest, Turn
 from reference.commands import POSITION_BITS, SHARED
 
@@ -56,19 +55,23 @@ class Calls:
         self._depth = 0
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []  # an id means something as long as its bearer lives
+        self._newcomers: set[int] = set()  # guests that have locked nothing
+        self._chunk = -1  # how long one may be, as it was last told
         release, batch = driver.release, driver.release.batch
-        self._unified = driver.release.version in UNIFIED
-        claimed = "" if self._unified else "claimed = "
-        committed = "kv.kv_committed_len += {}" if self._unified else "kv_committed_len += {} - claimed"
+        flat = release.where("kv_allocated_len") == "kv_allocated_len"
+        claimed, less = ("claimed = ", " - claimed") if flat else ("", "")
+        committed = self._committed = release.where("kv_committed_len") + " += {}" + less
+        args = ", ARGS" if flat else "" if committed.startswith("kv.") else ", get_context().server_args"
         for name, told in {
-            "hold": lambda _, req: self._lock("hold", req),
+            "hold": lambda _, req: f"lock({self._name(req)}, server.cache)",
             "set_chunk": lambda req, _, end: f"chunk({self._name(req)}, end={end})",
             "in_chunks": lambda req, more: f"middle_chunks({self._name(req)}, {more:+})",
             "check_finished": lambda req, *_: f"check_finished({self._name(req)})",
             "checkpoint": self._checkpoint,
             "end": self._end,
-            "hand_in": lambda req, *_: f"server.cache.cache_finished_req({self._name(req)})",
-            "retract": lambda _: f"batch.release_req(0, 0{'' if self._unified else ', ARGS'})",
+            "hand_in": lambda req, *_: f"hand_in(server, {self._name(req)})",
+            "drop": lambda req, _, start, end: f"drop(server, {self._name(req)}, {start}, {end})",
+            "retract": lambda _: f"batch.release_req(0, 0{args})",
             "abort_queued": lambda req: f"abort_queued(server, {self._name(req)})",
             "prepare_spec": lambda _, n: f"{claimed}prepare_verify(batch, draft_len={n})",
             "commit": lambda req, n: f"{self._name(req)}.{committed.format(n)}",
@@ -100,17 +103,30 @@ class Calls:
         idle = "checks = memory_checks(server, ForwardMode.IDLE, [])"
         self._wrap(server.scheduler, "idle", lambda *_: idle)
         if server.tree is not None:
-            self._wrap(server.tree, "newcomer", lambda _: "")
-            for name in ("lock", "unlock"):
-                self._wrap(server.tree, name, partial(self._lock, name))
+            self._wrap(server.tree, "newcomer", self._newcomer)
+            self._wrap(server.tree, "lock", lambda req: f"lock({self._name(req)}, server.cache)")
+            self._wrap(server.tree, "unlock", self._unlock)
             self._wrap(server.tree, "match", self._match)
             self._wrap(server.tree, "evict", self._evict)
+        self._chunk = -1
         self._lines.clear()
 
     def take(self) -> tuple[str, ...]:
         """The lines since the last time."""
         lines, self._lines = tuple(self._lines), []
         return lines
+
+    def late(self) -> tuple[tuple[str, str], ...]:
+        """What processing the results that wait does to each request, by its name."""
+        server = self._driver.server
+        lines = []
+        for turn in server.turns.values():
+            name = self._name(turn.req)
+            for result in turn.pending:
+                if server.spec and not result.prefill:
+                    lines.append((name, f"{name}.{self._committed.format(len(result.tokens))}"))
+                lines.append((name, f"sampled({name}, {ids_text(result.tokens)})"))
+        return tuple(lines)
 
     # -- wrapping ---------------------------------------------------------------------------------
 
@@ -172,12 +188,13 @@ class Calls:
 
     def _checkpoint(self, req: Any, cache: Any, chunked: bool) -> str:
         del cache
-        how = ", chunked=True" if chunked and not self._unified else ""
+        how = ", chunked=True" if chunked else ""
         return f"checkpoint({self._name(req)}, server.cache{how})"
 
     def _end(self, req: Any, cache: Any) -> str:
         del cache
-        how = ", checkpoint=True" if self._unified else ""
+        release = self._driver.release
+        how = f", {release.keeping}={not release.midway(req)}" if release.keeping else ""
         return f"release_kv_cache({self._name(req)}, server.cache{how})"
 
     def _request(self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> str:
@@ -191,27 +208,28 @@ class Calls:
 
     def _batch(self, turns: Sequence[Turn], mode: ForwardMode) -> str:
         names = ", ".join(self._name(t.req) for t in turns)
-        spec = ", spec=True" if self._driver.server.spec else ""
-        return f"batch = server.batch(ForwardMode.{mode.name}, {names}{spec})"
-
+        server, how, before = self._driver.server, "", ""
+        if any(turn.pending for turn in turns) and mode is ForwardMode.DECODE:
+            how = f", late={[turn.output - len(turn.req.output_ids) for turn in turns]}"
+        if server.spec:
+            how += ", spec=True"
+        swept = server.swa_pool is not None and server.tree is None  # a prefill is, by what a chunk may be
+        if swept and self._chunk != SERVER_ARGS.chunked_prefill_size:
+            self._chunk = SERVER_ARGS.chunked_prefill_size
+            before = f"server.chunks_of({self._chunk})\n"
+        return f"{before}batch = server.batch(ForwardMode.{mode.name}, {names}{how})"
 
     # -- the tree ---------------------------------------------------------------------------------
 
-    def _lock(self, call: str, req: Any) -> str:
-        """Of the tree; "hold" is what admission calls where there is none."""
-        name, tree = self._name(req), self._driver.server.tree
-        if self._unified:
-            if call == "unlock":
-                return f"server.cache.unlock({name}.lock)\n{name}.lock = None"
-            return f"{name}.lock = server.cache.lock({name}.last_node)"
-        if call == "unlock" and tree is not None and req.last_node is tree.root:
-            return ""
-        swa = tree is not None and tree.mapping is not None
-        if call == "unlock":
-            how = f", DecLockRefParams(swa_uuid_for_lock={name}.swa_uuid_for_lock)" if swa else ""
-            return f"server.cache.dec_lock_ref({name}.last_node{how})"
-        locked = f"server.cache.inc_lock_ref({name}.last_node)"
-        return f"{name}.swa_uuid_for_lock = {locked}.swa_uuid_for_lock" if swa else locked
+    def _newcomer(self, req: Any) -> str:
+        self._newcomers.add(id(req))
+        return ""
+
+    def _unlock(self, req: Any) -> str:
+        if id(req) not in self._newcomers:
+            return f"unlock({self._name(req)}, server.cache)"
+        self._newcomers.remove(id(req))  # nothing was told of it, and it has the root at most
+        return ""
 
     def _match(self, req: Any, ids: Sequence[int]) -> str:
         return f"match({self._name(req)}, server.cache, {ids_text(ids)})"
@@ -221,6 +239,7 @@ class Calls:
         return f"evicted = server.cache.evict(EvictParams(num_tokens={full}, swa_num_tokens={swa}))"
 
     def _compute(self, driver: Driver, guest: Guest, tokens: Sequence[int], evicted: int) -> str:
+        self._newcomers.discard(id(guest.req))
         page = driver.server.geometry.page_size
         swept = f", swept={-(-evicted // page) * page}" if evicted > len(guest.tokens) else ""
         return f"compute(server, {self._name(guest.req)}, {ids_text(tokens)}{swept})"

@@ -35,6 +35,10 @@ class Release0510:
     counts_in_flight = False
     # Processing the results of a prefill batch frees all at its end (process_batch_result_prefill).
     groups_prefill = False
+    core = "python"  # what its tree is written in
+    keeps_slots = True  # a request knows the slots of what it matched, not only how many (prefix_indices)
+    # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
+    keeping = ""
     # Pools that its busy check does not count: see Capabilities.
     uncounted: frozenset[str] = frozenset({"swa", "rows"})
     # Clauses that are not asked of it: see Capabilities.
@@ -126,6 +130,17 @@ class Release0510:
         stand_in = getattr(load("impl.sglang.checker"), self.scheduler)
         self.scheduler_class = type(name, (stand_in, checks), {"checks": checks})
 
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
+        """Whether a server of these sizes has one cache, UnifiedRadixCache, with the sessions in it."""
+        del geometry
+        return False
+
+    @classmethod
+    def where(cls, attribute: str) -> str:
+        """Where a request, or a session's slot, has its row (`req_pool_idx`) or a cursor of that name."""
+        return attribute
+
     # -- pools ------------------------------------------------------------------------------------
 
     def make_allocator(self, full: int, swa: int | None, page_size: int) -> Any:
@@ -200,7 +215,13 @@ class Release0510:
 
     def end(self, req: Any, cache: Any) -> None:
         """Give back what a finished request has, or hand it to its session or the tree."""
-        self.common.release_kv_cache(req, cache)
+        how = {self.keeping: not self.midway(req)} if self.keeping else {}
+        self.common.release_kv_cache(req, cache, **how)
+
+    def midway(self, req: Any) -> bool:
+        """Aborted between two chunks of its prefill, which keeps nothing (process_pending_chunked_abort)."""
+        del req
+        return False
 
     def retract(self, batch: Any) -> None:
         """Take the first request of `batch` out of the running ones, under memory pressure."""
@@ -436,10 +457,7 @@ class Release0514(Release0513):
     """0.5.14. The same modules; a checkout of it is told as 0.5.13."""
 
     version = "0.5.14"
+    keeping = "is_insert"
 
-    def end(self, req: Any, cache: Any) -> None:
-        self.common.release_kv_cache(req, cache, is_insert=not self._midway(req))
-
-    def _midway(self, req: Any) -> bool:
-        """Aborted between two chunks of its prefill: nothing is inserted (process_pending_chunked_abort)."""
+    def midway(self, req: Any) -> bool:
         return bool(req.fill_len < len(req.full_untruncated_fill_ids))

@@ -25,12 +25,12 @@ class Unified(Release0511):
         super()._modules(load)
         self.unified = load("sglang.srt.mem_cache.unified_radix_cache")
 
-    def _is_unified(self, geometry: Geometry) -> bool:
-        """Whether the server's cache is the unified tree (mem_cache/registry.py)."""
-        return geometry.tree and geometry.window is not None
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
+        return geometry.tree and geometry.window is not None  # mem_cache/registry.py
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
-        if not self._is_unified(geometry):
+        if not self.is_unified(geometry):
             return super().make_cache(rows, allocator, geometry)
         return self._make_unified(rows, allocator, geometry)
 
@@ -51,7 +51,7 @@ class Unified(Release0511):
     def make_tree(self, cache: Any, allocator: Any, geometry: Geometry) -> Any:
         from impl.sglang import trees
 
-        if not geometry.tree or not self._is_unified(geometry):
+        if not geometry.tree or not self.is_unified(geometry):
             return super().make_tree(cache, allocator, geometry)
         mapping = None if geometry.window is None else allocator.full_to_swa_index_mapping
         return getattr(trees, self.tree)(cache, mapping)
@@ -69,6 +69,10 @@ class Release0516(Unified, Release0514):
     @classmethod
     def is_in(cls, root: Path) -> bool:
         return (root / "sglang/srt/mem_cache/unified_cache_components").is_dir()
+
+    @classmethod
+    def where(cls, attribute: str) -> str:
+        return f"kv.{attribute}" if attribute in ("kv_allocated_len", "swa_evicted_seqlen") else attribute
 
     def _import(self, root: Path) -> None:
         # How often decode sweeps is a setting; the default, every 128 tokens, would show nothing here.
@@ -92,7 +96,7 @@ class Release0516(Unified, Release0514):
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_range(start, end)
 
-    def _midway(self, req: Any) -> bool:
+    def midway(self, req: Any) -> bool:
         return bool(req.extend_range.end < len(req.full_untruncated_fill_ids))
 
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
@@ -168,8 +172,13 @@ class Release0520(Release0518):
         cache = root / "sglang/srt/mem_cache"
         return (cache / "swa_radix_cache.py").is_file() and (cache / "rust_tree_core").is_dir()
 
-    def _is_unified(self, geometry: Geometry) -> bool:
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
         return geometry.tree
+
+    @classmethod
+    def where(cls, attribute: str) -> str:
+        return f"kv.{attribute}"
 
     def free_pages(self, pool: Any) -> list[int]:
         pages: list[int] = pool.get_all_free_pages().tolist()

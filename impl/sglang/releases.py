@@ -20,10 +20,8 @@ _RELEASES = (
 )  # fmt: skip
 TABLE: dict[str, type[Release0510]] = {r.version: r for r in _RELEASES}
 SUPPORTED = ", ".join(TABLE)
-# Of these the driver's calls can be told as Python (calls.py). UNIFIED have one cache for all, and a record
-# for what a request holds.
-UNIFIED = ("0.5.23",)
-TOLD = ("0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.14", *UNIFIED)
+# Releases whose names are so alike that one file of Python can call any of a line (ci/export.py).
+ALIKE = (("0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.14"), ("0.5.16", "0.5.18"), ("0.5.20",), ("0.5.23",))
 
 
 def supported(version: str) -> type[Release0510]:
@@ -70,4 +68,4 @@ def stated_version(root: Path) -> str | None:
     return None
 
 
-__all__ = ["SUPPORTED", "TABLE", "TOLD", "UNIFIED", "detect", "stated_version", "supported"]
+__all__ = ["ALIKE", "SUPPORTED", "TABLE", "detect", "stated_version", "supported"]

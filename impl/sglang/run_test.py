@@ -1,44 +1,76 @@
 """Run exported tests on the files of a release, without installing the release.
 
-`python -m impl.sglang.run_test ROOT VERSION FILE...` exits with 0 when all pass, with FAILS when all
-fail; else they could not be run, or only part did. Where sglang is installed nothing of this is needed.
+A run exits with 0 when all tests pass, with FAILS when all fail; else they could not be run, or only part
+did. Where sglang is installed nothing of this is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
+import importlib.machinery
+import json
 import logging
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import tempfile
+import traceback
 import types
 import unittest
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from impl.sglang import isolate
 
 FAILS = 3
 _HOME = Path(__file__).resolve().parents[2]
+Run = tuple[Path, str, Sequence[Path]]  # the files of a release, its version, and tests
 
 
-def outcome(root: Path, version: str, *files: Path, timeout_s: float = 180.0) -> tuple[int, str]:
-    """The exit status of a process of its own that runs the tests, and what it said."""
+def outcomes(*runs: Run, timeout_s: float = 180.0) -> list[tuple[int, str]]:
+    """The exit status of each run in a process of its own, and what it said.
+
+    The processes are forked from one that has imported torch, which takes longer than most tests.
+    """
     search = [str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "impl.sglang.run_test", str(root), version, *map(str, files)]
-    try:
-        done = subprocess.run(
-            command, env=environment, timeout=timeout_s, text=True, errors="replace", check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return 1, f"no end in {timeout_s:g} s"
-    return done.returncode, done.stdout
+    asked = [[str(root), version, *map(str, files)] for root, version, files in runs]
+    with subprocess.Popen(
+        [sys.executable, "-m", "impl.sglang.run_test", json.dumps(asked)], env=environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return [(1, f"no end in {timeout_s:g} s")] * len(runs)
+    if process.returncode:
+        return [(1, f"no test was run: exit status {process.returncode}")] * len(runs)
+    ends: list[tuple[int, str]] = [(code, text) for code, text in json.loads(said)]
+    return ends
+
+
+def _forked(arguments: list[str]) -> tuple[int, str]:
+    with tempfile.TemporaryFile() as said:
+        if not (child := os.fork()):
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            code = 1
+            try:
+                code = main(arguments)
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        said.seek(0)
+        return os.waitstatus_to_exitcode(status), said.read().decode(errors="replace")
 
 
 class _Missing(importlib.abc.MetaPathFinder):
@@ -52,19 +84,19 @@ class _Missing(importlib.abc.MetaPathFinder):
     ) -> None:
         del path, target
         stem = self.root.joinpath(*fullname.split("."))
-        if isolate.real(fullname) and not (stem.is_dir() or stem.with_suffix(".py").is_file()):
+        files = (stem.with_suffix(end) for end in (".py", *importlib.machinery.EXTENSION_SUFFIXES))
+        if isolate.real(fullname) and not (stem.is_dir() or any(file.is_file() for file in files)):
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
 def _hook(root: Path, version: str) -> None:
     from impl.sglang import doubles
-    from impl.sglang.releases import UNIFIED, supported
+    from impl.sglang.releases import supported
 
-    settings: list[Any] = []
     provided = doubles.provided()
     provided["sglang.srt.server_args"] = {
-        "get_global_server_args": lambda: settings[-1],
-        "set_global_server_args_for_scheduler": settings.append,
+        "_global_server_args": None,
+        "get_global_server_args": lambda: sys.modules["sglang.srt.server_args"]._global_server_args,
     }
 
     class SamplingParams(doubles.SamplingParams):
@@ -79,13 +111,14 @@ def _hook(root: Path, version: str) -> None:
     load = importlib.import_module
     context = provided["sglang.srt.runtime_context"]
     context["get_context"] = lambda: doubles.Bag(
-        override_server_args=lambda **given: doubles.Bag(install=partial(_settings, given)),
-        parallel=doubles.Bag(override_permanently=lambda **given: _settings(given)),
-    )
+        override_server_args=_settings, parallel=doubles.Bag(override=_settings),
+        server_args=doubles.SERVER_ARGS,
+    )  # fmt: skip
     release = supported(version)
     module = release.spec_file.removesuffix(".py").replace("/", ".")
-    names = ("common", "allocation", "allocation_sizing") if version in UNIFIED else ("common",)
-    homes = [load(f"sglang.srt.mem_cache.{name}") for name in names]
+    names = ("common", "allocation", "allocation_sizing")  # one module until 0.5.14
+    there = [name for name in names if (root / f"sglang/srt/mem_cache/{name}.py").is_file()]
+    homes = [load(f"sglang.srt.mem_cache.{name}") for name in there]
     env = {name: value for home in homes for name, value in vars(home).items()}
     env |= {"torch": sys.modules["torch"], "get_spec": context["get_spec"]}
     for name in ("get_alloc_len_per_decode", "get_alloc_reserve_per_decode"):
@@ -105,13 +138,16 @@ def _hook(root: Path, version: str) -> None:
         load(name)
 
 
-def _settings(given: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def _settings(**given: Any) -> Iterator[None]:
     from impl.sglang.doubles import SERVER_ARGS
 
-    vars(SERVER_ARGS).update(given)
+    with mock.patch.dict(vars(SERVER_ARGS), given):
+        yield
 
 
 def main(arguments: list[str]) -> int:
+    """Run tests in this process: ROOT VERSION FILE..."""
     _hook(Path(arguments[0]), arguments[1])
     tests = unittest.TestSuite()
     for file in arguments[2:]:
@@ -125,4 +161,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    importlib.import_module("torch")
+    print(json.dumps([_forked(run) for run in json.loads(sys.argv[1])]))

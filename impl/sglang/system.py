@@ -31,7 +31,8 @@ class SGLangSystem:
     run_rejected: turns that a session rejects still run their one-token prefill (see Driver).
     overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
     tree: another radix tree than the release's usual one, by its name in VARIANTS (variants.py).
-    calls: after each command `calls` has what the driver did, as Python (see calls.py).
+    calls: after each command `calls` has what the driver did, as Python (see calls.py), and `late` what is to
+        be done to each request to leave it as the view shows it, whose results wait.
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
     UnusableImplementation when the release cannot be had or is not supported.
@@ -88,8 +89,9 @@ class SGLangSystem:
         asked = {"--run-rejected": run_rejected, "--overlap": overlap, "--calls": calls}
         self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
         self._options += [] if tree is None else [f"--tree={tree}"]
-        self.release = release.version
+        self.kind, self.release, self.overlap = release, release.version, overlap
         self.calls: tuple[str, ...] = ()
+        self.late: tuple[tuple[str, str], ...] = ()
         self._timeout_s, self._start_s = timeout_s, start_s
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
@@ -126,7 +128,7 @@ class SGLangSystem:
         reply = self._ask(wire.pack_command(command))
         if not isinstance(reply, wire.Answer):
             return Broken(self._broken or "the worker answered out of turn")
-        self._view, self.calls = reply.view, reply.calls
+        self._view, self.calls, self.late = reply.view, reply.calls, reply.late
         if reply.refused is not None:
             return Refused(reply.refused)
         return Done(reply.choices, reply.report, reply.freed)

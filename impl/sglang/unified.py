@@ -19,7 +19,8 @@ class Release0523(Release0520):
 
     version = "0.5.23"
     scheduler = "Scheduler0523"
-    core, tree = "python", "UnifiedTree"  # the latter of impl.sglang.trees
+    tree = "UnifiedTree"  # of impl.sglang.trees
+    keeping, keeps_slots = "checkpoint", False
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
@@ -32,6 +33,15 @@ class Release0523(Release0520):
             and (srt / "mem_cache/unified_cache/unified_tree_core.py").is_file()
             and not (srt / "mem_cache/swa_radix_cache.py").is_file()
         )
+
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
+        del geometry
+        return True
+
+    @classmethod
+    def where(cls, attribute: str) -> str:
+        return "kv.max_evicted_seqlen" if attribute == "swa_evicted_seqlen" else f"kv.{attribute}"
 
     def _modules(self, load: Any) -> None:
         self.unified = load("sglang.srt.mem_cache.unified_radix_cache")
@@ -58,10 +68,7 @@ class Release0523(Release0520):
         del chunked
         self.common.checkpoint_kv_cache(req, cache)
 
-    def end(self, req: Any, cache: Any) -> None:
-        self.common.release_kv_cache(req, cache, checkpoint=not self._midway(req))
-
-    def _midway(self, req: Any) -> bool:
+    def midway(self, req: Any) -> bool:
         return bool(req.extend_end < len(req.full_untruncated_fill_ids))
 
     def abort_queued(self, req: Any) -> None:

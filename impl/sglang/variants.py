@@ -30,7 +30,8 @@ class _Flagged(Unified):
         if not root.joinpath(*_TREE.split(".")).with_suffix(".py").is_file():
             raise UnusableImplementation(f"sglang {cls.version}+unified: {root} has no {_TREE}")
 
-    def _is_unified(self, geometry: Geometry) -> bool:
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
         return geometry.tree
 
     def slot(self, cache: Any, session_id: str) -> Any:

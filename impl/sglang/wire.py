@@ -34,7 +34,8 @@ class Apply(msgspec.Struct, tag=True, frozen=True):
 class Answer(msgspec.Struct, tag=True, frozen=True):
     """Refused for a reason, or done with these choices; and the view after it.
 
-    calls: what the driver did, as Python, of a worker that was asked to note it.
+    calls: what the driver did, as Python, of a worker that was asked to note it. late: for each request whose
+    results wait (results.py), what it is called there and what processing them does to it.
     """
 
     view: View
@@ -43,6 +44,7 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     report: Report | None = None
     freed: Freed | None = None
     calls: tuple[str, ...] = ()
+    late: tuple[tuple[str, str], ...] = ()
 
 
 class Failure(msgspec.Struct, tag=True, frozen=True):

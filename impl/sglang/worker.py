@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
                     assert isinstance(outcome, Done)
                     reply = wire.Answer(view, None, outcome.choices, outcome.report, outcome.freed)
                 if calls is not None:
-                    reply = msgspec.structs.replace(reply, calls=calls.take())
+                    reply = msgspec.structs.replace(reply, calls=calls.take(), late=calls.late())
         except Exception as error:
             reply = failure(error, root)
             if calls is not None:
