@@ -26,8 +26,8 @@ from reference.tree import tokens_held
 from stateful_tests.abstraction import facts_of
 from stateful_tests.campaign import sizes_for
 from stateful_tests.choosers import RandomChooser
-from stateful_tests.lockstep import Lockstep
 from stateful_tests.habits import draw_geometry, draw_habits
+from stateful_tests.lockstep import Lockstep
 from stateful_tests.strategies import finale, propose
 from stateful_tests.traces import load
 

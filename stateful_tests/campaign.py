@@ -17,11 +17,11 @@ from reference.clauses import CLAUSES
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry, preset
 from stateful_tests.choosers import RandomChooser
+from stateful_tests.habits import MACHINES, draw_geometry, draw_habits
 from stateful_tests.lockstep import Lockstep, check_fits, new_tallies, replay
 from stateful_tests.results import CheckResult, Finding, MachineResult, Trace, Violation, add_tallies
 from stateful_tests.shrink import BUDGET, Commands, StillFails, drop, scaled, shrink
 from stateful_tests.situations import situation
-from stateful_tests.habits import MACHINES, draw_geometry, draw_habits
 from stateful_tests.strategies import finale, propose
 
 Progress = Callable[[str, int, int], None]

@@ -17,10 +17,10 @@ import msgspec
 from impl.adapter import Capabilities
 from reference.commands import Mode
 from reference.geometry import preset
+from stateful_tests.habits import MACHINES
 from stateful_tests.results import MachineResult
 from stateful_tests.scopes import SCOPES
 from stateful_tests.situations import kind_name
-from stateful_tests.habits import MACHINES
 
 FILE = Path(__file__).with_name("situations.json")
 

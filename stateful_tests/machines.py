@@ -17,9 +17,9 @@ from impl.adapter import System
 from reference.clauses import CLAUSES
 from reference.commands import Command, Mode
 from reference.geometry import Geometry
+from stateful_tests.habits import MACHINES, draw_habits
 from stateful_tests.lockstep import Lockstep
 from stateful_tests.results import Trace, Violation
-from stateful_tests.habits import MACHINES, draw_habits
 from stateful_tests.strategies import applies, draw_command, finale, propose
 
 

@@ -26,9 +26,9 @@ from reference.commands import (
 from reference.cursors import counted_full, counted_swa
 from reference.geometry import PRESETS, Geometry
 from reference.ledger import Cursors, Phase, State, text_len
-from stateful_tests.lockstep import Lockstep, replay
 from stateful_tests.choosers import RandomChooser
 from stateful_tests.habits import draw_geometry, draw_habits
+from stateful_tests.lockstep import Lockstep, replay
 from stateful_tests.strategies import propose
 from stateful_tests.test_fixtures import FOLDER
 from stateful_tests.test_torch_cursors import Waits

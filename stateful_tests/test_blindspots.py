@@ -22,8 +22,8 @@ from reference.ledger import Cursors
 from reference.monitors import MONITORS, Moment
 from reference.partitions import KINDS, balanced, kinds, partitions, seen_by, smallest
 from stateful_tests.blindspots import CHECKS, Drive, Row, draw, fixtures, measure, smallest_sets, watch
-from stateful_tests.registry import resolve
 from stateful_tests.habits import MACHINES
+from stateful_tests.registry import resolve
 
 
 @cache

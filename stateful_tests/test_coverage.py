@@ -11,11 +11,11 @@ from impl.adapter import Capabilities
 from reference.commands import COMMANDS, Mode
 from stateful_tests.campaign import plan, run
 from stateful_tests.coverage import FILE, Known, SituationsError, coverage, dump, load
+from stateful_tests.habits import MACHINES
 from stateful_tests.reference_system import ReferenceSystem
 from stateful_tests.results import MachineResult
 from stateful_tests.scopes import SCOPES
 from stateful_tests.situations import catalogue
-from stateful_tests.habits import MACHINES
 
 KNOWN = load()
 ALL = [MachineResult(m, preset, mode) for m in MACHINES for preset in ("page4", "no-swa") for mode in Mode]

@@ -23,10 +23,10 @@ from impl.sglang.system import SGLangSystem
 from reference.commands import Mode, Open, shared_serial, token_id
 from reference.geometry import PRESETS
 from stateful_tests.choosers import RandomChooser, pick
+from stateful_tests.habits import draw_geometry, draw_habits
 from stateful_tests.lockstep import Lockstep
 from stateful_tests.planted import PLANTED, plant
 from stateful_tests.results import Trace
-from stateful_tests.habits import draw_geometry, draw_habits
 from stateful_tests.strategies import propose
 from stateful_tests.traces import load
 from stateful_tests.wording import describe

@@ -14,14 +14,14 @@ from reference.clauses import CLAUSES
 from reference.commands import Mode
 from reference.geometry import PRESETS
 from stateful_tests.campaign import check_machine, minimise, plan, run, sizes_for
+from stateful_tests.habits import MACHINES
 from stateful_tests.lockstep import replay
 from stateful_tests.machines import ClauseViolated, machine
 from stateful_tests.reference_system import ReferenceSystem
 from stateful_tests.registry import resolve
 from stateful_tests.results import Run
-from stateful_tests.habits import MACHINES
 
-EXAMPLES = {"sessions": 15, "tree": 6, "both": 6}
+EXAMPLES = {"sessions": 10, "tree": 5, "both": 5}
 
 
 def _fitting(system: System, name: str, preset: str, mode: Mode) -> None:
@@ -90,7 +90,7 @@ def test_the_machine_finds_bugs(name: str, bug: str) -> None:
 def test_volume_run(system: System, name: str, preset: str, mode: Mode) -> None:
     """A small seeded campaign; a finding is told as its smallest trace."""
     _fitting(system, name, preset, mode)
-    wanted = plan("smoke", presets=[preset], modes=[mode], machines=[name], examples=12, seed=1)
+    wanted = plan("smoke", presets=[preset], modes=[mode], machines=[name], examples=8, seed=1)
     result = run(system, wanted)
     if result.findings:
         pytest.fail("\n".join(_told(f.run) for f in result.findings), pytrace=False)

@@ -17,8 +17,8 @@ from reference.geometry import PRESETS
 from reference.ledger import State
 from reference.tree import full_locked, path_of, usable
 from stateful_tests.choosers import RandomChooser
-from stateful_tests.prompts import asked, draw_evicted, draw_prompt, joined, known, shortened, spelt
 from stateful_tests.habits import draw_habits
+from stateful_tests.prompts import asked, draw_evicted, draw_prompt, joined, known, shortened, spelt
 from stateful_tests.strategies import finale, propose
 from stateful_tests.traces import prompt_of, prompt_text
 from stateful_tests.tree_changes import tree_changes

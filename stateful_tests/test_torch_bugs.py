@@ -8,9 +8,9 @@ from impl.bugs import BUGS, broken
 from reference.clauses import CLAUSES
 from reference.commands import Mode
 from reference.geometry import PRESETS
-from stateful_tests.lockstep import Lockstep
 from stateful_tests.choosers import RandomChooser
 from stateful_tests.habits import draw_habits
+from stateful_tests.lockstep import Lockstep
 from stateful_tests.strategies import propose
 
 

@@ -15,9 +15,9 @@ from impl.torch_kv.sessions import Request, Slot
 from impl.torch_kv.store import KVStore
 from reference.commands import Admit, Chunk, Command, Decode, Draft, Extend, Mode, SpecDecode, Submit
 from reference.geometry import PRESETS, Geometry
-from stateful_tests.lockstep import Lockstep
 from stateful_tests.choosers import RandomChooser
 from stateful_tests.habits import draw_habits
+from stateful_tests.lockstep import Lockstep
 from stateful_tests.strategies import propose
 from stateful_tests.test_torch_devices import random_commands
 

@@ -27,8 +27,8 @@ from stateful_tests import registry
 from stateful_tests.abstraction import facts_of
 from stateful_tests.campaign import sizes_for
 from stateful_tests.choosers import RandomChooser
-from stateful_tests.lockstep import Lockstep, new_tallies
 from stateful_tests.habits import MACHINES, draw_habits
+from stateful_tests.lockstep import Lockstep, new_tallies
 from stateful_tests.strategies import propose
 
 STEPS = 50

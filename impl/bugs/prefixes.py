@@ -9,10 +9,10 @@ from torch import Tensor
 from impl.bugs.register import FREE_ONLY, bug
 from impl.bugs.tree_locks import Trusting
 from impl.torch_kv.cursors import Cursors, N
+from impl.torch_kv.nodes import Key
 from impl.torch_kv.radix import Room
 from impl.torch_kv.sessions import Request, Session
 from impl.torch_kv.system import TorchKV
-from impl.torch_kv.nodes import Key
 from reference.commands import Reason, Report
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from impl import adapter
+from impl.torch_kv.nodes import Key
 from impl.torch_kv.prompts import spelled, well_formed
 from impl.torch_kv.sessions import Session
 from impl.torch_kv.steps import Steps, Verdict
-from impl.torch_kv.nodes import Key
 from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock, prompt_len
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from impl.torch_kv.cursors import Cursors, Lanes, N
+from impl.torch_kv.nodes import Key, Lock, Node
 from impl.torch_kv.sessions import Request, Session, SessionRules
 from impl.torch_kv.store import Span
-from impl.torch_kv.nodes import Key, Lock, Node
 from impl.torch_kv.tree import RadixTree
 from reference.commands import Reason
 
