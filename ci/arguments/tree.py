@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ci.arguments.past import Past, some
 from reference.caching import guests, key_of, path_text
 from reference.clauses.contents import stamp_text
+from reference.clauses.tree_evictions import SIZES, walked
 from reference.commands import Evict, Match
 from reference.cursors import ceil_page
 from reference.facts import NodeFacts
@@ -336,11 +337,8 @@ def _sizes(past: Past) -> str | None:
     tree = past.now.facts.tree
     if tree is None or tree.sizes is None:
         return None
-    walk = [0, 0, 0, 0]
-    for node in tree.nodes:
-        walk[node.full_locks > 0] += len(node.slots)
-        walk[2 + (node.swa_locks > 0)] += len(node.swa_slots)
-    for at, name in enumerate(("full evictable", "full protected", "SWA evictable", "SWA protected")):
+    walk = walked(tree)
+    for at, name in enumerate(SIZES):
         if tree.sizes[at] != walk[at]:
             since = past.since(f"{name} {tree.sizes[at]}", _says, at, tree.sizes[at])
             return (

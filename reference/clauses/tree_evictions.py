@@ -9,8 +9,11 @@ from reference.clauses.base import Failure, clause
 from reference.clauses.tree import WITH_TREE, grew, lost, shrank, tree_of
 from reference.clauses.tree_locks import locked
 from reference.commands import Evict
+from reference.facts import TreeFacts
 from reference.step import Step
 from reference.tree import Key, nodes
+
+SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  # the counters of a tree
 
 
 @clause(
@@ -27,18 +30,23 @@ def _sums(step: Step) -> Failure | None:
     tree = tree_of(step)
     if tree is None or tree.sizes is None:
         return None
-    want = [0, 0, 0, 0]
-    for node in tree.nodes:
-        want[node.full_locks > 0] += len(node.slots)
-        want[2 + (node.swa_locks > 0)] += len(node.swa_slots)
-    if tuple(want) == tuple(tree.sizes):
+    want = walked(tree)
+    if want == list(tree.sizes):
         return None
     return _sizes_text(want), _sizes_text(tree.sizes)
 
 
+def walked(tree: TreeFacts) -> list[int]:
+    """Tokens by a walk over the nodes, for SIZES."""
+    found = [0, 0, 0, 0]
+    for node in tree.nodes:
+        found[node.full_locks > 0] += len(node.slots)
+        found[2 + (node.swa_locks > 0)] += len(node.swa_slots)
+    return found
+
+
 def _sizes_text(amounts: Sequence[int]) -> str:
-    names = ("full evictable", "full protected", "SWA evictable", "SWA protected")
-    return ", ".join(f"{name} {amount}" for name, amount in zip(names, amounts))
+    return ", ".join(f"{name} {amount}" for name, amount in zip(SIZES, amounts))
 
 
 @clause(
