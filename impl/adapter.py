@@ -15,7 +15,6 @@ from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
 from reference.geometry import Geometry
 from reference.ledger import Cursors
 
-
 __all__ = [
     "Capabilities", "Cursors", "GuestView", "NodeView", "RequestView", "SessionView", "System", "TreeSizes",
     "TreeView", "UnusableImplementation", "View",

@@ -9,21 +9,64 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Choice, Close, Command, Decode, Done, Evict, EvictSwa, Extend,
-    Finish, Freed, Insert, Match, Mode, Open, Outcome, Reason, Refused, Retract, SpecDecode,
-    Submit, Unlock, prompt_len,
-)  # fmt: skip
 from reference.accounts import report
-from reference.caching import (
-    Effects, evicted, extended, guests, inserted, key_of, matched, prompt_kept, text_left, unlocked,
-    well_formed, with_room,
+from reference.commands import (
+    Abort,
+    Admit,
+    CheckBusy,
+    CheckIdle,
+    Choice,
+    Close,
+    Command,
+    Decode,
+    Done,
+    Evict,
+    EvictSwa,
+    Extend,
+    Finish,
+    Freed,
+    Insert,
+    Match,
+    Mode,
+    Open,
+    Outcome,
+    Reason,
+    Refused,
+    Retract,
+    SpecDecode,
+    Submit,
+    Unlock,
+    prompt_len,
 )  # fmt: skip
 from reference.cursors import ceil_page, cut, floor_page, lost_below, resume, sweep, sweep_limit, window_live
 from reference.geometry import Geometry
 from reference.ledger import (
-    IN_BATCH, ZERO, Cursors, Phase, Request, Scope, Session, State, free, text_cut, text_len,
+    IN_BATCH,
+    ZERO,
+    Cursors,
+    Phase,
+    Request,
+    Scope,
+    Session,
+    State,
+    free,
+    text_cut,
+    text_len,
     text_tokens,
+)  # fmt: skip
+from reference.prefix_cache import (
+    Effects,
+    evicted,
+    extended,
+    guests,
+    inserted,
+    key_of,
+    matched,
+    prompt_kept,
+    text_left,
+    unlocked,
+    well_formed,
+    with_room,
 )  # fmt: skip
 from reference.tree import Tree
 

@@ -10,8 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match,
-    Open, Reason, Retract, SpecDecode, Submit, Unlock,
+    Abort,
+    Admit,
+    CheckBusy,
+    CheckIdle,
+    Close,
+    Decode,
+    Evict,
+    EvictSwa,
+    Extend,
+    Finish,
+    Insert,
+    Match,
+    Open,
+    Reason,
+    Retract,
+    SpecDecode,
+    Submit,
+    Unlock,
 )  # fmt: skip
 
 Span = tuple[str, str]  # [start, end) in tokens; empty where end <= start

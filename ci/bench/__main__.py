@@ -16,20 +16,21 @@ import click
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from ci import cli, render
-from ci.bench import checks, searches
+from ci import cli
+from ci.bench import checks
 from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
+from ci.report import render
 from impl.adapter import System, UnusableImplementation
 from reference import model
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
-from stateful_tests import registry
-from stateful_tests.abstraction import facts_of
-from stateful_tests.campaign import sizes_for
-from stateful_tests.choosers import RandomChooser
-from stateful_tests.habits import MACHINES, draw_habits
-from stateful_tests.lockstep import Lockstep, new_tallies
-from stateful_tests.strategies import propose
+from stateful_tests.check.campaign import sizes_for
+from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.next_command import propose
+from stateful_tests.generate.run_profile import MACHINES, draw_habits
+from stateful_tests.lockstep import systems as registry
+from stateful_tests.lockstep.abstraction import facts_of
+from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
 
 STEPS = 50
 Run = tuple[Geometry, list[Command]]
@@ -165,7 +166,6 @@ def bench(
     write_json(json_file, {"commands": rows, "busy check": checked})
 
 
-bench.add_command(searches.explore)
 
 if __name__ == "__main__":
     sys.exit(cli.run(command=bench, name="bench"))

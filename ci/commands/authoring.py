@@ -13,21 +13,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ci.commands.shared import (
-    Unusable, force_option, impl_of, impl_options, load_trace, resolve, system_options, target_file, text_out,
-    usable, writable_json, write_json,
+    Unusable,
+    force_option,
+    impl_of,
+    impl_options,
+    load_trace,
+    resolve,
+    system_options,
+    target_file,
+    text_out,
+    usable,
+    writable_json,
+    write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
     from reference.geometry import Geometry
-    from stateful_tests.recording import Parting, Recorder
-    from stateful_tests.results import Trace
+    from stateful_tests.lockstep.results import Trace
+    from stateful_tests.traces.recording import Parting, Recorder
 
 _Used = TypeVar("_Used")
 
 
 def _asked(work: Callable[[], Any], what: str) -> Any:
     """The result of `work`; what is not possible is unusable input."""
-    from stateful_tests.authoring import NotPossible
+    from stateful_tests.check.fixtures import NotPossible
 
     try:
         return usable(work, what)
@@ -36,7 +46,7 @@ def _asked(work: Callable[[], Any], what: str) -> Any:
 
 
 def _saved(trace: Trace, path: Path) -> None:
-    from stateful_tests import traces
+    from stateful_tests.traces import files as traces
 
     try:
         traces.save(trace, path)
@@ -61,8 +71,10 @@ def shrink(
     target = target_file(Path(out or f"{file.removesuffix('.json')}.shrunk.json"), force)
     writable_json(json_file)
 
-    from ci import render, report
-    from stateful_tests import authoring, lockstep
+    from ci.report import data as report
+    from ci.report import render
+    from stateful_tests.check import fixtures as authoring
+    from stateful_tests.lockstep import lockstep
 
     impl = impl_of(trace, impl)
     system = resolve(impl, device, sglang_path)
@@ -125,8 +137,9 @@ def new_fixture(
     writable_json(json_file)
     path = _told("--name", name, lambda told: target_file(folder / f"{told}.json", force, "--name"))
 
-    from ci import render, report
-    from stateful_tests import authoring
+    from ci.report import data as report
+    from ci.report import render
+    from stateful_tests.check import fixtures as authoring
 
     healthy = (resolve("torch", "cpu", None), resolve("reference", "cpu", None))
     system = None if impl in ("torch", "reference") else resolve(impl, device, sglang_path)
@@ -154,7 +167,7 @@ def new_fixture(
 
 
 def _checked(option: str, value: str) -> str:
-    from stateful_tests import authoring
+    from stateful_tests.check import fixtures as authoring
 
     check = authoring.check_name if option == "--name" else authoring.check_story
     try:
@@ -199,7 +212,7 @@ class _Typed(click.Command):
     """A command whose help tells what may be typed."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from stateful_tests.wording import USAGES
+        from stateful_tests.traces.notation import USAGES
 
         del ctx
         with formatter.section("Commands"):
@@ -231,8 +244,8 @@ def record(
     extend r1 +10
     """
     from reference.commands import Mode
-    from stateful_tests.recording import Recorder, read_log
-    from stateful_tests.traces import TraceError
+    from stateful_tests.traces.files import TraceError
+    from stateful_tests.traces.recording import Recorder, read_log
 
     target = target_file(Path(out), force)
     partings: list[Parting] = []
@@ -251,8 +264,8 @@ def record(
             raise Unusable(f"--from {error}") from error
     _saved(trace, target)
 
-    from ci import render
-    from stateful_tests.wording import describe, say
+    from ci.report import render
+    from stateful_tests.traces.notation import describe, say
 
     text = render.console()
     for line, command, *said in partings:
@@ -265,8 +278,9 @@ def record(
 
 def _typed(recorder: Recorder) -> None:
     """Answer what is typed until it ends. A wrong line is told: a terminal goes on, a pipe is refused."""
-    from ci import render, report
-    from stateful_tests.wording import USAGES, WordingError, describe, parse
+    from ci.report import data as report
+    from ci.report import render
+    from stateful_tests.traces.notation import USAGES, WordingError, describe, parse
 
     terminal = sys.stdin.isatty()
     out = render.console()

@@ -14,7 +14,7 @@ from ci.commands.shared import Unusable, json_option, list_rows, text_out, writa
 @json_option
 def bugs(names: tuple[str, ...], json_file: str | None) -> int:
     """List the named bugs: each puts one fault back into the torch implementation. NAMES: those in full."""
-    from ci import report
+    from ci.report import data as report
     from impl.bugs import BUGS
 
     rows = report.table_data(BUGS, ("id", "title", "clause", "modes", "source", "story"))
@@ -29,7 +29,7 @@ def bugs(names: tuple[str, ...], json_file: str | None) -> int:
 @json_option
 def clauses(names: tuple[str, ...], json_file: str | None) -> int:
     """List the clauses of the specification. NAMES: those in full."""
-    from ci import report
+    from ci.report import data as report
     from impl.bugs import BUGS
     from reference.clauses import CLAUSES
 
@@ -55,8 +55,8 @@ def blind_spots(names: tuple[str, ...], runs: int, seed: int, json_file: str | N
             raise Unusable(f"--bug {name}: unknown bug; `kvspec bugs` lists them")
     writable_json(json_file)
 
-    from ci import blindspots, render
-    from ci.progress import Progress
+    from ci.report import blindspots, render
+    from ci.report.progress import Progress
 
     with Progress(render.console(sys.stderr)) as progress:
         data = blindspots.collect(tuple(dict.fromkeys(names)), runs, seed, progress)

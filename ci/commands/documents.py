@@ -15,7 +15,7 @@ from ci.commands.shared import Unusable
 def spec(out: str | None, check: bool) -> int:
     """Print the specification: its cursors, commands, clauses and what they catch. Made from the code."""
     try:
-        from ci import spec as document
+        from ci.documents import spec as document
     except ModuleNotFoundError as error:
         raise Unusable(f"spec needs {error.name}: make setup installs it") from error
     if not document.FIXTURES.is_dir():

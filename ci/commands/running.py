@@ -11,8 +11,22 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    Unusable, connected, impl_options, is_folder, load_trace, ray_option, replay_command, resolve,
-    save_traces, system_options, text_out, usable, writable, writable_json, write_file, write_json,
+    Unusable,
+    connected,
+    impl_options,
+    is_folder,
+    load_trace,
+    ray_option,
+    replay_command,
+    resolve,
+    save_traces,
+    system_options,
+    text_out,
+    usable,
+    writable,
+    writable_json,
+    write_file,
+    write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -69,7 +83,7 @@ def check(
 ) -> int:
     """Drive an implementation beside the reference and report every violated clause."""
     from reference.commands import Mode
-    from stateful_tests import campaign
+    from stateful_tests.check import campaign
 
     modes = None if mode is None else tuple(Mode) if mode == "both" else (Mode(mode),)
     try:
@@ -84,8 +98,9 @@ def check(
     is_folder(save_dir)
     narrowed = any((presets, machines, mode in ("free", "faithful"), examples, steps))
 
-    from ci import render, report
-    from ci.progress import Progress
+    from ci.report import data as report
+    from ci.report import render
+    from ci.report.progress import Progress
 
     with ExitStack() as opened:
         before = None if base is None else opened.enter_context(closing(_base(base, device)))
@@ -93,7 +108,7 @@ def check(
         with Progress(render.console(sys.stderr)) as progress:
             work = partial(campaign.run, system, plan, progress, before)
             if ray_address is not None:
-                from stateful_tests import cluster
+                from stateful_tests.explore import cluster
 
                 options = {"device": device, "sglang_path": sglang_path}
                 work = partial(cluster.check, impl, options, plan, connected(ray_address))
@@ -106,7 +121,7 @@ def check(
     render.check(render.console(text_out(json_file)), data)
     write_json(json_file, data)
     if junit is not None:
-        from ci.junit import write
+        from ci.report.junit import write
 
         write(junit, data)
     return int(data["exit_code"])
@@ -147,8 +162,9 @@ def replay(
     writable_json(json_file)
     writable(html_file, "--html")
 
-    from ci import page, render, report
-    from stateful_tests import lockstep
+    from ci.report import data as report
+    from ci.report import page, render
+    from stateful_tests.lockstep import lockstep
 
     out = render.console(text_out(json_file))
     replays: list[Data] = []

@@ -12,13 +12,27 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    Unusable, connected, impl_options, is_folder, json_option, list_rows, near, ray_option, resolve,
-    save_option, save_traces, system_options, text_out, usable, writable_json, write_json,
+    Unusable,
+    connected,
+    impl_options,
+    is_folder,
+    json_option,
+    list_rows,
+    near,
+    ray_option,
+    resolve,
+    save_option,
+    save_traces,
+    system_options,
+    text_out,
+    usable,
+    writable_json,
+    write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
     from ci import Data
-    from stateful_tests.scopes import Scope
+    from stateful_tests.coverage.scopes import Scope
 
 
 @click.command()
@@ -30,19 +44,10 @@ if TYPE_CHECKING:
     "--memory", type=click.IntRange(50), default=4096, show_default=True, metavar="MB",
     help="Stop when the process has so much.",
 )  # fmt: skip
-@click.option(
-    "--clauses/--no-clauses", "clauses_on", default=None,
-    help="Whether every clause is asked at every step (a thousand a second); else as the scope says.",
-)  # fmt: skip
-@click.option("--resume", metavar="FILE", help="Go on from there if it exists; keep the search there.")
 @ray_option
 @click.option(
     "--situations", "listed", metavar="FILE",
     help="Enter what scopes that were explored to the end reach, as what a check must reach.",
-)  # fmt: skip
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-    help="Where scopes without a tree are searched, when no clauses are asked.",
 )  # fmt: skip
 @json_option
 @save_option
@@ -52,32 +57,23 @@ def explore(
     states: int | None,
     depth: int | None,
     memory: int,
-    clauses_on: bool | None,
-    resume: str | None,
     ray_address: str | None,
     listed: str | None,
-    device: str,
     json_file: str | None,
     save_dir: str,
 ) -> int:
     """Look at every state of a scope, breadth first. Without --scope: all scopes that take seconds."""
-    from stateful_tests import coverage
-    from stateful_tests.scopes import SCOPES
+    from stateful_tests.coverage import required as coverage
+    from stateful_tests.coverage.scopes import SCOPES
 
     if listing:
-        from ci import explore as told
+        from ci.report import explore as told
 
         columns = {"id": "scope", "takes": "takes", "about": "about"}
         return list_rows(told.scope_rows(), json_file, columns)
     chosen = [_scope(name) for name in names] or [s for s in SCOPES.values() if s.takes == "seconds"]
-    if resume is not None and len(chosen) != 1:
-        raise Unusable("--resume goes with one --scope")
-    if resume is not None and not Path(resume).absolute().parent.is_dir():
-        raise Unusable(f"--resume {resume}: there is no folder {Path(resume).absolute().parent}")
-    if ray_address is not None and (resume is not None or states is not None or depth is not None):
-        raise Unusable("--ray goes to the end: without --resume, --states and --depth")
-    if ray_address is not None and device != "cpu":
-        raise Unusable("--ray steps on the CPUs of its machines: without --device")
+    if ray_address is not None and (states is not None or depth is not None):
+        raise Unusable("--ray goes to the end: without --states and --depth")
     writable_json(json_file)
     is_folder(save_dir)
     if listed is not None and not Path(listed).absolute().parent.is_dir():
@@ -89,33 +85,22 @@ def explore(
         except coverage.SituationsError as error:
             raise Unusable(f"--situations {error}") from error
 
-    from ci import explore as told
-    from ci import render
-    from ci.progress import Progress
-    from stateful_tests import cluster, search
-    from stateful_tests.arrays import arrays_on
-    from stateful_tests.unfinished import UnfinishedError
-
-    try:
-        arrays = arrays_on(device)
-    except RuntimeError as error:
-        raise Unusable(f"--device {device}: {error}") from error
+    from ci.report import explore as told
+    from ci.report import render
+    from ci.report.progress import Progress
+    from stateful_tests.explore import cluster, runner
     ray = connected(ray_address) if ray_address is not None else None
 
     out = render.console(text_out(json_file))
     reports: list[Data] = []
     for scope in chosen:
-        try:
-            with Progress(render.console(sys.stderr)) as progress:
-                if ray is not None:
-                    result = cluster.explore(scope, ray, clauses=clauses_on, progress=progress)
-                else:
-                    result = search.run(
-                        scope, clauses=clauses_on, states=states, depth=depth, memory_mb=memory,
-                        resume=resume, progress=progress, arrays=arrays,
-                    )  # fmt: skip
-        except UnfinishedError as error:
-            raise Unusable(f"--resume {error}") from error
+        with Progress(render.console(sys.stderr)) as progress:
+            if ray is not None:
+                result = cluster.explore(scope, ray, progress=progress)
+            else:
+                result = runner.run(
+                    scope, states=states, depth=depth, memory_mb=memory, progress=progress
+                )  # fmt: skip
         reports.append(data := told.explored(result))
         found = [result.finding] if result.finding is not None else []
         save_traces(found, data["findings"], save_dir, "--impl reference")
@@ -150,7 +135,7 @@ def tour(
     save_dir: str,
 ) -> int:
     """Run every transition of a scope on an implementation, beside the reference."""
-    from stateful_tests import tour_file
+    from stateful_tests.explore import tour_files as tour_file
 
     scopes = [_scope(name) for name in names]
     try:
@@ -164,10 +149,10 @@ def tour(
     writable_json(json_file)
     is_folder(save_dir)
 
-    from ci import explore as told
-    from ci import render
-    from ci.progress import Progress
-    from stateful_tests import tour as touring
+    from ci.report import explore as told
+    from ci.report import render
+    from ci.report.progress import Progress
+    from stateful_tests.explore import tour as touring
 
     out = render.console(text_out(json_file))
     reports: list[Data] = []
@@ -197,7 +182,7 @@ def tour(
 
 
 def _scope(name: str) -> Scope:
-    from stateful_tests.scopes import SCOPES
+    from stateful_tests.coverage.scopes import SCOPES
 
     if name not in SCOPES:
         raise Unusable(f"--scope {name:.40}: unknown, kvspec explore --list names them{near(name, SCOPES)}")
@@ -219,8 +204,8 @@ def prove(names: tuple[str, ...], listing: bool, json_file: str | None) -> int:
         raise Unusable("prove needs the solver z3: pip install z3-solver") from error
     writable_json(json_file)
 
-    from ci import proofs, render
-    from stateful_tests.proofs import GROUPS, OBLIGATIONS
+    from ci.report import proofs, render
+    from stateful_tests.prove.obligations import GROUPS, OBLIGATIONS
 
     if listing:
         rows: list[Data] = [{"id": o.name, "claim": o.claim} for o in OBLIGATIONS.values()]

@@ -17,7 +17,7 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from ci import Data
     from impl.adapter import System
-    from stateful_tests.results import Finding, Trace
+    from stateful_tests.lockstep.results import Finding, Trace
 
 # The modules behind the commands import torch; they are loaded by the commands that need them.
 
@@ -48,7 +48,7 @@ ray_option = click.option(
 
 def connected(address: str) -> Any:
     """The module ray, connected to a cluster."""
-    from stateful_tests import cluster
+    from stateful_tests.explore import cluster
 
     try:
         return cluster.connect(address)
@@ -75,7 +75,7 @@ def save_option(command: _Command) -> _Command:
 
 def resolve(impl: str, device: str, sglang_path: str | None) -> System:
     from impl.adapter import UnusableImplementation
-    from stateful_tests import registry
+    from stateful_tests.lockstep import systems as registry
 
     if ":" in impl and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
@@ -98,7 +98,7 @@ def usable(work: Callable[[], _Result], what: str) -> _Result:
 
 def load_trace(path: str) -> Trace:
     """The trace in a file."""
-    from stateful_tests.traces import TraceError, load
+    from stateful_tests.traces.files import TraceError, load
 
     try:
         return load(path)
@@ -139,8 +139,9 @@ def save_traces(
 ) -> None:
     """Save the trace of each finding, with its page if asked, and note where. What cannot be saved is still
     told."""
-    from ci import page, report
-    from stateful_tests import traces
+    from ci.report import data as report
+    from ci.report import page
+    from stateful_tests.traces import files as traces
 
     for group, found in zip(report.groups(findings), told, strict=True):
         name, trace = report.trace_file(group)
@@ -212,7 +213,7 @@ def list_rows(
     rows: list[Data], json_file: str | None, columns: dict[str, str], names: tuple[str, ...] = ()
 ) -> int:
     """Rows as a table, or those called `names` in full."""
-    from ci import render
+    from ci.report import render
 
     known = {row["id"]: row for row in rows}
     for name in names:

@@ -12,12 +12,24 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    Unusable, force_option, impl_of, impl_option, impl_options, json_option, load_trace, resolve,
-    sglang_path_option, target_file, text_out, usable, writable_json, write_json,
+    Unusable,
+    force_option,
+    impl_of,
+    impl_option,
+    impl_options,
+    json_option,
+    load_trace,
+    resolve,
+    sglang_path_option,
+    target_file,
+    text_out,
+    usable,
+    writable_json,
+    write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from stateful_tests.results import Trace
+    from stateful_tests.lockstep.results import Trace
 
 
 @click.command()
@@ -29,7 +41,7 @@ def tree(trace: str, step: int | None, json_file: str | None) -> int:
     loaded = load_trace(trace)
     writable_json(json_file)
 
-    from ci import render, tree_view
+    from ci.report import render, tree_view
 
     try:
         data = tree_view.collect(trace, loaded, step)
@@ -75,9 +87,10 @@ def export(
 
 
 def _story(file: str, trace: Trace, impl: str, sglang_path: str | None) -> str:
-    from ci import export as exporting
-    from ci import report
-    from stateful_tests import lockstep, traces
+    from ci.export import unit_test as exporting
+    from ci.report import data as report
+    from stateful_tests.lockstep import lockstep
+    from stateful_tests.traces import files as traces
 
     system = resolve(impl, "cpu", sglang_path)
     try:
@@ -92,12 +105,12 @@ def _story(file: str, trace: Trace, impl: str, sglang_path: str | None) -> str:
 
 def _pytest(file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: str | None) -> str:
     """The test, run on the release that has the fault, and on the one that must not."""
-    from ci import export as exporting
-    from ci.played import NotExportable
+    from ci.export import unit_test as exporting
+    from ci.export.recorded_run import NotExportable
     from impl.adapter import UnusableImplementation
-    from impl.sglang.run_test import FAILS, outcomes
-    from impl.sglang.system import SGLangSystem
-    from stateful_tests import registry
+    from impl.sglang.process.run_test import FAILS, outcomes
+    from impl.sglang.process.system import SGLangSystem
+    from stateful_tests.lockstep import systems as registry
 
     if not re.match(r"sglang($|==|\+)", impl):
         raise Unusable(f"--as pytest makes a test of SGLang's classes: --impl sglang==VERSION, not {impl}")

@@ -1,5 +1,5 @@
 """Real SGLang releases behind the adapter."""
 
-from impl.sglang.system import SGLangSystem
+from impl.sglang.process.system import SGLangSystem
 
 __all__ = ["SGLangSystem"]

@@ -13,7 +13,7 @@ import torch
 from impl import adapter
 from impl.torch_kv.checks import Batch
 from impl.torch_kv.cursors import ZERO
-from impl.torch_kv.guests import Guests
+from impl.torch_kv.lock_holders import Guests
 from impl.torch_kv.prompts import spelled, well_formed
 from impl.torch_kv.sessions import Phase, Request, Session
 from impl.torch_kv.steps import Verdict

@@ -21,8 +21,21 @@ import torch
 from torch import Tensor
 
 from impl.torch_kv.nodes import (
-    FULL, SWA, Entry, Fact, Freed, Inserted, Key, Lock, LostPrefixError, Match, Node, NotLockedError, Owed,
-    Sizes, StaleNodeError,
+    FULL,
+    SWA,
+    Entry,
+    Fact,
+    Freed,
+    Inserted,
+    Key,
+    Lock,
+    LostPrefixError,
+    Match,
+    Node,
+    NotLockedError,
+    Owed,
+    Sizes,
+    StaleNodeError,
 )  # fmt: skip
 from impl.torch_kv.store import KVStore
 

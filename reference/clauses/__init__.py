@@ -16,7 +16,7 @@ from reference.clauses import window, contents
 
 # isort: on
 from reference.clauses.base import CLAUSES, Clause, Failure
-from reference.step import Step
+from reference.clauses.step import Step
 
 __all__ = ["CLAUSES", "Clause", "Failure", "asked", "broken"]
 _MODULES = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from reference.step import Step
+from reference.clauses.step import Step
 
 # What a predicate that does not hold returns: what was expected, what was observed.
 Failure = tuple[str, str]

@@ -8,11 +8,11 @@ from dataclasses import replace
 from reference.accounts import account_text
 from reference.accounts import report as report_of
 from reference.clauses.base import Failure, clause
+from reference.clauses.facts import TreeFacts
 from reference.clauses.outcomes import difference
+from reference.clauses.step import Step, span
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
-from reference.facts import TreeFacts
 from reference.ledger import Holder
-from reference.step import Step, span
 
 
 def _reports(step: Step) -> tuple[Report | None, Report | None]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.caching import NO_PAGES, guests, pages_of
 from reference.clauses.base import Failure, clause
+from reference.clauses.step import Step, cursors_text
 from reference.commands import POSITION_BITS, SHARED
 from reference.cursors import lost_below, window_start
 from reference.ledger import ZERO, Phase, full_pages, swa_pages, text_tokens
-from reference.step import Step, cursors_text
+from reference.prefix_cache import NO_PAGES, guests, pages_of
 
 
 @clause(

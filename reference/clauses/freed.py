@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from reference.caching import NO_PAGES, pages_of
 from reference.clauses.base import Failure, clause
+from reference.clauses.step import Step, span
 from reference.ledger import Phase
-from reference.step import Step, span
+from reference.prefix_cache import NO_PAGES, pages_of
 
 
 def owed_and_freed(step: Step, pool: str) -> tuple[dict[str, list[int]], dict[str, list[int]]]:

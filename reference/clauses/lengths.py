@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
+from reference.clauses.step import Step, cursors_text
 from reference.commands import Admit, EvictSwa, SpecDecode
 from reference.cursors import cut, in_order, lost_below, window_live
 from reference.ledger import ZERO, Cursors
-from reference.step import Step, cursors_text
 
 
 @clause(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
 from reference.clauses.outcomes import difference
+from reference.clauses.step import Step, cursors_text
 from reference.commands import Abort, Admit, Close, Finish, Submit
 from reference.ledger import Phase, text_len, text_tokens
-from reference.step import Step, cursors_text
 
 
 @clause(

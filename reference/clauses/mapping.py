@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.clauses.base import Failure, clause
-from reference.step import Step
+from reference.clauses.step import Step
 
 
 @clause(

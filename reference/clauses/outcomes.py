@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
+from reference.clauses.facts import Facts
+from reference.clauses.step import Step, cursors_text
 from reference.commands import Done, EvictSwa, Refused, SpecDecode
-from reference.facts import Facts
-from reference.step import Step, cursors_text
 
 
 @clause(

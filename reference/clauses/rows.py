@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
-from reference.step import Step
+from reference.clauses.step import Step
 
 
 @clause(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference.caching import guests, key_of, pages_of, path_text
 from reference.clauses.base import Failure, clause
+from reference.clauses.facts import NodeFacts, TreeFacts
+from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, SpecDecode
 from reference.cursors import ceil_page, floor_page
-from reference.facts import NodeFacts, TreeFacts
 from reference.ledger import text_tokens
-from reference.step import Step
+from reference.prefix_cache import guests, key_of, pages_of, path_text
 from reference.tree import Key, Tree, nodes
 
 WITH_TREE = "Servers with a radix tree."

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.caching import path_text
 from reference.clauses.base import Failure, clause
+from reference.clauses.facts import TreeFacts
+from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, grew, lost, shrank, tree_of
 from reference.clauses.tree_locks import locked
 from reference.commands import Evict
-from reference.facts import TreeFacts
-from reference.step import Step
+from reference.prefix_cache import path_text
 from reference.tree import Key, nodes
 
 SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  # the counters of a tree

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from reference.caching import guests, key_of, path_text
 from reference.clauses.base import Failure, clause
+from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, shrank, tree_of, where
 from reference.commands import Admit, Match
 from reference.ledger import text_tokens
-from reference.step import Step
+from reference.prefix_cache import guests, key_of, path_text
 from reference.tree import Key, Lock
 
 

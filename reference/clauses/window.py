@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.clauses.base import Failure, clause
+from reference.clauses.step import Step
 from reference.commands import EvictSwa, Extend
 from reference.cursors import lost_below, sweep_limit, window_live, window_start
 from reference.ledger import Request
-from reference.step import Step
 
 
 @clause(

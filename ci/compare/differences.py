@@ -1,0 +1,184 @@
+"""Where the system differs from the reference at one moment, looked for once and in one place.
+
+Each difference has a key that says where it is to be marked, and is told in words. Positions and lengths are
+tokens. What the system was not asked for (waived clauses) is no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ci import Data
+from reference.clauses.facts import Facts
+from reference.clauses.step import span
+from reference.ledger import holders, text_tokens
+from reference.prefix_cache import page_name
+from stateful_tests.lockstep.results import Moment
+from stateful_tests.traces.notation import say
+
+CURSORS = {
+    "C": "kv_committed_len", "A": "kv_allocated_len", "E": "swa_evicted_seqlen", "R": "cache_protected_len",
+}  # fmt: skip
+POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
+
+
+def spans(pages: Iterable[int], page_size: int) -> str:
+    """Page indices as token ranges."""
+    return span(sorted(pages), page_size)
+
+
+def trouble(page: int, size: int, owners: int, free_times: int) -> str:
+    """What is wrong with a page, in words; empty if it is free or owned, once."""
+    if not 1 <= page <= size:
+        return "the padding page" if page == 0 else "no such page"
+    if owners + free_times == 1:
+        return ""
+    if not owners:
+        return f"free {free_times} times" if free_times else "lost: neither free nor owned"
+    return "owned and free" if free_times else f"{owners} owners"
+
+
+def difference(key: tuple[str, ...], about: str, reference: object, system: object) -> Data:
+    """key: where it is to be marked, such as ("cursors", "slot of s1", "E")."""
+    return {"key": list(key), "about": about, "reference": str(reference), "system": str(system)}
+
+
+def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) -> Iterator[Data]:
+    """In the order in which one would tell them."""
+    step, facts = moment.step, moment.facts
+    if step is not None:
+        want, said = say(step.expected), say(step.outcome)
+        reported = getattr(step.expected, "freed", None), getattr(step.outcome, "freed", None)
+        if type(step.expected) is not type(step.outcome) or (not step.done and want != said):
+            yield difference(("outcome",), "outcome", want, said)
+        elif reported[0] != reported[1] and not step.own_shape and "TREE-10" not in waived:
+            yield difference(("outcome",), "reported as freed", want, said)
+    for kind in ("requests", "sessions"):
+        yield from _named_differences(kind, ref[kind], got[kind])
+    for name in [*ref["cursors"], *(n for n in got["cursors"] if n not in ref["cursors"])]:
+        a, b = ref["cursors"].get(name, "none"), got["cursors"].get(name, "none")
+        if isinstance(a, dict) and isinstance(b, dict):
+            for letter in CURSORS:
+                if a[letter] != b[letter]:
+                    about = f"{name}: {letter} {CURSORS[letter]}"
+                    yield difference(("cursors", name, letter), about, a[letter], b[letter])
+        elif a != b:
+            yield difference(("cursors", name), name, _short(a), _short(b))
+    if "CHK-2" not in waived:
+        for pool, account in ref["accounts"].items():
+            for term, count in account.items():
+                other = got["accounts"].get(pool, {}).get(term, 0)
+                if other != count:
+                    about = f"{POOL.get(pool, pool)} {term}, by the check"
+                    yield difference(("accounts", pool, term), about, count, other)
+    yield from _tree_differences(moment, ref, got)
+    for name, pool in facts.pools.items():
+        for page, cell in got["pools"][name].items():
+            if wrong := trouble(page, pool.size, len(cell["owners"]), cell["free"]):
+                about = f"{POOL[name]} page {page}"
+                yield difference(("pools", name, str(page)), about, "free or owned, once", wrong)
+    size = moment.state.scope.geometry.page_size
+    for name in sorted({*ref["holders"], *got["holders"]}):
+        a, b = ref["holders"].get(name), got["holders"].get(name)
+        for pool in facts.pools:
+            x, y = (set(side[pool]) if side is not None else set() for side in (a, b))
+            if x != y:
+                about = f"{POOL[pool]} pages of {name}, by position"
+                yield difference(("holders", name, pool), about, spans(x, size), spans(y, size))
+    for pool, count in ref["free"].items():
+        if count is not None and got["free"][pool] != count:
+            yield difference(("free", pool), f"free {_pages(pool)}", count, got["free"][pool])
+    yield from _mapping_differences(facts, waived)
+    for name, holder in got["holders"].items():
+        for pool, positions in holder.get("wrong", {}).items():
+            if positions:
+                about = f"what {name} reads at position {positions[0]} ({POOL[pool]})"
+                yield difference(("wrong", name, pool), about, "its own token", "something else")
+
+
+def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
+    one = kind[:-1]
+    for name in sorted({*ref, *got}):
+        a, b = ref.get(name), got.get(name)
+        if a is None or b is None:
+            there = ["there" if side is not None else "not there" for side in (a, b)]
+            yield difference((kind, name), f"{one} {name}", *there)
+            continue
+        for field, value in b.items():
+            if a[field] != value:
+                yield difference((kind, name, field), f"{field} of {one} {name}", a[field], value)
+
+
+def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
+    own_shape = moment.step is not None and moment.step.own_shape
+    for path in sorted({*ref["nodes"], *got["nodes"]}, key=lambda p: (len(p), p)):
+        a, b = ref["nodes"].get(path), got["nodes"].get(path)
+        if a is None or b is None:
+            there = ["there" if side is not None else "not there" for side in (a, b)]
+            yield difference(("nodes", path), f"node that ends {path}", *there)
+            continue
+        name = f"node [{b['start']}, {b['end']}) of {path}"
+        if a["live"] != b["live"]:
+            kinds = ["live" if side["live"] else "tombstone" for side in (a, b)]
+            yield difference(("nodes", path, "live"), name, *kinds)
+        elif b["half"]:
+            whole = "SWA KV of all its tokens"
+            yield difference(("nodes", path, "live"), name, whole, "of a part, or padding's")
+        for pool in ("full", "swa"):
+            locks = f"{pool}_locks"
+            most = a["full_locks"] if own_shape else a[locks]
+            if not a[locks] <= b[locks] <= most:
+                yield difference(
+                    ("nodes", path, locks), f"{name}, {POOL[pool]} locks counted", a[locks], b[locks]
+                )
+        if b["wrong"]:
+            yield difference(("nodes", path, "wrong"), f"{name} holds the KV of", "its path", "others")
+    for name in sorted({*ref["guests"], *got["guests"]}):
+        locked = [side["guests"].get(name, "nothing") for side in (ref, got)]
+        if locked[0] != locked[1]:
+            yield difference(("guests", name), f"tokens that guest {name} has locked", *locked)
+    tree = moment.facts.tree
+    if tree is not None and tree.sizes is not None:
+        walk = [0, 0, 0, 0]
+        for node in tree.nodes:
+            walk[node.full_locks > 0] += len(node.slots)
+            walk[2 + (node.swa_locks > 0)] += len(node.swa_slots)
+        for name, count in zip(got["counters"], walk):
+            if got["counters"][name] != count:
+                about = f"{name} tokens, by counter"
+                yield difference(("counters", name), about, count, got["counters"][name])
+    pages = {page_name(path): slots for path, (slots, _) in tree.pages.items()} if tree is not None else {}
+    size = moment.state.scope.geometry.page_size
+    for h in holders(moment.state) if tree is not None else ():
+        seen = moment.facts.holders.get(h.name)
+        path = tuple(text_tokens(h.text, h.cursors.cache_protected_len))
+        for end in range(size, len(path) + 1, size):
+            want = pages.get(page_name(path[:end]))
+            if seen is not None and want is not None and tuple(seen.prefix[end - size : end]) != want:
+                about = f"slots of {h.name} at [{end - size}, {end})"
+                key = ("holders", h.name, "prefix", str(end // size - 1))
+                row = f"{list(seen.prefix[end - size : end])}"
+                yield difference(key, about, f"the tree's {list(want)}", row)
+                break
+
+
+def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]:
+    for name in dict.fromkeys(name for name, _ in facts.unmapped):
+        at = spans([p for n, p in facts.unmapped if n == name], 1)
+        yield difference(("holders", name, "swa"), f"SWA slots of {name} at {at}", "there", "none")
+    for clause, entries in (("MAP-3", facts.swept_mapped), ("MAP-4", facts.unused_mapped)):
+        for full, swa in entries if clause not in waived else ():
+            yield difference(("mapping",), f"mapping entry of full slot {full}", 0, f"SWA slot {swa}")
+    for slot in facts.shared:
+        yield difference(("mapping",), f"SWA slot {slot}", "mapped from one full slot", "from several")
+    for sentence in (*facts.torn, *facts.torn_swa):
+        yield difference(("torn",), sentence.split(":")[0], "whole pages, in order", sentence.split(": ")[1])
+
+
+def _pages(pool: str) -> str:
+    return "rows" if pool == "rows" else f"{POOL[pool]} pages"
+
+
+def _short(value: Any) -> str:
+    return " ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)

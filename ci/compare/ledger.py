@@ -1,0 +1,204 @@
+"""A violated trace as a ledger: a row for each command, a column for each owner, node or page at stake.
+
+Up to the last row both sides agree, and a row shows both; the last is told twice, by the rules and as the
+system has it. `*` marks what a command changed, `!` what is not as the rules have it. Nodes of the tree that
+a command splits, evicts, makes a tombstone or revives have columns as well: their range, live or tombstone,
+their full and SWA locks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from ci import Data
+from ci.compare.differences import POOL, spans
+from stateful_tests.lockstep.results import Run
+
+MAX_COLUMNS = 3
+MAX_NODES = 2  # columns besides, of nodes that changed
+MAX_ROWS = 60  # of a long trace; what led to the end is at the end
+
+Cell = dict[str, str]  # label -> value
+Column = tuple[str, ...]  # the key of a difference, without what is told of it
+
+
+def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS, nodes: int = MAX_NODES) -> Data:
+    """The rows of these states; a violation at the last one is told twice. Without one the columns are those
+    who held something. nodes: how many columns there may be besides, of nodes that changed."""
+    split = run.violation is not None
+    geometry = run.trace.geometry
+    drawer = _Drawer(states, geometry.page_size, letters(run, states), columns, nodes)
+    rows: list[Data] = []
+    before: list[Cell] = [{} for _ in drawer.columns]
+    for state in states[:-1] if split else states:
+        agreed = [
+            drawer.cell(state, "system", column) or drawer.cell(state, "reference", column)
+            for column in drawer.columns
+        ]
+        rows.append(_row(state, state["command"], agreed, before, agreed))
+        before = agreed
+    if split:
+        last = states[-1]
+        rules = [drawer.cell(last, "reference", column) for column in drawer.columns]
+        seen = [drawer.cell(last, "system", column) for column in drawer.columns]
+        rows.append(_row(last, f"{last['command']}, by the rules", rules, before, rules))
+        rows.append(_row(last, "in the system", seen, before, rules))
+    return {"columns": [drawer.title(column) for column in drawer.columns], "rows": rows}
+
+
+def letters(run: Run, states: list[Data]) -> str:
+    """The cursors that say something: E with a window, R with a tree, or where it should be 0 and is not."""
+    geometry = run.trace.geometry
+    sides = [state[which] for state in states for which in ("reference", "system")]
+    cursors = [c for side in sides for c in side["cursors"].values() if isinstance(c, dict)]
+    return "CA" + "E" * (geometry.window is not None) + "R" * (geometry.tree or any(c["R"] for c in cursors))
+
+
+UNKNOWN = "?"  # how many pages the rules would have free, where they had more in use than there are
+
+
+class _Drawer:
+    """Which columns there are, and what stands in them."""
+
+    def __init__(self, states: list[Data], page_size: int, letters: str, most: int, nodes: int) -> None:
+        self.page_size, self.letters, self.last = page_size, letters, states[-1]
+        self.told = {tuple(d["key"]): d for d in self.last["differences"]}
+        self.columns = self._columns(states, most, nodes)
+
+    def _columns(self, states: list[Data], most: int, nodes: int) -> list[Column]:
+        """What differs at the end, in the order in which it is told; nodes that changed; then who else holds
+        something."""
+        kinds: Counter[str] = Counter()
+        chosen: list[Column] = []
+        told = dict.fromkeys(self._column(kind, names) for kind, *names in self.told)
+        for column in filter(self._has_past, told):
+            kinds[column[0]] += 1
+            if kinds[column[0]] <= 2 and len(chosen) < most:
+                chosen.append(column)
+        chosen = chosen or list(told)[:1]  # what can be told of the end alone
+        shown = set(map(self._holder, _apart(chosen)))
+        sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
+        more: list[Column] = [("holders", n) for side in sides for n in side["holders"] if n not in shown]
+        more += [("guests", name) for side in sides for name in side["guests"]]
+        room = most - len(chosen)
+        others = [column for column in dict.fromkeys((*more, ("free",))) if column not in chosen][:room]
+        changed: list[Column] = [("nodes", path) for path in changed_nodes(states)]
+        changed = [column for column in changed if column not in chosen][-nodes:]
+        return chosen + changed + sorted(others, key=lambda c: (c == ("free",), c))
+
+    def _has_past(self, column: Column) -> bool:
+        """It tells something of earlier commands as well."""
+        kind, *names = column
+        if kind == "holders":
+            return len(names) == 1 or (names[1] in POOL and "SWA slots" not in self.told[column]["about"])
+        return kind in ("outcome", "cursors", "nodes", "guests", "free", "pools")
+
+    def _column(self, kind: str, names: list[str]) -> Column:
+        """Where a difference is to be seen."""
+        if kind in ("nodes", "guests"):
+            return kind, names[0]
+        if kind in ("cursors", "holders", "wrong"):
+            holder = self._holder(names[0]) if kind == "cursors" else names[0]
+            sides = (self.last[side]["holders"].get(holder, {}) for side in ("reference", "system"))
+            ours, theirs = (side.get("cursors") for side in sides)
+            apart = {key[1] for key in self.told if key[0] == "cursors" and self._holder(key[1]) == holder}
+            if ours != theirs and len(apart) <= 1:
+                return "holders", holder
+            return (kind, names[0]) if kind == "cursors" else (kind, *names)
+        return ("free",) if kind == "free" else (kind, *names)
+
+    def _holder(self, name: str) -> str:
+        """Under whose name a request or a slot holds its row."""
+        if name.startswith("slot of "):
+            return name.removeprefix("slot of ")
+        requests = self.last["reference"]["requests"] | self.last["system"]["requests"]
+        return (requests[name]["session"] if name in requests else None) or name
+
+    def cell(self, state: Data, which: str, column: Column) -> Cell:
+        side = state[which]
+        kind, *names = column
+        if kind == "outcome":
+            return {"": side["outcome"]}
+        if kind == "cursors":
+            value = side["cursors"].get(names[0])
+            if isinstance(value, dict):
+                return {k: str(value[k]) for k in self.letters} if any(value.values()) else {"": "-"}
+            return {"": value or "-"}
+        if kind == "holders" and len(names) == 1:
+            holder = side["holders"].get(names[0])
+            if holder is None:
+                return {"": "-"}
+            return {"": holder["who"].split()[0], **{k: str(holder["cursors"][k]) for k in self.letters}}
+        if kind == "holders" and self._has_past(column):
+            pages = side["holders"].get(names[0], {}).get(names[1], ())
+            return {"": spans(pages, self.page_size)}
+        if kind == "nodes":
+            node = side["nodes"].get(names[0])
+            if node is None:
+                return {"": "-"}
+            where, locks = f"[{node['start']}, {node['end']})", str(node["full_locks"])
+            if node["live"] is not None:
+                where += " live" if node["live"] else " tombstone"
+                locks += f"/{node['swa_locks']}"
+            return {"": where, "locks": locks}
+        if kind == "guests":
+            locked = side["guests"].get(names[0])
+            return {"": "-" if locked is None else f"[0, {locked})" if locked else "nothing"}
+        if kind == "free":
+            return {POOL.get(k, k): UNKNOWN if v is None else str(v) for k, v in side["free"].items()}
+        if kind == "pools" and "pools" in side:
+            page = side["pools"][names[0]].get(int(names[1]), {"owners": [], "free": 1})
+            size = self.page_size
+            owners = [f"{who.removeprefix('tree ')} {spans([at], size)}" for who, at in page["owners"]]
+            free = {0: [], 1: ["free"]}.get(page["free"], [f"free {page['free']} times"])
+            return {"": " + ".join([*owners, *free]) or "nobody"}
+        if kind == "pools":
+            return {"": "one owner, or free"} if state is self.last else {}
+        return {"": self.told[column][which]} if state is self.last else {}
+
+    def title(self, column: Column) -> str:
+        kind, *names = column
+        if kind in ("cursors", "holders", "free", "outcome") and column not in self.told:
+            return names[0] if names else kind
+        if kind in ("nodes", "guests") and len(names) == 1:
+            return f"{kind[:-1]} {names[0]}"
+        return str(self.told[column]["about"])
+
+
+def changed_nodes(states: list[Data]) -> list[str]:
+    """Paths of nodes that a command split, evicted, made a tombstone or revived, on either side; the last of
+    these last."""
+    found: dict[str, None] = {}
+    for before, after in pairwise(states):
+        for which in ("reference", "system"):
+            was, now = before[which]["nodes"], after[which]["nodes"]
+            for path, node in was.items():
+                then = now.get(path)
+                split = then is not None and then["start"] != node["start"]
+                if then is None or split or then["live"] != node["live"]:
+                    found.pop(path, None)
+                    found[path] = None
+                if split and then["parent"] not in was:  # its upper part is a node of its own now
+                    found.pop(then["parent"], None)
+                    found[then["parent"]] = None
+    return list(found)
+
+
+def _apart(columns: list[Column]) -> list[str]:
+    """Requests and slots that have a column of their own."""
+    return [column[1] for column in columns if column[0] == "cursors"]
+
+
+def _row(state: Data, what: str, cells: list[Cell], before: list[Cell], rules: list[Cell]) -> Data:
+    told = []
+    for cell, was, rule in zip(cells, before, rules):
+        text = []
+        for label, value in cell.items():
+            changed = bool(was) and was.get(label, "0") != value and value not in ("-", "", "idle")
+            wrong = rule.get(label) not in (value, UNKNOWN)
+            if value == "-" != was.get(label, "-"):
+                value, changed = "gone", True
+            text.append(" ".join(filter(None, [label, f"{'!' * wrong}{value}{'*' * changed}"])))
+        told.append(" ".join(text))
+    return {"step": state["step"], "what": what, "cells": told}

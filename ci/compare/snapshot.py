@@ -1,0 +1,277 @@
+"""Both sides at one moment as plain data, by role and position: what the page draws and `--json` gives.
+
+Positions and lengths are tokens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ci import Data
+from ci.compare.differences import CURSORS, difference, differences
+from reference import tree as radix
+from reference.clauses.facts import Facts, TreeFacts
+from reference.commands import Broken, Done, Outcome
+from reference.cursors import lost_below, window_start
+from reference.geometry import Geometry
+from reference.ledger import (
+    IN_BATCH,
+    ZERO,
+    Cursors,
+    Request,
+    State,
+    free,
+    full_pages,
+    holders,
+    swa_pages,
+    text_tokens,
+)  # fmt: skip
+from reference.prefix_cache import guests, path_text
+from stateful_tests.lockstep.results import Moment, Run
+from stateful_tests.traces.notation import describe, say
+
+
+def snapshots(run: Run, last: int) -> list[Data]:
+    """One for each row whose moment is known, of at most the `last` ones."""
+    return [_snapshot(run, index) for index in range(max(0, run.first, len(run.rows) - last), len(run.rows))]
+
+
+def moment_of(run: Run, index: int) -> Moment | None:
+    """The moment after a row (-1: the start), if it was kept."""
+    at = index - run.first
+    return run.history[at] if 0 <= at < len(run.history) else None
+
+
+def _snapshot(run: Run, index: int) -> Data:
+    moment, row = moment_of(run, index), run.rows[index]
+    assert moment is not None
+    outcome: Outcome | None = moment.step.outcome if moment.step is not None else None
+    if run.violation is not None and run.violation.clause == "BROKEN" and run.violation.step == index:
+        outcome = Broken(run.violation.observed)
+    reference, system = reference_side(moment), system_side(moment)
+    made: Data = {
+        "step": index,
+        "command": describe(row.command),
+        "reference": {"outcome": say(row.outcome), **reference},
+        "system": {"outcome": say(outcome) if outcome is not None else "not asked", **system},
+    }
+    if isinstance(outcome, Broken):
+        made["differences"] = [difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
+    else:
+        made["differences"] = list(differences(moment, reference, system, run.waived))
+    return made
+
+
+# The two sides.
+
+
+def _left(full: int, swa: int, window: int | None) -> dict[str, int | None]:
+    """Free pages by pool; None where row and tree, each with pages of its own, had more than there are (a
+    system's tree was taken over that shares pages with a row)."""
+    pools = {"full": full} | ({"swa": swa} if window else {})
+    return {pool: None if min(pools.values()) < 0 else pages for pool, pages in pools.items()}
+
+
+def reference_side(moment: Moment) -> Data:
+    """The ledger: who owns which pages of its sequence, what is free."""
+    state = moment.state
+    geometry, left = state.scope.geometry, free(state)
+    shown = {
+        h.name: {
+            "who": _who(h.request),
+            "target": _target(h.request),
+            "cursors": _cursors(h.cursors),
+            "full": dict.fromkeys(full_pages(h.cursors, geometry.page_size)),
+            "swa": dict.fromkeys(swa_pages(h.cursors, geometry.page_size)) if geometry.window else {},
+        }
+        for h in holders(state)
+    }
+    return {
+        "holders": shown,
+        "cursors": _named_cursors(
+            state, {r.name: r.cursors for r in state.requests}, {s.name: s.slot for s in state.sessions}
+        ),
+        "requests": {
+            r.name: {
+                "session": r.session, "origin": r.origin, "tokens": r.origin + r.output,
+                "phase": r.phase.value,
+            }
+            for r in state.requests
+        },
+        "sessions": {
+            s.name: {"history": s.history[-1][1] if s.history else 0, "closing": s.closing}
+            for s in state.sessions
+        },
+        "free": _left(left.full, left.swa, geometry.window) | {"rows": left.rows},
+        "nodes": _reference_nodes(state),
+        "guests": {name: len(key) for name, key in guests(state).items()},
+        "counters": None,
+        "accounts": _accounts(moment.step.expected if moment.step is not None else None),
+    }  # fmt: skip
+
+
+def system_side(moment: Moment) -> Data:
+    """The physical view by role: the same facts, with the pages and rows that they lie in."""
+    facts, view, state = moment.facts, moment.view, moment.state
+    geometry = state.scope.geometry
+    owned: dict[tuple[str, str], dict[int, int]] = {}
+    for pool, pages in facts.pools.items():
+        for own in pages.owned:
+            owned.setdefault((pool, own.holder), {})[own.at] = own.page
+    shown: dict[str, Data] = {
+        name: {
+            "who": _who(_running(state, name)),
+            "target": _target(_running(state, name)),
+            "cursors": _cursors(h.cursors),
+            "row": h.row,
+            "full": owned.get(("full", name), {}),
+            "swa": owned.get(("swa", name), {}),
+            "prefix": [s // geometry.page_size for s in h.prefix[:: geometry.page_size]],
+        }
+        for name, h in facts.holders.items()
+    }
+    for name, wrong in wrong_reads(state, facts).items():
+        shown[name]["wrong"] = wrong
+    return {
+        "holders": shown,
+        "cursors": _named_cursors(
+            state,
+            {n: r.cursors for n, r in facts.requests.items()},
+            {n: s.slot for n, s in facts.sessions.items()},
+        ),
+        "requests": {
+            n: {"session": r.session, "origin": r.origin, "tokens": len(r.text)}
+            for n, r in facts.requests.items()
+        },
+        "sessions": {
+            n: {"history": len(s.history), "closing": s.closing} for n, s in facts.sessions.items()
+        },
+        "free": {name: len(pool.free) for name, pool in facts.pools.items()}
+        | {"rows": len(facts.free_rows)},
+        "nodes": _system_nodes(facts.tree, geometry),
+        "guests": {n: len(slots) for n, slots in facts.tree.guests.items()} if facts.tree else {},
+        "counters": _sizes(facts.tree.sizes) if facts.tree is not None and facts.tree.sizes else None,
+        "accounts": _accounts(moment.step.outcome if moment.step is not None else None),
+        "pools": {name: _pool(facts, name) for name in facts.pools},
+        "free_rows": sorted(view.free_rows),
+    }
+
+
+def _cursors(c: Cursors) -> dict[str, int]:
+    return dict(zip(CURSORS, c))
+
+
+def _who(request: Request | None) -> str:
+    return f"{request.name} {request.phase.value}" if request is not None else "idle"
+
+
+def _running(state: State, holder: str) -> Request | None:
+    session = state.session(holder)
+    return state.request(session.turn or "") if session is not None else state.request(holder)
+
+
+def _target(request: Request | None) -> int | None:
+    """Where the turn would end if all of its outputs counted."""
+    return request.origin + request.output if request is not None else None
+
+
+def _named_cursors(
+    state: State, requests: dict[str, Cursors | None], slots: dict[str, Cursors | None]
+) -> dict[str, dict[str, int] | str]:
+    """Of requests and slots. What a slot says while its turn runs is nobody's business (REF-1)."""
+    named: dict[str, dict[str, int] | str] = {n: _cursors(c or ZERO) for n, c in sorted(requests.items())}
+    for name, slot in sorted(slots.items()):
+        session = state.session(name)
+        turn = state.request(session.turn or "") if session is not None else None
+        lent = turn is not None and turn.phase in IN_BATCH
+        lent_to = f"lent to {turn.name}" if turn is not None else ""
+        named[f"slot of {name}"] = lent_to if lent else _cursors(slot) if slot is not None else "none"
+    return named
+
+
+def _reference_nodes(state: State) -> dict[str, Data]:
+    tree = state.tree
+    found: dict[str, Data] = {}
+    for p in sorted(radix.nodes(tree), key=lambda p: p.path) if tree is not None else ():
+        assert tree is not None
+        through = [lock for lock in tree.locks if lock.key[: p.end] == p.path]
+        found[path_text(p.path)] = {
+            "parent": path_text(p.path[: p.start]),
+            "start": p.start,
+            "end": p.end,
+            "live": p.node.live if tree.window is not None else None,
+            "full_locks": len(through),
+            "swa_locks": sum(k.swa_from < p.end for k in through) if tree.window is not None else 0,
+            "full_locked_by": [k.holder for k in through],
+            "swa_locked_by": [k.holder for k in through if k.swa_from < p.end] if tree.window else [],
+        }
+    return found
+
+
+def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]:
+    size = geometry.page_size
+    found: dict[str, Data] = {}
+    for n in tree.nodes if tree is not None else ():
+        whole = len(n.swa_slots) == len(n.slots) and all(n.swa_slots)
+        found[path_text(n.path)] = {
+            "parent": path_text(n.path[: n.start]),
+            "start": n.start,
+            "end": len(n.path),
+            "live": None if geometry.window is None else n.live,
+            "full_locks": n.full_locks,
+            "swa_locks": n.swa_locks if geometry.window is not None else 0,
+            "full": [slot // size for slot in n.slots[::size]],
+            "swa": [slot // size for slot in n.swa_slots[::size]],
+            "wrong": not _right(n.path[n.start :], n.full_read, n.swa_read),
+            "half": n.live and not whole,
+        }
+    return found
+
+
+def _right(path: Sequence[int], full: Sequence[int], swa: Sequence[int]) -> bool:
+    return all(not got or tuple(got) == tuple(path) for got in (full, swa))
+
+
+def _sizes(sizes: Sequence[int]) -> dict[str, int]:
+    names = ("full evictable", "full protected", "SWA evictable", "SWA protected")
+    return dict(zip(names, sizes))
+
+
+def _accounts(outcome: Outcome | None) -> dict[str, Data]:
+    """What a memory check counted, a dictionary for each pool."""
+    report = outcome.report if isinstance(outcome, Done) else None
+    accounts = [asdict(account) for account in report.accounts] if report is not None else []
+    return {account.pop("pool"): account for account in accounts}
+
+
+def _pool(facts: Facts, name: str) -> dict[int, Data]:
+    """Each page that is not free, once: its owners as (holder, page of its sequence), and its times free."""
+    pool = facts.pools[name]
+    owners: dict[int, list[tuple[str, int]]] = {}
+    for owned in pool.owned:
+        owners.setdefault(owned.page, []).append((owned.holder, owned.at))
+    free = Counter(pool.free)
+    plain = {page for page, times in free.items() if times == 1 and page not in owners and page > 0}
+    pages = {*owners, *free, *range(1, pool.size + 1)} - {p for p in plain if p <= pool.size}
+    return {page: {"owners": owners.get(page, []), "free": free[page]} for page in sorted(pages)}
+
+
+def wrong_reads(state: State, facts: Facts) -> dict[str, dict[str, list[int]]]:
+    """holder -> positions per pool whose KV is not that of the token that the text has there."""
+    window = state.scope.geometry.window
+    found: dict[str, dict[str, list[int]]] = {}
+    for h in holders(state):
+        seen, c = facts.holders.get(h.name), h.cursors
+        if seen is None:
+            continue
+        want = text_tokens(h.text, c.kv_committed_len)
+        full = [p for p, (a, b) in enumerate(zip(want, seen.full_read)) if a != b]
+        swa: list[int] = []
+        if window is not None:
+            first = max(lost_below(c), min(c.cache_protected_len, window_start(len(want), window)))
+            swa = [p for p, (a, b) in enumerate(zip(want, seen.swa_read)) if p >= first and a != b]
+        if full or swa:
+            found[h.name] = {"full": full, "swa": swa}
+    return found

@@ -1,0 +1,237 @@
+"""SPEC.md: what the code knows of the specification, collected; the prose is in templates/SPEC.md.j2.
+
+Everything in here is read from code or comes out of runs of the reference. Same code, same text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ci import Data
+from ci.documents import drawing
+from impl.bugs import BUGS, Bug
+from reference import model
+from reference.clauses import CLAUSES, Clause
+from reference.commands import (
+    Admit,
+    Chunk,
+    Command,
+    Done,
+    Draft,
+    EvictSwa,
+    Extend,
+    Finish,
+    Mode,
+    Open,
+    Piece,
+    Reason,
+    SpecDecode,
+    Submit,
+)  # fmt: skip
+from reference.cursors import Cursors
+from reference.geometry import Geometry
+from reference.ledger import Phase, State, text_len
+from reference.rules import NOTHING, RULES, Rule, Span
+from stateful_tests.blindspots.monitors import MONITORS
+from stateful_tests.coverage.scopes import Scope
+from stateful_tests.coverage.situations import kind_name
+from stateful_tests.explore import lifecycle as lives
+from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.prove import window_theorem
+from stateful_tests.prove.obligations import OBLIGATIONS
+from stateful_tests.traces import files as traces
+from stateful_tests.traces.notation import describe
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures" / "regressions"
+EXAMPLE = "three_turns_of_one_conversation"
+# Small, and yet every change of phase occurs in it; tests compare it with larger ones.
+LIVES = Scope(
+    "lives", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, ahead=1, rude=False, marked=False, batches=False
+)
+# Clauses by the first part of their ids.
+FAMILIES = {
+    "OUT": "outcomes", "LEN": "cursors", "FREE": "what is freed", "END": "what is left at the end",
+    "OWN": "pages and rows", "MAP": "the mapping", "SWA": "the window", "READ": "contents", "SES": "sessions",
+    "TREE": "the radix tree", "CHK": "memory checks", "REF": "the backstop",
+}  # fmt: skip
+PULL = "https://github.com/sgl-project/sglang/pull"
+
+
+class Incomplete(Exception):
+    """Something that the document is to tell is not there: one line says what."""
+
+
+def text() -> str:
+    """SPEC.md. Raises Incomplete."""
+    environment = Environment(
+        loader=FileSystemLoader(ROOT / "ci" / "templates"), undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+    environment.filters |= {"span": span, "anchor": anchor}
+    said = environment.get_template("SPEC.md.j2").render(collect())
+    return re.sub(r"(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", said)
+
+
+def collect() -> Data:
+    """Everything that the template is filled with."""
+    fixtures = {p.stem: traces.load(p) for p in sorted(FIXTURES.glob("*.json"))}
+    shown_by = {trace.bug: name for name, trace in fixtures.items() if trace.bug is not None}
+    if missing := BUGS.keys() - shown_by.keys():
+        raise Incomplete(f"no fixture shows the bug {min(missing)}")
+    requests, sessions = lives.edges(lives.transitions(LIVES))
+    example = fixtures[EXAMPLE]
+    cached = _cached_row()
+    return {
+        "version": model.SPEC_VERSION,
+        "example": EXAMPLE,
+        "sizes": example.geometry,
+        "steps": _steps(example),
+        "cached_row": cached,
+        "legend": drawing.legend(cached),
+        "request_diagram": drawing.states(requests, Phase),
+        "session_diagram": drawing.states(sessions, lives.Life),
+        "reasons": list(Reason),
+        "commands": [_command(rule) for rule in RULES.values()],
+        "monitors": list(MONITORS.values()),
+        "families": _families(),
+        "clauses": [_clause(clause, shown_by) for clause in CLAUSES.values()],
+        "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
+        "window": {policy.name: policy for policy in window_theorem.POLICIES},
+        "theorem": window_theorem.PARAGRAPH,
+    }
+
+
+# Words.
+
+
+def span(where: Span) -> str:
+    """A range of positions, as a formula."""
+    return "nothing" if where == NOTHING else f"`[{where[0]}, {where[1]})`"
+
+
+def anchor(heading: str) -> str:
+    """What GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+# Commands and clauses.
+
+
+def _command(rule: Rule) -> Data:
+    kind = rule.command
+    assert kind.__doc__ is not None
+    return {
+        "name": kind_name(kind),
+        "about": " ".join(kind.__doc__.split()),
+        "fields": [_field(f.name, str(f.type)) for f in fields(kind)],
+        "rule": rule,
+    }
+
+
+def _field(name: str, kind: str) -> str:
+    """A field of a command; of a batch, what its lanes have."""
+    lane = {"tuple[Chunk, ...]": Chunk, "tuple[Draft, ...]": Draft}.get(kind)
+    return name if lane is None else f"{name}: ({', '.join(f.name for f in fields(lane))}), ..."
+
+
+def _families() -> list[Data]:
+    found: dict[str, list[Clause]] = {family: [] for family in FAMILIES}
+    for clause in CLAUSES.values():
+        found[clause.id.partition("-")[0]].append(clause)
+    for clauses in found.values():
+        clauses.sort(key=lambda c: int(c.id.partition("-")[2]))
+    return [{"about": FAMILIES[family], "clauses": clauses} for family, clauses in found.items()]
+
+
+def _clause(clause: Clause, shown_by: dict[str, str]) -> Data:
+    """killed: the bugs whose first violated clause it is, each with its fixture."""
+    bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
+    return {
+        "clause": clause,
+        "rules": [_code(f"reference.{name}") for name in clause.rule.split(", ")],
+        "property": _code(f"{clause.check.__module__}.{clause.check.__name__}"),
+        "proofs": sum(clause.id in obligation.clauses for obligation in OBLIGATIONS.values()),
+        "killed": [{"bug": bug, "fixture": shown_by[bug.id], "modes": _modes(bug)} for bug in bugs],
+    }
+
+
+def _code(path: str) -> Data:
+    """Something in a module: what it is called there, and the file."""
+    module, _, name = path.rpartition(".")
+    return {"name": f"{module.rpartition('.')[2]}.{name}", "file": f"{module.replace('.', '/')}.py"}
+
+
+def _modes(bug: Bug) -> str:
+    return "" if Mode.FAITHFUL in bug.modes else "free mode alone"
+
+
+# Runs of the reference.
+
+
+def _steps(trace: Trace) -> list[Data]:
+    """The worked example, command by command: cursors after, what is freed, the row as a picture."""
+    freed = [row.freed for row in lockstep.replay(ReferenceSystem(), trace).rows]
+    state, steps, target = model.initial(trace.geometry, trace.mode), list[Data](), None
+    for command, gone, following in zip(trace.commands, freed, (*trace.commands[1:], None), strict=True):
+        cut, (state, _) = target, model.step(state, command)
+        target = _target(state, following)
+        whose, cursors = _held(state)
+        session = state.sessions[0] if state.sessions else None
+        steps.append(
+            {
+                "command": describe(command),
+                "whose": whose,
+                "cursors": cursors,
+                "history": text_len(session.history) if session is not None else 0,
+                "target": cut,
+                "freed": "; ".join(f"{pool} [{start}, {end})" for _, pool, start, end in gone),
+                "row": _drawn(trace.geometry, cursors, target),
+            }
+        )
+    return steps
+
+
+def _target(state: State, command: Command | None) -> int | None:
+    """Where a finish would cut."""
+    if not isinstance(command, Finish):
+        return None
+    request = state.request(command.request)
+    return request.origin + command.finished_len if request is not None else None
+
+
+def _held(state: State) -> tuple[str, Cursors | None]:
+    """The one row that there is: its turn's, or the slot's."""
+    for request in state.requests:
+        if request.cursors is not None:
+            return request.name, request.cursors
+    return next((("slot", s.slot) for s in state.sessions if s.slot is not None), ("", None))
+
+
+def _drawn(geometry: Geometry, cursors: Cursors | None, target: int | None) -> str:
+    if cursors is None or geometry.window is None:
+        return ""
+    return drawing.row(cursors, geometry.page_size, geometry.window, target)
+
+
+def _cached_row() -> str:
+    """A row with everything in it, before its turn finishes: the tree's part, swept, ahead, a target."""
+    geometry = Geometry(page_size=4, window=6, full_pages=16, swa_pages=16, rows=2, width=40, tree=True)
+    state = model.initial(geometry, Mode.FAITHFUL)
+    for command in (
+        Open("s1"), Submit("r1", "s1", 2, prompt=(Piece("a", 12),)), Admit("r1"), Extend((Chunk("r1", 14),)),
+        Finish("r1", 1),
+        Submit("r2", "s1", 9), Admit("r2"), Extend((Chunk("r2", 10),)), SpecDecode((Draft("r2", 4, 3),)),
+        EvictSwa("r2", 27), SpecDecode((Draft("r2", 6, 2),)),
+    ):  # fmt: skip
+        state, outcome = model.step(state, command)
+        assert isinstance(outcome, Done), (command, outcome)
+    _, cursors = _held(state)
+    return _drawn(geometry, cursors, state.requests[0].origin + 3)
+

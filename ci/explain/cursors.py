@@ -1,0 +1,158 @@
+"""Arguments on cursors and on the sliding window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ci.compare.differences import CURSORS
+from ci.compare.snapshot import reference_side, system_side
+from ci.explain.history import Past, some
+from reference.commands import Admit, EvictSwa
+from reference.cursors import sweep_limit, window_start
+from reference.ledger import IN_BATCH, ZERO, Cursors
+from stateful_tests.lockstep.results import Moment
+
+
+def cursors_of(m: Moment, name: str) -> Cursors | None:
+    """Of "r1" or "slot of s1"; a slot that is lent has those of its turn."""
+    session = name.removeprefix("slot of ")
+    if session == name:
+        facts = m.facts.requests.get(name)
+        return facts.cursors or ZERO if facts is not None else None
+    here, kept = m.state.session(session), m.facts.sessions.get(session)
+    turn = m.state.request(here.turn or "") if here is not None else None
+    if turn is not None and turn.phase in IN_BATCH:
+        return cursors_of(m, turn.name)
+    return kept.slot if kept is not None else None
+
+
+def has_cursor(m: Moment, name: str, letter: str, value: int) -> bool:
+    cursors = cursors_of(m, name)
+    return cursors is not None and cursors[list(CURSORS).index(letter)] == value
+
+
+def _off(past: Past) -> Iterator[tuple[str, str, int, int]]:
+    """(name, letter, by the rules, in the system) of every cursor that differs."""
+    ref, got = reference_side(past.now)["cursors"], system_side(past.now)["cursors"]
+    for name, want in ref.items():
+        have = got.get(name)
+        if isinstance(want, dict) and isinstance(have, dict):
+            yield from ((name, k, want[k], have[k]) for k in CURSORS if want[k] != have[k])
+
+
+def _must_be(past: Past, off: list[tuple[str, str, int, int]]) -> str:
+    """What cursors are, since when, and what they must be: those of one fate together."""
+    fates: dict[tuple[int, int, int], dict[str, list[str]]] = {}
+    for name, letter, want, got in off:
+        index = past.first(f"{letter} of {name} is {got}", has_cursor, name, letter, got)
+        fates.setdefault((index, want, got), {}).setdefault(name, []).append(f"\0{letter}\0")
+    said = []
+    for (index, want, got), whose in fates.items():
+        who = ", ".join(f"{' and '.join(k)} of {'the ' * (' ' in n)}{n}" for n, k in whose.items())
+        each = [(n, letter.strip("\0")) for n, letters in whose.items() for letter in letters]
+        several = len(each) > 1
+        stays = all(has_cursor(past.before, n, letter, want) for n, letter in each)
+        if index == past.violation.step:
+            verb = f"{'become' if several else 'becomes'} {got}"
+        else:
+            verb = f"{'are' if several else 'is'} {got} {past.at(index)}"
+        said.append(f"{who} {verb} and must {'stay' if stays else 'be'} {want}")
+    return "; ".join(said)
+
+
+def lengths(past: Past) -> str | None:
+    """LEN-2 to LEN-4, REF-1: cursors that differ, and the rule that gives the right ones."""
+    step, off = past.step, list(_off(past))
+    if not off:
+        return None
+    head, request = f"after {past.here} ", step.acted
+    if step.cut_at is not None and request is not None:
+        target = step.cut_at[2]
+        session, now = step.was.session(request.session), step.now.request(request.name)
+        if not isinstance(step.command, Admit):
+            told = f"{some(request.origin, 'token')} of input, {target - request.origin} of output"
+            head = f"{past.here} ends the turn at target {target} ({told}): "
+        elif session is not None and session.slot is not None and now is not None and now.cursors is not None:
+            c, tokens = session.slot.kv_committed_len, request.origin + request.output
+            prefix = now.cursors.kv_committed_len
+            key = f"a key of {tokens - 1} ({some(tokens, 'token')} of text less the last)"
+            literal = prefix == min(c, tokens - 1)
+            why = f"the smaller of C {c} and {key}" if literal else "for its window was swept"
+            head = f"{past.here} resumes at {prefix}, {why}: "
+    return head + _must_be(past, off[:6])
+
+
+def _order(past: Past) -> str | None:
+    """LEN-1: two cursors that have passed each other."""
+    facts, size = past.now.facts, past.page_size
+    shown = [(n, r.cursors) for n, r in facts.requests.items()]
+    shown += [(f"slot of {n}", s.slot) for n, s in facts.sessions.items()]
+    for name, c in shown:
+        if c is None:
+            continue
+        values = dict(zip(CURSORS, c))
+        told = {
+            k: f"{k} of {name} is {v} {past.since(f'{k} of {name} is {v}', has_cursor, name, k, v)}"
+            for k, v in values.items()
+        }
+        if c.cache_protected_len % size:
+            return f"\0R\0 is whole pages of {some(size, 'token')}, but {told['R']}"
+        for low, high in (("R", "C"), ("C", "A"), ("E", "A")):
+            if values[low] > values[high]:
+                return f"\0{low}\0 may not pass \0{high}\0, but {told[low]}, and {told[high]}"
+    return None
+
+
+def _sweep(past: Past) -> str | None:
+    """SWA-1: a frontier past what a later token still reads."""
+    geometry, command = past.step.scope.geometry, past.step.command
+    assert geometry.window is not None
+    for was in past.step.was.requests:
+        facts = past.now.facts.requests.get(was.name)
+        if was.cursors is None or facts is None or facts.cursors is None:
+            continue
+        c, got = was.cursors, facts.cursors.swa_evicted_seqlen
+        asked = isinstance(command, EvictSwa) and command.request == was.name
+        length = command.length if isinstance(command, EvictSwa) and asked else c.kv_committed_len
+        reach = sweep_limit(length, geometry.window, geometry.page_size)
+        limit = max(c.swa_evicted_seqlen, c.cache_protected_len, reach)
+        if got > limit:
+            start = window_start(length, geometry.window)
+            return (
+                f"{past.here} sweeps {was.name} up to {got}, and a token at {length} still reads"
+                f" [{start}, {length}), a window of {geometry.window} back: no sweep may pass {limit}"
+            )
+    return None
+
+
+def _no_swa(m: Moment, holder: str, position: int) -> bool:
+    facts = m.facts.holders.get(holder)
+    return facts is not None and position < len(facts.swa_read) and facts.swa_read[position] is None
+
+
+def _window(past: Past) -> str | None:
+    """SWA-2: a token that would be computed without its window."""
+    window = past.step.scope.geometry.window
+    assert window is not None
+    for request in past.now.state.requests:
+        facts = past.now.facts.requests.get(request.name)
+        if facts is None or facts.cursors is None or request.cursors is None:
+            continue
+        p = facts.cursors.kv_committed_len
+        start = window_start(p, window)
+        dead = [q for q in range(start, p) if _no_swa(past.now, request.holder, q)]
+        if dead:
+            gone = f"SWA KV of {request.holder} at {dead[0]} is gone"
+            since = past.since(gone, _no_swa, request.holder, dead[0])
+            return (
+                f"{request.name} goes on at position {p}, whose window starts at {start}, but it has no"
+                f" SWA KV at position {dead[0]} {since}; by the rules it resumes at"
+                f" {request.cursors.kv_committed_len}"
+            )
+    return None
+
+
+RULES: dict[str, Callable[[Past], str | None]] = {
+    "LEN-1": _order, "LEN-2": lengths, "LEN-3": lengths, "LEN-4": lengths, "REF-1": lengths,
+    "SWA-1": _sweep, "SWA-2": _window,
+}  # fmt: skip

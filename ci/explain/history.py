@@ -1,0 +1,177 @@
+"""Since when something is so: a walk back through the moments of a run.
+
+`Past` gives words such as "since command 4 (finish s1 keep 3)" and notes each as a `Claim`, so that a test
+can hold it against the moments again. Commands are counted as `kvspec replay` counts them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+from ci.compare.differences import CURSORS, POOL, spans
+from reference.clauses.facts import Owned
+from reference.clauses.step import Step
+from stateful_tests.lockstep.results import Moment, Run, Violation
+from stateful_tests.traces.notation import describe
+
+Holds = Callable[[Moment], bool]
+
+
+class Claim(NamedTuple):
+    """`holds` is so after every command from `since` on, and was not before it. -1: from the start."""
+
+    what: str
+    since: int
+    holds: Holds
+
+
+class Past:
+    """A run that ended with a violation, at whose last moment one stands and looks back."""
+
+    def __init__(self, run: Run, violation: Violation, step: Step) -> None:
+        self.run, self.violation, self.step = run, violation, step
+        self.now, self.before = run.history[-1], run.history[-2]
+        self.page_size = step.scope.geometry.page_size
+        self.claims: list[Claim] = []
+
+    def command(self, index: int) -> str:
+        """A command by number, for `words`."""
+        return f"\0{index}\0"
+
+    def words(self, text: str) -> str:
+        """The sentence with commands and cursors filled in: at first in full, then by number or letter."""
+        told: set[str] = set()
+
+        def fill(found: re.Match[str]) -> str:
+            name = found[1]
+            what = CURSORS[name] if name in CURSORS else describe(self.run.rows[int(name)].command)
+            short = name if name in CURSORS else f"command {name}"
+            full = short if name in told else f"{short} ({what})"
+            told.add(name)
+            return full
+
+        return re.sub("\0(.*?)\0", fill, text)
+
+    @property
+    def here(self) -> str:
+        """The command that was violated."""
+        return self.command(self.violation.step)
+
+    def first(self, what: str, holds: Callable[..., bool], *more: object) -> int:
+        """Index of the command since which `holds` is so; it is so now. more: what `holds` takes besides."""
+        fact = partial(_held, holds, more)
+        at = len(self.run.history) - 1
+        while at > 0 and fact(self.run.history[at - 1]):
+            at -= 1
+        since = at + self.run.first
+        self.claims.append(Claim(what, since, fact))
+        return since
+
+    def since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
+        """`first` in words."""
+        return self.at(self.first(what, holds, *more))
+
+    def at(self, index: int) -> str:
+        if index < 0:
+            return "from the start"
+        or_before = " or before" if index == self.run.first else ""  # what was before is not known any more
+        return f"since {self.command(index)}{or_before}"
+
+    def last_before(self, holds: Holds) -> Moment | None:
+        """The last earlier moment at which something was so."""
+        return next((m for m in reversed(self.run.history[:-1]) if holds(m)), None)
+
+    # Pages.
+
+    def place(self, owned: Owned) -> tuple[str, str]:
+        """Who has a page and for which positions, such as "s1", "[4, 8)"."""
+        at = spans([owned.at], self.page_size)
+        tree = owned.holder.removeprefix("tree ")
+        return ("the tree", f"{at} of {tree}") if tree != owned.holder else (owned.holder, at)
+
+    def page(self, pool: str, page: int) -> str:
+        """The sentence on a page that is not free or owned, once."""
+        facts = self.now.facts.pools[pool]
+        owners = [o for o in facts.owned if o.page == page]
+        times = list(facts.free).count(page)
+        name = f"{POOL[pool]} page {page}"
+        if not 1 <= page <= facts.size:
+            what = "the padding page" if page == 0 else "which does not exist"
+            free = self.since(f"{name} is free", lambda m: page in m.facts.pools[pool].free)
+            return f"{name}, {what}, is in the free list {free}"
+        if not owners and not times:
+            was = self.last_before(lambda m: not lost(m, pool, page))
+            then = self._was(was, pool, page) if was is not None else ""
+            since = self.since(f"{name} is lost", lambda m: lost(m, pool, page))
+            return f"{name} is neither free nor owned {since}{then}"
+        if not owners:
+            was = self.last_before(lambda m: list(m.facts.pools[pool].free).count(page) < 2)
+            then = self._was(was, pool, page) if was is not None else ""
+            often = self.since(
+                f"{name} is twice free", lambda m: list(m.facts.pools[pool].free).count(page) > 1
+            )
+            return f"{name} is in the free list {times} times {often}{then}"
+        having = " and ".join(self.having(pool, owned) for owned in owners)
+        if times:
+            free = self.since(f"{name} is free", lambda m: page in m.facts.pools[pool].free)
+            return f"{name} is in the free list {free}, and {having}"
+        return f"{name} has {len(owners)} owners: {having}{self._twice(owners)}"
+
+    def _twice(self, owners: Iterable[Owned]) -> str:
+        """Why a page is a row's and the tree's: the row's prefix ends before it."""
+        for owned in owners:
+            holder = self.now.facts.holders.get(owned.holder)
+            if holder is not None and any(o.holder.startswith("tree ") and o.at == owned.at for o in owners):
+                prefix = holder.cursors.cache_protected_len
+                return f"; {owned.holder} owns its row from \0R\0 on, which is {prefix}"
+        return ""
+
+    def having(self, pool: str, owned: Owned) -> str:
+        """Who has a page, for which positions and since when."""
+        who, at = self.place(owned)
+        since = self.since(f"{who} has {pool} page {owned.page} at {at}", has(pool, owned))
+        return f"{who} has it at {at} {since}"
+
+    def _was(self, was: Moment, pool: str, page: int) -> str:
+        places = [self.place(o) for o in was.facts.pools[pool].owned if o.page == page]
+        if places:
+            return "; until then " + " and ".join(f"{who} had it at {at}" for who, at in places)
+        return "; until then it was free" if page in was.facts.pools[pool].free else ""
+
+
+def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Moment) -> bool:
+    return holds(moment, *more)
+
+
+def lost(moment: Moment, pool: str, page: int) -> bool:
+    """A page that is neither free nor owned."""
+    facts = moment.facts.pools[pool]
+    return page not in facts.free and all(o.page != page for o in facts.owned)
+
+
+def has(pool: str, owned: Owned) -> Holds:
+    """This owner has the page for this part of its sequence."""
+    return lambda m: owned in m.facts.pools[pool].owned
+
+
+def troubled(moment: Moment, pools: Iterable[str] = ("full", "swa")) -> list[tuple[str, int]]:
+    """(pool, page) of every page that is not free or owned, once: what is had twice, then what is lost."""
+    found: list[tuple[int, str, int]] = []
+    for pool in pools:
+        facts = moment.facts.pools.get(pool)
+        if facts is None:
+            continue
+        times = Counter(o.page for o in facts.owned) + Counter(facts.free)
+        for page in sorted({*times, *range(1, facts.size + 1)}):
+            if not 1 <= page <= facts.size or times[page] != 1:
+                found.append((int(not times[page]), pool, page))
+    return [(pool, page) for _, pool, page in sorted(found, key=lambda f: f[0])]
+
+
+def some(count: int, what: str) -> str:
+    """A number of things, such as "1 page", "2 pages"."""
+    return f"{count} {what}{'s' * (count != 1)}"

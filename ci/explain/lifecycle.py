@@ -1,0 +1,238 @@
+"""Arguments on outcomes, memory checks and the lives of sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ci.compare.differences import CURSORS, POOL
+from ci.compare.snapshot import reference_side, system_side
+from ci.explain.cursors import has_cursor, lengths
+from ci.explain.history import Past, some
+from reference.clauses.checks import miscounted
+from reference.clauses.contents import stamp_text
+from reference.clauses.facts import Facts
+from reference.commands import Done, Outcome, Reason, Refused, Submit
+from reference.cursors import lost_below, window_start
+from reference.ledger import ZERO, Cursors, text_tokens
+from stateful_tests.lockstep.results import Moment
+from stateful_tests.traces.notation import say
+
+
+def _outcome(past: Past) -> str | None:
+    """OUT-1: a command that is done or refused, and should not be."""
+    step = past.step
+    told = f"{_does(step.outcome)} {past.here}; by the rules it is {say(step.expected)}"
+    why = _why(past)
+    return f"the system {told}{why}"
+
+
+def _does(outcome: Outcome) -> str:
+    return f"refuses ({outcome.reason.value})" if isinstance(outcome, Refused) else "carries out"
+
+
+def _why(past: Past) -> str:
+    """The fact behind a refusal: the reference's, or what the system says."""
+    step, was = past.step, past.before.state
+    ours = isinstance(step.expected, Refused)
+    refusal = step.expected if ours else step.outcome
+    if not isinstance(refusal, Refused):
+        return ""
+    reason, request = refusal.reason, step.acted
+    if reason is Reason.TURN_IN_FLIGHT and isinstance(step.command, Submit):
+        session = was.session(step.command.session)
+        if session is not None and session.turn is not None:
+            name, turn = session.name, session.turn
+            since = past.since(
+                f"{turn} is the turn of {name}",
+                lambda m: (s := m.state.session(name)) is not None and s.turn == turn,
+            )
+            return f", for {turn} is in flight in {name} {since}"
+    if reason is Reason.WINDOW_LOST:
+        return _window_lost(past, ours)
+    if reason in (Reason.OUT_OF_FULL, Reason.OUT_OF_SWA) and not ours:
+        pool = "full" if reason is Reason.OUT_OF_FULL else "swa"
+        side = reference_side(past.before)
+        left = side["free"][pool]
+        if left is None:
+            return ""
+        unlocked = sum(
+            (n["end"] - n["start"]) // past.page_size
+            for n in side["nodes"].values()
+            if not n[f"{pool}_locks"] and (pool == "full" or n["live"])
+        )
+        pages = some(left, f"{POOL[pool]} page")
+        return f", for {pages} can be had at once and {unlocked} more from the tree"
+    if reason is Reason.UNKNOWN_REQUEST and not ours and request is not None:
+        return f", for {request.name} is {request.phase.value}"
+    if reason is Reason.WRONG_PHASE and request is not None:
+        name, phase = request.name, request.phase
+
+        def same(m: Moment) -> bool:
+            r = m.state.request(name)
+            return r is not None and r.phase is phase
+
+        if ours:
+            return f", for {name} is {phase.value} {past.since(f'{name} is {phase.value}', same)}"
+    return ""
+
+
+def _window_lost(past: Past, ours: bool) -> str:
+    window = past.step.scope.geometry.window
+    command = past.step.command
+    lanes = getattr(command, "requests", ()) or [lane.request for lane in getattr(command, "lanes", ())]
+    names = [command.request] if hasattr(command, "request") else lanes
+    for name in names:
+        was = past.before.state.request(name)
+        if was is None or was.cursors is None or window is None:
+            continue
+        c = was.cursors
+        start = window_start(c.kv_committed_len, window)
+        if ours and lost_below(c) > start:
+            since = past.since(f"E of {name}", has_cursor, name, "E", c.swa_evicted_seqlen)
+            return (
+                f", for the window of {name} at {c.kv_committed_len} starts at {start} and its SWA KV below"
+                f" {c.swa_evicted_seqlen} is gone {since}"
+            )
+        if not ours:
+            return f", for the window of {name} at {c.kv_committed_len} is there: it starts at {start}"
+    return ""
+
+
+def _unchanged(past: Past) -> str | None:
+    """OUT-2, CHK-3, SES-3: something changed that may not."""
+    step = past.step
+    if past.violation.clause == "OUT-2":
+        head = f"{past.here} is refused and must change nothing, but "
+    elif past.violation.clause == "CHK-3":
+        head = f"{past.here} is a check and must change nothing, but "
+    else:
+        head = f"{past.here} admits again and must change nothing, but "
+    moved = [
+        f"\0{letter}\0 of {name} goes from {a} to {b}"
+        for name in sorted(step.after.requests)
+        for letter, a, b in zip(CURSORS, _cursors(step.before, name), _cursors(step.after, name))
+        if a != b
+    ]
+    return head + (", ".join(moved[:3]) or past.violation.observed)
+
+
+def _cursors(facts: Facts, name: str) -> Cursors:
+    request = facts.requests.get(name)
+    return (request.cursors if request is not None else None) or ZERO
+
+
+def _alarm(past: Past) -> str | None:
+    """CHK-1: an account that does not add up although every page has its one owner."""
+    outcome = past.step.outcome
+    report = outcome.report if isinstance(outcome, Done) else None
+    for account in report.accounts if report is not None else ():
+        if account.balances:
+            continue
+        unit = "rows" if account.pool == "rows" else f"{POOL[account.pool]} tokens"
+        lines = miscounted(past.step, report, account) if report is not None else []
+        counts = f"counts {account.counted} {unit} of {account.total}"
+        told = f"every page has its one owner, but {past.here} {counts}"
+        off = lines[0].replace("swa page", "SWA page") if lines else _terms_off(past, account.pool)
+        since = past.violation.since
+        then = f"; the check fails from {past.command(since)} on" if since is not None else ""
+        return f"{told}: {off}{then}" if off else told + then
+    return None
+
+
+def _terms_off(past: Past, pool: str) -> str:
+    """The terms of an account that are not what the reference counts."""
+    want = reference_side(past.now)["accounts"].get(pool, {})
+    got = system_side(past.now)["accounts"].get(pool, {})
+    return ", ".join(f"{term} is {got.get(term)}, not {n}" for term, n in want.items() if got.get(term) != n)
+
+
+def _terms(past: Past) -> str | None:
+    """CHK-2: terms that balance and are wrong."""
+    for pool in reference_side(past.now)["accounts"]:
+        if off := _terms_off(past, pool):
+            unit = "rows" if pool == "rows" else f"{POOL[pool]} tokens"
+            return f"the sums of {past.here} add up, but not their terms: of the {unit}, {off}"
+    return None
+
+
+def _life(past: Past) -> str | None:
+    """SES-2: a session, slot or request that is there and should not be, or the other way round."""
+    state, facts = past.now.state, past.now.facts
+    for kind, ours, theirs in (
+        ("request", {r.name for r in state.requests}, set(facts.requests)),
+        ("session", {s.name for s in state.sessions}, set(facts.sessions)),
+    ):
+        for name in sorted(ours ^ theirs):
+            if name in theirs:
+                since = past.since(
+                    f"{kind} {name} is there", lambda m, k, n: n in getattr(m.facts, f"{k}s"), kind, name
+                )
+                return f"{kind} {name} is there {since}; by the rules it ends with {past.here}"
+            session = state.session(name)
+            turn = f": its turn {session.turn} is in flight" if session is not None and session.turn else ""
+            return f"{past.here} ends {kind} {name}, which goes on by the rules{turn}"
+    for session in state.sessions:
+        slot = facts.sessions[session.name].slot
+        if (slot is None) != (session.slot is None):
+            if slot is None:
+                return f"{past.here} leaves {session.name} without a slot; by the rules it keeps one"
+            since = past.since(f"slot of {session.name}", _keeps, session.name, slot)
+            history = some(len(facts.sessions[session.name].history), "token")
+            return (
+                f"the slot of {session.name} keeps {some(slot.kv_committed_len, 'committed token')} {since};"
+                f" by the rules {past.here} leaves none, and the history of {session.name} has {history}"
+            )
+    return lengths(past)
+
+
+def _keeps(m: Moment, name: str, slot: Cursors) -> bool:
+    session = m.facts.sessions.get(name)
+    return session is not None and session.slot == slot
+
+
+def _kept_text(m: Moment, name: str, text: tuple[int, ...]) -> bool:
+    session = m.facts.sessions.get(name)
+    return session is not None and tuple(session.history) == text
+
+
+def _history(past: Past) -> str | None:
+    """SES-1: text that the client did not see."""
+    facts = past.now.facts
+    for session in past.now.state.sessions:
+        got, want = tuple(facts.sessions[session.name].history), tuple(text_tokens(session.history))
+        if got == want:
+            continue
+        name = session.name
+        since = past.since(f"history of {name}", _kept_text, name, got)
+        if len(got) != len(want):
+            has = f"the history of {name} has {some(len(got), 'token')} {since}"
+            return f"{has}; the client saw {len(want)}, with which the next turn starts"
+        at, theirs, ours = _first_apart(got, want)
+        return f"position {at} of the history of {name} is {theirs} {since}; the client saw {ours}"
+    for request in past.now.state.requests:
+        name, text = request.name, tuple(facts.requests[request.name].text)
+        want = tuple(text_tokens(request.text))
+        if len(text) != len(want):
+            has = some(len(text), "token")
+            return f"after {past.here} {name} has {has} of text; by the rules it has {len(want)}"
+        if text != want:
+            at, theirs, ours = _first_apart(text, want)
+            return f"after {past.here} position {at} of {name} is {theirs}; by the rules it is {ours}"
+    return None
+
+
+def _first_apart(got: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, str, str]:
+    """Where two texts of one length part, and what stands there in each."""
+    at = next(i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b)
+    return at, stamp_text(got[at]) if got[at] else "a token that nobody sent", stamp_text(want[at])
+
+
+def _choice(past: Past) -> str:
+    return f"{past.here} leaves the bounds of a choice, {past.violation.observed}"
+
+
+RULES: dict[str, Callable[[Past], str | None]] = {
+    "OUT-1": _outcome, "OUT-2": _unchanged, "OUT-3": _choice,
+    "CHK-1": _alarm, "CHK-2": _terms, "CHK-3": _unchanged,
+    "SES-1": _history, "SES-2": _life, "SES-3": _unchanged,
+}  # fmt: skip

@@ -1,0 +1,109 @@
+"""A trace played on a release, and the lines with which an exported test asks it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.scheduler.call_log import quoted, variable
+from reference.commands import Command, Outcome
+from stateful_tests.lockstep.results import Moment, Violation
+
+MAPPING = "server.allocator.full_to_swa_index_mapping"
+
+
+class NotExportable(ValueError):
+    """No test can be made of this trace: one line says why."""
+
+
+class Played(NamedTuple):
+    """A trace played on a release up to its violation: the calls of each command.
+
+    clause: what to assert, of those that are violated. kind: the kind of the release. unified: the server's
+    cache is one for all.
+    """
+
+    steps: list[tuple[str, Outcome, tuple[str, ...]]]
+    last: Command
+    violation: Violation
+    clause: str
+    before: Moment  # the last command
+    after: Moment
+    kind: type[Release0510]
+    unified: bool
+
+    @property
+    def holder(self) -> str:
+        """Where a request, or a session's slot, has its row, and the cursors from there on."""
+        return ".kv" if self.kind.where("req_pool_idx").startswith("kv.") else ""
+
+    @property
+    def components(self) -> bool:
+        """Nodes of the tree have a component for each pool."""
+        return self.unified
+
+    @property
+    def page_size(self) -> int:
+        return self.after.state.scope.geometry.page_size
+
+    @property
+    def window(self) -> int | None:
+        return self.after.state.scope.geometry.window
+
+    def slot(self, session: str) -> str:
+        return f"server.cache.{'session.' if self.unified else ''}slots[{quoted(session)}]{self.holder}"
+
+    def cursor(self, name: str) -> str:
+        """What a cursor is called there."""
+        return f".{self.kind.where(name)}".removeprefix(f"{self.holder}.")
+
+    def whose(self, holder: str, moment: Moment) -> str:
+        """Where the cursors of a row are, by the name of its request or session."""
+        for name, request in moment.view.requests.items():
+            if request.row is not None and holder in (name, request.session, f"{request.session}/{name}"):
+                return f"{variable(name)}{self.holder}"
+        return self.slot(holder)
+
+    def bound(self, holder: str, moment: Moment) -> tuple[list[str], str]:
+        """The same with the lines that it needs, so as to be short."""
+        held = self.whose(holder, moment)
+        return ([f"slot = {held}"], "slot") if held == self.slot(holder) else ([], held)
+
+    def of_node(self, node: str, pool: str, what: str) -> str:
+        """An attribute of a node of the tree: `value` or `lock_ref`."""
+        if self.components:
+            return f"{node}.component_data[ComponentType.{pool.upper()}].{what}"
+        return f"{node}.{what if what == 'value' or self.window is None else f'{pool}_{what}'}"
+
+    def live(self, node: str, *, dead: bool = False) -> str:
+        """Whether a node has SWA KV, or has not."""
+        if self.components:
+            return f"{self.of_node(node, 'swa', 'value')} is {'' if dead else 'not '}None"
+        return f"{'' if dead else 'not '}{node}.swa_tombstone"
+
+    def is_live(self, node: str, named: str) -> str:
+        """The assertion of that."""
+        if self.components:
+            return f"self.assertIsNotNone({self.of_node(node, 'swa', 'value')}, {named})"
+        return f"self.assertFalse({node}.swa_tombstone, {named})"
+
+
+class Asked(NamedTuple):
+    """The assertions after the last command; notes are lines before the first of its calls like `at`."""
+
+    assertions: list[str]
+    notes: Sequence[str] = ()
+    at: str = ""
+
+    def among(self, calls: Sequence[str]) -> tuple[str, ...]:
+        """The calls of the last command, with the notes."""
+        first = next((i for i, call in enumerate(calls) if re.match(self.at, call)), 0)
+        return (*calls[:first], *self.notes, *calls[first:])
+
+
+def row(held: str, start: str = "", end: str = "") -> str:
+    """Slots of a row, by where its cursors are; start, end: positions."""
+    span = f"{start} : {end}".strip() if "." in end else f"{start}:{end}"
+    return f"server.rows.req_to_token[{held}.req_pool_idx, {span}]"

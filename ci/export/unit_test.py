@@ -1,0 +1,223 @@
+"""A trace for others: the text of a bug report, or a unit test against a release's own classes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import re
+import textwrap
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from ci import Data
+from ci.export.assertions import asserted
+from ci.export.recorded_run import NotExportable, Played
+from ci.export.template_parts import definitions
+from ci.report import data as report
+from ci.report import render
+from impl.sglang.parts.fetch import checkout_root, release_root
+from impl.sglang.process.system import SGLangSystem
+from impl.sglang.releases import catalogue as releases
+from reference.commands import CheckBusy, CheckIdle, Open, Outcome, Refused
+from reference.model import SPEC_VERSION
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.traces.notation import describe
+
+LEGEND = (
+    "C is kv_committed_len, A kv_allocated_len, E swa_evicted_seqlen, R cache_protected_len, P page_size,"
+    " W window; lengths are tokens."
+)
+STARTED = ["server = Server()", "self.addCleanup(server.settings.close)"]
+# Calls that stand in the test as one, by what they are together.
+_TOGETHER = {
+    r"server\.allocator\.free_group_begin\(\)\n"  # nothing is freed in it
+    r"((?:sampled\(.*\)\n|.*kv_committed_len \+= .*\n)*)"
+    r"server\.allocator\.free_group_end\(\)(?:\n|$)": r"\1",
+    r"chunk\((\w+), end=(\d+)\)\n"
+    r"batch = server\.batch\(ForwardMode\.EXTEND, \1\)\n"
+    r"batch\.prepare_for_extend\(\)\n"
+    r"(?:server\.allocator\.free_group_begin\(\)\n)?"
+    r"sampled\(\1, \[(\d+)\]\)\n"
+    r"checkpoint\(\1, server\.cache\)"
+    r"(?:\nserver\.allocator\.free_group_end\(\))?": r"prefill(server, \1, end=\2, token=\3)",
+    r"chunk\((\w+), end=(\d+)\)\n"
+    r"middle_chunks\(\1, \+1\)\n"
+    r"batch = server\.batch\(ForwardMode\.EXTEND, \1\)\n"
+    r"batch\.prepare_for_extend\(\)\n"
+    r"middle_chunks\(\1, -1\)\n"
+    r"checkpoint\(\1, server\.cache(?:, chunked=True)?\)": r"prefill_chunk(server, \1, end=\2)",
+    r"batch = server\.batch\(ForwardMode\.DECODE, (\w+)\)\n"
+    r"batch\.prepare_for_decode\(\)\n"
+    r"sampled\(\1, \[(\d+)\]\)": r"decode(server, \1, token=\2)",
+    r"server\.allocator\.free_group_begin\(\)\n"
+    r"check_finished\((\w+)\)\n"
+    r"release_kv_cache\(\1, server\.cache(?:, \w+=True)?\)\n"
+    r"server\.allocator\.free_group_end\(\)": r"finish(server, \1)",
+    r"batch = (server\.batch\(.*\))\nbatch\.(release_req|_evict_swa)": r"\1.\2",
+}
+
+
+def title(file: str) -> str:
+    """What a trace's file is called, as a sentence without its full stop."""
+    words = " ".join(re.findall(r"[A-Za-z0-9.]+", Path(file).stem))
+    return words[:1].upper() + words[1:]
+
+
+def versions(implementation: str) -> list[str]:
+    """What a report was made with."""
+    try:
+        own = metadata.version("kvspec")
+    except metadata.PackageNotFoundError:
+        own = "(from a checkout)"
+    python, torch = platform.python_version(), metadata.version("torch")
+    return [implementation, f"kvspec {own}, specification {SPEC_VERSION}", f"Python {python}, torch {torch}"]
+
+
+# -- a bug report --------------------------------------------------------------------------------------
+
+
+def story(data: Data, file: str, options: str) -> str:
+    """Markdown from `report.replay_data` of a run with a violation."""
+    trace, violation = data["trace"], data["violation"]
+    clauses = [(violation["clause"], violation["expected"], violation["observed"])]
+    clauses += [(clause, *said) for clause, said in zip(violation["also"], violation["details"])]
+    lines = [f"# {title(file)} ({violation['clause']})", "", "## What happens", ""]
+    if trace["story"]:
+        lines += [*textwrap.wrap(" ".join(trace["story"].split()), 100), ""]
+    where = f"`{data['rows'][violation['step']]['command']}` on {data['implementation']}"
+    if data["argument"]:
+        sentence = render.plain(data["argument"])
+        lines += textwrap.wrap(sentence[:1].upper() + sentence[1:], 100) + [""]
+    lines += [f"{where} breaks this rule:", ""]
+    lines += [f"> {violation['clause']}: {violation['sentence']}", ">", f"> {LEGEND}", ""]
+    lines += ["| | expected | observed |", "|---|---|---|"]
+    lines += [f"| {clause} | {_cell(want)} | {_cell(got)} |" for clause, want, got in clauses]
+    lines += ["", "## The commands", "", "| # | command | by the rules | changes |", "|---|---|---|---|"]
+    for row in data["rows"]:
+        cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
+        marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_cell, cells)]
+        lines.append(f"| {' | '.join(marked)} |")
+    sizes = ", ".join(f"{k} {'none' if v is None else v}" for k, v in trace["geometry"].items())
+    lines += ["", f"Sizes: {sizes} (mode {trace['mode']}).", "", "## How to reproduce", ""]
+    lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
+    lines += ["and run", ""]
+    lines += ["```", f"kvspec replay {Path(file).name} {options}", "```", "", "## Versions", ""]
+    lines += [f"* {line}" for line in versions(data["implementation"])]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return render.plain(text).replace("|", "\\|")
+
+
+# -- a unit test ---------------------------------------------------------------------------------------
+
+
+class Target(NamedTuple):
+    """A release to run a test on: what it is called, whose kind it is of, where its files are."""
+
+    name: str
+    version: str
+    root: Path
+
+
+def target(text: str) -> Target:
+    """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
+    if os.path.isdir(text):
+        root = checkout_root(text)
+        return Target("a checkout that mends it", releases.detect(root).version, root)
+    version = releases.supported(text.removeprefix("sglang==")).version
+    return Target(f"sglang=={version}", version, release_root(version))
+
+
+def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | None = None) -> str:
+    """The text of a test that performs the trace on the classes of `system`, which notes its calls.
+
+    It asserts what the violated clause is about. fixed: what it runs on besides, and is said to pass on.
+    Raises NotExportable, UnusableImplementation.
+    """
+    versions = {system.release, *([fixed.version] if fixed else ())}
+    if not any(versions <= {*alike} for alike in releases.ALIKE):
+        raise NotExportable(f"no one test runs on {' and '.join(sorted(versions))}: too many names differ")
+    played = _play(trace, system)
+    violation = played.violation
+    clause, wanted, observed = played.clause, violation.expected, violation.observed
+    if clause != violation.clause:
+        wanted, observed = violation.details[violation.also.index(clause)]
+    asked = asserted(trace, played)
+    text = "\n".join(asked.assertions)
+    if system.kind.core == "rust" and re.search(r"\b(nodes|node_at|swa_slots_in_tree)\(", text):
+        raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes that could be asked")
+    sessions = any(isinstance(command, Open) for command in trace.commands)
+    command, outcome, calls = played.steps[-1]
+    told = [*played.steps[:-1], (command, outcome, asked.among(calls))]
+    body = [*STARTED, *itertools.chain(*(commented(*step, sessions=sessions) for step in told))]
+    late = [line for name, line in system.late if re.search(rf"\b{name}\b", text)]
+    body += ["", "# the results that are still to come", *late] if late else []
+    body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name}: {observed}")]
+    code = "\n".join([*body, text])
+    name = re.sub(r"[^a-z0-9]+", "_", Path(file).stem.lower()).strip("_") or "trace"
+    camel = "".join(word.capitalize() for word in name.split("_"))
+    return "\n".join([
+        _docstring(trace, file, system.name, fixed and fixed.name, clause), "",
+        definitions(code, trace.geometry, system, versions, sessions=sessions), "", "",
+        f"class Test{camel}(unittest.TestCase):",
+        f"    def test_{name}(self):",
+        textwrap.indent(code, " " * 8), "", "",
+        'if __name__ == "__main__":', "    unittest.main()", "",
+    ])  # fmt: skip
+
+
+def _play(trace: Trace, system: SGLangSystem) -> Played:
+    check_fits(system, trace.geometry, trace.commands)
+    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
+    steps: list[tuple[str, Outcome, tuple[str, ...]]] = []
+    for command in trace.commands:
+        system.calls = ()
+        before = lockstep.moment()
+        outcome = lockstep.do(command)
+        check, last = isinstance(command, (CheckBusy, CheckIdle)), lockstep.violation is not None
+        if not check or last:  # a check that is content only looks
+            steps.append((describe(command), outcome, system.calls))
+        if (violation := lockstep.violation) is not None:
+            if violation.clause == "BROKEN" and not check:
+                raise NotExportable(f"the release breaks at {describe(command)}: {violation.observed}")
+            clause = trace.clause if trace.clause in violation.clauses else violation.clause
+            kind, after = system.kind, lockstep.moment()
+            unified = kind.is_unified(trace.geometry)
+            return Played(steps, command, violation, clause, before, after, kind, unified)
+    raise NotExportable(f"conforms on {system.name}: there is no fault to test")
+
+
+def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions: bool) -> list[str]:
+    """A command as a comment, after an empty line, and the lines that carry it out."""
+    refused = f" (refused: {outcome.reason.value})" if isinstance(outcome, Refused) else ""
+    text = "\n".join(call for call in calls if sessions or call != "server.reap()")
+    for pattern, one in _TOGETHER.items():
+        text = re.sub(pattern, one, text)
+    text = text.strip("\n")
+    if sessions:
+        text = re.sub(r"(finish\(server, \w+\))\nserver\.reap\(\)", r"\1", text)
+    return ["", *_comment(command + refused), *(text.split("\n") if text else ())]
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(render.plain(text), 98, initial_indent="# ", subsequent_indent="# ")
+
+
+def _docstring(trace: Trace, file: str, faulty: str, fixed: str | None, clause: str) -> str:
+    sentence = report.sentence(clause)
+    said = [
+        f"{title(file)}.", trace.story,
+        f"Fails on {faulty}" + (f", passes on {fixed}." if fixed else "."),
+        f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CERPW]\b", sentence) else ""),
+        f"Made by kvspec from {Path(file).name}. Each comment is a command of it; below stand the calls that"
+        " carry it out. No GPU is needed.",
+    ]  # fmt: skip
+    plain = [render.plain(" ".join(text.split())).replace("\\", "/") for text in said if text]
+    text = "\n\n".join("\n".join(textwrap.wrap(text, 100)) for text in plain)
+    return '"""' + text.replace('"', "'") + '\n"""'

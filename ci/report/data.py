@@ -1,0 +1,341 @@
+"""Reports as data: what the command line prints and what `--json` gives are both made from this.
+
+The text is rendered from these dictionaries alone, so that no figure is in one and not in the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ci import Data
+from ci import explain as arguments
+from ci.compare import ledger, snapshot
+from impl.adapter import Capabilities, System
+from impl.bugs import BUGS
+from reference.clauses import CLAUSES
+from reference.commands import Mode, Refused
+from stateful_tests.check.campaign import Plan, violated
+from stateful_tests.coverage import required as coverage
+from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
+from stateful_tests.traces import files as traces
+from stateful_tests.traces.notation import describe, say
+
+# What can be reported without being a clause.
+_OTHER = {
+    "BROKEN": "The system carries a command out or refuses it; it does not fail.",
+    "TRACE": "The trace states an outcome that the rules contradict.",
+}
+FAITHFUL = "reachable by a faithful scheduler"
+FREE_ONLY = "met in free mode alone so far"
+
+
+def why(clause: str) -> str:
+    """Why a clause matters."""
+    return CLAUSES[clause].why if clause in CLAUSES else ""
+
+
+def sentence(clause: str) -> str:
+    """What a clause says."""
+    return CLAUSES[clause].sentence if clause in CLAUSES else _OTHER.get(clause, "(unknown clause)")
+
+
+def rate(commands: int, seconds: float) -> int:
+    """Commands per second."""
+    return round(commands / seconds) if seconds > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class OnBase:
+    """What an implementation before a change violates as well, by the smallest trace of each clause."""
+
+    system: str
+    clauses: frozenset[str]
+
+
+def on_base(system: System, findings: Iterable[Finding]) -> OnBase:
+    """Replay what was found on the implementation that was there before."""
+    clauses = {f.clause for f in findings if f.clause in (violated(system, f.run.trace, f.clause) or ())}
+    return OnBase(system.name, frozenset(clauses))
+
+
+def check_data(
+    result: CheckResult, plan: Plan, *, narrowed: bool, capabilities: Capabilities, base: OnBase | None = None
+) -> Data:
+    """Everything about a check. narrowed: it was asked to do less than its tier does."""
+    data: Data = {
+        "format": "kvspec-check",
+        "version": 1,
+        "implementation": result.system,
+        "tier": result.tier,
+        "seed": result.seed,
+        "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines))),
+        "presets_left_out": [name for name in plan.presets if name not in ran],
+        "machines_left_out": [m for m in plan.machines if m not in {r.name for r in result.machines}],
+        "modes": list(dict.fromkeys(m.mode.value for m in result.machines)),
+        "examples_asked": {m: plan.examples[m] for m in dict.fromkeys(r.name for r in result.machines)},
+        "steps_asked": plan.steps,
+        "time_limit_s": plan.time_limit_s,
+        "machines": [
+            {
+                "machine": m.name,
+                "preset": m.preset,
+                "mode": m.mode.value,
+                "examples": m.examples,
+                "commands": m.commands,
+                "seconds": round(m.seconds, 3),
+                "commands_per_s": rate(m.commands, m.seconds),
+            }
+            for m in result.machines
+        ],
+        "clauses_by_machine": [
+            _by_machine(name, result) for name in dict.fromkeys(m.name for m in result.machines)
+        ],
+        "clauses": [
+            {
+                "id": clause,
+                "title": CLAUSES[clause].title if clause in CLAUSES else "",
+                "sentence": sentence(clause),
+                "waived": _waived(clause, capabilities),
+                "evaluated": tally.evaluated,
+                "critical": tally.critical,
+                "reached": clause not in result.unreached,
+            }
+            for clause, tally in result.tallies.items()
+        ],
+        "unreached": list(result.unreached),
+        "refusals": dict(sorted(result.refusals.items(), key=lambda item: (-item[1], item[0]))),
+        "commands_by_kind": dict(result.commands_by_kind),
+        "situations": (situations := _situations(result, capabilities)),
+        "examples": result.examples,
+        "commands": result.commands,
+        "seconds": round(result.seconds, 3),
+        "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
+        "timed_out": result.timed_out,
+        "stopped_early": result.stopped,
+        "findings": [finding_data(group) for group in groups(result.findings)],
+    }
+    missing = situations["missing"]
+    data["base"] = base and {"implementation": base.system, "violates": sorted(base.clauses)}
+    return data | _verdict(result, plan, missing, narrowed=narrowed, capabilities=capabilities, base=base)
+
+
+def _situations(result: CheckResult, capabilities: Capabilities) -> Data:
+    """Which situations the runs reached, of those that the explorer has reached."""
+    found = coverage.coverage(result.situations, result.machines, capabilities, coverage.load())
+    return {
+        "reached": len(found.reached),
+        "asked": len(found.reached) + len(found.missing),
+        "missing": found.missing,
+        "exempt": [
+            {"situation": text, "reason": reason, "times": result.situations.get(text, 0)}
+            for text, reason in found.exempt.items()
+        ],
+        "left_out": [{"why": why, "situations": texts} for why, texts in found.left_out.items()],
+        "met": dict(result.situations),
+    }
+
+
+def _by_machine(name: str, result: CheckResult) -> Data:
+    """How often each clause was evaluated, and its critical situation met, by one machine."""
+    runs = [m for m in result.machines if m.name == name]
+    tallies: dict[str, Tally] = {}
+    for run in runs:
+        add_tallies(tallies, run.tallies)
+    return {
+        "machine": name,
+        "seconds": round(sum(m.seconds for m in runs), 3),
+        "evaluated": {clause: tally.evaluated for clause, tally in tallies.items()},
+        "critical": {clause: tally.critical for clause, tally in tallies.items()},
+        "violated": sorted(set().union(*(m.violated for m in runs))),
+    }
+
+
+def _waived(clause: str, capabilities: Capabilities) -> str | None:
+    """Why a clause was not asked."""
+    known = capabilities.known.get(clause)
+    return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
+
+
+# Whose check fails where the runs have missed a situation: that says something of them, not of a stranger.
+_OWN = ("reference", "torch")
+
+
+def _verdict(
+    result: CheckResult, plan: Plan, missing: list[str], *, narrowed: bool, capabilities: Capabilities,
+    base: OnBase | None,
+) -> Data:  # fmt: skip
+    old = base.clauses if base is not None else frozenset()
+    new = [f for f in result.findings if f.clause not in old]
+    code = replace(result, findings=new).exit_code
+    violated = list(dict.fromkeys(f.clause for f in new if f.clause != "BROKEN"))
+    effort = f"{result.commands} commands in {result.seconds:.1f} s"
+    said = []
+    if code == 3:
+        said.append("the system broke")
+    if violated:
+        said.append(f"violates {', '.join(violated)}")
+    if base is not None and old:
+        said += [] if new else ["nothing new"]
+        hidden = "what else breaks the same may hide behind it"
+        said.append(f"{base.system} violates {', '.join(sorted(old))} as well ({hidden})")
+    if result.timed_out:
+        done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
+        found = "" if result.findings else "nothing was found until "
+        said.append(f"{found}the time limit of {plan.time_limit_s:g} s, after {done}")
+    # A narrowed run, or a system that offers less, cannot be asked to reach every situation.
+    if plan.tier == "nightly" and not narrowed and capabilities == Capabilities() and result.unreached:
+        said.append(f"never reached the critical situation of {', '.join(result.unreached)}")
+        code = code or int(not (result.timed_out or result.stopped))  # what was cut had not the chance
+    whole = plan.tier != "smoke" and not narrowed and not result.findings and not result.timed_out
+    if missing and whole and result.system in _OWN:
+        said.append(f"{len(missing)} situations that the explorer has reached were missed")
+        code = code or 1
+    if result.stopped:
+        said.append(f"stopped {plan.after_finding_s:g} s after the last new finding")
+    verdict = "; ".join(said) or "conforms"
+    if capabilities.known:
+        verdict += f"; known faults were passed over: {', '.join(capabilities.known)}"
+    return {"verdict": f"{result.system}: {verdict} ({effort})", "exit_code": code}
+
+
+def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings with the identical trace together, in the order of the first of each."""
+    together: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in findings:
+        trace = finding.run.trace
+        together.setdefault((trace.geometry, trace.mode, trace.commands), []).append(finding)
+    return list(together.values())
+
+
+def finding_data(group: list[Finding]) -> Data:
+    """Findings that share a trace."""
+    return {
+        "clauses": [
+            {
+                "id": f.clause,
+                "sentence": sentence(f.clause),
+                "modes": [mode.value for mode in f.modes],
+                "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
+                "times": f.times,
+                "found_after_s": round(f.found_after_s, 3),
+                "found_after_commands": f.found_after_commands,
+            }
+            for f in group
+        ],
+        "saved": None,
+        "replay": None,
+        "page": None,
+    } | run_data(group[0].run)
+
+
+def run_data(run: Run) -> Data:
+    """A replayed trace: its header, every step with what it changed, and the violation."""
+    violation = run.violation
+    last = violation.step if violation is not None else None
+    return {
+        "implementation": run.system,
+        "trace": json.loads(traces.dump(run.trace)),
+        "rows": [row_data(index, row, index == last) for index, row in enumerate(run.rows)],
+        **_explained(run),
+        "violation": violation
+        and {
+            "clause": violation.clause,
+            "also": list(violation.also),
+            "details": [list(lines) for lines in violation.details],
+            "sentence": sentence(violation.clause),
+            "why": why(violation.clause),
+            "step": violation.step,
+            "expected": violation.expected,
+            "observed": violation.observed,
+            "since": violation.since,
+        },
+    }
+
+
+def _explained(run: Run) -> Data:
+    """Why the violation cannot be, where the sides differ, and how it came to that."""
+    argued = arguments.argue(run)
+    states = snapshot.snapshots(run, ledger.MAX_ROWS) if argued is not None else []
+    return {
+        "argument": argued.text if argued is not None else None,
+        "differences": states[-1]["differences"] if states else [],
+        "ledger": ledger.ledger(run, states) if states else None,
+    }
+
+
+def row_data(index: int, row: Row, marked: bool) -> Data:
+    """A replayed command, and what it changed by the rules."""
+    return {
+        "step": index,
+        "command": describe(row.command),
+        "outcome": say(row.outcome),
+        "cursors": [
+            {"holder": holder, "cursor": cursor, "before": before, "after": after}
+            for holder, cursor, before, after in row.cursors
+        ],
+        "freed": [
+            {"holder": holder, "pool": pool, "start": start, "end": end}
+            for holder, pool, start, end in row.freed
+        ],
+        "accounts": [asdict(account) for account in row.accounts],
+        "tree": list(row.tree),
+        "violates": marked,
+    }
+
+
+def replay_data(file: str, run: Run, base: System | None = None) -> Data:
+    """A trace file replayed: `run_data` and a verdict that heeds what the trace says of itself.
+
+    base: what was there before; what it violates as well is told, and is no failure.
+    """
+    trace, violation = run.trace, run.violation
+    note = ""
+    if trace.bug is not None and trace.bug not in BUGS:
+        note = f"there is no bug called {trace.bug}"
+    if trace.clause is not None and trace.clause not in CLAUSES and trace.clause not in _OTHER:
+        note = f"there is no clause called {trace.clause}"
+    if violation is None:
+        verdict, code = "conforms", 0
+        if refused := _unstated_refusals(run):
+            note = note or f"refused, and not stated so: {refused}"
+        if trace.bug is not None and run.system.endswith(f"+{trace.bug}"):
+            note = f"the trace is there to show {trace.bug}, and does not"
+    elif violation.clause == "BROKEN":
+        verdict, code = "broke", 3
+    else:
+        verdict, code = f"violates {', '.join(violation.clauses)}", 1
+        if trace.clause is not None and trace.clause not in violation.clauses:
+            note = f"the trace names {trace.clause}"
+    if violation is not None and base is not None:
+        before = violated(base, trace, trace.clause or violation.clause) or ()
+        if set(violation.clauses) <= set(before):
+            note, code = f"{base.name} violates it as well", 0
+    return {"file": file, "verdict": verdict, "note": note, "exit_code": code} | run_data(run)
+
+
+def _unstated_refusals(run: Run) -> str:
+    """What was refused without the trace saying so: in a trace by hand often a mistake."""
+    stated = dict(run.trace.expected)
+    outcomes = [row.outcome for index, row in enumerate(run.rows) if index not in stated]
+    counts = Counter(o.reason.value for o in outcomes if isinstance(o, Refused))
+    return ", ".join(f"{reason} {count}" for reason, count in counts.items())
+
+
+def trace_file(group: list[Finding]) -> tuple[str, Trace]:
+    """The name under which a group's trace is saved, and the trace with its clause and bug filled in."""
+    finding = group[0]
+    trace, system = finding.run.trace, finding.run.system
+    bug = trace.bug or (system.removeprefix("torch+") if system.startswith("torch+") else None)
+    name = re.sub(r"[^a-z0-9.]+", "-", f"{finding.clause} {system}".lower()).strip("-.")
+    return f"{name[:100]}.json", replace(trace, clause=finding.clause, bug=bug)
+
+
+def table_data(records: Mapping[str, Any], names: tuple[str, ...]) -> list[Data]:
+    """Rows of `kvspec bugs` and `kvspec clauses`."""
+    read: Callable[[Any, str], object] = getattr
+    return [{name: read(record, name) for name in names} for record in records.values()]

@@ -1,0 +1,172 @@
+"""`kvspec explore` and `kvspec tour`: their results as data, and as text made from that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ci import Data
+from ci.report import render
+from ci.report.data import finding_data, groups
+from stateful_tests.coverage.scopes import SCOPES, Scope
+from stateful_tests.explore.search_base import Exploration
+from stateful_tests.explore.tour import Tour
+from stateful_tests.lockstep.results import Finding
+
+
+def _rate(count: int, seconds: float) -> int:
+    return round(count / seconds) if seconds > 0 else 0
+
+
+def _sizes(scope: Any) -> Data:
+    return {"geometry": asdict(scope.geometry), "mode": scope.mode.value}
+
+
+def findings_data(found: Sequence[Finding]) -> list[Data]:
+    """Findings as `kvspec check` tells them."""
+    return [finding_data(group) for group in groups(found)]
+
+
+def explored(result: Exploration) -> Data:
+    """Everything about an exploration."""
+    proved = "proved unreachable in this scope" if result.complete else "not reached so far"
+    what = f"{result.states} states, {result.transitions} transitions, depth {result.depth}"
+    stopped = "a fixed point" if result.complete else f"stopped at {result.stopped}"
+    said = f"violates {result.finding.clause}" if result.finding is not None else "no clause violated"
+    if result.tallies is None:
+        said = "clauses were not asked"
+    return {
+        "scope": result.scope.name,
+        "about": result.scope.about,
+        **_sizes(result.scope),
+        "engine": result.engine,
+        "states": result.states,
+        "expanded": result.expanded,
+        "transitions": result.transitions,
+        "refused": result.refused,
+        "depth": result.depth,
+        "complete": result.complete,
+        "stopped": result.stopped,
+        "seconds": round(result.seconds, 3),
+        "states_per_s": _rate(result.expanded, result.seconds),
+        "transitions_per_s": _rate(result.transitions + result.refused, result.seconds),
+        "memory_mb": round(result.memory_mb, 1),
+        "grown_mb": round(result.grown_mb, 1),
+        "situations": result.situations,
+        "missing": result.missing,
+        "missing_means": proved,
+        "clauses": None
+        if result.tallies is None
+        else {c: {"evaluated": t.evaluated, "critical": t.critical} for c, t in result.tallies.items()},
+        "findings": findings_data([result.finding] if result.finding is not None else []),
+        "verdict": f"{result.scope.name}: {said}; {what}; {stopped}",
+        "exit_code": 1 if result.finding is not None else 0,
+    }
+
+
+def toured(tour: Tour, file: str | None) -> Data:
+    """Everything about a tour."""
+    asked, ran = tour.transitions + tour.refusals, tour.followed + tour.refused
+    clauses = list(dict.fromkeys(f.clause for f in tour.findings))
+    broke = "BROKEN" in clauses
+    share = 100 * ran / asked if asked else 100.0
+    said = "the system broke" if broke else f"violates {', '.join(clauses)}" if clauses else "conforms"
+    coverage = "every transition was run" if tour.complete else f"{share:.1f} % of the transitions were run"
+    return {
+        "scope": tour.scope,
+        "file": file,
+        "implementation": tour.system,
+        **_sizes(tour),
+        "states": tour.states,
+        "transitions": tour.transitions,
+        "followed": tour.followed,
+        "refusals": tour.refusals,
+        "refused": tour.refused,
+        "complete": tour.complete,
+        "commands": tour.commands,
+        "walks": tour.walks,
+        "seconds": round(tour.seconds, 3),
+        "commands_per_s": _rate(tour.commands, tour.seconds),
+        "violations": tour.violations,
+        "stopped": tour.stopped,
+        "lost": [{"kind": kind, "why": why, "times": n} for (kind, why), n in tour.lost.most_common()],
+        "findings": findings_data(tour.findings),
+        "verdict": f"{tour.scope} on {tour.system}: {said}; {coverage}",
+        "exit_code": 3 if broke else 1 if clauses else 0,
+    }
+
+
+def scope_rows() -> list[Data]:
+    """The scopes that there are, for a listing."""
+    return [_row(scope) for scope in SCOPES.values()]
+
+
+def _row(scope: Scope) -> Data:
+    return {"id": scope.name, "takes": scope.takes, "about": scope.about}
+
+
+def text(out: Console, data: Data) -> None:
+    """The report of one exploration."""
+    g = data["geometry"]
+    sizes = ", ".join(f"{k} {'none' if v is None else v}" for k, v in g.items() if k != "tree")
+    memory = f"{data['memory_mb']:.0f} MB, {data['grown_mb']:.0f} of them for the search"
+    words = {
+        "scope": f"{data['scope']}: {data['about']}",
+        "sizes": f"{sizes}{', radix tree' if g['tree'] else ''}; mode {data['mode']}",
+        "engine": data["engine"],
+        "states": f"{data['states']}, {data['expanded']} of them expanded; depth {data['depth']}",
+        "steps": f"{data['transitions']} carried out, {data['refused']} refused",
+        "took": f"{data['seconds']:.1f} s, {data['states_per_s']} states/s,"
+        f" {data['transitions_per_s']} steps/s, {memory}",
+    }
+    if (asked := data["clauses"]) is not None:
+        steps = max(c["evaluated"] for c in asked.values())
+        never = [c for c, t in asked.items() if not t["critical"]]
+        words["clauses"] = f"all {len(asked)} asked at {steps} steps"
+        if never:
+            words["clauses"] += f"; critical situation {data['missing_means']}: {', '.join(never)}"
+    render.labelled(out, words)
+    out.print()
+    met = render.table("situation", "times", right=("times",))
+    for name, times in data["situations"].items():
+        met.add_row(Text(name), str(times))
+    out.print(met)
+    if data["missing"]:
+        out.print()
+        out.print(Text(f"{data['missing_means']}: {len(data['missing'])} situations"))
+        for name in data["missing"]:
+            out.print(Text(f"  {name}"))
+    _end(out, data)
+
+
+def tour_text(out: Console, data: Data) -> None:
+    """The report of one tour."""
+    render.labelled(out, {
+        "tour": f"{data['scope']}{' from ' + data['file'] if data['file'] else ''}, mode {data['mode']}",
+        "run on": data["implementation"],
+        "transitions": f"{data['followed']} of {data['transitions']}, in {data['states']} states",
+        "refusals": f"{data['refused']} of {data['refusals']}",
+        "took": f"{data['commands']} commands in {data['walks']} walks, {data['seconds']:.1f} s,"
+        f" {data['commands_per_s']} commands/s",
+    })  # fmt: skip
+    if data["lost"]:
+        out.print()
+        lost = render.table("not followed", "why", "times", right=("times",))
+        for row in data["lost"]:
+            lost.add_row(Text(row["kind"]), Text(render.plain(row["why"])), str(row["times"]))
+        out.print(lost)
+    _end(out, data)
+
+
+def _end(out: Console, data: Data) -> None:
+    for number, found in enumerate(data["findings"], 1):
+        out.print()
+        render.finding(out, found, f"violation {number} of {len(data['findings'])}")
+    out.print()
+    style = "bold red" if data["exit_code"] else "bold green"
+    out.print(Text(render.plain(data["verdict"]), style=style))
+    out.print()

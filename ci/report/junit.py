@@ -1,0 +1,62 @@
+"""The report of a check as JUnit XML: a suite for each machine, in it a test case for each clause."""
+
+from __future__ import annotations
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from ci import Data
+from ci.report.render import changes, plain
+
+
+def write(file: str, data: Data) -> None:
+    """Write `report.check_data` there. A violation fails its clause wherever a machine met it, but for one
+    that was there before."""
+    base = data["base"] or {"implementation": "", "violates": []}
+    told = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}
+    document = JUnitXml(f"kvspec check {data['implementation']}")
+    for machine in data["clauses_by_machine"]:
+        suite = TestSuite(f"kvspec {machine['machine']} on {data['implementation']}")
+        suite.add_property("seed", str(data["seed"]))
+        suite.add_property("tier", data["tier"])
+        for clause in data["clauses"]:
+            case = _case(machine, f"{clause['id']} {clause['title']}")
+            if clause["id"] in base["violates"]:
+                case.result = [Skipped(f"{base['implementation']} violates it as well")]
+            elif clause["id"] in machine["violated"]:
+                case.result = [_told(Failure, *told[clause["id"]])]
+            elif clause["waived"]:
+                case.result = [Skipped(f"waived: {clause['waived']}")]
+            elif not machine["evaluated"].get(clause["id"]):
+                case.result = [Skipped("never evaluated")]
+            suite.add_testcase(case)
+        if "BROKEN" in machine["violated"]:
+            case = _case(machine, "BROKEN the system fails nowhere")
+            case.result = [_told(Error, *told["BROKEN"])]
+            suite.add_testcase(case)
+        document.add_testsuite(suite)
+    verdict = TestSuite("kvspec verdict")
+    case = TestCase("verdict", "kvspec", data["seconds"])
+    case.system_out = plain(data["verdict"])
+    if data["exit_code"] and not data["findings"]:
+        case.result = [Failure(plain(data["verdict"]))]
+    verdict.add_testcase(case)
+    document.add_testsuite(verdict)
+    document.update_statistics()  # type: ignore[no-untyped-call]
+    document.write(file, pretty=True)
+
+
+def _case(machine: Data, name: str) -> TestCase:
+    return TestCase(name, f"kvspec.{machine['machine']}")
+
+
+def _told(kind: type[Failure] | type[Error], clause: Data, found: Data) -> Failure | Error:
+    """A violated clause: what it says, and the smallest trace."""
+    lines = [f"saved  {found['saved']}", f"replay {found['replay']}"] if found["saved"] else []
+    for row in found["rows"]:
+        mark, said = ">" if row["violates"] else " ", "; ".join([row["outcome"], *changes(row)])
+        lines.append(f"{mark} {row['step']:>3} {row['command']}: {said}")
+    if (violation := found["violation"]) is not None:
+        lines += [f"expected {violation['expected']}", f"observed {violation['observed']}"]
+    result = kind(plain(f"{clause['id']}: {clause['sentence']}"), clause["id"])
+    result.text = "\n".join(map(plain, lines))
+    return result

@@ -1,0 +1,206 @@
+"""`kvspec prove` as data and as text: what is proved of the cursors for all lengths, and what is not so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ci import Data
+from ci.report import render
+from ci.report.data import replay_data
+from reference.ledger import Cursors
+from stateful_tests.prove import obligations as proofs
+from stateful_tests.prove import window_theorem
+from stateful_tests.prove.obligations import Limit, Proof
+
+
+def collect(names: Iterable[str]) -> Data:
+    """Prove the obligations that `names` stand for; without a name all of them, and refute what is not so.
+
+    Raises KeyError for a name that stands for none.
+    """
+    asked = tuple(names)
+    obligations = proofs.chosen(asked)
+    began = time.perf_counter()
+    prover = proofs.Prover()
+    found = [_proof(proof) for proof in prover.prove(obligations)]
+    limits = [] if asked else [_limit(limit, prover.limit(limit)) for limit in proofs.LIMITS]
+    counts = {verdict: sum(one["verdict"] == verdict for one in found) for verdict in _VERDICTS}
+    stale = [one["name"] for one in limits if one["verdict"] != proofs.REFUTED]
+    sound = counts[proofs.PROVED] == len(found) and not stale
+    return {
+        "format": "kvspec-proofs",
+        "version": 1,
+        "exit_code": 0 if sound else 1,
+        **counts,
+        "seconds": round(time.perf_counter() - began, 3),
+        "running_the_rules_s": round(prover.exploring, 3),
+        "obligations": found,
+        "limits": limits,
+        "theorem": None if asked else _theorem(),
+    }
+
+
+_VERDICTS = (proofs.PROVED, proofs.REFUTED, proofs.UNDECIDED)
+
+
+def _proof(proof: Proof) -> Data:
+    asked = proof.obligation
+    return {
+        "name": asked.name,
+        "claim": asked.claim,
+        "clauses": list(asked.clauses),
+        "verdict": proof.verdict,
+        "seconds": round(proof.seconds, 4),
+        "paths": proof.paths,
+        "counterexample": proof.counterexample,
+        "replay": None if proof.run is None else replay_data(asked.name, proof.run),
+        "note": proof.note,
+    }
+
+
+def _limit(limit: Limit, proof: Proof) -> Data:
+    told = _proof(proof)
+    return told | {
+        "instead": limit.instead,
+        "makes_it_so": limit.makes_it_so,
+        "proved_by": list(limit.proved_by),
+    }
+
+
+def _theorem() -> Data:
+    return {
+        "paragraph": window_theorem.PARAGRAPH,
+        "conditions": {policy.name: policy.conditions for policy in window_theorem.POLICIES},
+        "proved_by": [part.name for part in window_theorem.PARTS],
+    }
+
+
+# As text.
+
+
+def text(out: Console, data: Data) -> None:
+    """The whole report. Proofs of one kind stand together, unless each was asked for by name."""
+    if data["theorem"] is None:
+        _each(out, data["obligations"])
+    else:
+        _kinds(out, data["obligations"])
+    for told in data["obligations"]:
+        if told["verdict"] != proofs.PROVED:
+            out.print()
+            _fault(out, told)
+    if data["limits"]:
+        _limits(out, data["limits"])
+    if data["theorem"] is not None:
+        out.print()
+        _say(out, "When a turn comes back behind its window", style="bold")
+        _say(out, data["theorem"]["paragraph"])
+    out.print()
+    bad = "".join(f", {data[verdict]} {verdict}" for verdict in _VERDICTS[1:] if data[verdict])
+    verdict = f"{data['proved']} of {len(data['obligations'])} proved{bad}"
+    if stale := [told["name"] for told in data["limits"] if told["verdict"] != proofs.REFUTED]:
+        verdict += f"; no longer refuted in free mode: {', '.join(stale)}"
+    took = f" in {data['seconds']:.1f} s, {data['running_the_rules_s']:.1f} s of it to run the rules"
+    _say(out, verdict + took, style="bold red" if data["exit_code"] else "bold green")
+
+
+def _say(out: Console, line: str, style: str = "") -> None:
+    out.print(Text(render.plain(line), style=style))
+
+
+def _took(told: Data) -> str:
+    return f"{1000 * told['seconds']:.0f} ms"
+
+
+def _each(out: Console, obligations: list[Data]) -> None:
+    made = render.table("obligation", "what it says", "verdict", "time", right=("time",))
+    for told in obligations:
+        clauses = f" ({', '.join(told['clauses'])})" if told["clauses"] else ""
+        made.add_row(told["name"], Text(told["claim"] + clauses), told["verdict"], _took(told))
+    out.print(made)
+
+
+def _kinds(out: Console, obligations: list[Data]) -> None:
+    """A paragraph for each property, with the rules that it is proved for."""
+    _say(
+        out,
+        "For all page sizes, windows and lengths, and every state that the rules reach: by induction, each"
+        " rule from any state that order, text, frontier and window (in faithful mode also faithful) allow.",
+    )
+    kinds: dict[str, list[Data]] = {}
+    for told in obligations:
+        kinds.setdefault(told["name"].split("/")[0], []).append(told)
+    for kind, those in kinds.items():
+        out.print()
+        clauses = f" ({', '.join(those[0]['clauses'])})" if those[0]["clauses"] else ""
+        same = len({told["claim"] for told in those}) == 1
+        head = those[0]["claim"] if same else _HEADS.get(kind, "")
+        _say(out, f"{kind}{clauses}" + (f": {head}" if head else ""), style="bold")
+        for told in () if same else those:
+            name = told["name"].split("/")[1]
+            render.labelled(out, {name: f"{told['claim']} {_verdict(told)}"})
+        if same:
+            each = (f"{told['name'].partition('/')[2] or kind} {_verdict(told)}" for told in those)
+            _say(out, f"  {', '.join(each)}")
+
+
+_HEADS = {
+    "contract": "the contracts in reference/cursors.py, which CrossHair searches too",
+    "hole-only-if": "here and below, a row is swept with length L, cut at a target, and goes on at p ="
+    " min(C, key)",
+    "law": "the contracts in stateful_tests/prove/laws.py, which CrossHair searches too",
+}
+
+
+def _verdict(told: Data) -> str:
+    mark = "" if told["verdict"] == proofs.PROVED else f"{told['verdict'].upper()}, "
+    return f"({mark}{_took(told)})"
+
+
+def _fault(out: Console, told: Data) -> None:
+    """A refuted obligation: a state, and commands that lead there if some do."""
+    _say(out, f"{told['verdict']}: {told['name']}. {told['claim']}", style="bold red")
+    _counterexample(out, told)
+
+
+def _counterexample(out: Console, told: Data) -> None:
+    if told["counterexample"] is not None:
+        render.labelled(out, {"counterexample": _values(told["counterexample"])})
+    if told["note"]:
+        _say(out, f"  {told['note']}")
+    if told["replay"] is not None:
+        _say(out, "  Commands that lead to such a state, as the reference carries them out:")
+        render.run(out, told["replay"])
+    elif told["verdict"] == proofs.REFUTED:
+        _say(out, "  No short run from the empty state shows it: the state above is all there is.")
+
+
+def _values(model: dict[str, int]) -> str:
+    """Such as "page_size 1; before C 3, A 6; after C 2, A 2": what belongs together stands together."""
+    groups: dict[str, list[str]] = {}
+    for name, value in model.items():
+        what, _, when = name.partition(" ")
+        moment = when if when in ("before", "after") else ""
+        groups.setdefault(moment, []).append(f"{_SHORT.get(what, name)} {value}")
+    return "; ".join(f"{moment} {', '.join(those)}".strip() for moment, those in groups.items())
+
+
+_SHORT = dict(zip(Cursors._fields, "CAER"))
+
+
+def _limits(out: Console, limits: list[Data]) -> None:
+    out.print()
+    _say(out, "What is not so in free mode, and what makes it so", style="bold")
+    for told in limits:
+        words: dict[str, Any] = {
+            told["name"]: told["claim"],
+            "the rules": told["instead"],
+            "it is so if": f"{told['makes_it_so']}; proved: {', '.join(told['proved_by'])}",
+        }
+        out.print()
+        render.labelled(out, words)
+        _counterexample(out, told)

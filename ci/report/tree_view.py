@@ -1,0 +1,189 @@
+"""The radix tree at one step of a trace, by the reference alone: `kvspec tree`.
+
+What stands in each node, who pins it, and when it would be evicted. Positions and lengths are tokens.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree as Drawing
+
+from ci import Data
+from ci.report.render import plain, table
+from reference import model
+from reference.commands import Outcome
+from reference.cursors import ceil_page
+from reference.ledger import State, free
+from reference.prefix_cache import path_text
+from reference.tree import Key, Lock, Placed, Tree, evict, nodes, sizes
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.traces.notation import describe, say
+
+MAX_NODES = 200  # drawn; --json has them all
+MAX_DEPTH = 12  # of a drawing, for the width of a page
+
+
+class NoTree(Exception):
+    """There is nothing to draw: one line says why."""
+
+
+def collect(file: str, trace: Trace, step: int | None) -> Data:
+    """Everything about the tree after step `step` (the last one: None). Raises NoTree."""
+    if not trace.geometry.tree:
+        raise NoTree("there is no radix tree in its geometry")
+    last = len(trace.commands) - 1
+    if last < 0:
+        raise NoTree("the trace has no steps")
+    at = last if step is None else step
+    if not 0 <= at <= last:
+        raise NoTree(f"there is no step {at}; the trace has steps 0 to {last}")
+    state = model.initial(trace.geometry, trace.mode)
+    outcome: Outcome
+    for command in trace.commands[: at + 1]:
+        state, outcome = model.step(state, command)
+    assert state.tree is not None
+    return {
+        "format": "kvspec-tree",
+        "version": 1,
+        "file": file,
+        "step": at,
+        "command": describe(trace.commands[at]),
+        "outcome": say(outcome),
+        "page_size": trace.geometry.page_size,
+        "window": trace.geometry.window,
+        "nodes": _nodes(state.tree),
+        "pools": _pools(state, state.tree),
+        "locks": [_lock(state, state.tree, lock) for lock in state.tree.locks],
+    }
+
+
+def _nodes(tree: Tree) -> list[Data]:
+    """Parents before children, siblings in the order of their texts."""
+    placed = sorted(nodes(tree), key=lambda p: p.path)
+    index = {p.path: at for at, p in enumerate(placed)}
+    full, swa = _order(tree, full=1), _order(tree, swa=1) if tree.window is not None else {}
+    return [
+        {
+            "start": p.start,
+            "end": p.end,
+            "text": path_text(p.node.key),
+            "parent": index.get(p.path[: p.start]),
+            "children": [path_text(child.key) for child in p.node.children],
+            "pages": len(p.node.key) // tree.page_size,
+            "swa": None if tree.window is None else "live" if p.node.live else "tombstone",
+            "full_locked_by": _lockers(tree, p),
+            "swa_locked_by": [] if tree.window is None else _lockers(tree, p, swa=True),
+            "full_rank": full.get(p.path),
+            "swa_rank": swa.get(p.path),
+        }
+        for p in placed
+    ]
+
+
+def _lockers(tree: Tree, placed: Placed, *, swa: bool = False) -> list[str]:
+    """Who needs the node's full KV, or its SWA KV."""
+    through = [lock for lock in tree.locks if lock.key[: placed.end] == placed.path]
+    return [lock.holder for lock in through if not swa or lock.swa_from < placed.end]
+
+
+def _order(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
+    """Path -> when the node's full (or SWA) KV would go, 1 first, were one eviction to follow the other."""
+    ranks: dict[Key, int] = {}
+    rank = 0
+    while True:
+        before = {p.path for p in nodes(tree) if full or p.node.live}
+        tree, freed = evict(tree, full, swa)
+        if not (freed.full if full else freed.swa):
+            return ranks
+        rank += 1
+        after = {p.path for p in nodes(tree) if full or p.node.live}
+        ranks.update((path, rank) for path in before - after)
+
+
+def _pools(state: State, tree: Tree) -> list[Data]:
+    """What the tree has of each pool, and what of it can be evicted."""
+    geometry, counted, left = state.scope.geometry, sizes(tree), free(state)
+    sums = {"full": (*counted[:2], left.full), "swa": (*counted[2:], left.swa)}
+    return [
+        {
+            "pool": pool,
+            "evictable": sums[pool][0],
+            "protected": sums[pool][1],
+            "free": sums[pool][2] * geometry.page_size,
+            "total": geometry.pages(pool) * geometry.page_size,
+        }
+        for pool in geometry.pools
+    ]
+
+
+def _lock(state: State, tree: Tree, lock: Lock) -> Data:
+    """needs: the least that whole pages can pin for one window."""
+    session = state.session(lock.holder) is not None
+    kind = "session" if session else "request" if state.request(lock.holder) is not None else "guest"
+    length = len(lock.key)
+    return {
+        "holder": lock.holder,
+        "kind": kind,
+        "length": length,
+        "text": path_text(lock.key),
+        "pins": length - lock.swa_from,
+        "needs": 0 if tree.window is None else min(ceil_page(tree.window, tree.page_size), length),
+    }
+
+
+def text(out: Console, data: Data) -> None:
+    """The drawing, and below it the sums and the locks."""
+    head = f"{data['file']} after step {data['step']}: {data['command']} ({data['outcome']})"
+    out.print(Text(plain(head), style="bold"), soft_wrap=True)
+    root = Drawing(Text("root" if data["nodes"] else "root (the tree is empty)"))
+    drawn: dict[int | None, tuple[Drawing, int]] = {None: (root, 0)}
+    for at, node in enumerate(data["nodes"][:MAX_NODES]):
+        if node["parent"] in drawn and drawn[node["parent"]][1] < MAX_DEPTH:
+            above, depth = drawn[node["parent"]]
+            drawn[at] = above.add(Text("\n".join(map(plain, _label(node))))), depth + 1
+    out.print(root)
+    if hidden := len(data["nodes"]) + 1 - len(drawn):
+        out.print(Text(f"{hidden} more nodes are left out here; --json has them all"))
+    out.print()
+    sums = ("evictable", "protected", "free", "total")
+    pools = table("tokens", *sums, right=sums)
+    for pool in data["pools"]:
+        pools.add_row(pool["pool"], *(str(pool[name]) for name in sums))
+    out.print(pools)
+    if data["locks"]:
+        out.print()
+    for lock in data["locks"]:
+        out.print(Text(plain(f"{lock['kind']} {lock['holder']} {_said(lock, data['window'])}")))
+
+
+def _said(lock: Data, window: int | None) -> str:
+    if not lock["length"]:
+        return "has nothing locked"
+    said = f"locks [0, {lock['length']}) {lock['text']}"
+    if window is None:
+        return said
+    pins = f"{lock['pins']} SWA token{'s' * (lock['pins'] != 1)}"
+    return f"{said}: pins {pins}, a window needs {lock['needs']}"
+
+
+def _label(node: Data) -> list[str]:
+    """What the node is, and per component why it stays or when it goes."""
+    pages = f"{node['pages']} full page{'s' * (node['pages'] != 1)}"
+    swa = f", SWA {node['swa']}" if node["swa"] is not None else ""
+    lines = [f"[{node['start']}, {node['end']}) {node['text']}: {pages}{swa}"]
+    below = f"inner node: {', '.join(node['children'])} below it" if node["children"] else ""
+    lines.append(f"full: {_why(node['full_locked_by'], node['full_rank'], below)}")
+    if node["swa"] == "live":
+        pinned = node["full_locked_by"] or node["children"]
+        then = "leaves a tombstone" if pinned else "takes the node with it"
+        lines.append(f"SWA: {_why(node['swa_locked_by'], node['swa_rank'], then)}")
+    return lines
+
+
+def _why(lockers: list[str], rank: int | None, more: str) -> str:
+    """Why a component stays (who pins it), or when it goes."""
+    if lockers:
+        return f"pinned by {', '.join(lockers)}"
+    goes = f"LRU {rank}" + (" (goes first)" if rank == 1 else "")
+    return f"{goes}, {more}" if more else goes

@@ -1,0 +1,71 @@
+"""Which releases can be driven, and how a checkout is told to be of one's kind.
+
+All that differs between releases is a class each (flat.py, unified.py). A new release is a new class in
+TABLE; nothing else asks for a version.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0512, Release0513, Release0514
+from impl.sglang.releases.v0_5_16_to_20 import Release0516, Release0518, Release0520
+from impl.sglang.releases.v0_5_23 import Release0523
+
+_RELEASES = (
+    Release0510, Release0511, Release0512, Release0513, Release0514,
+    Release0516, Release0518, Release0520, Release0523,
+)  # fmt: skip
+TABLE: dict[str, type[Release0510]] = {r.version: r for r in _RELEASES}
+SUPPORTED = ", ".join(TABLE)
+# Releases whose names are so alike that one file of Python can call any of a line (ci/export/unit_test.py).
+ALIKE = (("0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.14"), ("0.5.16", "0.5.18"), ("0.5.20",), ("0.5.23",))
+
+
+def supported(version: str) -> type[Release0510]:
+    """The class of a release; raises UnusableImplementation that names those there are."""
+    try:
+        return TABLE[version]
+    except KeyError:
+        raise UnusableImplementation(
+            f"sglang=={version[:40]} is not supported; these are: {SUPPORTED}"
+        ) from None
+
+
+def detect(root: Path) -> type[Release0510]:
+    """The release whose kind the files under `root` (which holds `sglang/`) are of.
+
+    Told by the modules that exist, since a checkout between two releases has no version of its own.
+    Raises UnusableImplementation that names what is supported.
+    """
+    for release in TABLE.values():
+        if release.is_in(root):
+            return release
+    stated = stated_version(root)
+    raise UnusableImplementation(
+        f"sglang checkout {root}: {f'version {stated}' if stated else 'its version'} is not supported;"
+        f" these are: {SUPPORTED}"
+    )
+
+
+def stated_version(root: Path) -> str | None:
+    """The version that the files state, if they do; nothing of them is run."""
+    for name in ("_version.py", "version.py"):
+        file = root / "sglang" / name
+        if not file.is_file():
+            continue
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                names = {t.id for t in node.targets if isinstance(t, ast.Name)}
+                if names & {"version", "__version__"} and isinstance(node.value.value, str):
+                    return node.value.value
+    return None
+
+
+__all__ = ["ALIKE", "SUPPORTED", "TABLE", "detect", "stated_version", "supported"]

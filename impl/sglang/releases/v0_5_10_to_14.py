@@ -1,0 +1,463 @@
+"""0.5.10 to 0.5.14: a request carries its cursors itself, sessions wrap the cache.
+
+One class each, for all that differs between them: where the release keeps its session code, how its
+scheduler calls it, and where its cursors live.
+"""
+
+from __future__ import annotations
+
+import importlib
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from impl import isolation as isolate
+from impl.adapter import Cursors, UnusableImplementation
+from reference.geometry import Geometry
+
+
+class Release0510:
+    """0.5.10. The session registers a request when it is created, and is closed at once."""
+
+    version = "0.5.10"
+    session_cache = ("sglang.srt.mem_cache.session_aware_cache", "SessionAwareCache")
+    session_controller = "sglang.srt.managers.session_controller"
+    checker = ("sglang.srt.managers.scheduler_runtime_checker_mixin", "SchedulerRuntimeCheckerMixin")
+    scheduler = "Scheduler0510"  # of impl.sglang.parts.memory_checks
+    paged_allocator = "sglang.srt.mem_cache.allocator"
+    swa_allocators = "sglang.srt.mem_cache.swa_memory_pool"
+    spec_file = "sglang/srt/speculative/eagle_info_v2.py"
+    spec_prepare = "EagleDraftInputV2Mixin.prepare_for_decode"
+    # Tokens that preparing a speculative round commits already (the result adds accepted - claimed).
+    claimed = 0
+    # A turn retracted with a verify round in flight has the token committed that the round computes first.
+    counts_in_flight = False
+    # Processing the results of a prefill batch frees all at its end (process_batch_result_prefill).
+    groups_prefill = False
+    core = "python"  # what its tree is written in
+    keeps_slots = True  # a request knows the slots of what it matched, not only how many (prefix_indices)
+    # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
+    keeping = ""
+    # Pools that its busy check does not count: see Capabilities.
+    uncounted: frozenset[str] = frozenset({"swa", "rows"})
+    # Clauses that are not asked of it: see Capabilities.
+    waived: ClassVar[dict[str, str]] = {}
+    # Faults that would end most runs; each has a fixture that is asked for the clause (fixtures/releases).
+    known: ClassVar[dict[str, str]] = {
+        "TREE-7": "#26919, sglang-0.5.10/a_lock_pins_a_leaf_of_any_length.json",
+    }
+    # The paged two-pool allocator declines an extend that leaves no page to spare per lane.
+    spare_page_per_lane = True
+
+    @classmethod
+    def is_in(cls, root: Path) -> bool:
+        """Whether the files under `root` are of this release's kind."""
+        srt = root / "sglang/srt"
+        return (srt / "mem_cache/session_aware_cache.py").is_file() and (
+            srt / "managers/session_controller.py"
+        ).is_file()
+
+    @classmethod
+    def require(cls, root: Path) -> None:
+        """Raise UnusableImplementation where the files under `root` are not all that it takes."""
+
+    def __init__(self, root: Path) -> None:
+        """Import the release; the process is its own from now on.
+
+        Raises UnusableImplementation when the files do not load.
+        """
+        # Here, because it imports torch: who only asks what is supported need not wait for that.
+        from impl.sglang.parts import doubles
+
+        isolate.install(root, doubles.provided())
+        try:
+            self._import(root)
+            self._without_kernels()
+        except (ImportError, AttributeError, KeyError, OSError, SyntaxError) as error:
+            raise UnusableImplementation(
+                f"sglang {self.version}: its bookkeeping does not load: {type(error).__name__}: {error}"
+            ) from error
+
+    def _import(self, root: Path) -> None:
+        import torch
+
+        load = importlib.import_module
+        self.common = self.allocation = load("sglang.srt.mem_cache.common")  # one module until 0.5.20
+        self.allocator = load(self.paged_allocator)
+        self.swa_allocator = load(self.swa_allocators)
+        self.token_allocator = load("sglang.srt.mem_cache.allocator")
+        self.swa_pool = load("sglang.srt.mem_cache.swa_memory_pool")
+        self.memory_pool = load("sglang.srt.mem_cache.memory_pool")
+        self._modules(load)
+        self.params = load("sglang.srt.mem_cache.cache_init_params")
+        self.batch = load("sglang.srt.managers.schedule_batch")
+        self.controller = load(self.session_controller)
+        module, name = self.session_cache
+        self.session_cache_class = getattr(load(module), name)
+        self._import_checks(load)
+        self.draft_len = 1  # what get_alloc_len_per_decode answers; set before each round
+        env = {
+            **self._spec_environment(),
+            "torch": torch,
+            "get_alloc_len_per_decode": lambda *_: self.draft_len,
+            "get_alloc_reserve_per_decode": lambda *_: 2 * self.draft_len,
+        }
+        prepare = isolate.cut(root / self.spec_file, frozenset({self.spec_prepare}), env)
+        self._prepare_spec = prepare[self.spec_prepare.rpartition(".")[2]]
+
+    def _modules(self, load: Any) -> None:
+        """The caches that this release has."""
+        self.chunk_cache = load("sglang.srt.mem_cache.chunk_cache")
+        self.radix_cache = load("sglang.srt.mem_cache.radix_cache")
+        self.swa_radix_cache = load("sglang.srt.mem_cache.swa_radix_cache")
+
+    def _spec_environment(self) -> dict[str, Any]:
+        """What the over-allocation of a speculative round is compiled in."""
+        return vars(self.common)
+
+    def _without_kernels(self) -> None:
+        from impl.sglang.parts import doubles
+
+        doubles.without_kernels(self.allocator)
+
+    def _import_checks(self, load: Any) -> None:
+        """The memory checks: the release's class on top of a stand-in of the scheduler."""
+        module, name = self.checker
+        checks = getattr(load(module), name)
+        if not isinstance(checks, type):  # inert: the file is not there
+            raise ImportError(f"no {module}")
+        stand_in = getattr(load("impl.sglang.parts.memory_checks"), self.scheduler)
+        self.scheduler_class = type(name, (stand_in, checks), {"checks": checks})
+
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
+        """Whether a server of these sizes has one cache, UnifiedRadixCache, with the sessions in it."""
+        del geometry
+        return False
+
+    @classmethod
+    def where(cls, attribute: str) -> str:
+        """Where a request, or a session's slot, has its row (`req_pool_idx`) or a cursor of that name."""
+        return attribute
+
+    # -- pools ------------------------------------------------------------------------------------
+
+    def make_allocator(self, full: int, swa: int | None, page_size: int) -> Any:
+        """The allocator of one pool, or of two; `full` and `swa` are tokens."""
+        import torch
+
+        from impl.sglang.parts import doubles
+
+        kind: dict[str, Any] = {"dtype": torch.float16, "device": "cpu", "need_sort": False}
+        if swa is not None:
+            pool = doubles.kv_pool(self.swa_pool.SWAKVPool)
+            return self.swa_allocator.SWATokenToKVPoolAllocator(
+                size=full, size_swa=swa, page_size=page_size, kvcache=pool, **kind
+            )
+        if page_size == 1:
+            return self.token_allocator.TokenToKVPoolAllocator(full, kvcache=None, **kind)
+        return self.allocator.PagedTokenToKVPoolAllocator(full, page_size, kvcache=None, **kind)
+
+    def make_rows(self, rows: int, width: int) -> Any:
+        return self.memory_pool.ReqToTokenPool(
+            size=rows, max_context_len=width, device="cpu", enable_memory_saver=False
+        )
+
+    def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
+        """The release's session cache around its radix tree, or its chunk cache where there is no tree."""
+        params = self.params.CacheInitParams(
+            disable=not geometry.tree,
+            req_to_token_pool=rows,
+            token_to_kv_pool_allocator=allocator,
+            page_size=geometry.page_size,
+            sliding_window_size=geometry.window,
+        )
+        if geometry.tree:
+            kinds = self.radix_cache.RadixCache, self.swa_radix_cache.SWARadixCache
+        else:
+            kinds = self.chunk_cache.ChunkCache, self.chunk_cache.SWAChunkCache
+        return self.session_cache_class(kinds[geometry.window is not None](params))
+
+    def make_tree(self, cache: Any, allocator: Any, geometry: Geometry) -> Any:
+        """The radix tree in `cache` (impl.sglang.parts.trees), None where there is none."""
+        from impl.sglang.parts import trees
+
+        if not geometry.tree:
+            return None
+        if geometry.window is None:
+            return trees.RadixTree(cache, None)
+        return trees.SWARadixTree(cache, allocator.full_to_swa_index_mapping)
+
+    def make_scheduler(self, rows: Any, allocator: Any, cache: Any, geometry: Geometry) -> Any:
+        """The release's memory checks on a stand-in of its scheduler."""
+        return self.scheduler_class(self.batch.ScheduleBatch, rows, allocator, cache, geometry)
+
+    def make_controller(self, cache: Any) -> Any:
+        return self.controller.SessionController(cache)
+
+    def free_pages(self, pool: Any) -> list[int]:
+        """The free list of one pool, as it stands."""
+        pages: list[int] = pool.free_pages.tolist()
+        if len(pool.release_pages):
+            pages += pool.release_pages.tolist()
+        return pages
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def prefix(self, req: Any) -> int:
+        """Tokens that the next chunk finds in the cache."""
+        return len(req.prefix_indices)
+
+    def hold(self, cache: Any, req: Any) -> None:
+        """Admission's lock where there is no tree; it holds nothing."""
+        cache.inc_lock_ref(req.last_node)
+
+    def end(self, req: Any, cache: Any) -> None:
+        """Give back what a finished request has, or hand it to its session or the tree."""
+        how = {self.keeping: not self.midway(req)} if self.keeping else {}
+        self.common.release_kv_cache(req, cache, **how)
+
+    def midway(self, req: Any) -> bool:
+        """Aborted between two chunks of its prefill, which keeps nothing (process_pending_chunked_abort)."""
+        del req
+        return False
+
+    def retract(self, batch: Any) -> None:
+        """Take the first request of `batch` out of the running ones, under memory pressure."""
+        from impl.sglang.parts.doubles import SERVER_ARGS
+
+        batch.release_req(0, 0, SERVER_ARGS)
+
+    def abort_queued(self, req: Any) -> None:
+        """Scheduler.abort_request on a request that waits: none of these tells the session."""
+
+    def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
+        """Free positions [start, end) of a guest that the tree did not take; these take all."""
+        raise NotImplementedError(f"{self.version}: the tree left [{start}, {end}) to a guest")
+
+    def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
+        """A guest has finished: what it has computed goes into the tree, its lock is given back."""
+        del rows
+        cache.cache_finished_req(req)
+
+    def ids(self, tokens: Sequence[int]) -> Any:
+        """Token ids as this release's requests and keys carry them."""
+        return list(tokens)
+
+    def set_chunk(self, req: Any, start: int, end: int) -> None:
+        """The next prefill computes [start, end) of the request's text (PrefillAdder)."""
+        req.set_extend_input_len(end - start)
+        req.fill_ids = req.fill_ids[:end]
+
+    def in_chunks(self, req: Any, more: int) -> None:
+        """One more (or less) chunk of the request is under way that is not its last."""
+        req.is_chunked += more
+
+    def check_finished(self, req: Any, accepted: int = 1) -> None:
+        """Have the request look at its last `accepted` outputs."""
+        req.check_finished(accepted)
+
+    def take(self, cache: Any, start: int, end: int, before: Any) -> Any:
+        """Slots for positions [start, end), evicted for where there are too few; as alloc_for_extend does.
+
+        start: a page boundary. before: slots of the positions below it.
+        """
+        import torch
+
+        if cache.page_size == 1:
+            return self.allocation.alloc_token_slots(cache, end - start)
+        first, last = torch.tensor([start]), torch.tensor([end])
+        return self.allocation.alloc_paged_token_slots_extend(
+            tree_cache=cache,
+            prefix_lens=first,
+            prefix_lens_cpu=first,
+            seq_lens=last,
+            seq_lens_cpu=last,
+            last_loc=before[-1:] if start else torch.tensor([-1]),
+            extend_num_tokens=end - start,
+        )
+
+    def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
+        """Leave `req` as a request that has computed `tokens` in `row`, and was swept up to `swept`."""
+        req.origin_input_ids = self.ids(tokens)
+        self._filled(req)
+        req.req_pool_idx = row
+        req.kv_committed_len = req.kv_allocated_len = len(tokens)
+        req.swa_evicted_seqlen = swept
+
+    def _filled(self, req: Any) -> None:
+        """All of the request's input has been prefilled."""
+        req.fill_ids = req.origin_input_ids
+
+    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
+        """How far a sweep can have come in a request that ends with `length` tokens, the last one decoded."""
+        return max(0, length - 1 - window) // page_size * page_size
+
+    def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
+        """What the scheduler calls after a chunk, and after the last one."""
+        cache.cache_unfinished_req(req, **({"chunked": True} if chunked else {}))
+
+    def prepare_spec(self, batch: Any, draft_len: int) -> None:
+        """The release's own over-allocation for a verify round, 2 * draft_len past the commit."""
+        self.draft_len = draft_len
+        self._prepare_spec(None, batch)
+
+    def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
+        """kv_allocated_len after the over-allocation of a verify round."""
+        del page_size
+        return cursors.kv_committed_len + 2 * draft_len
+
+    def row(self, req: Any) -> int | None:
+        """Of a request, or of a session's slot."""
+        row: int | None = req.req_pool_idx
+        return row
+
+    def cursors(self, holder: Any) -> Cursors:
+        """Of a request, or of a session's slot: both carry the same four attributes."""
+        return Cursors(
+            holder.kv_committed_len,
+            holder.kv_allocated_len,
+            holder.swa_evicted_seqlen,
+            holder.cache_protected_len,
+        )
+
+    def commit(self, req: Any, tokens: int) -> None:
+        """What processing a verify round's result does to the committed length."""
+        req.kv_committed_len += tokens - self.claimed
+
+    def skipped(self, req: Any, tokens: int) -> None:
+        """What the scheduler still does with a verify round of a request that has finished, or was retracted.
+
+        _resolve_spec_overlap_token_ids asks for neither and commits it.
+        """
+        self.commit(req, tokens)
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def slot(self, cache: Any, session_id: str) -> Any:
+        """The session's slot while it holds a row, else None."""
+        slot = cache.slots.get(session_id)
+        return slot if slot is not None and slot.is_holding_kv else None
+
+    def closing(self, session: Any) -> bool:
+        """0.5.10 knows no deferred close."""
+        del session
+        return False
+
+    def history(self, session: Any) -> list[int]:
+        """The tokens that Session.create_req would put in front of the next turn's input."""
+        for node in session.req_nodes.values():
+            last = node.req
+            return [*last.origin_input_ids, *last.output_ids[: last.sampling_params.max_new_tokens]]
+        return []
+
+
+class Release0511(Release0510):
+    """0.5.11. Turns in flight are known to the session; a close waits for them."""
+
+    version = "0.5.11"
+    scheduler = "Scheduler0511"
+    session_cache = ("sglang.srt.session.streaming_session", "StreamingSession")
+    session_controller = "sglang.srt.session.session_controller"
+    uncounted: frozenset[str] = frozenset({"rows"})
+    claimed = 1
+    counts_in_flight = True
+    spare_page_per_lane = False
+
+    @classmethod
+    def is_in(cls, root: Path) -> bool:
+        srt = root / "sglang/srt"
+        return (
+            (srt / "session/streaming_session.py").is_file()
+            and (srt / "mem_cache/allocator.py").is_file()  # a package from 0.5.13 on
+            and (srt / "speculative/eagle_info_v2.py").is_file()
+        )
+
+    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
+        # A page is kept, so that what ends up in the radix tree can be matched again.
+        return super().sweep_limit(max(0, length - page_size), window, page_size)
+
+    def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
+        self.common.maybe_cache_unfinished_req(req, cache, **({"chunked": True} if chunked else {}))
+
+    def closing(self, session: Any) -> bool:
+        return bool(session.close_on_finish)
+
+
+class Release0512(Release0511):
+    """0.5.12. The same modules and rules; a checkout of it is told as 0.5.11."""
+
+    version = "0.5.12"
+
+    def skipped(self, req: Any, tokens: int) -> None:
+        del tokens
+        if req.finished():  # what preparing the round claimed is given back
+            req.kv_committed_len -= self.claimed
+
+
+class Release0513(Release0512):
+    """0.5.13. Allocators are a package, the memory checks objects of their own; token ids are arrays."""
+
+    version = "0.5.13"
+    scheduler = "Scheduler0513"
+    checker = ("sglang.srt.managers.scheduler_components.invariant_checker", "SchedulerInvariantChecker")
+    observer = ("sglang.srt.managers.scheduler_components.pool_stats_observer", "SchedulerPoolStatsObserver")
+    paged_allocator = "sglang.srt.mem_cache.allocator.paged"
+    swa_allocators = "sglang.srt.mem_cache.allocator.swa"
+
+    @classmethod
+    def is_in(cls, root: Path) -> bool:
+        srt = root / "sglang/srt"
+        return (
+            (srt / "session/streaming_session.py").is_file()
+            and (srt / "mem_cache/allocator/paged.py").is_file()
+            and (srt / "mem_cache/swa_radix_cache.py").is_file()
+            and (srt / "speculative/eagle_info_v2.py").is_file()
+        )
+
+    def _import_checks(self, load: Any) -> None:
+        """The memory checks: an object that a stand-in of the scheduler makes."""
+        made = {}
+        for what, (module, name) in {"checker": self.checker, "observer": self.observer}.items():
+            made[what] = getattr(load(module), name)
+            if not isinstance(made[what], type):  # inert: the file is not there
+                raise ImportError(f"no {module}")
+        stand_in = getattr(load("impl.sglang.parts.memory_checks"), self.scheduler)
+        self.scheduler_class = type(self.scheduler, (stand_in,), {"parts": made})
+
+    def ids(self, tokens: Sequence[int]) -> Any:
+        return array("q", tokens)
+
+    def set_chunk(self, req: Any, start: int, end: int) -> None:
+        req.set_extend_input_len(end - start)
+        req.fill_len = end
+
+    def in_chunks(self, req: Any, more: int) -> None:
+        req.inflight_middle_chunks += more
+
+    def check_finished(self, req: Any, accepted: int = 1) -> None:
+        req.update_finish_state(accepted)
+
+    def history(self, session: Any) -> list[int]:
+        # From 0.5.14 on a turn appends to the array of the last one; what counts of that is noted apart.
+        length = getattr(session, "committed_origin_len", None)
+        for node in session.req_nodes.values():
+            last = node.req
+            outputs = last.output_ids[: last.sampling_params.max_new_tokens]
+            return [*last.origin_input_ids[:length], *outputs]
+        return []
+
+    def _filled(self, req: Any) -> None:
+        req.full_untruncated_fill_ids = req.origin_input_ids
+        req.fill_len = len(req.origin_input_ids)
+
+
+class Release0514(Release0513):
+    """0.5.14. The same modules; a checkout of it is told as 0.5.13."""
+
+    version = "0.5.14"
+    keeping = "is_insert"
+
+    def midway(self, req: Any) -> bool:
+        return bool(req.fill_len < len(req.full_untruncated_fill_ids))

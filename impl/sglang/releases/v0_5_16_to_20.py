@@ -1,0 +1,216 @@
+"""0.5.16 to 0.5.20: on the way to one cache for all, and to one record of what a request holds.
+
+Without a tree the sessions are around a chunk cache, as before; the unified tree has them in it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from impl.adapter import Cursors
+from impl.sglang.releases.v0_5_10_to_14 import Release0511, Release0514
+from reference.geometry import Geometry
+
+
+class Unified(Release0511):
+    """A release whose server may have UnifiedRadixCache, the tree that has the sessions in it."""
+
+    tree = "ComponentTree"  # of impl.sglang.parts.trees
+
+    def _modules(self, load: Any) -> None:
+        super()._modules(load)
+        self.unified = load("sglang.srt.mem_cache.unified_radix_cache")
+
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
+        return geometry.tree and geometry.window is not None  # mem_cache/registry.py
+
+    def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
+        if not self.is_unified(geometry):
+            return super().make_cache(rows, allocator, geometry)
+        return self._make_unified(rows, allocator, geometry)
+
+    def _make_unified(self, rows: Any, allocator: Any, geometry: Geometry, **options: Any) -> Any:
+        kinds = self.unified.ComponentType
+        return self.unified.UnifiedRadixCache(
+            self.params.CacheInitParams(
+                disable=not geometry.tree,
+                req_to_token_pool=rows,
+                token_to_kv_pool_allocator=allocator,
+                page_size=geometry.page_size,
+                sliding_window_size=geometry.window,
+                tree_components=(kinds.FULL,) if geometry.window is None else (kinds.FULL, kinds.SWA),
+                **options,
+            )
+        )
+
+    def make_tree(self, cache: Any, allocator: Any, geometry: Geometry) -> Any:
+        from impl.sglang.parts import trees
+
+        if not geometry.tree or not self.is_unified(geometry):
+            return super().make_tree(cache, allocator, geometry)
+        mapping = None if geometry.window is None else allocator.full_to_swa_index_mapping
+        return getattr(trees, self.tree)(cache, mapping)
+
+
+class Release0516(Unified, Release0514):
+    """0.5.16. `req.kv` has the allocated length and the cursor of sweeps; a window has the unified tree."""
+
+    version = "0.5.16"
+    spec_file = "sglang/srt/speculative/eagle_utils.py"
+    spec_prepare = "eagle_prepare_for_decode"
+    claimed = 0
+    known: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def is_in(cls, root: Path) -> bool:
+        return (root / "sglang/srt/mem_cache/unified_cache_components").is_dir()
+
+    @classmethod
+    def where(cls, attribute: str) -> str:
+        return f"kv.{attribute}" if attribute in ("kv_allocated_len", "swa_evicted_seqlen") else attribute
+
+    def _import(self, root: Path) -> None:
+        # How often decode sweeps is a setting; the default, every 128 tokens, would show nothing here.
+        os.environ["SGLANG_SWA_EVICTION_INTERVAL"] = "1"
+        super()._import(root)
+        self.allocation = importlib.import_module("sglang.srt.mem_cache.allocation")
+
+    def _spec_environment(self) -> dict[str, Any]:
+        modules = ("common", "allocation_sizing", "allocation")
+        loaded = [importlib.import_module(f"sglang.srt.mem_cache.{name}") for name in modules]
+        return {name: value for module in loaded for name, value in vars(module).items()}
+
+    def _without_kernels(self) -> None:
+        from impl.sglang.parts import doubles
+
+        super()._without_kernels()
+        vars(self.allocation)["assign_req_to_token_pool_func"] = doubles.assign_rows
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def set_chunk(self, req: Any, start: int, end: int) -> None:
+        req.set_extend_range(start, end)
+
+    def midway(self, req: Any) -> bool:
+        return bool(req.extend_range.end < len(req.full_untruncated_fill_ids))
+
+    def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
+        rows = cache.req_to_token_pool.req_to_token
+        cache.token_to_kv_pool_allocator.free(rows[self.row(req), start:end])
+
+    def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
+        del rows
+        cache.cache_finished_req(req, kv_len_to_handle=self.cursors(req).kv_committed_len)
+
+    def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
+        req.origin_input_ids = self.ids(tokens)
+        req.full_untruncated_fill_ids = req.origin_input_ids
+        self.set_chunk(req, 0, len(tokens))
+        self._give_row(req, len(tokens), row, swept)
+
+    def _give_row(self, req: Any, length: int, row: int, swept: int) -> None:
+        """Have `req` hold `length` tokens in `row`, swept up to `swept`."""
+        req.req_pool_idx, req.kv_committed_len = row, length
+        req.kv = self.batch.ReqKvInfo(kv_allocated_len=length, swa_evicted_seqlen=swept)
+
+    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
+        return max(0, length - 1 - max(window, page_size)) // page_size * page_size
+
+    def prepare_spec(self, batch: Any, draft_len: int) -> None:
+        self.draft_len = draft_len
+        self._prepare_spec(batch)
+
+    def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
+        end = max(cursors.kv_allocated_len, cursors.kv_committed_len + 2 * draft_len)
+        return -(-end // page_size) * page_size
+
+    def cursors(self, holder: Any) -> Cursors:
+        allocated = swept = 0
+        if holder.kv is not None:
+            allocated, swept = holder.kv.kv_allocated_len, holder.kv.swa_evicted_seqlen
+        return Cursors(holder.kv_committed_len, allocated, swept, holder.cache_protected_len)
+
+    def skipped(self, req: Any, tokens: int) -> None:
+        """Nothing: no round claims anything (_resolve_spec_v2_tokens)."""
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def slot(self, cache: Any, session_id: str) -> Any:
+        return super().slot(getattr(cache, "session", cache), session_id)
+
+
+class Release0518(Release0516):
+    """0.5.18. The unified tree knows its nodes by numbers; what a lock skipped is told to the unlock."""
+
+    version = "0.5.18"
+    tree = "NumberedTree"
+    groups_prefill = True
+
+    @classmethod
+    def is_in(cls, root: Path) -> bool:
+        cache = root / "sglang/srt/mem_cache"
+        return (
+            (cache / "unified_cache/unified_tree_core.py").is_file()
+            and (cache / "swa_radix_cache.py").is_file()
+            and not (cache / "rust_tree_core").is_dir()
+        )
+
+
+class Release0520(Release0518):
+    """0.5.20. What a request holds is one record, shared with its session; one tree for all models."""
+
+    version = "0.5.20"
+    tree = "ReceiptTree"
+
+    @classmethod
+    def is_in(cls, root: Path) -> bool:
+        cache = root / "sglang/srt/mem_cache"
+        return (cache / "swa_radix_cache.py").is_file() and (cache / "rust_tree_core").is_dir()
+
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
+        return geometry.tree
+
+    @classmethod
+    def where(cls, attribute: str) -> str:
+        return f"kv.{attribute}"
+
+    def free_pages(self, pool: Any) -> list[int]:
+        pages: list[int] = pool.get_all_free_pages().tolist()
+        return pages
+
+    def hold(self, cache: Any, req: Any) -> None:
+        req.lock_receipt = cache.inc_lock_ref(req.last_node).to_dec_params()
+
+    def retract(self, batch: Any) -> None:
+        batch.release_req(0, 0)
+
+    def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
+        cache.free_kv_row(req.kv, [(start, end)])
+
+    def _give_row(self, req: Any, length: int, row: int, swept: int) -> None:
+        kv = req.kv
+        kv.req_pool_idx, kv.swa_evicted_seqlen = row, swept
+        kv.kv_committed_len = kv.kv_allocated_len = length
+
+    def row(self, req: Any) -> int | None:
+        row: int | None = req.kv.req_pool_idx
+        return row
+
+    def cursors(self, holder: Any) -> Cursors:
+        kv = holder.kv
+        return Cursors(
+            kv.kv_committed_len, kv.kv_allocated_len, kv.swa_evicted_seqlen, kv.cache_protected_len
+        )
+
+    def commit(self, req: Any, tokens: int) -> None:
+        req.kv.kv_committed_len += tokens
+
+    def slot(self, cache: Any, session_id: str) -> Any:
+        slot = getattr(cache, "session", cache).slots.get(session_id)
+        return slot if slot is not None and slot.kv.holds_kv else None

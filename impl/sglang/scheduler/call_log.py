@@ -1,0 +1,259 @@
+"""What the driver calls of a release, noted as the lines of Python that would do the same.
+
+Noted are calls and assignments that the driver itself makes, none that the release makes meanwhile. Names in
+the lines that are not the release's are those of ci/templates/exported_test.py.j2.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams
+from impl.sglang.scheduler import tree_commands as guests
+from impl.sglang.scheduler.driver import Driver
+from impl.sglang.scheduler.server import Guest, Turn
+from reference.commands import POSITION_BITS, SHARED
+
+GUEST = "guest "  # what the ids of guests' requests begin with (guests.py)
+
+
+def ids_text(tokens: Sequence[int]) -> str:
+    """Token ids as a list of small numbers; runs as ranges."""
+    numbers = enumerate(map(small, tokens))
+    runs = [[token for _, token in run] for _, run in groupby(numbers, lambda at: at[1] - at[0])]
+    parts = [f"*range({r[0]}, {r[-1] + 1})" if len(r) > 1 else str(r[0]) for r in runs]
+    return f"[{', '.join(parts)}]"
+
+
+def quoted(text: str) -> str:
+    """A string as Python, in double quotes."""
+    return json.dumps(text)
+
+
+def variable(request: str) -> str:
+    """What a request is called in the lines."""
+    return request if re.fullmatch(r"[rh][0-9]+", request) else f"req_{re.sub('[^A-Za-z0-9]', '_', request)}"
+
+
+def small(token: int) -> int:
+    """A token id as it stands in the lines: 100000 for each serial."""
+    serial, position = token >> POSITION_BITS, token & ((1 << POSITION_BITS) - 1)
+    return (serial if serial < SHARED else 900 + serial - SHARED) * 100_000 + position
+
+
+class Calls:
+    """Notes what `driver` does. Its module's classes stay wrapped: for a process of one release."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lines: list[str] = []
+        self._depth = 0
+        self._names: dict[int, str] = {}
+        self._kept: list[Any] = []  # an id means something as long as its bearer lives
+        self._newcomers: set[int] = set()  # guests that have locked nothing
+        self._chunk = -1  # how long one may be, as it was last told
+        release, batch = driver.release, driver.release.batch
+        flat = release.where("kv_allocated_len") == "kv_allocated_len"
+        claimed, less = ("claimed = ", " - claimed") if flat else ("", "")
+        committed = self._committed = release.where("kv_committed_len") + " += {}" + less
+        args = ", ARGS" if flat else "" if committed.startswith("kv.") else ", get_context().server_args"
+        for name, told in {
+            "hold": lambda _, req: f"lock({self._name(req)}, server.cache)",
+            "set_chunk": lambda req, _, end: f"chunk({self._name(req)}, end={end})",
+            "in_chunks": lambda req, more: f"middle_chunks({self._name(req)}, {more:+})",
+            "check_finished": lambda req, *_: f"check_finished({self._name(req)})",
+            "checkpoint": self._checkpoint,
+            "end": self._end,
+            "hand_in": lambda req, *_: f"hand_in(server, {self._name(req)})",
+            "drop": lambda req, _, start, end: f"drop(server, {self._name(req)}, {start}, {end})",
+            "retract": lambda _: f"batch.release_req(0, 0{args})",
+            "abort_queued": lambda req: f"abort_queued(server, {self._name(req)})",
+            "prepare_spec": lambda _, n: f"{claimed}prepare_verify(batch, draft_len={n})",
+            "commit": lambda req, n: f"{self._name(req)}.{committed.format(n)}",
+        }.items():
+            self._wrap(release, name, told)
+        for owner, names in {
+            batch.Req: ("init_next_round_input", "set_finish_with_abort"),
+            batch.ScheduleBatch: ("prepare_for_extend", "prepare_for_decode", "_evict_swa"),
+        }.items():
+            for name in names:
+                self._wrap_method(owner, name)
+        for owner in (batch.Req, SamplingParams):
+            self._watch(owner)
+        self._wrap(guests, "_compute", self._compute)
+
+    def started(self) -> None:
+        """The driver has started another server."""
+        server, results = self._driver.server, self._driver.results
+        self._wrap(results, "sampled", lambda t, tokens: f"sampled({self._name(t.req)}, {ids_text(tokens)})")
+        for name in ("open", "close"):
+            told = partial(lambda name, ask: f"server.{name}({quoted(ask.session_id)})", name)
+            self._wrap(server.controller, name, told)
+        self._wrap(server.controller, "maybe_reap", lambda *_: "server.reap()")
+        for name in ("free_group_begin", "free_group_end"):
+            self._wrap(server.allocator, name, lambda name=name: f"server.allocator.{name}()")
+        self._wrap(server, "new_request", self._request, after=True)
+        self._wrap(server, "new_batch", self._batch)
+        self._wrap(server.scheduler, "busy", self._busy)
+        idle = "checks = memory_checks(server, ForwardMode.IDLE, [])"
+        self._wrap(server.scheduler, "idle", lambda *_: idle)
+        if server.tree is not None:
+            self._wrap(server.tree, "newcomer", self._newcomer)
+            self._wrap(server.tree, "lock", lambda req: f"lock({self._name(req)}, server.cache)")
+            self._wrap(server.tree, "unlock", self._unlock)
+            self._wrap(server.tree, "match", self._match)
+            self._wrap(server.tree, "evict", self._evict)
+        self._chunk = -1
+        self._lines.clear()
+
+    def take(self) -> tuple[str, ...]:
+        """The lines since the last time."""
+        lines, self._lines = tuple(self._lines), []
+        return lines
+
+    def late(self) -> tuple[tuple[str, str], ...]:
+        """What processing the results that wait does to each request, by its name."""
+        server = self._driver.server
+        lines = []
+        for turn in server.turns.values():
+            name = self._name(turn.req)
+            for result in turn.pending:
+                if server.spec and not result.prefill:
+                    lines.append((name, f"{name}.{self._committed.format(len(result.tokens))}"))
+                lines.append((name, f"sampled({name}, {ids_text(result.tokens)})"))
+        return tuple(lines)
+
+    # -- wrapping ---------------------------------------------------------------------------------
+
+    def _wrap(self, owner: Any, name: str, told: Callable[..., str], *, after: bool = False) -> None:
+        """Note calls of `owner.name`; `told` gives the line, if any. after: it is told the result first."""
+        call = getattr(owner, name)
+
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            outermost = not self._depth
+            if outermost and not after and (line := told(*args, **kwargs)):
+                self._lines.append(line)
+            self._depth += 1
+            try:
+                result = call(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            if outermost and after:
+                self._lines.append(told(result, *args, **kwargs))
+            return result
+
+        setattr(owner, name, noting)
+
+    def _wrap_method(self, owner: type, name: str) -> None:
+        def told(this: Any, *args: Any) -> str:
+            return f"{self._name(this)}.{name}({', '.join(map(self._text, args))})"
+
+        self._wrap(owner, name, told)
+
+    def _watch(self, owner: type) -> None:
+        """Note assignments to attributes of objects that have a name."""
+        assign = owner.__setattr__
+
+        def noting(this: Any, attribute: str, value: Any) -> None:
+            name = self._names.get(id(this))
+            if name is not None and not self._depth:
+                text = self._text(value)
+                if attribute == "output_ids":  # only ever shortened
+                    text = f"{name}.output_ids[:{len(value) - len(this.output_ids)}]"
+                self._lines.append(f"{name}.{attribute} = {text}")
+            assign(this, attribute, value)
+
+        owner.__setattr__ = noting  # type: ignore[method-assign, assignment]
+
+    # -- words ------------------------------------------------------------------------------------
+
+    def _name(self, this: Any) -> str:
+        return self._names.get(id(this), "batch")
+
+    def _text(self, value: Any) -> str:
+        if value is self._driver.server.cache:
+            return "server.cache"
+        if type(value).__name__ == "FINISH_ABORT":
+            return "FINISH_ABORT()"
+        return self._names.get(id(value)) or (quoted(value) if isinstance(value, str) else repr(value))
+
+    def _call_it(self, this: Any, name: str) -> None:
+        self._kept.append(this)
+        self._names[id(this)] = name
+
+    def _checkpoint(self, req: Any, cache: Any, chunked: bool) -> str:
+        del cache
+        how = ", chunked=True" if chunked else ""
+        return f"checkpoint({self._name(req)}, server.cache{how})"
+
+    def _end(self, req: Any, cache: Any) -> str:
+        del cache
+        release = self._driver.release
+        how = f", {release.keeping}={not release.midway(req)}" if release.keeping else ""
+        return f"release_kv_cache({self._name(req)}, server.cache{how})"
+
+    def _request(self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> str:
+        name = variable(rid.partition("#")[0].removeprefix(GUEST))
+        self._call_it(req, name)
+        self._call_it(req.sampling_params, f"{name}.sampling_params")
+        whose = "" if session is None else f", session={quoted(session)}"
+        if undo is not None:
+            whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
+        return f"{name} = server.request({quoted(rid.removeprefix(GUEST))}, {ids_text(tokens)}{whose})"
+
+    def _batch(self, turns: Sequence[Turn], mode: ForwardMode) -> str:
+        names = ", ".join(self._name(t.req) for t in turns)
+        server, how, before = self._driver.server, "", ""
+        if any(turn.pending for turn in turns) and mode is ForwardMode.DECODE:
+            how = f", late={[turn.output - len(turn.req.output_ids) for turn in turns]}"
+        if server.spec:
+            how += ", spec=True"
+        swept = server.swa_pool is not None and server.tree is None  # a prefill is, by what a chunk may be
+        if swept and self._chunk != SERVER_ARGS.chunked_prefill_size:
+            self._chunk = SERVER_ARGS.chunked_prefill_size
+            before = f"server.chunks_of({self._chunk})\n"
+        return f"{before}batch = server.batch(ForwardMode.{mode.name}, {names}{how})"
+
+    # -- the tree ---------------------------------------------------------------------------------
+
+    def _newcomer(self, req: Any) -> str:
+        self._newcomers.add(id(req))
+        return ""
+
+    def _unlock(self, req: Any) -> str:
+        if id(req) not in self._newcomers:
+            return f"unlock({self._name(req)}, server.cache)"
+        self._newcomers.remove(id(req))  # nothing was told of it, and it has the root at most
+        return ""
+
+    def _match(self, req: Any, ids: Sequence[int]) -> str:
+        return f"match({self._name(req)}, server.cache, {ids_text(ids)})"
+
+    @staticmethod
+    def _evict(full: int, swa: int) -> str:
+        return f"evicted = server.cache.evict(EvictParams(num_tokens={full}, swa_num_tokens={swa}))"
+
+    def _compute(self, driver: Driver, guest: Guest, tokens: Sequence[int], evicted: int) -> str:
+        self._newcomers.discard(id(guest.req))
+        page = driver.server.geometry.page_size
+        swept = f", swept={-(-evicted // page) * page}" if evicted > len(guest.tokens) else ""
+        return f"compute(server, {self._name(guest.req)}, {ids_text(tokens)}{swept})"
+
+    # -- memory checks ----------------------------------------------------------------------------
+
+    def _busy(self, _: int) -> str:
+        scheduler = self._driver.server.scheduler
+        last, running = scheduler.last_batch, scheduler.running_batch
+        if last is None:
+            return ""
+        others = f", others={self._listed(running)}" if running is not last and running.reqs else ""
+        mode = f"ForwardMode.{last.forward_mode.name}"
+        return f"checks = memory_checks(server, {mode}, {self._listed(last)}{others})"
+
+    def _listed(self, batch: Any) -> str:
+        return f"[{', '.join(map(self._name, batch.reqs))}]"

@@ -1,0 +1,493 @@
+"""Play a release's scheduler: each command as that release's own scheduler carries it out.
+
+Refusals come first and touch nothing. Names, phases and lengths are the scheduler's business, so
+the driver checks them; whether a session takes a turn is asked of the release. Everything that
+moves memory is the release's own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from impl.adapter import UnusableImplementation, View
+from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.scheduler import tree_commands as guests
+from impl.sglang.scheduler.refusals import No, need, spelled
+from impl.sglang.scheduler.results import LateResults, Results
+from impl.sglang.scheduler.server import Phase, Result, Server, Turn
+from reference.commands import (
+    Abort,
+    Admit,
+    CheckBusy,
+    CheckIdle,
+    Choice,
+    Close,
+    Command,
+    Decode,
+    Done,
+    Evict,
+    EvictSwa,
+    Extend,
+    Finish,
+    Freed,
+    Insert,
+    Match,
+    Open,
+    Outcome,
+    Reason,
+    Refused,
+    Report,
+    Retract,
+    SpecDecode,
+    Submit,
+    Unlock,
+    prompt_len,
+    token_id,
+)  # fmt: skip
+from reference.geometry import Geometry
+
+
+class Driver:
+    """One release in this process; `reset` starts a server, `apply` plays one command.
+
+    run_rejected: a turn that the session rejects when it is created still runs through the
+        one-token prefill that the scheduler gives it. Off, the rejected turn is dropped at once.
+    overlap: the scheduler launches a batch before it processes the result of the one before (results.py).
+    """
+
+    def __init__(self, release: Release0510, *, run_rejected: bool = False, overlap: bool = False) -> None:
+        self.release = release
+        self.run_rejected = run_rejected
+        self.overlap = overlap
+        self.serial = 0
+        self.report: Report | None = None  # of the command, if it is a check
+        self.freed: Freed | None = None  # of the command, if it evicts
+        self.server: Server
+        self.results: Results
+
+    def reset(self, geometry: Geometry) -> View:
+        self.server = Server(self.release, geometry, overlap=self.overlap)
+        self.results = (LateResults if self.overlap else Results)(self.server)
+        self.serial = 0
+        return self.server.view()
+
+    def apply(self, command: Command) -> tuple[Outcome, View]:
+        """The outcome and the view after it.
+
+        Raises UnusableImplementation for a run that mixes Decode and SpecDecode, and whatever the
+        release raises: then only `reset` may follow.
+        """
+        self.report = self.freed = None
+        try:
+            choices = _PLAYS[type(command)](self, command)
+        except No as no:
+            return Refused(no.reason), self.server.view()
+        return Done(tuple(choices), self.report, self.freed), self.server.view()
+
+    # -- refusals ---------------------------------------------------------------------------------
+
+    def _turn(self, name: str) -> Turn:
+        turn = self.server.turns.get(name)
+        if turn is None:
+            raise No(Reason.UNKNOWN_REQUEST)
+        return turn
+
+    def _lanes(self, names: Sequence[str], *phases: Phase) -> list[Turn]:
+        need(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
+        turns = [self._turn(name) for name in names]
+        need(all(t.phase in phases for t in turns), Reason.WRONG_PHASE)
+        return turns
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.server.geometry.page_size)
+
+    def room(self, spans: Sequence[tuple[int, int]], rows: int = 0, *, extend: bool = True) -> None:
+        """Refuse unless the release can lengthen its rows over these spans of positions.
+
+        Only what the release's own call needs: pages of each span in both pools, and for releases
+        whose paged two-pool allocator declines an extend without a spare page per lane, that page.
+        Pages that a sweep inside the call would free do not count, as in the scheduler's budget.
+        """
+        geometry = self.server.geometry
+        need(all(end <= geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
+        free_rows, full, swa = self.server.free_counts()
+        need(rows <= free_rows, Reason.NO_ROW)
+        pages = sum(self._pages(end) - self._pages(start) for start, end in spans)
+        page = geometry.page_size
+        if self.release.spare_page_per_lane and extend and page > 1 and geometry.window is not None:
+            pages = max(pages, self._pages(sum(end - start for start, end in spans)) + len(spans))
+        need(pages <= full, Reason.OUT_OF_FULL)
+        need(pages <= swa, Reason.OUT_OF_SWA)
+
+    def _window(self, turns: Iterable[Turn]) -> None:
+        """Refuse to decode where a sweep ran ahead of the commit: no scheduler gets there."""
+        window = self.server.geometry.window
+        if window is None:
+            return
+        for turn in turns:
+            cursors = self.server.cursors(turn)
+            swept, position = cursors.swa_evicted_seqlen, cursors.kv_committed_len
+            own = swept > cursors.cache_protected_len  # a sweep leaves the tree's prefix alone
+            need(not own or swept <= max(0, position - window), Reason.WINDOW_LOST)
+
+    def _kind_of_run(self, spec: bool) -> None:
+        """A server decodes plainly or speculatively; the first round tells which."""
+        server = self.server
+        if server.spec is None:
+            server.spec = spec
+            SERVER_ARGS.speculative_algorithm = "EAGLE" if spec else None
+        elif server.spec is not spec:
+            raise UnusableImplementation("sglang: a run cannot mix Decode and SpecDecode")
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def open(self, command: Open) -> list[Choice]:
+        server = self.server
+        names = server.controller.sessions, server.turns, server.guests
+        need(not any(command.session in taken for taken in names), Reason.SESSION_EXISTS)
+        self.server.controller.open(
+            Bag(session_id=command.session, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
+        )
+        return []
+
+    def close(self, command: Close) -> list[Choice]:
+        session = self.server.controller.get(command.session)
+        need(session is not None, Reason.UNKNOWN_SESSION)
+        need(not self.release.closing(session), Reason.SESSION_CLOSING)
+        self.server.controller.close(Bag(session_id=command.session))
+        return []
+
+    def submit(self, command: Submit) -> list[Choice]:
+        server = self.server
+        need(command.tokens >= 0 and prompt_len(command.prompt) + command.tokens >= 1, Reason.EMPTY)
+        spelled(command.prompt)
+        name = command.session
+        need(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
+        names = server.controller.sessions, server.turns, server.guests
+        need(not any(command.request in taken for taken in names), Reason.REQUEST_EXISTS)
+        session = None if name is None else server.controller.get(name)
+        # The scheduler itself turns away turns of a session that is to be closed.
+        need(session is None or not self.release.closing(session), Reason.SESSION_CLOSING)
+        need(session is not None or command.rewind <= 0, Reason.SHRINKING_PREFIX)
+        need(command.rewind >= 0, Reason.BAD_LENGTH)
+        history = 0 if session is None else len(self.release.history(session))
+        serial = self.serial + 1
+        tokens = spelled(command.prompt, history)
+        tokens += [token_id(serial, history + len(tokens) + i) for i in range(command.tokens)]
+        need(history + len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
+        undo = None
+        if command.rewind:
+            # An offset of 0 means none to the server, so taking all back is asked for otherwise.
+            left = history - command.rewind
+            undo = Bag(
+                id=name, replace=False, drop_previous_output=left <= 0, offset=left if left > 0 else None
+            )
+        req = server.new_request(f"{command.request}#{serial}", tokens, name, undo)
+        if req.to_finish is not None:
+            rows, full, swa = server.free_counts()
+            if self.run_rejected and min(rows, full, swa) > 0:
+                self._one_token_prefill(Turn(self.release, command.request, name, serial, req, history))
+            taken_back = command.rewind and not (name is not None and server.in_flight(name))
+            raise No(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
+        self.serial = serial
+        server.turns[command.request] = Turn(self.release, command.request, name, serial, req, history)
+        return []
+
+    def _reap(self) -> None:
+        """The scheduler reaps sessions about once a second; here after every turn."""
+        controller = self.server.controller
+        controller.maybe_reap(controller._last_reap_time + 2.0)
+
+    # -- prefill ----------------------------------------------------------------------------------
+
+    def admit(self, command: Admit) -> list[Choice]:
+        turn = self._turn(command.request)
+        need(turn.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
+        self._let_go(turn)
+        turn.req.init_next_round_input(self.server.cache)
+        if self.server.tree is not None and self.release.row(turn.req) is None:
+            # What was matched is locked from here on: between the two nothing would keep it.
+            self.server.tree.lock(turn.req)
+            turn.locked = True
+        turn.phase = Phase.ADMITTED
+        return []
+
+    def _let_go(self, turn: Turn) -> None:
+        """Give back the lock that a request waits with."""
+        if turn.locked:
+            assert self.server.tree is not None
+            self.server.tree.unlock(turn.req)
+            turn.locked = False
+
+    def _matched(self, turn: Turn) -> None:
+        """Match and lock in the very cycle in which the request extends, as the scheduler does."""
+        server = self.server
+        turn.req.init_next_round_input(server.cache)
+        if server.tree is not None:
+            server.tree.lock(turn.req)
+        else:
+            self.release.hold(server.cache, turn.req)
+
+    def extend(self, command: Extend) -> list[Choice]:
+        server, lanes = self.server, command.lanes
+        need(lanes and all(lane.tokens >= 1 for lane in lanes), Reason.EMPTY)
+        turns = self._lanes([n.request for n in lanes], Phase.ADMITTED, Phase.EXTENDING)
+        ends = [self._chunk_from(t) + n.tokens for t, n in zip(turns, lanes, strict=True)]
+        need(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
+        fresh = sum(self.release.row(t.req) is None for t in turns)
+        self.room([(t.prefix, end) for t, end in zip(turns, ends, strict=True)], fresh)
+
+        if self.overlap:  # a sweep keeps clear of the chunk in flight, which is at most that long
+            longest = max(n.tokens for n in lanes)
+            SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
+        swept, spans = self._swept(turns), []
+        for turn, end in zip(turns, ends, strict=True):
+            req = turn.req
+            if turn.locked:
+                turn.locked = False  # matched when it was admitted; from here on the lock goes with the row
+            elif turn.phase is Phase.ADMITTED:
+                self._matched(turn)
+            else:
+                req.init_next_round_input()
+            spans.append((turn.prefix, end))
+            self.release.set_chunk(req, turn.prefix, end)
+            if end < turn.fill:
+                self.release.in_chunks(req, 1)
+        batch = server.new_batch(turns, ForwardMode.EXTEND)
+        batch.prepare_for_extend()
+        self._launch(turns, ForwardMode.EXTEND)
+        for turn, (start, end) in zip(turns, spans, strict=True):
+            server.forward(turn, start, end)
+        launched = self._swept(turns)
+        last = all(end == t.fill for t, end in zip(turns, ends, strict=True))
+        with server.results_of_prefill(last):  # what is no last chunk goes into the tree after it
+            for turn, end in zip(turns, ends, strict=True):
+                turn.started = True
+                if end < turn.fill:
+                    self.release.in_chunks(turn.req, -1)
+                    turn.phase = Phase.EXTENDING
+                    self.release.checkpoint(turn.req, server.cache, chunked=True)
+                else:
+                    turn.phase = Phase.RUNNING
+                    self.results.arrived(turn, Result(server.sample(turn, 1), prefill=True))
+        late = {choice.request for choice in self._sweeps(turns, launched)}
+        sweeps = self._own_sweeps(turns, swept, launched)
+        return [replace(c, after=c.request in late) for c in sweeps]
+
+    def _chunk_from(self, turn: Turn) -> int:
+        """Where the next chunk is counted from: what is committed, less the token to recompute.
+
+        A release may prefill from earlier (0.5.10 matches one token less than it could); the chunk
+        still ends where it was asked to end, as a scheduler that prefills the rest would have it.
+        """
+        if turn.phase is Phase.EXTENDING or self.release.row(turn.req) is None:
+            return turn.prefix
+        return min(self.release.cursors(turn.req).kv_committed_len, turn.fill - 1)
+
+    # -- decode -----------------------------------------------------------------------------------
+
+    def decode(self, command: Decode) -> list[Choice]:
+        server = self.server
+        need(command.requests, Reason.EMPTY)
+        turns = self._lanes(command.requests, Phase.RUNNING)
+        self._window(turns)
+        self.room([(t.fill - 1, t.fill) for t in turns], extend=False)
+        self._kind_of_run(spec=False)
+
+        swept = self._swept(turns)
+        for turn in turns:
+            self.results.before_round(turn)
+        server.new_batch(turns, ForwardMode.DECODE).prepare_for_decode()
+        self._launch(turns, ForwardMode.DECODE)
+        launched = self._swept(turns)
+        with server.results_of_prefill():
+            for turn in turns:
+                server.forward(turn, turn.fill - 1, turn.fill)
+                self.results.arrived(turn, Result(server.sample(turn, 1)))
+        return self._own_sweeps(turns, swept, launched)
+
+    def spec_decode(self, command: SpecDecode) -> list[Choice]:
+        server, lanes = self.server, command.lanes
+        need(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
+        turns = self._lanes([n.request for n in lanes], Phase.RUNNING)
+        need(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
+        self._window(turns)
+        before = [server.cursors(t) for t in turns]
+        # The release allocates up to 2 * draft_len past the commit of every lane, which lacks the result
+        # that is not processed by then. The smallest draft_len is taken that gives each lane what it asks
+        # for and takes nothing back.
+        lags = [server.late(t.pending[-1]) if t.pending else 0 for t in turns]
+        draft_len = max(
+            -(-(lag + max(lane.allocate, c.kv_allocated_len - c.kv_committed_len)) // 2)
+            for lane, c, lag in zip(lanes, before, lags, strict=True)
+        )
+        ends = [
+            self.release.spec_end(
+                c._replace(kv_committed_len=c.kv_committed_len - lag), draft_len, server.geometry.page_size
+            )
+            for c, lag in zip(before, lags, strict=True)
+        ]
+        self.room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
+        self._kind_of_run(spec=True)
+
+        swept = self._swept(turns)
+        for turn in turns:
+            self.results.before_round(turn)
+        batch = server.new_batch(turns, ForwardMode.DECODE)
+        self.release.prepare_spec(batch, draft_len)
+        self._launch(turns, ForwardMode.DECODE)
+        launched = self._swept(turns)
+        ahead = []
+        with server.results_of_prefill():
+            for turn, lane, cursors in zip(turns, lanes, before, strict=True):
+                tokens = server.sample(turn, lane.accept)
+                allocated = self.release.cursors(turn.req).kv_allocated_len
+                # The last accepted token is the bonus: sampled, without KV yet.
+                server.forward(turn, cursors.kv_committed_len, allocated, tokens[:-1])
+                self.results.arrived(turn, Result(tokens))
+                ahead.append(Choice(turn.name, None, allocated))
+        sweeps = {c.request: c.swa_evicted_seqlen for c in self._own_sweeps(turns, swept, launched)}
+        return [replace(c, swa_evicted_seqlen=sweeps.get(c.request)) for c in ahead]
+
+    # -- sweeps -----------------------------------------------------------------------------------
+
+    def evict_swa(self, command: EvictSwa) -> list[Choice]:
+        turn = self._turn(command.request)
+        need(turn.phase in (Phase.EXTENDING, Phase.RUNNING), Reason.WRONG_PHASE)
+        need(self.server.swa_pool is not None, Reason.NO_SWA)
+        # With a tree no server sweeps between the chunks of a prefill (maybe_evict_swa).
+        need(self.server.tree is None or turn.phase is Phase.RUNNING, Reason.UNFAITHFUL)
+        allocated = self.server.cursors(turn).kv_allocated_len
+        need(0 <= command.length <= allocated, Reason.BAD_LENGTH)
+        self.results.before_sweep(turn, command.length)
+        self.server.new_batch([turn], ForwardMode.DECODE)._evict_swa(turn.req, command.length)
+        return [Choice(turn.name, self.release.cursors(turn.req).swa_evicted_seqlen)]
+
+    def _swept(self, turns: Iterable[Turn]) -> list[int]:
+        return [self.release.cursors(t.req).swa_evicted_seqlen for t in turns]
+
+    def _sweeps(self, turns: Sequence[Turn], before: Sequence[int]) -> list[Choice]:
+        """The sweeps that the release made by itself since `before` was noted."""
+        after = zip(turns, before, self._swept(turns), strict=True)
+        return [Choice(turn.name, now) for turn, then, now in after if now != then]
+
+    def _own_sweeps(
+        self, turns: Sequence[Turn], before: Sequence[int], launched: Sequence[int]
+    ) -> list[Choice]:
+        """The same of a batch; of what the tree has taken over since it was launched nothing was swept."""
+        late = {choice.request for choice in self._sweeps(turns, launched)}
+        now = {turn.name: self.release.cursors(turn.req) for turn in turns}
+        given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
+        return [c for c in self._sweeps(turns, before) if c.request not in late & given]
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def finish(self, command: Finish) -> list[Choice]:
+        turn = self._turn(command.request)
+        need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
+        need(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
+        self.results.before_finish(turn, command.finished_len)
+        # The turn was to have that many outputs, so that is what the client saw of it.
+        turn.req.sampling_params.max_new_tokens = command.finished_len
+        self._end(turn)
+        return []
+
+    def retract(self, command: Retract) -> list[Choice]:
+        turn = self._turn(command.request)
+        need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
+        lost = command.in_flight
+        need(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
+        self.results.before_retract(turn, bool(lost))
+        self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
+        self.server.scheduler.leave(turn.req)
+        self.results.skip(turn)
+        turn.phase = Phase.QUEUED
+        return []
+
+    def abort(self, command: Abort) -> list[Choice]:
+        turn = self._turn(command.request)
+        if command.marked:
+            need(turn.phase is Phase.QUEUED and not turn.started, Reason.WRONG_PHASE)
+            self.room([(0, 1)], 1)
+            turn.req.set_finish_with_abort("marked")
+            self._one_token_prefill(turn)
+            del self.server.turns[turn.name]
+            self._reap()
+        elif turn.phase in (Phase.QUEUED, Phase.ADMITTED):
+            # Scheduler.abort_request takes it out of the waiting queue, also when it waits after a
+            # retract. There it has no lock.
+            self._let_go(turn)
+            self.release.abort_queued(turn.req)
+            del self.server.turns[turn.name]
+            self._reap()
+        else:
+            turn.req.to_finish = self.release.batch.FINISH_ABORT()
+            self._end(turn)
+        return []
+
+    def _end(self, turn: Turn) -> None:
+        """Process the last result of a running request: it is found finished and is released."""
+        req, allocator = turn.req, self.server.allocator
+        allocator.free_group_begin()
+        self.results.ending(turn)
+        self.release.end(req, self.server.cache)
+        allocator.free_group_end()
+        self.results.skip(turn)
+        del self.server.turns[turn.name]
+        self._reap()
+
+    def _one_token_prefill(self, turn: Turn) -> None:
+        """What becomes of a queued request that was marked aborted: it prefills its one token."""
+        server, req = self.server, turn.req
+        self._matched(turn)
+        self.release.set_chunk(req, turn.prefix, turn.fill)
+        server.new_batch([turn], ForwardMode.EXTEND).prepare_for_extend()
+        self._launch([turn], ForwardMode.EXTEND)
+        server.forward(turn, turn.prefix, turn.fill)
+        req.output_ids.extend(server.sample(turn, 1))
+        self.release.check_finished(req)
+        with server.results_of_prefill():
+            self.release.end(req, server.cache)
+
+    # -- memory checks ----------------------------------------------------------------------------
+
+    def _launch(self, turns: Sequence[Turn], mode: ForwardMode) -> None:
+        self.server.scheduler.launch([t.req for t in turns], mode)
+
+    def check_busy(self, command: CheckBusy) -> list[Choice]:
+        need(command.level in (0, 1, 2), Reason.BAD_LENGTH)
+        if command.level:
+            self.report = self.server.scheduler.busy(command.level)
+        return []
+
+    def check_idle(self, command: CheckIdle) -> list[Choice]:
+        del command
+        server, turns = self.server, self.server.turns.values()
+        need(not any(t.phase in (Phase.EXTENDING, Phase.RUNNING) for t in turns), Reason.NOT_IDLE)
+        locked = bool(server.guests) or any(t.locked for t in turns)
+        self.report = server.scheduler.idle([t.req for t in turns], locked)
+        return []
+
+
+_PLAYS: dict[type, Callable[[Driver, Any], list[Choice]]] = {
+    Open: Driver.open,
+    Close: Driver.close,
+    Submit: Driver.submit,
+    Admit: Driver.admit,
+    Extend: Driver.extend,
+    Decode: Driver.decode,
+    SpecDecode: Driver.spec_decode,
+    EvictSwa: Driver.evict_swa,
+    Finish: Driver.finish,
+    Retract: Driver.retract,
+    Abort: Driver.abort,
+    CheckBusy: Driver.check_busy,
+    CheckIdle: Driver.check_idle,
+    Match: guests.match,
+    Unlock: guests.unlock,
+    Insert: guests.insert,
+    Evict: guests.evict,
+}

@@ -1,0 +1,139 @@
+"""When the result of a launched batch is processed: at once, or one batch late (overlap scheduling).
+
+Played after the releases' own loops. `event_loop_normal` processes a result before it plans the next batch.
+`event_loop_overlap` (scheduler.py:1331 in 0.5.10, :1535 in 0.5.11, :1448 in 0.5.13, :2061 in 0.5.23) plans
+and launches batch N+1 first, then processes the result of N. So N+1 is prepared without N's outputs: a sweep
+takes `req.seqlen - 1`, a verify round is allocated for from kv_committed_len, and both lag. A request that N
+finishes is in N+1 already, which has allocated for it; what N+1 says of it is skipped.
+
+In commands: Decode and SpecDecode launch a round, and Finish or Retract tells afterwards what became of the
+results. A Finish with outputs of the round before the last means that the last one was in flight; with
+outputs of the last round, that no other was launched with this request (a prefill ran in its place, or 0.5.23
+left it out: `_reqs_finishing_inflight`). in_flight of Retract is a round whose result is skipped. Until a
+command tells, up to two results of a request wait here. The view shows them as processed, their tokens and
+what they commit: all else that moves memory has moved at the launch.
+"""
+
+from __future__ import annotations
+
+from impl.sglang.scheduler.refusals import need
+from impl.sglang.scheduler.server import Result, Server, Turn
+from reference.commands import Reason
+
+
+class Results:
+    """event_loop_normal: processed as soon as they are there, all of them as of a turn that goes on."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def arrived(self, turn: Turn, result: Result) -> None:
+        """A batch was launched, and this is what it will have sampled for the request."""
+        self.process(turn, result)
+
+    def process(self, turn: Turn, result: Result) -> None:
+        """process_batch_result_prefill and _decode up to where they release a finished request."""
+        req, release = turn.req, self.server.release
+        if self.server.spec and not result.prefill:
+            release.commit(req, len(result.tokens))
+        self.sampled(turn, result.tokens)
+        if result.prefill and not req.finished():
+            with self.server.results_of_prefill():
+                release.checkpoint(req, self.server.cache, chunked=False)
+
+    def sampled(self, turn: Turn, tokens: list[int]) -> None:
+        """The tokens are outputs now, and may have ended the turn."""
+        turn.req.output_ids.extend(tokens)
+        self.server.release.check_finished(turn.req, len(tokens))
+
+    def before_round(self, turn: Turn) -> None:
+        """What has been processed when the next round of the request is prepared."""
+
+    def before_sweep(self, turn: Turn, length: int) -> None:
+        """Process what has been processed when the request is swept; No where no scheduler sweeps so far."""
+
+    def before_finish(self, turn: Turn, outputs: int) -> None:
+        """Process what comes before the output that ends the turn."""
+
+    def before_retract(self, turn: Turn, lost: bool) -> None:
+        """Process what a scheduler has processed that retracts the request now.
+
+        lost: its step was launched, and so committed; its result will never be processed. Raises No
+        where no scheduler comes to that.
+        """
+        # A verify round in flight has committed nothing where preparing it claims nothing.
+        need(not (lost and self.server.spec and not self.server.release.claimed), Reason.UNFAITHFUL)
+        if lost:
+            turn.req.output_ids = turn.req.output_ids[:-1]
+
+    def ending(self, turn: Turn) -> None:
+        """The result that finds the request finished: its own mark (to_finish) or its length says so."""
+        self.server.release.check_finished(turn.req)
+
+    def skip(self, turn: Turn) -> None:
+        """The request is finished or retracted: what results of it still come are skipped."""
+
+
+class LateResults(Results):
+    """event_loop_overlap: the result of N is processed when N+1 has been launched.
+
+    A prefill whose result hands the prompt to the radix tree is processed as soon as a round of the request
+    is launched, for that shows; until then nothing else that would show it may happen to the request.
+    """
+
+    def arrived(self, turn: Turn, result: Result) -> None:
+        if self._prompt_waits(turn):
+            self.process(turn, turn.pending.pop(0))
+        turn.pending.append(result)
+
+    def _prompt_waits(self, turn: Turn) -> bool:
+        return any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn)
+
+    def _process_all_but(self, turn: Turn, left: int) -> None:
+        while len(turn.pending) > left:
+            self.process(turn, turn.pending.pop(0))
+
+    def before_round(self, turn: Turn) -> None:
+        self._process_all_but(turn, 1)
+
+    def before_sweep(self, turn: Turn, length: int) -> None:
+        need(not self._prompt_waits(turn), Reason.UNFAITHFUL)
+        if turn.pending:  # it is the sweep of the next launch, whatever its result will be
+            need(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
+        self._process_all_but(turn, 1)
+
+    def before_finish(self, turn: Turn, outputs: int) -> None:
+        done = len(turn.req.output_ids)
+        # What was processed as of a turn that goes on did not end it.
+        need(outputs > done or (outputs == done and not turn.pending), Reason.UNFAITHFUL)
+        ahead = turn.pending[1:] if turn.pending and outputs == done + len(turn.pending[0].tokens) else ()
+        need(all(self._counted(turn, result) for result in ahead), Reason.UNFAITHFUL)
+        while turn.pending and len(turn.req.output_ids) + len(turn.pending[0].tokens) < outputs:
+            self.process(turn, turn.pending.pop(0))
+
+    def before_retract(self, turn: Turn, lost: bool) -> None:
+        if lost:
+            need(turn.pending and len(turn.pending[-1].tokens) == 1, Reason.UNFAITHFUL)
+            need(self._counted(turn, turn.pending[-1]), Reason.UNFAITHFUL)
+        else:
+            need(not self._prompt_waits(turn), Reason.UNFAITHFUL)
+        self._process_all_but(turn, int(lost))
+
+    def _counted(self, turn: Turn, last: Result) -> bool:
+        """The slot will count the token that this batch in flight computes first.
+
+        One that does not may lawfully keep a token less, which no command says.
+        """
+        spec = self.server.spec and not last.prefill
+        return turn.session is None or not spec or self.server.release.counts_in_flight
+
+    def ending(self, turn: Turn) -> None:
+        if turn.pending:
+            self.process(turn, turn.pending.pop(0))
+        super().ending(turn)
+
+    def skip(self, turn: Turn) -> None:
+        for result in turn.pending:
+            if self.server.spec and not result.prefill:
+                self.server.release.skipped(turn.req, len(result.tokens))
+        turn.pending.clear()

@@ -1,0 +1,321 @@
+"""The real objects of one server: pools, session cache, sessions, batches; and how to look at them.
+
+Nothing here decides; `driver.py` plays the scheduler on top of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+
+from impl.adapter import Cursors, GuestView, RequestView, SessionView, TreeView, View
+from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
+from impl.sglang.parts.trees import RadixTree
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from reference.commands import token_id
+from reference.geometry import Geometry
+
+VOCABULARY = 1 << 62  # token ids are no real vocabulary; none may count as out of range
+
+
+class Phase(Enum):
+    """Where a request stands with the scheduler."""
+
+    QUEUED = "queued"
+    ADMITTED = "admitted"
+    EXTENDING = "extending"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a launched batch samples for a request: by its prefill one token, else what a round accepts."""
+
+    tokens: list[int]
+    prefill: bool = False
+
+
+@dataclass(slots=True)
+class Turn:
+    """A live request: the release's own `req`, and what only the scheduler and the client know.
+
+    history: how many tokens of its input the session put there. locked: it waits with a prefix of the
+    radix tree locked; once it has a row, the lock is the release's business. pending: results of launched
+    batches that are not processed yet, the oldest first.
+    """
+
+    release: Release0510
+    name: str
+    session: str | None
+    serial: int
+    req: Any
+    history: int
+    phase: Phase = Phase.QUEUED
+    started: bool = False
+    locked: bool = False
+    pending: list[Result] = field(default_factory=list)
+
+    @property
+    def origin(self) -> int:
+        return len(self.req.origin_input_ids)
+
+    @property
+    def output(self) -> int:
+        return len(self.req.output_ids) + sum(len(result.tokens) for result in self.pending)
+
+    @property
+    def text(self) -> list[int]:
+        waiting = [token for result in self.pending for token in result.tokens]
+        return [*self.req.origin_input_ids, *self.req.output_ids, *waiting]
+
+    @property
+    def fill(self) -> int:
+        """Tokens of input and output."""
+        return self.origin + self.output
+
+    @property
+    def prefix(self) -> int:
+        """Tokens that the next chunk finds in the cache, as the release computed it."""
+        return self.release.prefix(self.req)
+
+
+@dataclass(slots=True)
+class Guest:
+    """What a holder of a lock has: the release's own `req`; tokens and slots of the locked prefix."""
+
+    req: Any
+    tokens: list[int]
+    slots: torch.Tensor
+
+
+class Server:
+    """One freshly started server of this release and these sizes; overlap: its loop overlaps batches."""
+
+    def __init__(self, release: Release0510, geometry: Geometry, *, overlap: bool = False) -> None:
+        self.release = release
+        self.geometry = geometry
+        self.overlap = overlap
+        page = geometry.page_size
+        SERVER_ARGS.page_size = page
+        SERVER_ARGS.speculative_algorithm = None
+        SERVER_ARGS.disable_radix_cache = not geometry.tree
+        SERVER_ARGS.disable_overlap_schedule = not overlap
+        SERVER_ARGS.chunked_prefill_size = -1
+        swa = None if geometry.window is None else geometry.swa_pages * page
+        self.allocator = release.make_allocator(geometry.full_pages * page, swa, page)
+        self.full_pool = self.allocator if swa is None else self.allocator.full_attn_allocator
+        self.swa_pool = None if swa is None else self.allocator.swa_attn_allocator
+        self.rows = release.make_rows(geometry.rows, geometry.width)
+        self.spare_row = self._spare_row()
+        self.cache = release.make_cache(self.rows, self.allocator, geometry)
+        self.tree: RadixTree | None = release.make_tree(self.cache, self.allocator, geometry)
+        self.guests: dict[str, Guest] = {}
+        self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
+        self.controller = release.make_controller(self.cache)
+        self.turns: dict[str, Turn] = {}
+        self.spec: bool | None = None  # unknown until the first decode round
+        self.grouped = False  # what is freed waits for the end of the batch
+        self.full_stamps = [0] * ((geometry.full_pages + 1) * page)
+        self.swa_stamps = [] if swa is None else [0] * ((geometry.swa_pages + 1) * page)
+
+    def _spare_row(self) -> int:
+        """A row past those that the pool hands out, for guests of the tree."""
+        cells = self.rows.req_to_token
+        self.rows.req_to_token = torch.cat([cells, torch.zeros_like(cells[:1])])
+        return len(cells)
+
+    # -- questions before a command ---------------------------------------------------------------
+
+    def free_counts(self) -> tuple[int, int, int]:
+        """Rows, full pages and SWA pages that are free or evictable; SWA pages are many without a window.
+
+        By the release's counters, as its scheduler goes by them.
+        """
+        page, full, swa = self.geometry.page_size, self.full_pool.available_size(), 1 << 30
+        if self.swa_pool is not None:
+            swa = self.swa_pool.available_size()
+        if self.tree is not None:
+            sizes = self.tree.sizes()
+            full, swa = full + sizes.full_evictable, swa + sizes.swa_evictable
+        return len(self.rows.free_slots), full // page, swa // page
+
+    def in_flight(self, session: str) -> Turn | None:
+        return next((t for t in self.turns.values() if t.session == session), None)
+
+    def history(self, session: str) -> list[int]:
+        """What the session remembers of its ended turns.
+
+        While a turn runs no polite client can ask for more, so that is what its input started with.
+        """
+        turn = self.in_flight(session)
+        if turn is not None:
+            return list(turn.req.origin_input_ids[: turn.history])
+        return self.release.history(self.controller.get(session))
+
+    def hands_prompt_in(self, turn: Turn) -> bool:
+        """Processing the result of the request's prefill hands its prompt to the radix tree."""
+        later = turn.session is not None and self.release.slot(self.cache, turn.session) is not None
+        return self.tree is not None and not later
+
+    # -- making release objects -------------------------------------------------------------------
+
+    def new_request(self, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> Any:
+        """The release's Req: of a session by its create_req, else by itself.
+
+        undo: session parameters of a client that takes tokens back.
+        """
+        sampling = SamplingParams()
+        if session is None:
+            return self.release.batch.Req(
+                rid=rid, origin_input_text=None, origin_input_ids=self.release.ids(tokens),
+                sampling_params=sampling, vocab_size=VOCABULARY,
+            )  # fmt: skip
+        asked = Bag(
+            rid=rid, input_ids=self.release.ids(tokens), sampling_params=sampling, stream=False,
+            return_logprob=False, top_logprobs_num=0, return_hidden_states=False, return_routed_experts=False,
+            require_reasoning=False,
+            session_params=undo or Bag(id=session, replace=False, drop_previous_output=False),
+        )  # fmt: skip
+        return self.controller.get(session).create_req(asked, None, VOCABULARY)
+
+    def new_batch(self, turns: Sequence[Turn], mode: ForwardMode) -> Any:
+        """A ScheduleBatch of these requests, as ScheduleBatch.init_new and merging leave it."""
+        batch = self.release.batch.ScheduleBatch(
+            reqs=[t.req for t in turns],
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.allocator,
+            tree_cache=self.cache,
+        )
+        batch.model_config = Bag(is_encoder_decoder=False, is_matryoshka=False, vocab_size=VOCABULARY)
+        batch.device = "cpu"
+        batch.enable_overlap = self.overlap
+        batch.spec_algorithm = SpecAlgorithm(bool(self.spec))
+        batch.spec_info = Bag() if self.spec else None
+        batch.return_logprob = False
+        batch.hisparse_coordinator = None
+        batch.sampling_info = Bag(penalizer_orchestrator=Bag(is_required=False))
+        batch.forward_mode = mode
+        if mode is ForwardMode.DECODE:
+            lengths = [t.fill - 1 for t in turns]  # the last output has no KV yet
+            rows = [self.release.row(t.req) for t in turns]
+            batch.req_pool_indices = torch.tensor(rows, dtype=torch.int64)
+            batch.req_pool_indices_cpu = batch.req_pool_indices
+            batch.seq_lens = torch.tensor(lengths, dtype=torch.int64)
+            batch.seq_lens_cpu = batch.seq_lens.clone()
+            batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
+            batch.seq_lens_sum = sum(lengths)
+            batch.output_ids = torch.zeros(len(lengths), dtype=torch.int64)
+        return batch
+
+    # -- the model's part -------------------------------------------------------------------------
+
+    def forward(self, turn: Turn, start: int, end: int, drafts: Sequence[int] = ()) -> None:
+        """Write KV of positions [start, end): stamp the slots that row and mapping lead to.
+
+        drafts: tokens after those of the text; past them stand rejected drafts, stamp 0.
+        """
+        text = [*turn.text, *drafts][start:end]
+        slots = self.rows.req_to_token[self.release.row(turn.req), start:end]
+        text += [0] * (end - start - len(text))
+        self.stamp(slots, text)
+
+    def stamp(self, slots: torch.Tensor, tokens: Sequence[int]) -> None:
+        """Write the KV of `tokens` to these full slots, and to the SWA slots that they are mapped to."""
+        for slot, token in zip(slots.tolist(), tokens, strict=True):
+            self.full_stamps[slot] = token
+        if self.swa_pool is not None:
+            mapped = self.allocator.full_to_swa_index_mapping[slots.to(torch.int64)]
+            for slot, token in zip(mapped.tolist(), tokens, strict=True):
+                self.swa_stamps[slot] = token
+
+    @staticmethod
+    def sample(turn: Turn, count: int) -> list[int]:
+        """The next `count` tokens of a request."""
+        return [token_id(turn.serial, p) for p in range(turn.fill, turn.fill + count)]
+
+    @contextmanager
+    def results_of_prefill(self, whole: bool = True) -> Iterator[None]:
+        """Processing the results of one prefill batch, `whole` or none of it: some free all at its end."""
+        if self.grouped or not (whole and self.release.groups_prefill):
+            yield
+            return
+        self.allocator.free_group_begin()
+        self.grouped = True
+        yield
+        self.grouped = False
+        self.allocator.free_group_end()
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def view(self) -> View:
+        release, page = self.release, self.geometry.page_size
+        sessions: dict[str, SessionView] = {}
+        requests: dict[str, RequestView] = {}
+        held: set[int] = set()
+        for name, session in self.controller.sessions.items():
+            slot = release.slot(self.cache, name)
+            row = None if slot is None else release.row(slot)
+            sessions[name] = SessionView(
+                history=self.history(name),
+                closing=release.closing(session),
+                row=row,
+                cursors=None if slot is None else release.cursors(slot),
+            )
+            if row is not None:
+                held.add(row)
+        for name, turn in self.turns.items():
+            row = release.row(turn.req)
+            requests[name] = RequestView(
+                session=turn.session,
+                origin=turn.origin,
+                text=turn.text,
+                row=row,
+                cursors=self._cursors(turn),
+            )
+            if row is not None:
+                held.add(row)
+        swa = self.swa_pool
+        return View(
+            sessions=sessions,
+            requests=requests,
+            free_full=release.free_pages(self.full_pool),
+            free_rows=list(self.rows.free_slots),
+            rows={row: self.rows.req_to_token[row].tolist() for row in held},
+            full_stamps=self.full_stamps,
+            free_swa=() if swa is None else release.free_pages(swa),
+            # One entry past the slots maps "no slot" to itself; it is no slot.
+            full_to_swa=()
+            if swa is None
+            else self.allocator.full_to_swa_index_mapping[: (self.geometry.full_pages + 1) * page].tolist(),
+            swa_stamps=self.swa_stamps,
+            tree=self._tree_view(),
+        )
+
+    def cursors(self, turn: Turn) -> Cursors:
+        """Of a request that has a row, with what it will have committed when all results are processed."""
+        cursors = self.release.cursors(turn.req)
+        committed = cursors.kv_committed_len + sum(self.late(result) for result in turn.pending)
+        return cursors._replace(kv_committed_len=committed)
+
+    def late(self, result: Result) -> int:
+        """Tokens that kv_committed_len moves by when this is processed; all else has at the launch."""
+        return 0 if result.prefill or not self.spec else len(result.tokens) - self.release.claimed
+
+    def _cursors(self, turn: Turn) -> Cursors | None:
+        """Of a row, or of the prefix that an admitted request has locked in the tree."""
+        if self.release.row(turn.req) is not None:
+            return self.cursors(turn)
+        if self.tree is None or turn.phase is not Phase.ADMITTED:
+            return None
+        return Cursors(turn.prefix, turn.prefix, 0, turn.prefix)
+
+    def _tree_view(self) -> TreeView | None:
+        if self.tree is None:
+            return None
+        guests = {name: GuestView(guest.slots.tolist()) for name, guest in self.guests.items()}
+        return TreeView(list(self.tree.nodes()), guests, self.tree.sizes())

@@ -1,0 +1,92 @@
+"""What becomes of a trace that shows a fault: its smallest form, and a fixture that remembers it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from impl.adapter import System
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Run, Trace
+from stateful_tests.shrink.minimise import minimise
+from stateful_tests.traces.recording import stated
+
+SHORT = 8  # commands of a fixture are fewer: what a reader takes in at a glance
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+){2,}", re.ASCII)
+
+
+class NotPossible(ValueError):
+    """What was asked for cannot be had of this trace: one line says why."""
+
+
+def violated(run: Run, clause: str | None) -> str:
+    """The clause that a run is about: `clause`, else the one its trace names, else the first it violates.
+
+    Raises NotPossible when the run does not violate that.
+    """
+    assert run.violation is not None
+    clauses = run.violation.clauses
+    if clauses == ("TRACE",):
+        raise NotPossible(f"step {run.violation.step} states an outcome that the rules contradict")
+    if clause is None:
+        return run.trace.clause if run.trace.clause in clauses else clauses[0]
+    if clause not in clauses:
+        raise NotPossible(f"violates {', '.join(clauses)} on {run.system}, not {clause}")
+    return clause
+
+
+def shrunk(system: System, run: Run, clause: str) -> Run:
+    """The smallest trace that violates `clause` on `system`, replayed; what it states is the reference's."""
+    return _stating(system, minimise(system, replace(run.trace, clause=clause), clause), clause)
+
+
+def _stating(system: System, trace: Trace, clause: str) -> Run:
+    """The trace with stated outcomes, replayed: without them where the system's own choices decide."""
+    run = replay(system, stated(trace))
+    if run.violation is not None and clause in run.violation.clauses:
+        return run
+    return replay(system, replace(trace, expected=()))
+
+
+def check_name(name: str) -> str:
+    """A fixture's name: a clause of a sentence. Raises NotPossible."""
+    if not _NAME.fullmatch(name) or len(name) > 100:
+        raise NotPossible(
+            f"{name!r:.60} is no clause of a sentence, such as retract_then_retry_frees_the_reserved_token:"
+            " three or more words of a-z and 0-9 with _ between them"
+        )
+    return name
+
+
+def check_story(story: str) -> str:
+    """A fixture's story: sentences. Raises NotPossible."""
+    told = " ".join(story.split())
+    if len(told) < 20 or not told.endswith("."):
+        raise NotPossible("say in a sentence or more what happens and why it matters, up to a full stop")
+    return told
+
+
+def fixture(trace: Trace, faulty: System | None, healthy: tuple[System, ...], clause: str | None) -> Run:
+    """A fixture's trace, cut where it violates `clause` on `faulty`, every outcome stated; replayed there.
+
+    faulty: the system with the fault; None for a trace that conforms everywhere. healthy: systems that
+    it must conform on. clause: None for the first that is violated. Raises NotPossible.
+    """
+    made = replace(trace, expected=())
+    if faulty is not None:
+        run = replay(faulty, replace(made, clause=clause or made.clause))
+        if run.violation is None:
+            raise NotPossible(f"conforms on {faulty.name}: it shows no fault there")
+        clause = clause or run.violation.clause
+        if run.violation.clause != clause:
+            raise NotPossible(f"violates {run.violation.clause} first on {faulty.name}, not {clause}")
+        made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
+    made = stated(made)
+    for system in healthy:
+        violation = replay(system, made).violation
+        if violation is not None:
+            raise NotPossible(f"violates {violation.clause} at step {violation.step} on {system.name} too")
+    if faulty is None:
+        return replay(healthy[0], made)
+    assert clause is not None
+    return _stating(faulty, made, clause)

@@ -1,0 +1,137 @@
+"""Which situations a check must reach: those that the explorer has reached in small scopes.
+
+`situations.json` beside this module has them, each with the scopes that reach it (made by `kvspec
+explore --situations`), and exemptions with their reasons (written by hand).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from impl.adapter import Capabilities
+from reference.commands import Mode
+from reference.geometry import preset
+from stateful_tests.coverage.scopes import SCOPES
+from stateful_tests.coverage.situations import kind_name
+from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.lockstep.results import MachineResult
+
+FILE = Path(__file__).with_name("situations.json")
+
+
+class SituationsError(Exception):
+    """A file of situations that cannot be used: one line says where and why."""
+
+
+class Known(msgspec.Struct, forbid_unknown_fields=True):
+    """What the file has. exempt: situation -> why no check need reach it; situations: -> scopes with it."""
+
+    exempt: dict[str, str]
+    situations: dict[str, list[str]]
+
+    def taken(self, scope: str, reached: Iterable[str]) -> Known:
+        """The same with what a scope reaches now, without scopes that are no more."""
+        scopes = {text: {*names} - {scope} for text, names in self.situations.items()}
+        for text in reached:
+            scopes.setdefault(text, set()).add(scope)
+        known = {text: [name for name in SCOPES if name in scopes[text]] for text in sorted(scopes)}
+        return Known(self.exempt, {text: names for text, names in known.items() if names})
+
+
+def load(path: Path = FILE) -> Known:
+    """The situations in a file. Raises SituationsError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Known)
+    except OSError as error:
+        raise SituationsError(f"{path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise SituationsError(f"{path}: {error}") from error
+
+
+def dump(known: Known) -> str:
+    """A file's text: a line for each situation."""
+    parts = []
+    for name, entries in (("exempt", known.exempt), ("situations", known.situations)):
+        lines = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())
+        parts.append(f'  "{name}": {{\n{lines}\n  }}' if lines else f'  "{name}": {{}}')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+@dataclass(slots=True)
+class Coverage:
+    """Situations of a check. reached, missing: of those that it had to reach; exempt: with reasons;
+    left_out: why -> those that the system, or the machines that were run, cannot have."""
+
+    reached: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    exempt: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+
+class _World(NamedTuple):
+    """What tells runs apart that can have different situations."""
+
+    tree: bool
+    window: bool
+    mode: Mode
+
+
+# What a situation speaks of that only another command brings about.
+_BY: dict[str, str] = {
+    "waits after a retract": "Retract",
+    "closing": "Close",
+    "deferred": "Close",
+    "slot wiped": "Abort",
+    "turn without a slot": "Abort",
+}
+
+
+def coverage(
+    met: Mapping[str, int],
+    machines: Iterable[MachineResult],
+    capabilities: Capabilities,
+    known: Known,
+) -> Coverage:
+    """What the runs of some machines have reached of what they can have."""
+    driven: dict[_World, set[str]] = {}
+    for m in machines:
+        world = _World(m.name != "sessions", preset(m.preset).window is not None, m.mode)
+        driven.setdefault(world, set()).update(
+            kind_name(kind) for kind in MACHINES[m.name] if kind.__name__ in capabilities.commands
+        )
+    found = Coverage()
+    for text, scopes in known.situations.items():
+        why = _impossible(text, scopes, driven, capabilities)
+        if why:
+            found.left_out.setdefault(why, []).append(text)
+        elif text in known.exempt:
+            found.exempt[text] = known.exempt[text]
+        else:
+            (found.reached if met.get(text) else found.missing).append(text)
+    return found
+
+
+def _impossible(
+    text: str, scopes: list[str], driven: Mapping[_World, set[str]], capabilities: Capabilities
+) -> str:
+    """Why runs in the worlds that were driven cannot have a situation; empty if they can."""
+    kind = text.partition(",")[0]
+    if not any(kind in kinds for kinds in driven.values()):
+        return f"no {kind} was driven"
+    for words, command in _BY.items():
+        if words in text and command not in capabilities.commands:
+            return f"{command} is not offered"
+    worlds = [
+        _World(s.geometry.tree, s.geometry.window is not None, s.mode) for s in map(SCOPES.get, scopes) if s
+    ]
+    if any(kind in driven.get(world, ()) for world in worlds):
+        return ""
+    w = worlds[0]
+    sizes = f"{'a' if w.tree else 'no'} radix tree and {'a' if w.window else 'no'} window"
+    return f"known with {sizes} in {w.mode.value} mode"

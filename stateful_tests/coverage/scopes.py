@@ -1,0 +1,255 @@
+"""Scopes: small worlds whose every state is looked at. Data alone; engines are elsewhere.
+
+A scope bounds what there can be (sizes, names, texts) and which values every parameter of a command
+takes; rows, pools and width bound the rest. Lengths are tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from reference.commands import Mode
+from reference.geometry import Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A world to explore, in full or to a bound.
+
+    about: what is special, in a few words. sessions: so many, each with one turn at most; ordinary:
+    so many requests without a session; guests: so many of the radix tree.
+    submits: fresh tokens of a Submit. prompts: such as "a2b1", of Submit (None: none of it), Match and
+    Insert. texts: the letters in them. chunks: at most so many tokens in a lane of Extend (None: any
+    number). ahead: SpecDecode allocates 1 to so many, 0: never; decode: whether there is Decode.
+    sweeps: EvictSwa, with every length. retracts, aborts: whether there are any. marked: marked aborts.
+    batches: Extend, Decode and SpecDecode with two lanes as well. evicts: Evict, with every number of
+    pages. checks: CheckBusy at every level and CheckIdle. rude: commands that are ill-formed, or name
+    somebody who is not there or is somebody else, as well.
+    takes: seconds, minutes or hour.
+    """
+
+    name: str
+    about: str
+    geometry: Geometry
+    mode: Mode = Mode.FREE
+    sessions: int = 0
+    ordinary: int = 0
+    guests: int = 0
+    submits: tuple[int, ...] = (1, 2)
+    prompts: tuple[str, ...] = ()
+    texts: str = ""
+    chunks: int | None = None
+    ahead: int = 0
+    decode: bool = True
+    sweeps: bool = True
+    retracts: bool = True
+    aborts: bool = True
+    marked: bool = True
+    batches: bool = True
+    evicts: bool = True
+    checks: bool = False
+    rude: bool = True
+    takes: str = "seconds"
+
+
+def spelt_in(texts: str, longest: int, block: int = 1) -> tuple[str, ...]:
+    """Every prompt up to `longest` tokens made of blocks of `block` tokens, each block in one of `texts`."""
+    found = []
+    for blocks in range(1, longest // block + 1):
+        for letters in product(texts, repeat=blocks):
+            runs: list[tuple[str, int]] = []
+            for letter in letters:
+                if runs and runs[-1][0] == letter:
+                    runs[-1] = (letter, runs[-1][1] + block)
+                else:
+                    runs.append((letter, block))
+            found.append("".join(f"{letter}{tokens}" for letter, tokens in runs))
+    return tuple(found)
+
+
+def _sizes(page_size: int, window: int | None, full: int, swa: int, rows: int, width: int) -> Geometry:
+    return Geometry(page_size, window, full, 0 if window is None else swa, rows, width)
+
+
+def _cached(page_size: int, window: int | None, full: int, swa: int, rows: int, width: int) -> Geometry:
+    return replace(_sizes(page_size, window, full, swa, rows, width), tree=True)
+
+
+def _both_modes(scope: Scope) -> tuple[Scope, Scope]:
+    """The scope in free mode, and in faithful mode under a name that says so."""
+    return scope, replace(scope, name=f"{scope.name}-faithful", mode=Mode.FAITHFUL)
+
+
+_ALL: Sequence[Scope] = (
+    # One session. The window is below, at and above a page; overshoot is below and above the window, and
+    # far enough for a sweep to pass a target (free mode).
+    *_both_modes(Scope(
+        "session-tiny", "one session, window 1, up to 4 ahead: the smallest with every kind of cut",
+        _sizes(1, 1, 5, 4, 1, 5), sessions=1, ahead=4, submits=(1,),
+    )),
+    *_both_modes(Scope(
+        "session-page1", "one session, pages of one token, window 1, up to 4 ahead",
+        _sizes(1, 1, 6, 5, 1, 6), sessions=1, ahead=4,
+    )),
+    *_both_modes(Scope(
+        "session-page2", "one session, a window below a page, up to 6 ahead",
+        _sizes(2, 1, 4, 4, 1, 8), sessions=1, ahead=6,
+    )),
+    Scope(
+        "session-page2-window2", "one session, a window of one page",
+        _sizes(2, 2, 3, 3, 1, 6), sessions=1, ahead=3,
+    ),
+    Scope(
+        "session-page2-window3", "one session, a window above a page that ends inside one, up to 7 ahead",
+        _sizes(2, 3, 5, 4, 1, 9), sessions=1, ahead=7,
+    ),
+    Scope(
+        "session-page4", "one session, a window below a page, overshoot past window and page",
+        _sizes(4, 3, 3, 3, 1, 12), sessions=1, ahead=6, submits=(1, 5),
+    ),
+    Scope(
+        "session-no-window", "one session, one pool",
+        _sizes(2, None, 3, 0, 1, 6), sessions=1, ahead=3,
+    ),
+    # Several: batches, room, rows.
+    Scope(
+        "checks", "a session and an ordinary request, with every memory check",
+        _sizes(2, 1, 2, 2, 2, 3), sessions=1, ordinary=1, submits=(1,), ahead=2, checks=True,
+    ),
+    Scope("ordinary", "two ordinary requests", _sizes(1, 1, 3, 3, 2, 3), ordinary=2, ahead=2),
+    Scope(
+        "batches", "two ordinary requests, pages and a window of two",
+        _sizes(2, 2, 4, 4, 2, 4), ordinary=2, ahead=3, submits=(1,), aborts=False, retracts=False,
+    ),
+    *_both_modes(Scope(
+        "two-sessions", "two sessions, pages of two", _sizes(2, 1, 3, 3, 2, 4), sessions=2, ahead=3,
+    )),
+    Scope(
+        "two-sessions-ordinary", "two sessions and an ordinary request, three rows",
+        _sizes(1, 1, 4, 3, 3, 3), sessions=2, ordinary=1, ahead=2, submits=(1,),
+    ),
+    Scope(
+        "three-sessions", "three sessions, two rows",
+        _sizes(1, 1, 4, 3, 2, 3), sessions=3, ahead=2, submits=(1,),
+    ),
+    Scope(
+        "two-sessions-page4", "two sessions, pages of four, overshoot past window and page",
+        _sizes(4, 3, 3, 3, 2, 8), sessions=2, ahead=5, submits=(1, 5),
+    ),
+    Scope(
+        "two-sessions-long", "two sessions, window 2, up to 4 ahead",
+        _sizes(1, 2, 7, 5, 2, 6), sessions=2, ahead=4,
+    ),
+    # Large ones.
+    Scope(
+        "session-wide", "one session, rows of 24, up to 8 ahead",
+        _sizes(4, 3, 6, 6, 1, 24), sessions=1, ahead=8, submits=(1, 5),
+    ),
+    Scope(
+        "two-sessions-room", "two sessions with room for both, rows of 5",
+        _sizes(1, 1, 10, 10, 2, 5), sessions=2, ahead=2,
+    ),
+    Scope(
+        "three-sessions-page2", "three sessions, three rows, pages of two",
+        _sizes(2, 1, 4, 4, 3, 4), sessions=3, ahead=3,
+    ),
+    Scope(
+        "two-and-one-faithful", "two sessions and an ordinary request, three rows, pages of two",
+        _sizes(2, 1, 4, 4, 3, 4), Mode.FAITHFUL, sessions=2, ordinary=1, ahead=2, takes="minutes",
+    ),
+    # The radix tree by itself.
+    Scope(
+        "tree-tiny", "one guest, two texts, room for two pages",
+        _cached(1, 1, 2, 2, 1, 2), guests=1, texts="ab", prompts=spelt_in("ab", 2),
+    ),
+    Scope(
+        "tree-two-guests", "two guests, two texts, room for two pages",
+        _cached(1, 1, 2, 2, 1, 2), guests=2, texts="ab", prompts=spelt_in("ab", 2),
+    ),
+    Scope(
+        "tree-small-window-pool", "one guest, two texts, more room in the full pool than in the other",
+        _cached(1, 1, 3, 2, 1, 2), guests=1, texts="ab", prompts=spelt_in("ab", 2),
+    ),
+    Scope(
+        "tree-window2", "one guest, a window of two, prompts past it",
+        _cached(1, 2, 3, 3, 1, 3), guests=1, texts="ab", prompts=("a1", "a2", "a3", "b1", "a1b1", "a1b2"),
+    ),
+    Scope(
+        "tree-page2", "one guest, pages of two, prompts that end inside one",
+        _cached(2, 1, 2, 2, 1, 4), guests=1, texts="ab", prompts=("a1", "a3", *spelt_in("ab", 4, 2)),
+    ),
+    Scope(
+        "tree-no-window", "two guests, pages of two, one pool",
+        _cached(2, None, 3, 0, 1, 4), guests=2, texts="ab", prompts=("a3", *spelt_in("ab", 4, 2)),
+    ),
+    Scope(
+        "tree-two-guests-long", "two guests, one text, prompts of up to three, a window's pool for two",
+        _cached(1, 1, 3, 2, 1, 3), guests=2, texts="a", prompts=("a1", "a2", "a3"),
+    ),
+    Scope(
+        "tree-page2-long", "one guest, one text, prompts of up to three pages of two",
+        _cached(2, 1, 3, 3, 1, 6), guests=1, texts="a", prompts=("a2", "a4", "a6"),
+    ),
+    Scope(
+        "tree-long", "one guest, a window of one, prompts of up to three: fresh nodes outside of the window",
+        _cached(1, 1, 3, 3, 1, 3), guests=1, texts="ab", prompts=spelt_in("ab", 3), takes="minutes",
+    ),
+    Scope(
+        "tree-three-pages", "two guests, two texts, room for three pages",
+        _cached(1, 1, 3, 3, 1, 2), guests=2, texts="ab", prompts=spelt_in("ab", 2), takes="minutes",
+    ),
+    # Both together.
+    *_both_modes(Scope(
+        "both-session", "a session whose turns leave prompts in the tree, with every memory check",
+        _cached(1, 1, 3, 2, 1, 3), sessions=1, submits=(), prompts=("a1", "a2"), texts="a", checks=True,
+    )),
+    Scope(
+        "both-ordinary", "an ordinary request that meets what others have left in the tree",
+        _cached(1, 1, 3, 2, 1, 3), ordinary=1, submits=(1,), prompts=("a1", "a2"), texts="a", ahead=2,
+    ),
+    Scope(
+        "both-page2", "a session, pages of two, prompts that end inside one",
+        _cached(2, 1, 2, 2, 1, 4), sessions=1, submits=(1,), prompts=("a2", "a3"), texts="a", marked=False,
+    ),
+    Scope(
+        "both-guest", "an ordinary request and a guest of the tree",
+        _cached(1, 1, 2, 2, 1, 2), ordinary=1, guests=1, submits=(1,), prompts=("a1", "a2"), texts="a",
+    ),
+    Scope(
+        "both-two", "two ordinary requests, batches that go into the tree together",
+        _cached(1, 1, 2, 2, 2, 2), ordinary=2, submits=(), prompts=("a1", "a2"), texts="a",
+    ),
+    Scope(
+        "both-guest-room", "an ordinary request and a guest of the tree, room for three pages",
+        _cached(1, 1, 3, 3, 1, 2), ordinary=1, guests=1, submits=(), prompts=("a1", "a2"), texts="a",
+        decode=False, retracts=False,
+    ),
+    Scope(
+        "both-ordinary-page2", "an ordinary request over the tree, pages of two",
+        _cached(2, 1, 3, 2, 1, 5), ordinary=1, submits=(1,), prompts=("a2",), texts="a", ahead=2,
+        marked=False,
+    ),
+    Scope(
+        "both-ordinary-window2", "an ordinary request over the tree, a window of two, up to 3 ahead",
+        _cached(1, 2, 3, 3, 1, 4), ordinary=1, submits=(1,), prompts=("a1",), texts="a", ahead=3,
+        marked=False,
+    ),
+    Scope(
+        "both-ahead", "a session over the tree, pages of two, overshoot past window and target",
+        _cached(2, 1, 4, 4, 1, 8), sessions=1, submits=(), prompts=("a2",), texts="a", ahead=5, marked=False,
+        decode=False, evicts=False,
+    ),
+    Scope(
+        "both-longer", "a session, rows of three, room for three pages",
+        _cached(1, 1, 3, 3, 1, 3), sessions=1, submits=(1,), prompts=("a1",), texts="a", takes="minutes",
+    ),
+    Scope(
+        "both-session-ordinary", "a session and an ordinary request, one row, room for three pages",
+        _cached(1, 1, 3, 3, 1, 2), sessions=1, ordinary=1, submits=(1,), prompts=("a1", "a2"), texts="a",
+        takes="hour",
+    ),
+)  # fmt: skip
+
+SCOPES: dict[str, Scope] = {scope.name: scope for scope in _ALL}

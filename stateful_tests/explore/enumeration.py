@@ -1,0 +1,260 @@
+"""Every command of a scope in a state, by what it is about: one unit, two of them, or none in particular.
+
+A unit is a session with its turn, an ordinary request, or a guest of the tree. Where a command is refused
+whatever its parameters are, one value stands for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
+
+from reference.commands import (
+    COMMANDS,
+    Abort,
+    Admit,
+    CheckBusy,
+    CheckIdle,
+    Chunk,
+    Close,
+    Command,
+    Decode,
+    Draft,
+    Evict,
+    EvictSwa,
+    Extend,
+    Finish,
+    Insert,
+    Match,
+    Mode,
+    Open,
+    Prompt,
+    Retract,
+    SpecDecode,
+    Submit,
+    Unlock,
+    prompt_len,
+)  # fmt: skip
+from reference.cursors import floor_page
+from reference.geometry import Geometry
+from reference.ledger import IN_BATCH, Phase, Request, Session
+from reference.prefix_cache import key_of
+from reference.tree import Key
+from stateful_tests.coverage.scopes import Scope
+from stateful_tests.traces.files import prompt_of
+
+
+class Names(NamedTuple):
+    """Names that nobody has."""
+
+    session: str
+    request: str
+    guest: str
+
+
+def kinds(scope: Scope) -> list[type]:
+    """The kinds of commands that a scope has, in the order of the vocabulary."""
+    served = bool(scope.sessions or scope.ordinary)
+    used = {
+        Open: bool(scope.sessions), Close: bool(scope.sessions),
+        Submit: served, Admit: served, Extend: served, Finish: served,
+        Decode: served and scope.decode, SpecDecode: served and scope.ahead > 0,
+        EvictSwa: served and scope.sweeps, Retract: served and scope.retracts,
+        Abort: served and scope.aborts, CheckBusy: scope.checks, CheckIdle: scope.checks,
+        Match: bool(scope.guests), Insert: bool(scope.guests), Unlock: bool(scope.guests),
+        Evict: scope.evicts and scope.geometry.tree,
+    }  # fmt: skip
+    return [kind for kind in COMMANDS if used[kind]]
+
+
+def absent(scope: Scope) -> set[str]:
+    """Labels of situations, and reasons, that a scope leaves out by what it is."""
+    labels: set[str] = set()
+    if not scope.ordinary:
+        labels.add("ordinary")
+    if not scope.sessions:
+        labels |= {"turn", "turn of a closing session", "first turn", "later turn", "turn without a slot"}
+        labels |= {"slot", "resumes a slot", "slots", "slots and running", "session closing"}
+        labels |= {f"commit {where} its key" for where in ("past", "at", "below")}
+        labels |= {"from R, its window lost", "session_closing", "turn_in_flight", "session_exists"}
+    if not scope.batches or scope.sessions + scope.ordinary < 2:
+        labels |= {"batch"}
+    if scope.mode is Mode.FREE:
+        labels.add("unfaithful")
+    if not scope.rude:
+        labels |= {"unknown_request", "duplicate_lane", "empty", "request_exists", "shrinking_prefix"}
+    return labels
+
+
+def of_session(scope: Scope, session: Session, turn: Request | None, fresh: Names) -> Iterator[Command]:
+    """Commands about a session and its turn."""
+    name = session.name
+    yield Close(name)
+    for tokens in scope.submits if turn is None and not session.closing else scope.submits[:1]:
+        yield Submit(fresh.request, name, tokens)
+    if turn is None and not session.closing:
+        for prompt in _prompts(scope):
+            yield from (Submit(fresh.request, name, tokens, 0, prompt) for tokens in (0, *scope.submits))
+    if scope.rude:
+        yield from (Open(name), Submit(fresh.request, name, 1, 1), Submit(fresh.request, name, 1, -1))
+        yield from _as_guest(scope, name)
+    if turn is not None:
+        yield from of_request(scope, turn)
+
+
+def of_request(scope: Scope, request: Request) -> Iterator[Command]:
+    """Commands about a request."""
+    name, c = request.name, request.cursors
+    phase, rude = request.phase, scope.rude
+    waits = phase in (Phase.QUEUED, Phase.ADMITTED)
+    if waits or rude:
+        yield Admit(name)
+    if phase in (Phase.ADMITTED, Phase.EXTENDING):
+        assert c is not None
+        yield from (Extend((Chunk(name, n),)) for n in _chunks(scope, request, over=1))
+    elif rude:
+        yield Extend((Chunk(name, 1),))
+    runs = phase is Phase.RUNNING
+    if scope.decode and (runs or rude):
+        yield Decode((name,))
+    if scope.ahead and (runs or rude):
+        yield from (SpecDecode((Draft(name, *draft),)) for draft in (_drafts(scope) if runs else [(1, 1)]))
+        if rude and runs:
+            yield SpecDecode((Draft(name, 1, 2),))
+    if scope.sweeps and phase in IN_BATCH:
+        assert c is not None
+        yield from (EvictSwa(name, length) for length in range(c.kv_allocated_len + 1 + rude))
+    elif scope.sweeps and rude:
+        yield EvictSwa(name, 0)
+    for finished in range(1, request.output + 1 + rude) if runs else [1] * rude:
+        yield Finish(name, finished)
+    if scope.retracts and (runs or rude):
+        yield from (Retract(name, in_flight) for in_flight in ((0, 1) if runs else (0,)))
+    if scope.aborts:
+        yield Abort(name)
+        if scope.marked and (rude or (phase is Phase.QUEUED and not request.started)):
+            yield Abort(name, marked=True)
+    if rude:
+        yield from (Submit(name, None, 1), *_as_guest(scope, name))
+
+
+def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
+    """Batches of two requests. Their order counts only where both go into the radix tree."""
+    if not scope.batches:
+        return
+    names = one.name, two.name
+    if all(r.phase in (Phase.ADMITTED, Phase.EXTENDING) for r in (one, two)):
+        for tokens in product(*(_chunks(scope, r) for r in (one, two))):
+            lanes = tuple(map(Chunk, names, tokens))
+            yield Extend(lanes)
+            if scope.geometry.tree:
+                yield Extend(lanes[::-1])
+    if all(r.phase is Phase.RUNNING for r in (one, two)):
+        if scope.decode:
+            yield Decode(names)
+        for a, b in product(_drafts(scope), _drafts(scope)):
+            yield SpecDecode((Draft(names[0], *a), Draft(names[1], *b)))
+
+
+def of_guest(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
+    """Commands about a guest that has `locked` locked."""
+    yield Unlock(name)
+    strangers = 0
+    for prompt in _prompts(scope):
+        if key_of(prompt)[: len(locked)] == locked:
+            yield from _inserts(scope, name, prompt)
+        else:
+            strangers += 1
+            if scope.rude and strangers == 1:
+                yield Insert(name, prompt)
+    if scope.rude:
+        yield from (Open(name), Submit(name, None, 1), Match(name, _prompts(scope)[0]))
+
+
+def of_nobody(scope: Scope, sessions: int, ordinary: int, guests: int, fresh: Names) -> Iterator[Command]:
+    """Commands about whoever is not there yet (there are so many), about the tree, about everybody."""
+    if sessions < scope.sessions:
+        yield Open(fresh.session)
+    if ordinary < scope.ordinary:
+        for tokens in scope.submits:
+            yield Submit(fresh.request, None, tokens)
+        for prompt in _prompts(scope):
+            yield from (Submit(fresh.request, None, tokens, 0, prompt) for tokens in (0, *scope.submits))
+    if guests < scope.guests:
+        for prompt in _prompts(scope):
+            yield Match(fresh.guest, prompt)
+            yield from _inserts(scope, fresh.guest, prompt)
+    if scope.evicts and scope.geometry.tree:
+        size = scope.geometry.page_size
+        for full, swa in product(range(scope.geometry.full_pages + 1), range(scope.geometry.swa_pages + 1)):
+            if full or swa:
+                yield Evict(full * size, swa * size)
+    if scope.checks:
+        yield from (CheckBusy(0), CheckBusy(1), CheckBusy(2), CheckIdle())
+    if scope.rude:
+        served = set(kinds(scope))
+        yield from (command for command in _ill_formed(scope, fresh) if type(command) in served)
+
+
+def _ill_formed(scope: Scope, fresh: Names) -> Iterator[Command]:
+    """What is refused in every state; and what names nobody."""
+    session, request, guest = fresh
+    if scope.sessions or scope.ordinary:
+        yield from (Close(session), Submit(request, session, 1), Submit(request, None, 0))
+        yield Submit(request, None, scope.geometry.width + 1)
+        yield from (Admit(request), Extend((Chunk(request, 1),)), Extend(()), Extend((Chunk(request, 0),)))
+        yield from (Finish(request, 1), Retract(request), Abort(request), Decode((request,)), Decode(()))
+        yield from (Decode((request, request)), EvictSwa(request, 0), CheckBusy(3))
+        yield from (SpecDecode(()), SpecDecode((Draft(request, 1, 1),)))
+        yield from (Extend((Chunk(request, 1),) * 2), SpecDecode((Draft(request, 1, 1),) * 2))
+    if scope.guests:
+        some = prompt_of("a1")
+        yield from (Match(guest, ()), Match(guest, prompt_of(f"a{scope.geometry.width + 1}")), Unlock(guest))
+        yield from (Insert(guest, ()), Insert(guest, some, 2), Evict(0, 0), Evict(-1))
+        if scope.geometry.window is None:
+            yield from (Insert(guest, some, 1), Evict(0, 1))
+
+
+def _as_guest(scope: Scope, name: str) -> Iterator[Command]:
+    """A session or a request taken for a guest."""
+    if scope.guests:
+        prompt = _prompts(scope)[0]
+        yield from (Match(name, prompt), Insert(name, prompt), Unlock(name))
+
+
+def _chunks(scope: Scope, request: Request, over: int = 0) -> range:
+    """Sizes of the next chunk; `over`: so many too long ones."""
+    assert request.cursors is not None
+    rest = request.origin + request.output - request.cursors.kv_committed_len
+    most = rest if scope.chunks is None else min(rest, scope.chunks)
+    return range(1, most + 1 + (over if scope.rude and most == rest else 0))
+
+
+def _drafts(scope: Scope) -> list[tuple[int, int]]:
+    return [(ahead, accept) for ahead in range(1, scope.ahead + 1) for accept in range(1, ahead + 1)]
+
+
+_PROMPTS: dict[tuple[str, ...], tuple[Prompt, ...]] = {}
+
+
+def _prompts(scope: Scope) -> tuple[Prompt, ...]:
+    if scope.prompts not in _PROMPTS:
+        _PROMPTS[scope.prompts] = tuple(map(prompt_of, scope.prompts))
+    return _PROMPTS[scope.prompts]
+
+
+def _inserts(scope: Scope, name: str, prompt: Prompt) -> Iterator[Command]:
+    """A prompt inserted, with each number of its pages swept; one number inside a page."""
+    for chunked in (False, True):
+        yield from (Insert(name, prompt, swept, chunked) for swept in _swept(scope.geometry, prompt))
+
+
+def _swept(geometry: Geometry, prompt: Prompt) -> Iterator[int]:
+    length, size = prompt_len(prompt), geometry.page_size
+    if geometry.window is None:
+        yield 0
+        return
+    yield from range(0, floor_page(length, size) + 1, size)
+    if size > 1 and length > 1:
+        yield 1

@@ -1,0 +1,84 @@
+"""What becomes of requests and sessions: every change that a scope reaches, as edges of a diagram."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from reference.commands import Command, Done, Said
+from reference.ledger import IN_BATCH, Session, State
+from stateful_tests.coverage.scopes import Scope
+from stateful_tests.coverage.situations import kind_name
+from stateful_tests.explore.stepwise import Explorer
+
+NOWHERE = "[*]"  # before and after, as Mermaid writes it
+
+
+class Life(Said):
+    """Where a session is: what it keeps, and who uses it."""
+
+    EMPTY = "empty", "keeps nothing"
+    FIRST_TURN = "first_turn", "no slot yet, a turn is in flight"
+    IDLE = "idle", "slot, no turn"
+    WAITING = "waiting", "slot, its turn waits"
+    LENT = "lent", "slot lent, its turn is in a batch"
+    CLOSING = "closing", "closed while a turn is in flight"
+
+
+Transition = tuple[State, Command, State]  # before, what is carried out, after
+
+
+class Edge(NamedTuple):
+    """One change: from where, by which command, to where."""
+
+    before: str
+    command: str
+    after: str
+
+
+def life(state: State, session: Session) -> Life:
+    """Where a session is in a state."""
+    if session.closing:
+        return Life.CLOSING
+    turn = state.request(session.turn) if session.turn is not None else None
+    if turn is None:
+        return Life.EMPTY if session.slot is None else Life.IDLE
+    if session.slot is None:
+        return Life.FIRST_TURN
+    return Life.LENT if turn.phase in IN_BATCH else Life.WAITING
+
+
+def edges(steps: Iterable[Transition]) -> tuple[set[Edge], set[Edge]]:
+    """Of requests, and of sessions, in some transitions. Of commands that leave a request in its
+    phase those that name it; of those that leave a session where it is, none."""
+    requests: set[Edge] = set()
+    sessions: set[Edge] = set()
+    for was, command, now in steps:
+        kind, named = kind_name(type(command)), set(_named(command))
+        phases = ({r.name: r.phase.value for r in state.requests} for state in (was, now))
+        lives = ({s.name: life(state, s).value for s in state.sessions} for state in (was, now))
+        for into, (before, after) in ((requests, phases), (sessions, lives)):
+            for name in {*before, *after}:
+                edge = Edge(before.get(name, NOWHERE), kind, after.get(name, NOWHERE))
+                if edge.before != edge.after or (into is requests and name in named):
+                    into.add(edge)
+    return requests, sessions
+
+
+def transitions(scope: Scope) -> Iterator[Transition]:
+    """All of a scope."""
+    explorer = Explorer(scope, clauses=False)
+    explorer.run()
+    for key in explorer.keys:
+        was = explorer.graph.quotient.state(key)
+        for command, outcome, now in explorer.graph.moves(key):
+            if isinstance(outcome, Done):
+                yield was, command, now
+
+
+def _named(command: Command) -> Iterator[str]:
+    """The requests that a command is about."""
+    yield getattr(command, "request", "")
+    yield from getattr(command, "requests", ())
+    for lane in getattr(command, "lanes", ()):
+        yield lane.request

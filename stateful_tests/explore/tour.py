@@ -1,0 +1,424 @@
+"""Tours: walks that together run every transition of a scope, in lockstep, on any system.
+
+`live` explores the scope and decides as it goes: from where the system really is, the nearest transition
+that was not run yet. `follow` runs walks from a file, which were recorded on the reference: nothing is
+explored, so whoever has an adapter can be certified in seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from impl.adapter import System
+from reference import model
+from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Refused, SpecDecode
+from reference.geometry import Geometry
+from stateful_tests.coverage.scopes import Scope
+from stateful_tests.coverage.situations import kind_name, situation
+from stateful_tests.explore.canonical_state import spoken
+from stateful_tests.explore.search_base import Progress
+from stateful_tests.explore.stepwise import Explorer
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
+from stateful_tests.lockstep.results import Finding, Trace, Violation
+from stateful_tests.shrink.minimise import minimise
+
+WALK = 400  # commands after which a walk ends: what a violation is shrunk from
+PATIENCE = 20  # commands for each transition, before a tour gives up
+MAX_VIOLATIONS = 400  # steps that violate before a tour gives up
+TRIES = 5  # steps of one situation that violate before the rest of it is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Walks:
+    """What a file holds. commands: all there are; walks: (index of the command, whether it is the first
+    time that this transition is run) for each step. transitions, refusals: of the scope."""
+
+    scope: str
+    geometry: Geometry
+    mode: Mode
+    states: int
+    transitions: int
+    refusals: int
+    commands: tuple[Command, ...]
+    walks: tuple[tuple[tuple[int, bool], ...], ...]
+
+
+@dataclass(slots=True)
+class Tour:
+    """What a tour has run.
+
+    transitions, refusals: of the scope; followed, refused: how many of them the system ran, and came out
+    where the rules do. lost: (kind of command, why) -> how many it did not.
+    violations: steps that left the specification, each the end of a walk.
+    """
+
+    scope: str
+    geometry: Geometry
+    mode: Mode
+    system: str
+    states: int = 0
+    transitions: int = 0
+    refusals: int = 0
+    followed: int = 0
+    refused: int = 0
+    commands: int = 0
+    walks: int = 0
+    violations: int = 0
+    lost: Counter[tuple[str, str]] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    stopped: str = ""
+    seconds: float = 0.0
+    recorded: Walks | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Every transition and every refusal was run."""
+        return (self.followed, self.refused) == (self.transitions, self.refusals)
+
+
+def kinds_of(system: System) -> tuple[frozenset[str], ...]:
+    """Names of the kinds of commands that may meet in one run, for each pass that is needed."""
+    can = system.capabilities
+    if can.mixed_decode:
+        return (can.commands,)
+    return can.commands - {SpecDecode.__name__}, can.commands - {Decode.__name__}
+
+
+class _Runner:
+    """A system in lockstep, walk after walk; violations are caught and shrunk."""
+
+    def __init__(self, system: System, tour: Tour) -> None:
+        self.system, self.tour = system, tour
+        self.started = time.monotonic()
+        self.done: list[Command] = []
+        self.times: Counter[str] = Counter()
+        self.caught: dict[str, Finding] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """A walk from the empty state."""
+        if self.done or not self.tour.walks:
+            self.tour.walks += 1
+        self.lockstep = Lockstep(self.system, self.tour.geometry, self.tour.mode)
+        self.done = []
+
+    def do(self, command: Command) -> Outcome:
+        """One command; afterwards `violated` may be true."""
+        self.done.append(command)
+        self.tour.commands += 1
+        return self.lockstep.do(command)
+
+    @property
+    def violated(self) -> Violation | None:
+        return self.lockstep.violation
+
+    def catch(self, shortest: tuple[Command, ...] | None = None) -> frozenset[type]:
+        """Tell the violation by its smallest trace.
+
+        shortest: the shortest way to the step that violates. Where that shows nothing, something that was run
+        before has left something behind: the kinds of commands that it takes besides are returned.
+        """
+        violation, tour = self.lockstep.violation, self.tour
+        assert violation is not None
+        tour.violations += 1
+        traces = [Trace(tour.geometry, tour.mode, tuple(self.done), "exhaustive")]
+        alone = None
+        if shortest is not None:
+            traces.insert(0, replace(traces[0], commands=shortest))
+            alone = replay(self.system, traces[0]).violation
+        shown = () if alone is None else alone.clauses
+        for clause in violation.clauses:
+            self.times[clause] += 1
+            if clause not in self.caught:
+                trace = traces[0 if clause in shown else -1]
+                smallest = replace(minimise(self.system, trace, clause), clause=clause)
+                run = replay(self.system, smallest)
+                if run.violation is None:
+                    run = replace(run, violation=violation)
+                after = time.monotonic() - self.started
+                self.caught[clause] = Finding(clause, run, (tour.mode,), 1, after, tour.commands)
+        if shortest is None or alone is not None:
+            return frozenset()
+        needed = {type(c) for c in self.caught[violation.clause].run.trace.commands}
+        return frozenset(needed - {type(c) for c in shortest})
+
+    def finish(self) -> Tour:
+        """Everything that was run."""
+        tour = self.tour
+        tour.findings = [replace(f, times=self.times[c]) for c, f in self.caught.items()]
+        tour.seconds = time.monotonic() - self.started
+        return tour
+
+
+# As it goes.
+
+
+@dataclass(slots=True)
+class _Place:
+    """A state of the graph. open: commands that were not run yet, by number; leads: number -> state.
+    situations: of each command, as the rules have it."""
+
+    situations: list[str] = field(default_factory=list)
+    open: set[int] = field(default_factory=set)
+    still: set[int] = field(default_factory=set)  # those of them that stay here
+    leads: dict[int, int] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+
+
+class _Live:
+    def __init__(self, system: System, explorer: Explorer, record: bool, progress: Progress | None) -> None:
+        scope = explorer.scope
+        self.explorer, self.quotient = explorer, explorer.graph.quotient
+        self.tour = Tour(scope.name, scope.geometry, scope.mode, system.name, len(explorer.keys))
+        self.progress = progress
+        self.places = [self._place(key) for key in explorer.keys]
+        self.covered: set[tuple[int, int]] = set()
+        self.recording: list[list[tuple[Command, bool]]] | None = [] if record else None
+        self.runner = _Runner(system, self.tour)
+        self.at = 0
+        self.last: set[type] = set()  # kinds of commands that end a walk
+        self.right, self.wrong = Counter[str](), Counter[str]()  # steps of a situation
+
+    def _place(self, key: int) -> _Place:
+        place, tour = _Place(), self.tour
+        at, state = self.explorer.seen[key], self.quotient.state(key)
+        for number, (command, outcome, now) in enumerate(self.explorer.graph.moves(key)):
+            place.situations.append(situation(state, command, outcome, now))
+            if isinstance(outcome, Done):
+                tour.transitions += 1
+                place.leads[number] = self.explorer.seen[self.quotient.key(now)]
+            elif isinstance(outcome, Refused) and outcome.reason is not Reason.UNFAITHFUL:
+                tour.refusals += 1  # what no scheduler does a system is not asked
+                place.refused.add(number)
+        place.open = {*place.leads, *place.refused}
+        place.still = {*place.refused, *(n for n, to in place.leads.items() if to == at)}
+        return place
+
+    def run(self, kinds: frozenset[str]) -> bool:
+        """One pass with these kinds of commands. False: it was given up."""
+        names = [
+            [type(c).__name__ in kinds for c in self.quotient.commands(key)] for key in self.explorer.keys
+        ]
+        self.allowed, self.kinds = names, kinds
+        self._begin()
+        while True:
+            if self.tour.violations >= MAX_VIOLATIONS:
+                self.tour.stopped = f"given up after {MAX_VIOLATIONS} steps that violate"
+                return False
+            if self.tour.commands > PATIENCE * (self.tour.transitions + self.tour.refusals + WALK):
+                self.tour.stopped = "given up: the same commands lead here and there"
+                return False
+            number = self._next()
+            if number is not None and len(self.runner.done) < WALK:
+                self._go(number)
+                continue
+            way = self._way() if len(self.runner.done) < WALK else None
+            if way is None:
+                if not self.runner.done:
+                    return True
+                self._begin()
+                way = [] if self._next() is not None else self._way()
+                if way is None:
+                    return True
+            for step in way:
+                if not self._go(step):
+                    break
+
+    def _begin(self) -> None:
+        self.runner.begin()
+        self.at = 0
+        if self.recording is not None:
+            self.recording.append([])
+
+    def _usable(self, at: int) -> Iterator[int]:
+        """Commands not run yet that may be run here: first those that stay, then those that lead on."""
+        place, allowed = self.places[at], self.allowed[at]
+        for number in sorted(place.open, key=lambda n: (n not in place.still, n)):
+            if allowed[number] and not self._left_out(place, number):
+                yield number
+
+    def _left_out(self, place: _Place, number: int) -> bool:
+        """A command in a situation that mostly violates: one more says nothing new."""
+        like = place.situations[number]
+        return self.wrong[like] >= max(TRIES, self.right[like])
+
+    def _next(self) -> int | None:
+        """A command to run here: one that stays, else the first that leads to more to be run."""
+        first = None
+        for number in self._usable(self.at):
+            to = self.places[self.at].leads.get(number, self.at)
+            if to == self.at or self.places[to].open:
+                return number
+            first = number if first is None else first
+        return first
+
+    def _way(self) -> list[int] | None:
+        """The shortest way to a state where something is left to be run."""
+        came: dict[int, tuple[int, int]] = {self.at: (-1, -1)}
+        queue = deque([self.at])
+        while queue:
+            at = queue.popleft()
+            if at != self.at and any(True for _ in self._usable(at)):
+                steps = []
+                while at != self.at:
+                    at, number = came[at]
+                    steps.append(number)
+                return steps[::-1]
+            for number, to in self.places[at].leads.items():
+                usable = self.allowed[at][number] and not self._left_out(self.places[at], number)
+                if to not in came and usable and not self._ends(at, number):
+                    came[to] = (at, number)
+                    queue.append(to)
+        return None
+
+    def _ends(self, at: int, number: int) -> bool:
+        """A command after which a walk is over, as it may leave something behind."""
+        return bool(self.last) and type(self.quotient.commands(self.explorer.keys[at])[number]) in self.last
+
+    def _go(self, number: int) -> bool:
+        """Run a command where the system is. True: it is where the rules lead."""
+        place, tour, at = self.places[self.at], self.tour, self.at
+        state = self.runner.lockstep.state
+        said = self.quotient.commands(self.explorer.keys[at])[number]
+        command = spoken(said, self.quotient.renaming(state), state)
+        new = number in place.open
+        place.open.discard(number)
+        place.still.discard(number)
+        if self.recording is not None:
+            self.recording[-1].append((command, new))
+        outcome = self.runner.do(command)
+        if self.progress is not None:
+            where = f"{tour.scope}: {tour.followed + tour.refused} of {tour.transitions + tour.refusals}"
+            self.progress(where, tour.commands, len(self.runner.caught))
+        kind = kind_name(type(said))
+        tally = self.right if self.runner.violated is None else self.wrong
+        tally[place.situations[number]] += 1
+        if self.runner.violated is not None:
+            way = self.explorer.path(at, said)
+            mixes = not {type(c).__name__ for c in way} <= self.kinds
+            before = self.runner.catch(None if mixes else way)
+            tour.lost[kind, "violates the specification"] += new
+            if not before:
+                place.leads.pop(number, None)
+            self.last |= before
+            self._begin()
+            return False
+        if type(said) in self.last:
+            self._follow(place, number, new, kind, outcome)
+            self._begin()
+            return False
+        return self._follow(place, number, new, kind, outcome)
+
+    def _follow(self, place: _Place, number: int, new: bool, kind: str, outcome: Outcome) -> bool:
+        """Take down where a command has led. True: where the rules lead."""
+        tour = self.tour
+        if number in place.refused:
+            tour.refused += new and isinstance(outcome, Refused)
+            return True
+        key = self.quotient.key(self.runner.lockstep.state)
+        now, due = self.explorer.seen.get(key), place.leads.get(number)
+        if now is not None and now == due:
+            tour.followed += new
+            self.at = now
+            return True
+        policy = isinstance(outcome, Refused)
+        why = f"refused by policy: {outcome.reason.value}" if policy else "its choice leads elsewhere"  # type: ignore[union-attr]
+        tour.lost[kind, why] += new
+        if now is None:
+            place.leads.pop(number, None)
+            self._begin()
+        else:
+            place.leads[number] = self.at = now
+        return False
+
+    def finish(self) -> Tour:
+        tour = self.runner.finish()
+        for key, place in zip(self.explorer.keys, self.places):
+            commands = self.quotient.commands(key) if place.open else []
+            for number in place.open:
+                kind = type(commands[number])
+                offered = kind.__name__ in self.runner.system.capabilities.commands
+                why = tour.stopped or "nothing that it follows leads there"
+                if self._left_out(place, number):
+                    why = "left out: steps of its situation violate"
+                tour.lost[kind_name(kind), why if offered else "it does not offer that"] += 1
+        if self.recording is not None:
+            tour.recorded = self._recorded()
+        return tour
+
+    def _recorded(self) -> Walks:
+        assert self.recording is not None
+        tour = self.tour
+        commands: dict[Command, int] = {}
+        for walk in self.recording:
+            for command, _ in walk:
+                commands.setdefault(command, len(commands))
+        walks = tuple(tuple((commands[c], new) for c, new in walk) for walk in self.recording if walk)
+        return Walks(
+            tour.scope, tour.geometry, tour.mode, tour.states, tour.transitions, tour.refusals,
+            tuple(commands), walks,
+        )  # fmt: skip
+
+
+def live(
+    system: System, scope: Scope, *, record: bool = False, progress: Progress | None = None
+) -> Tour:
+    """Explore a scope and run every transition of it on a system.
+
+    record: keep the walks (`Tour.recorded`). Raises UnusableImplementation where the system cannot be built
+    with these sizes.
+    """
+    check_fits(system, scope.geometry)
+    explorer = Explorer(scope, clauses=False)
+    explorer.run(progress=progress)
+    tour = _Live(system, explorer, record, progress)
+    for kinds in kinds_of(system):
+        if not tour.run(kinds):
+            break
+    return tour.finish()
+
+
+# From a file.
+
+
+def follow(system: System, walks: Walks, progress: Progress | None = None) -> Tour:
+    """Run recorded walks on a system. A step counts where the system is where the reference was."""
+    check_fits(system, walks.geometry)
+    tour = Tour(
+        walks.scope, walks.geometry, walks.mode, system.name, walks.states, walks.transitions, walks.refusals
+    )
+    runner = _Runner(system, tour)
+    left = {(w, at) for w, walk in enumerate(walks.walks) for at, (_, new) in enumerate(walk) if new}
+    for kinds in kinds_of(system):
+        for number, walk in enumerate(walks.walks):
+            if tour.violations >= MAX_VIOLATIONS:
+                tour.stopped = f"given up after {MAX_VIOLATIONS} steps that violate"
+                break
+            runner.begin()
+            state = model.initial(walks.geometry, walks.mode)
+            for at, (index, _) in enumerate(walk):
+                command = walks.commands[index]
+                same = runner.lockstep.state == state
+                state, due = model.step(state, command)
+                if type(command).__name__ not in kinds:
+                    continue
+                outcome = runner.do(command)
+                if progress is not None:
+                    progress(f"{walks.scope}: walk {number + 1}", tour.commands, len(runner.caught))
+                if runner.violated is not None:
+                    runner.catch()
+                    break
+                followed = same and type(outcome) is type(due) and runner.lockstep.state == state
+                if followed and (number, at) in left:
+                    left.discard((number, at))
+                    tour.followed += isinstance(due, Done)
+                    tour.refused += isinstance(due, Refused)
+    for number, at in left:
+        kind = type(walks.commands[walks.walks[number][at][0]])
+        offered = kind.__name__ in system.capabilities.commands
+        why = tour.stopped or "a walk that was to run it left the specification"
+        tour.lost[kind_name(kind), why if offered else "it does not offer that"] += 1
+    return runner.finish()

@@ -1,0 +1,159 @@
+"""What a state has to offer to a generator: who can do what, and how much there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reference.commands import Piece, Prompt
+from reference.cursors import ceil_page
+from reference.ledger import Cursors, Phase, Request, Session, State, free
+from reference.tree import Sizes, sizes
+from stateful_tests.generate.choice_source import Chooser, once_in, pick
+from stateful_tests.generate.prompts import draw_length, draw_prompt
+from stateful_tests.generate.run_profile import GUESTS, TEXTS, Habits
+
+
+def cursors_of(request: Request) -> Cursors:
+    """Cursors of a request that has some."""
+    assert request.cursors is not None
+    return request.cursors
+
+
+def may_overshoot(state: State, request: Request) -> bool:
+    """A turn that has less allocated ahead than a sweep needs to pass its end, and room for that much."""
+    c, geometry = cursors_of(request), state.scope.geometry
+    need = (geometry.window or 0) + 2 * geometry.page_size
+    if request.session is None or c.swa_evicted_seqlen > request.origin:
+        return False
+    return c.kv_allocated_len - c.kv_committed_len <= need < room_of(state, c)
+
+
+def ahead_of(request: Request) -> int:
+    """Tokens that are allocated past the commit and were not swept."""
+    c = cursors_of(request)
+    return c.kv_allocated_len - max(c.kv_committed_len, c.swa_evicted_seqlen)
+
+
+@dataclass(slots=True)
+class Offers:
+    """What the makers below look at."""
+
+    state: State
+    chooser: Chooser
+    habits: Habits
+    rude: bool
+
+    def _in(self, *phases: Phase) -> list[Request]:
+        return [r for r in self.state.requests if r.phase in phases]
+
+    @property
+    def waiting(self) -> list[Request]:
+        return self._in(Phase.QUEUED, Phase.ADMITTED)
+
+    @property
+    def extending(self) -> list[Request]:
+        return self._in(Phase.ADMITTED, Phase.EXTENDING)
+
+    @property
+    def running(self) -> list[Request]:
+        return self._in(Phase.RUNNING)
+
+    @property
+    def held(self) -> list[Request]:
+        return self._in(Phase.EXTENDING, Phase.RUNNING)
+
+    @property
+    def idle(self) -> list[Session]:
+        return [s for s in self.state.sessions if s.turn is None and not s.closing]
+
+    @property
+    def abortable(self) -> list[Request]:
+        """Requests of which an abort must give back something out of the ordinary: a lock alone, the lock
+        of a slot, what a closing session has; or for which it must evict."""
+        return [r for r in self.state.requests if self._abortable(r)]
+
+    def _abortable(self, r: Request) -> bool:
+        session = self.state.session(r.session)
+        if not r.started and r.phase is Phase.QUEUED:
+            return (session is not None and session.closing) or not free(self.state).full
+        later = not r.started or (session is not None and bool(session.history))
+        return bool(r.cursors and r.cursors.cache_protected_len) and later
+
+    @property
+    def wiped(self) -> list[Session]:
+        """Sessions that an abort has left without a slot: the next turn computes their history again."""
+        return [s for s in self.state.sessions if s.history and s.slot is None and not s.closing]
+
+    @property
+    def closable(self) -> list[Session]:
+        """Sessions whose turn waits, and has not begun."""
+        waiting = {r.session for r in self._in(Phase.QUEUED) if not r.started}
+        return [s for s in self.state.sessions if s.name in waiting and not s.closing]
+
+    def request(self, fitting: Sequence[Request]) -> str:
+        """A request that fits; any name at all when rude or when none does."""
+        if fitting and not (self.rude and once_in(self.chooser, 2)):
+            return pick(self.chooser, fitting).name
+        return pick(self.chooser, self.habits.requests)
+
+    def lanes(self, fitting: Sequence[Request]) -> list[str]:
+        """Distinct requests that fit, often all of them; when rude, perhaps one twice or none."""
+        if self.rude and once_in(self.chooser, 8):
+            return []
+        rest = [r.name for r in fitting]
+        count = len(rest) if once_in(self.chooser, 2) else 1 + self.chooser.upto(max(0, len(rest) - 1))
+        names = [rest.pop(self.chooser.upto(len(rest) - 1)) for _ in range(min(count, len(rest)))]
+        if not names or (self.rude and once_in(self.chooser, 3)):
+            names.append(pick(self.chooser, self.habits.requests))
+        return names
+
+    def prompt(self, longest: int, *, fresh: bool = False) -> Prompt:
+        """A prompt; when rude, perhaps an empty one or one with a piece of no tokens. fresh: it goes on
+        where no other prompt ends, so that meeting what is known is of no use."""
+        if self.rude and once_in(self.chooser, 3):
+            return pick(self.chooser, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
+        if fresh:
+            length = draw_length(self.state, self.chooser, longest)
+            text = pick(self.chooser, self.habits.texts)
+            others = [other for other in TEXTS if other != text]
+            if length > 1 and once_in(self.chooser, 6):
+                return (Piece(text, length - 1), Piece(pick(self.chooser, others), 1))
+            return (Piece(text, length),)
+        if self.rude and once_in(self.chooser, 3):
+            longest += self.state.scope.geometry.width
+        return draw_prompt(self.state, self.chooser, self.habits.texts, longest)
+
+    def guest(self, fitting: Sequence[str]) -> str:
+        """A guest that fits; any name at all when rude or when none does."""
+        if fitting and not (self.rude and once_in(self.chooser, 2)):
+            return pick(self.chooser, fitting)
+        others = (*(r.name for r in self.state.requests), *(s.name for s in self.state.sessions))
+        return pick(self.chooser, (*self.habits.guests, *others) or GUESTS)
+
+    def length(self, high: int) -> int:
+        """A length in [1, high], often at a page or window boundary, give or take one."""
+        high = max(1, high)
+        geometry = self.state.scope.geometry
+        if once_in(self.chooser, 2):
+            return 1 + self.chooser.upto(min(high, 2 * geometry.page_size + 1) - 1)
+        edge = pick(self.chooser, (geometry.page_size, geometry.window or 1, 2 * geometry.page_size))
+        return max(1, min(high, edge - 1 + self.chooser.upto(2)))
+
+
+def room_of(state: State, cursors: Cursors | None) -> int:
+    """Tokens past the commit that still fit row and pools."""
+    geometry = state.scope.geometry
+    if cursors is None:
+        return geometry.width
+    pages = pages_left(state)
+    reach = ceil_page(cursors.kv_allocated_len, geometry.page_size) + pages * geometry.page_size
+    return min(geometry.width, reach) - cursors.kv_committed_len
+
+
+def pages_left(state: State) -> int:
+    """Pages that can be had in every pool, by eviction too."""
+    geometry, left = state.scope.geometry, free(state)
+    more = sizes(state.tree) if state.tree is not None else Sizes(0, 0, 0, 0)
+    full = left.full + more.full_evictable // geometry.page_size
+    return full if geometry.window is None else min(full, left.swa + more.swa_evictable // geometry.page_size)

@@ -1,0 +1,162 @@
+"""Prompts that meet what is in the radix tree: the same again, longer, shorter, parting on the way.
+
+Drawn from the reference's state. What the tree has may be spelt by tokens that no prompt can name
+(outputs, a turn's own tokens); a prompt follows a key as far as its texts are shared ones. Lengths are
+tokens.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len
+from reference.ledger import Request, State
+from reference.tree import Key, nodes, path_of
+from stateful_tests.generate.choice_source import Chooser, once_in, pick
+
+
+@lru_cache(maxsize=1 << 14)
+def spelt(key: Key) -> Prompt:
+    """The prompt that spells `key`, as far as its texts are shared ones."""
+    pieces: list[Piece] = []
+    for token in key:
+        serial = token >> POSITION_BITS
+        if serial < SHARED:
+            break
+        text = chr(ord("a") + serial - SHARED)
+        if pieces and pieces[-1].text == text:
+            pieces[-1] = Piece(text, pieces[-1].tokens + 1)
+        else:
+            pieces.append(Piece(text, 1))
+    return tuple(pieces)
+
+
+def asked(request: Request) -> Prompt:
+    """The input of a request, as far as its texts are shared ones."""
+    pieces, start = [], 0
+    for serial, end in request.history:
+        if serial < SHARED:
+            break
+        pieces.append(Piece(chr(ord("a") + serial - SHARED), end - start))
+        start = end
+    return tuple(pieces)
+
+
+def shortened(prompt: Prompt, length: int) -> Prompt:
+    """The first `length` tokens of a prompt."""
+    kept: list[Piece] = []
+    for piece in prompt:
+        if length <= 0:
+            break
+        kept.append(Piece(piece.text, min(piece.tokens, length)))
+        length -= piece.tokens
+    return tuple(kept)
+
+
+def joined(*prompts: Prompt) -> Prompt:
+    """One prompt after the other; pieces of the same text become one."""
+    pieces: list[Piece] = []
+    for piece in (p for prompt in prompts for p in prompt):
+        if pieces and pieces[-1].text == piece.text:
+            piece = Piece(piece.text, pieces.pop().tokens + piece.tokens)
+        pieces.append(piece)
+    return tuple(pieces)
+
+
+def known(state: State) -> list[Prompt]:
+    """Prompts that lead somewhere: to the ends of nodes and of locks, and the inputs of requests."""
+    found: dict[Prompt, None] = {}
+    if state.tree is not None:
+        found.update((spelt(placed.path), None) for placed in nodes(state.tree))
+        found.update((spelt(lock.key), None) for lock in state.tree.locks)
+    found.update((asked(request), None) for request in state.requests)
+    found.pop((), None)
+    return list(found)
+
+
+def draw_length(state: State, chooser: Chooser, high: int) -> int:
+    """A length in [1, high], mostly whole pages or about a window of them."""
+    page_size, window = state.scope.geometry.page_size, state.scope.geometry.window or 1
+    how = chooser.upto(7)
+    if how == 0:
+        length = page_size * (1 + chooser.upto(1)) + chooser.upto(page_size - 1)
+    elif how < 4:
+        length = page_size * (1 + chooser.upto(2))
+    elif how < 6:
+        length = -(-window // page_size) * page_size + page_size * chooser.upto(1)
+    else:
+        length = pick(chooser, (page_size, window, window + page_size)) - 1 + chooser.upto(2)
+    return max(1, min(high, length))
+
+
+def draw_prompt(
+    state: State, chooser: Chooser, texts: str, longest: int, *, after: Prompt | None = None
+) -> Prompt:
+    """A prompt of 1 to `longest` tokens that often meets what is known.
+
+    after: it must begin with these pieces (what its holder has locked).
+    """
+    start = after or ()
+    if after is None and (short := _overlong(state)) and once_in(chooser, 6):
+        return shortened(pick(chooser, short), longest)
+    familiar = [p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after]
+    page_size = state.scope.geometry.page_size
+    if familiar and after is None and page_size > 1 and once_in(chooser, 6):  # parting inside a page
+        same = pick(chooser, familiar)
+        at = page_size * chooser.upto((prompt_len(same) - 1) // page_size) + 1 + chooser.upto(page_size - 2)
+        other = Piece(pick(chooser, [t for t in texts if t != same[-1].text] or texts), 2 * page_size)
+        return shortened(joined(shortened(same, at), (other,)), longest)
+    if familiar and not once_in(chooser, 6):
+        start = pick(chooser, familiar)
+        if once_in(chooser, 2):  # part of it: a node is left inside
+            floor = prompt_len(after or ())
+            start = shortened(start, max(floor, _inside(state, chooser, prompt_len(start))))
+        if start != after and once_in(chooser, 2):
+            return shortened(start, longest)
+    for _ in range(1 + once_in(chooser, 3)):
+        left = longest - prompt_len(start)
+        if left > 0:
+            start = joined(start, (Piece(pick(chooser, texts), draw_length(state, chooser, left)),))
+    return shortened(start, longest)
+
+
+def _overlong(state: State) -> list[Prompt]:
+    """Prompts that split a node of which a lock pins more SWA KV than its window needs."""
+    if state.tree is None or state.tree.window is None:
+        return []
+    size, window = state.tree.page_size, state.tree.window
+    return [
+        spelt(lock.key[:end])
+        for lock in state.tree.locks
+        for end in range(lock.swa_from + size, len(lock.key) - window + 1, size)
+        if lock.key[0] >> POSITION_BITS >= SHARED
+    ]
+
+
+def _inside(state: State, chooser: Chooser, length: int) -> int:
+    """A length in [1, length], mostly whole pages."""
+    page_size = state.scope.geometry.page_size
+    if length <= page_size or once_in(chooser, 5):
+        return 1 + chooser.upto(length - 1)
+    return page_size * (1 + chooser.upto(length // page_size - 1))
+
+
+def draw_evicted(state: State, chooser: Chooser, key: Key, prefix: int, limit: int) -> int:
+    """How far a sweep freed the SWA KV of whoever inserts `key`: often not at all, else to where it
+    matters: the limit, its prefix, around tombstones and into long ones. At most `limit`."""
+    assert state.tree is not None
+    page_size = state.tree.page_size
+    dead = [placed for placed in path_of(state.tree, key) if not placed.node.live]
+    long = [p for p in dead if len(p.node.key) > page_size and p.start + page_size <= limit]
+    if long and once_in(chooser, 2):  # a part of it is recovered
+        found = pick(chooser, long)
+        pages = (min(limit, found.end - 1) - found.start) // page_size
+        return found.start + page_size * (1 + chooser.upto(pages - 1))
+    if limit <= 0 or once_in(chooser, 2):
+        return 0
+    marks = [limit, prefix, page_size * chooser.upto(limit // page_size)]
+    marks += [mark for placed in dead for mark in (placed.start, placed.end)]
+    mark = pick(chooser, marks)
+    if page_size > 1 and once_in(chooser, 2):  # inside a page
+        mark += chooser.upto(2 * page_size) - page_size
+    return max(0, min(limit, mark))

@@ -1,0 +1,58 @@
+"""Systems whose tree has rules of its own: the reference takes over its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference import tree as radix
+from reference.clauses.facts import Facts
+from reference.commands import Command, Decode, Extend, Insert, SpecDecode
+from reference.ledger import State, text_tokens
+from reference.prefix_cache import guests, key_of
+
+
+def launched(command: Command) -> Sequence[str]:
+    """The requests of a batch."""
+    if isinstance(command, (Extend, SpecDecode)):
+        return [lane.request for lane in command.lanes]
+    return command.requests if isinstance(command, Decode) else ()
+
+
+def followed(was: State, state: State, command: Command, facts: Facts) -> State:
+    """The state with the shape of the system's tree, and with as much of each prompt in it as that has taken.
+
+    How far a prefill, or a guest that goes on, hands its text over is then the system's choice too: any whole
+    pages from what it had in the tree to what it has computed, with the prefill or with the first round after
+    it. Inside of that its swa_evicted_seqlen says nothing (lost_below).
+    """
+    assert state.tree is not None and facts.tree is not None
+    tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
+    for name in launched(command):
+        before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
+        session = state.session(request.session if request is not None else None)
+        outside = session is not None and session.slot is not None
+        if before is None or request is None or seen is None or outside:
+            continue
+        if before.cursors is None or request.cursors is None or seen.cursors is None:
+            continue
+        cursors, length = request.cursors, seen.cursors.cache_protected_len
+        had, whole = before.cursors.cache_protected_len, length % tree.page_size == 0
+        if isinstance(command, Extend):
+            taken = had <= length <= cursors.kv_committed_len
+        else:
+            taken = had < length <= before.cursors.kv_committed_len
+        if whole and taken:
+            key = tuple(text_tokens(request.text, length))
+            tree = radix.lock(radix.unlock(tree, request.holder), request.holder, key)
+            cursors = cursors._replace(cache_protected_len=length)
+        swept = seen.cursors.swa_evicted_seqlen
+        if max(swept, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
+            cursors = cursors._replace(swa_evicted_seqlen=swept)
+        if cursors != request.cursors:
+            state = state.with_request(request._replace(cursors=cursors))
+    if isinstance(command, Insert) and command.chunked:
+        locked, length = guests(was).get(command.holder, ()), len(facts.tree.guests.get(command.holder, ()))
+        if len(locked) <= length and length % tree.page_size == 0:
+            key = key_of(command.prompt)[:length]
+            tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)
+    return state._replace(tree=tree)

@@ -1,0 +1,314 @@
+"""The single place where a system and the reference run side by side.
+
+Apply a command to both, compare outcomes, take the system's view, bring it down to facts, check
+every clause. Machines, replay, shrinking and adapters of strangers all go through `Lockstep.do`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import replace
+
+from impl.adapter import GuestView, System, TreeView, UnusableImplementation, View
+from reference import model
+from reference.clauses import CLAUSES, asked, broken
+from reference.clauses.facts import Facts
+from reference.clauses.step import Step
+from reference.commands import (
+    Account,
+    Broken,
+    CheckBusy,
+    Command,
+    Done,
+    Entry,
+    Mode,
+    Outcome,
+    Reason,
+    Refused,
+    Report,
+)  # fmt: skip
+from reference.cursors import ceil_page
+from reference.geometry import Geometry
+from reference.ledger import State, full_pages, holders, swa_pages
+from reference.prefix_cache import Effects
+from stateful_tests.lockstep.abstraction import facts_of
+from stateful_tests.lockstep.follow import followed
+from stateful_tests.lockstep.results import Moment, Row, Run, Tally, Trace, Violation
+from stateful_tests.lockstep.tree_diff import tree_changes
+
+KEPT = 2000  # moments of a replayed trace: what its end is explained from
+
+
+class Lockstep:
+    """One run of a system beside the reference, from the empty state.
+
+    state: the reference's. violation: the first step that left the specification; nothing may be
+    done after it. tallies (shared between runs) count evaluations and critical situations. clause: asked
+    for even if the system is known to violate it.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        geometry: Geometry,
+        mode: Mode,
+        *,
+        tallies: dict[str, Tally] | None = None,
+        refusals: Counter[str] | None = None,
+        clause: str | None = None,
+    ) -> None:
+        self.system = system
+        self.state: State = model.initial(geometry, mode)
+        self.violation: Violation | None = None
+        self.steps = 0
+        self._tallies = tallies
+        self._refusals = refusals
+        can = system.capabilities
+        self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
+        self._step: Step | None = None
+        system.reset(geometry)
+        try:
+            self._view: View = _frozen(system.view())
+        except (AttributeError, TypeError) as error:
+            raise UnusableImplementation(f"{system.name}: view() gives no View: {error}") from error
+        self._facts: Facts = facts_of(self._view, geometry)
+
+    def do(self, command: Command) -> Outcome:
+        """Run one command on both. Returns the reference's outcome; sets `violation` if they part."""
+        assert self.violation is None, "the run has ended with a violation"
+        index = self.steps
+        self.steps += 1
+        self._step = None
+        was = self.state
+        if was.scope.mode is Mode.FAITHFUL:
+            _, expected = model.step(was, command)
+            if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
+                return self._count(expected)  # no scheduler would do it: the system is not asked
+        try:
+            outcome = self.system.apply(command)
+            if not isinstance(outcome, (Done, Refused, Broken)):
+                raise TypeError(f"apply() gave {outcome!r:.60}, not Done, Refused or Broken")
+            if isinstance(outcome, Done):
+                _check_report(outcome.report)
+            view = _frozen(self.system.view())
+            unchanged = _same(self._view, view)
+            facts = self._facts if unchanged else facts_of(view, was.scope.geometry)
+        except Exception as error:
+            outcome = Broken(f"{type(error).__name__}: {error}")
+        if isinstance(outcome, Broken):
+            _, expected = model.step(was, command)
+            self.violation = Violation("BROKEN", index, _say(expected), outcome.error)
+            return expected
+        choices = outcome.choices if isinstance(outcome, Done) else ()
+        try:
+            now, expected, effects = model.step_with_effects(was, command, choices)
+            overreach = ""
+        except model.ChoiceNotAllowed as error:
+            now, expected, effects = model.step_with_effects(was, command)
+            overreach = str(error)
+        can = self.system.capabilities
+        if isinstance(outcome, Refused):
+            if isinstance(expected, Done) and outcome.reason in can.may_refuse:
+                now, expected, effects = was, outcome, Effects()  # its policy: the reference follows
+            elif isinstance(expected, Refused) and not can.exact_reasons:
+                outcome = expected
+        done = isinstance(outcome, Done) and isinstance(expected, Done)
+        if can.own_shape and done and now.tree is not None and facts.tree is not None:
+            now = followed(was, now, command, facts)
+        if can.uncounted and isinstance(command, CheckBusy):
+            expected = _without(can.uncounted, expected)
+        self.state = now
+        before, self._facts = self._facts, facts
+        step = Step(
+            was.scope, command, expected, outcome, was, self.state, before, self._facts,
+            unchanged, overreach, effects, can.own_shape,
+        )  # fmt: skip
+        self._view, self._step = view, step
+        failures = broken(step, waived=self.waived)
+        if self._tallies is not None:
+            self._tally(step)
+        if failures:
+            clause, (want, got) = failures[0]
+            also = tuple(c.id for c, _ in failures[1:])
+            details = tuple(failure for _, failure in failures[1:])
+            self.violation = Violation(clause.id, index, want, got, also, details)
+        return self._count(expected)
+
+    def moment(self) -> Moment:
+        """Both sides as they are now."""
+        return Moment(self.state, self._view, self._facts, self._step)
+
+    def _count(self, expected: Outcome) -> Outcome:
+        if self._refusals is not None and isinstance(expected, Refused):
+            self._refusals[expected.reason.value] += 1
+        return expected
+
+    def _tally(self, step: Step) -> None:
+        assert self._tallies is not None
+        comparable = type(step.expected) is type(step.outcome)
+        for clause in asked(step):
+            tally = self._tallies[clause.id]
+            tally.evaluated += 1
+            if comparable and clause.critical(step):
+                tally.critical += 1
+
+
+def new_tallies() -> dict[str, Tally]:
+    """One empty tally per clause."""
+    return {clause: Tally() for clause in CLAUSES}
+
+
+def _check_report(report: object) -> None:
+    """Raise TypeError when this is no report of a memory check."""
+    if report is None:
+        return
+    accounts, entries = getattr(report, "accounts", (None,)), getattr(report, "entries", (None,))
+    whole = all(isinstance(a, Account) for a in accounts) and all(isinstance(e, Entry) for e in entries)
+    if not isinstance(report, Report) or not whole:
+        raise TypeError(f"apply() gave the report {report!r:.60}, not a Report of Accounts and Entries")
+
+
+def _without(pools: frozenset[str], expected: Outcome) -> Outcome:
+    """What a busy check finds that has no account of these pools."""
+    if not isinstance(expected, Done) or expected.report is None:
+        return expected
+    accounts = tuple(a for a in expected.report.accounts if a.pool not in pools)
+    entries = tuple(e for e in expected.report.entries if e.pool not in pools)
+    return replace(expected, report=Report(accounts, entries))
+
+
+def _say(outcome: Outcome) -> str:
+    return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
+
+
+def _frozen(view: View) -> View:
+    """The view as it is now: a system may show its own lists, and go on changing them."""
+    return replace(
+        view,
+        sessions={n: replace(s, history=tuple(s.history)) for n, s in view.sessions.items()},
+        requests={n: replace(r, text=tuple(r.text)) for n, r in view.requests.items()},
+        rows={row: tuple(slots) for row, slots in view.rows.items()},
+        free_full=tuple(view.free_full),
+        free_swa=tuple(view.free_swa),
+        free_rows=tuple(view.free_rows),
+        full_to_swa=tuple(view.full_to_swa),
+        full_stamps=tuple(view.full_stamps),
+        swa_stamps=tuple(view.swa_stamps),
+        tree=None if view.tree is None else _frozen_tree(view.tree),
+    )
+
+
+def _frozen_tree(tree: TreeView) -> TreeView:
+    nodes = tuple(
+        replace(n, path=tuple(n.path), slots=tuple(n.slots), swa_slots=tuple(n.swa_slots)) for n in tree.nodes
+    )
+    guests = {name: GuestView(tuple(guest.slots)) for name, guest in tree.guests.items()}
+    return TreeView(tuple(sorted(nodes, key=lambda n: n.path)), guests, tree.sizes)
+
+
+def _same(a: View, b: View) -> bool:
+    """Equal but for the order of free lists."""
+    return (
+        a.requests == b.requests
+        and a.sessions == b.sessions
+        and a.rows == b.rows
+        and a.full_to_swa == b.full_to_swa
+        and a.full_stamps == b.full_stamps
+        and a.swa_stamps == b.swa_stamps
+        and a.tree == b.tree
+        and sorted(a.free_full) == sorted(b.free_full)
+        and sorted(a.free_swa) == sorted(b.free_swa)
+        and sorted(a.free_rows) == sorted(b.free_rows)
+    )
+
+
+def check_fits(system: System, geometry: Geometry, commands: tuple[Command, ...] = ()) -> None:
+    """Raise UnusableImplementation when the system cannot be driven through this."""
+    can = system.capabilities
+    if geometry.window is None and not can.full_only:
+        raise UnusableImplementation(f"{system.name} has no variant without SWA (window null)")
+    if geometry.window is not None and not can.swa:
+        needs = f"and a window of {geometry.window} needs one"
+        raise UnusableImplementation(f"{system.name} has no SWA pool, {needs}")
+    if not (can.tree if geometry.tree else can.no_tree):
+        lacks = "radix tree" if geometry.tree else "variant without a radix tree"
+        raise UnusableImplementation(f"{system.name} has no {lacks}")
+    kinds = {type(c).__name__ for c in commands}
+    if kinds - can.commands:
+        raise UnusableImplementation(f"{system.name} does not offer {', '.join(kinds - can.commands)}")
+    if not can.mixed_decode and {"Decode", "SpecDecode"} <= kinds:
+        raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
+
+
+def replay(system: System, trace: Trace) -> Run:
+    """Run a trace and record what each command changed, up to the first violation.
+
+    Raises UnusableImplementation when the system cannot be driven through it.
+    """
+    check_fits(system, trace.geometry, trace.commands)
+    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
+    stated = dict(trace.expected)
+    rows = []
+    history = deque([lockstep.moment()], maxlen=KEPT)
+    for index, command in enumerate(trace.commands):
+        was = lockstep.state
+        outcome = lockstep.do(command)
+        history.append(lockstep.moment())
+        rows.append(row_of(command, outcome, was, lockstep.state))
+        if lockstep.violation is None and index in stated and _say(stated[index]) != _say(outcome):
+            lockstep.violation = Violation(
+                "TRACE", index, f"the trace states {_say(stated[index])}", f"the rules say {_say(outcome)}"
+            )
+        if lockstep.violation is not None:
+            break
+    violation = lockstep.violation
+    if violation is not None and violation.clause == "CHK-1":
+        violation = replace(violation, since=_since(system, trace, violation))
+    return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)
+
+
+def _since(system: System, trace: Trace, violation: Violation) -> int | None:
+    """The first step after which the check that failed in the end, had it run there, fails as well."""
+    check = trace.commands[violation.step]
+    for last in range(violation.step - 1):
+        lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
+        for command in (*trace.commands[: last + 1], check):
+            if lockstep.violation is None:
+                lockstep.do(command)
+        if lockstep.violation is not None and violation.clause in lockstep.violation.clauses:
+            return last
+    return violation.step - 1 if violation.step else None  # a system may count what it did before
+
+
+def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
+    """What a command changed, on the reference's side."""
+    page_size = now.scope.geometry.page_size
+    before = {h.name: h.cursors for h in holders(was)}
+    after = {h.name: h.cursors for h in holders(now)}
+    cursors, freed = [], []
+    for name in sorted({*before, *after}):
+        a, b = before.get(name), after.get(name)
+        for field in ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen"):
+            then, now_ = (getattr(c, field) if c is not None else 0 for c in (a, b))
+            if then != now_:
+                cursors.append((name, field, then, now_))
+        if a is None:
+            continue
+        kept = full_pages(b, page_size) if b is not None else range(0)
+        freed += _gone(name, "full", full_pages(a, page_size), kept, page_size)
+        if was.scope.geometry.window is not None:
+            kept = swa_pages(b, page_size) if b is not None else range(0)
+            freed += _gone(name, "swa", swa_pages(a, page_size), kept, page_size)
+    report = outcome.report if isinstance(outcome, Done) else None
+    accounts = report.accounts if report else ()
+    return Row(command, outcome, tuple(cursors), tuple(freed), accounts, tree_changes(was, now))
+
+
+def _gone(
+    name: str, pool: str, had: range, kept: range, page_size: int
+) -> list[tuple[str, str, int, int]]:
+    """The range of positions that `had` and `kept` differ by, if something was given back."""
+    gone = [p for p in had if p not in kept]
+    if not gone:
+        return []
+    return [(name, pool, gone[0] * page_size, ceil_page((gone[-1] + 1) * page_size, page_size))]

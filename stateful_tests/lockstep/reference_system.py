@@ -1,0 +1,196 @@
+"""The reference as a system under test: its ledger made physical with page ids of no meaning.
+
+It checks the operational model against the declarative clauses, with nothing else in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from impl.adapter import (
+    Capabilities,
+    GuestView,
+    NodeView,
+    RequestView,
+    SessionView,
+    TreeSizes,
+    TreeView,
+    View,
+)
+from reference import model
+from reference import tree as radix
+from reference.commands import (
+    Command,
+    Decode,
+    Done,
+    Extend,
+    Outcome,
+    SpecDecode,
+)  # fmt: skip
+from reference.geometry import Geometry
+from reference.ledger import State, full_pages, holders, swa_pages, text_tokens
+from reference.prefix_cache import NO_PAGES, guests, page_name, pages_of
+
+
+class ReferenceSystem:
+    """`model.step` behind the adapter. Pages are assigned where the ledger says that one is owned."""
+
+    name = "reference"
+    capabilities = Capabilities()
+
+    def reset(self, geometry: Geometry) -> None:
+        self.state: State = model.initial(geometry)
+        self.geometry = geometry
+        self.pages: dict[str, dict[tuple[str, int], int]] = {p: {} for p in geometry.pools}
+        self.free = {p: list(range(1, geometry.pages(p) + 1)) for p in geometry.pools}
+        self.rows: dict[str, int] = {}
+        self.free_rows = list(range(geometry.rows))
+        self.stamps = {p: [0] * ((geometry.pages(p) + 1) * geometry.page_size) for p in geometry.pools}
+
+    def apply(self, command: Command) -> Outcome:
+        was = self.state
+        self.state, outcome, effects = model.step_with_effects(was, command)
+        if isinstance(outcome, Done):
+            for pool, pages in self.pages.items():  # given back, even where another takes the name at once
+                for key in effects.gone[pool] & pages.keys():
+                    self.free[pool].insert(0, pages.pop(key))  # not the next to go: it was free only now
+                self._adopt(pool, effects.adopted[pool], was)
+            self._assign()
+            if isinstance(command, (Extend, Decode, SpecDecode)):
+                self._forward(was)
+        return outcome
+
+    def _adopt(self, pool: str, adopted: set[tuple[str, int]], was: State) -> None:
+        """Pages of rows become the tree's, under the name of the path to their end."""
+        size, pages = self.geometry.page_size, self.pages[pool]
+        texts = {h.name: h.text for h in holders(was)}
+        for holder, at in sorted(adopted & pages.keys()):
+            path = tuple(text_tokens(texts[holder], (at + 1) * size))
+            pages[page_name(path), at] = pages.pop((holder, at))
+
+    def _assign(self) -> None:
+        """Give every owned (holder, page index) a page and every holder a row; take back the rest."""
+        now = {h.name: h.cursors for h in holders(self.state)}
+        for name in [n for n in self.rows if n not in now]:
+            self.free_rows.append(self.rows.pop(name))
+        for name in now:
+            if name not in self.rows:
+                self.rows[name] = self.free_rows.pop()
+        cached = pages_of(self.state.tree) if self.state.tree is not None else NO_PAGES
+        for pool, pages in self.pages.items():
+            owned = full_pages if pool == "full" else swa_pages
+            want = {(n, i) for n, c in now.items() for i in owned(c, self.geometry.page_size)}
+            want |= cached[pool]
+            for key in [k for k in pages if k not in want]:
+                self.free[pool].insert(0, pages.pop(key))
+            for key in sorted(want - pages.keys()):
+                pages[key] = self.free[pool].pop()
+        self._write_tree()
+
+    def _write_tree(self) -> None:
+        """Whoever hands pages over has computed them: they hold what their path says."""
+        size, tree = self.geometry.page_size, self.state.tree
+        for placed in radix.nodes(tree) if tree is not None else ():
+            for end in range(placed.start + size, placed.end + 1, size):
+                key = page_name(placed.path[:end]), end // size - 1
+                for pool, pages in self.pages.items():
+                    if key in pages:
+                        first = pages[key] * size
+                        self.stamps[pool][first : first + size] = placed.path[end - size : end]
+
+    def _forward(self, was: State) -> None:
+        """Write the KV of what each named request committed; allocated-ahead slots hold nothing."""
+        then = {r.name: r.cursors.kv_committed_len for r in was.requests if r.cursors is not None}
+        page_size = self.geometry.page_size
+        for holder in holders(self.state):
+            if holder.request is None or holder.request.name not in then:
+                continue
+            low, high = then[holder.request.name], holder.cursors.kv_committed_len
+            tokens = text_tokens(holder.text, high)
+            for position in range(low, holder.cursors.kv_allocated_len if low < high else low):
+                for pool, pages in self.pages.items():
+                    page = pages.get((holder.name, position // page_size))
+                    if page is not None:
+                        stamp = tokens[position] if position < high else 0
+                        self.stamps[pool][page * page_size + position % page_size] = stamp
+
+    def view(self) -> View:
+        page_size = self.geometry.page_size
+        cells: dict[int, Sequence[int]] = {}
+        mapping = [0] * len(self.stamps["full"]) if "swa" in self.pages else []
+        for key, page in self.pages["full"].items():
+            other = self.pages.get("swa", {}).get(key)
+            if other is not None:
+                mapping[page * page_size : (page + 1) * page_size] = self._slots("swa", key)
+        for holder in holders(self.state):
+            row = self._cached_slots(text_tokens(holder.text, holder.cursors.cache_protected_len))
+            for i in full_pages(holder.cursors, page_size):
+                row += self._slots("full", (holder.name, i))
+            cells[self.rows[holder.name]] = row
+        state = self.state
+        return View(
+            sessions={
+                s.name: SessionView(
+                    text_tokens(s.history),
+                    s.closing,
+                    self.rows[s.name] if s.slot is not None else None,
+                    s.slot,
+                )
+                for s in state.sessions
+            },
+            requests={
+                r.name: RequestView(
+                    r.session,
+                    r.origin,
+                    text_tokens(r.text),
+                    self.rows.get(r.session or r.name) if r.cursors is not None else None,
+                    r.cursors,
+                )
+                for r in state.requests
+            },
+            free_full=list(self.free["full"]),
+            free_rows=list(self.free_rows),
+            rows=cells,
+            full_stamps=list(self.stamps["full"]),
+            free_swa=list(self.free.get("swa", ())),
+            full_to_swa=mapping,
+            swa_stamps=list(self.stamps.get("swa", ())),
+            tree=self._tree_view(),
+        )
+
+    def _slots(self, pool: str, key: tuple[str, int]) -> range:
+        """Slots of an owned page."""
+        first = self.pages[pool][key] * self.geometry.page_size
+        return range(first, first + self.geometry.page_size)
+
+    def _cached_slots(self, path: Sequence[int], start: int = 0, pool: str = "full") -> list[int]:
+        """Slots of what the tree has for `path` from `start` on."""
+        size, slots = self.geometry.page_size, []
+        for end in range(start + size, len(path) + 1, size):
+            slots += self._slots(pool, (page_name(tuple(path[:end])), end // size - 1))
+        return slots
+
+    def _tree_view(self) -> TreeView | None:
+        tree = self.state.tree
+        if tree is None:
+            return None
+        nodes = []
+        for placed in radix.nodes(tree):
+            swa: list[int] = []
+            if placed.node.live and tree.window is not None:
+                swa = self._cached_slots(placed.path, placed.start, "swa")
+            on_path = [k for k in tree.locks if k.key[: placed.end] == placed.path]
+            nodes.append(
+                NodeView(
+                    placed.path, self._cached_slots(placed.path, placed.start), swa, len(on_path),
+                    sum(k.swa_from < placed.end for k in on_path) if tree.window is not None else 0,
+                )
+            )  # fmt: skip
+        return TreeView(
+            nodes,
+            {name: GuestView(self._cached_slots(key)) for name, key in guests(self.state).items()},
+            TreeSizes(*radix.sizes(tree)),
+        )
+
+    def close(self) -> None:
+        """Holds nothing."""

@@ -1,0 +1,194 @@
+"""What a run of checks found, as data: the report, the JSON output and the tests read only this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from impl.adapter import View
+from reference.clauses.facts import Facts
+from reference.clauses.step import Step
+from reference.commands import Account, Command, Mode, Outcome
+from reference.geometry import Geometry
+from reference.ledger import State
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A sequence of commands with everything that is needed to repeat it.
+
+    bug, clause: the named bug that the trace shows, and the clause that the bug violates.
+    expected: outcome stated for a step (by index), where one is stated.
+    """
+
+    geometry: Geometry
+    mode: Mode
+    commands: tuple[Command, ...]
+    origin: str = "hand-written"  # or generated, minimised, recorded
+    bug: str | None = None
+    clause: str | None = None
+    story: str = ""
+    expected: tuple[tuple[int, Outcome], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One step at which a system left the specification.
+
+    clause: id of the first clause broken at this step (see reference/clauses.py), or "BROKEN" when
+        the system itself failed. also: further clauses broken at the same step.
+    expected, observed: one line each, in the field's terms; details has the same for each of `also`.
+    since: the first step after which this very check, had it run there, fails as well.
+    """
+
+    clause: str
+    step: int
+    expected: str
+    observed: str
+    also: tuple[str, ...] = ()
+    details: tuple[tuple[str, str], ...] = ()
+    since: int | None = None
+
+    @property
+    def clauses(self) -> tuple[str, ...]:
+        return (self.clause, *self.also)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a replayed trace: the command and what changed, ready to print.
+
+    cursors: (holder, "kv_committed_len", before, after) for cursors that changed; reference side.
+    freed: (holder, pool, first position, end position) in tokens, page-aligned; reference side.
+    accounts: what a memory check counts; reference side.
+    tree: what changed in the radix tree, a sentence each; reference side.
+    """
+
+    command: Command
+    outcome: Outcome
+    cursors: tuple[tuple[str, str, int, int], ...] = ()
+    freed: tuple[tuple[str, str, int, int], ...] = ()
+    accounts: tuple[Account, ...] = ()
+    tree: tuple[str, ...] = ()
+
+
+class Moment(NamedTuple):
+    """Both sides at rest: the reference's state, the system's view and what that comes down to.
+
+    step: the command that led here with everything that clauses ask about it; None at the start, where
+    nobody was asked (a faithful scheduler would not do it), and where the system broke.
+    """
+
+    state: State
+    view: View
+    facts: Facts
+    step: Step | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A trace replayed on a system: its rows, up to and including the violation if there is one.
+
+    history: the start, then the moment after each row; of long runs the end alone.
+    waived: clauses that the system was not asked for.
+    """
+
+    trace: Trace
+    system: str
+    rows: tuple[Row, ...]
+    violation: Violation | None
+    history: tuple[Moment, ...] = field(default=(), compare=False, repr=False)
+    waived: frozenset[str] = frozenset()
+
+    @property
+    def first(self) -> int:
+        """Index of the row that led to history[0]; -1 for the start."""
+        return len(self.rows) - len(self.history)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A distinct violated clause with its smallest trace (run.violation names it).
+
+    modes: the modes in which the violation was reached. times: how often before shrinking.
+    found_after: seconds and commands into the check.
+    """
+
+    clause: str
+    run: Run
+    modes: tuple[Mode, ...]
+    times: int
+    found_after_s: float
+    found_after_commands: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often a clause was evaluated, and how often its critical situation was reached."""
+
+    evaluated: int = 0
+    critical: int = 0
+
+
+def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
+    """Add to each tally that is kept."""
+    for clause, tally in more.items():
+        mine = kept.setdefault(clause, Tally())
+        mine.evaluated += tally.evaluated
+        mine.critical += tally.critical
+
+
+@dataclass(slots=True)
+class MachineResult:
+    """One machine (or engine) of a check on one preset in one mode.
+
+    tallies: its own, by clause; violated: clauses that it saw violated.
+    """
+
+    name: str
+    preset: str
+    mode: Mode
+    examples: int = 0
+    commands: int = 0
+    seconds: float = 0.0
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    violated: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """Everything a check measured.
+
+    refusals, situations: how often each was met. unreached: clauses whose critical situation never
+    came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
+    nothing new had come up for a while after a finding, so the rest of the plan was left.
+    """
+
+    system: str
+    tier: str
+    seed: int
+    machines: list[MachineResult] = field(default_factory=list)
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    situations: dict[str, int] = field(default_factory=dict)
+    commands_by_kind: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    unreached: tuple[str, ...] = ()
+    timed_out: bool = False
+    stopped: bool = False
+    seconds: float = 0.0
+
+    @property
+    def commands(self) -> int:
+        return sum(m.commands for m in self.machines)
+
+    @property
+    def examples(self) -> int:
+        return sum(m.examples for m in self.machines)
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing was found, 1 a clause was violated or nothing was run, 3 the system broke."""
+        if any(f.clause == "BROKEN" for f in self.findings):
+            return 3
+        return 1 if self.findings or not self.examples else 0

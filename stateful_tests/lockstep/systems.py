@@ -1,0 +1,83 @@
+"""Names of systems under test: what `--impl` means, on the command line and in pytest."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+from impl.adapter import System, UnusableImplementation
+
+
+def resolve(
+    spec: str, *, device: str = "cpu", sglang_path: str | None = None, calls: bool = False
+) -> System:  # fmt: skip
+    """The system that `spec` names.
+
+    reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
+    After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
+    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling. calls: it notes them (see
+    SGLangSystem).
+    Raises UnusableImplementation with a one-line reason.
+    """
+    sglang, *ways = spec.split("+")
+    if sglang_path is not None and sglang != "sglang":
+        raise UnusableImplementation(f"--sglang-path goes with --impl sglang, not {spec!r}")
+    if spec == "reference":
+        from stateful_tests.lockstep.reference_system import ReferenceSystem
+
+        return ReferenceSystem()
+    if spec == "torch" or spec.startswith("torch+"):
+        return _torch(spec.removeprefix("torch").removeprefix("+"), device)
+    if sglang == "sglang" or sglang.startswith("sglang=="):
+        from impl.sglang.process.system import SGLangSystem
+        from impl.sglang.releases.variants import VARIANTS
+
+        if device != "cpu":
+            raise UnusableImplementation("--device: SGLang releases are driven on a CPU")
+        tree = ways.pop(0) if ways and ways[0] in VARIANTS else None
+        if ways not in ([], ["overlap"]):
+            trees = " or ".join(f"+{name}" for name in VARIANTS)
+            raise UnusableImplementation(f"--impl {spec!r}: after a release goes {trees}, then +overlap")
+        version = sglang.removeprefix("sglang").removeprefix("==")
+        if not version and sglang_path is None:
+            raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
+        return SGLangSystem(
+            version=version or None, path=sglang_path, tree=tree, overlap=bool(ways), calls=calls
+        )  # fmt: skip
+    if ":" in spec:
+        return _factory(spec)
+    raise UnusableImplementation(
+        f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang, module:factory"
+    )
+
+
+def _torch(bug: str, device: str) -> System:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnusableImplementation("--device cuda: torch sees no CUDA device here")
+    torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
+    if not bug:
+        from impl.torch_kv.system import TorchKV
+
+        return TorchKV(device=device)
+    from impl.bugs import BUGS, broken
+
+    if bug not in BUGS:
+        raise UnusableImplementation(f"torch+{bug}: unknown bug; `kvspec bugs` lists them")
+    return broken(bug, device=device)
+
+
+def _factory(spec: str) -> System:
+    module, _, name = spec.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnusableImplementation(f"--impl {spec}: {error}") from error
+    system = cast(Callable[[], System], factory)()
+    offered = ("name", "capabilities", "reset", "apply", "view", "close")
+    missing = [name for name in offered if not hasattr(system, name)]
+    if missing:
+        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (impl/adapter.py)")
+    return system

@@ -1,0 +1,84 @@
+"""The smallest trace that still violates its clause: fewest commands, then smallest sizes, then again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from impl.adapter import System, UnusableImplementation
+from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.shrink.passes import BUDGET, Commands, StillFails, drop, scaled, shrink
+
+
+def violated(system: System, trace: Trace, clause: str) -> tuple[str, ...] | None:
+    """What a system violates in a trace that is about `clause`; None if it cannot be driven through it."""
+    try:
+        seen = replay(system, replace(trace, clause=clause)).violation
+    except UnusableImplementation:
+        return None
+    return seen.clauses if seen is not None else ()
+
+
+def minimise(
+    system: System, trace: Trace, clause: str, *, budget: int = BUDGET, base: System | None = None
+) -> Trace:
+    """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
+
+    `budget` bounds the candidates of each `shrink`. base: conforms in the trace, and still does.
+    """
+    smallest = trace
+    smaller = partial(shrink, budget=budget)
+    failing = partial(failing_prefix, system, clause, base)
+    for search in (drop, smaller):
+        smallest = _shrink_commands(failing, smallest, search)
+        if system.capabilities.no_tree:
+            smallest = _shrink_size(failing, smallest, "tree")
+        for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
+            smallest = _shrink_size(failing, smallest, name)
+    return replace(_shrink_commands(failing, smallest, smaller), origin="minimised")
+
+
+Failing = Callable[[Trace], Commands | None]
+
+
+def _shrink_commands(
+    failing: Failing, trace: Trace, search: Callable[[Commands, StillFails], Commands]
+) -> Trace:
+    def still_fails(commands: Commands) -> Commands | None:
+        return failing(replace(trace, commands=commands))
+
+    return replace(trace, commands=search(trace.commands, still_fails))
+
+
+def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
+    """The smallest size with which the clause still fails; failing need not be monotone in it."""
+    now = getattr(trace.geometry, name)
+    for size in [False] * now if isinstance(now, bool) else range(1, now or 1):  # no window stays none
+        smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))
+        for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
+            commands = failing(candidate)
+            if commands is not None:
+                return replace(candidate, commands=commands)
+    return trace
+
+
+def _scaled(trace: Trace, was: int) -> Trace:
+    """The trace with all lengths as many pages long as they were when a page had `was` tokens."""
+    size, window = trace.geometry.page_size, trace.geometry.window
+    window = None if window is None else -(-window * size // was)
+    commands = scaled(trace.commands, size, was)
+    return replace(trace, geometry=replace(trace.geometry, window=window), commands=commands)
+
+
+def failing_prefix(system: System, clause: str, base: System | None, trace: Trace) -> Commands | None:
+    """The commands up to the step that violates `clause`, if one does, and the base conforms in them."""
+    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=clause)
+    for command in trace.commands:
+        lockstep.do(command)
+        if lockstep.violation is not None:
+            commands = trace.commands[: lockstep.steps]
+            alone = base is None or violated(base, replace(trace, commands=commands), clause) == ()
+            return commands if alone and clause in lockstep.violation.clauses else None
+    return None

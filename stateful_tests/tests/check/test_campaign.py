@@ -1,0 +1,195 @@
+"""Campaigns: what they report, and that they survive systems that are worse than wrong."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from impl.adapter import Capabilities, System, UnusableImplementation
+from reference.commands import Command, Decode, Done, Mode, Open, Outcome, Reason, Refused
+from stateful_tests.check import campaign
+from stateful_tests.check.campaign import plan, run
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.shrink.passes import BUDGET
+from stateful_tests.traces.files import prompt_of
+
+
+class RefusesOnce(ReferenceSystem):
+    """Refuses one command in its whole life: nothing that a replay could show again."""
+
+    refused = False
+
+    def apply(self, command: Command) -> Outcome:
+        outcome = super().apply(command)
+        if not self.refused and type(command).__name__ == "Admit":
+            self.refused = True
+            return Refused(Reason.NO_ROW)
+        return outcome
+
+
+def test_a_fault_that_does_not_show_again_is_told() -> None:
+    result = run(RefusesOnce(), plan("smoke", examples=3, machines=["sessions"]))
+    assert [f.clause for f in result.findings] == ["OUT-1"]
+    violation = result.findings[0].run.violation
+    assert violation is not None and "did not show again" in violation.observed
+
+
+class Explodes(ReferenceSystem):
+    """Raises where it should decode."""
+
+    def apply(self, command: Command) -> Outcome:
+        if type(command).__name__ == "Decode":
+            raise IndexError("page 99")
+        return super().apply(command)
+
+
+def test_a_system_that_breaks_is_not_called_wrong() -> None:
+    result = run(Explodes(), plan("smoke", examples=6, machines=["sessions"]))
+    assert [f.clause for f in result.findings] == ["BROKEN"]
+    assert result.exit_code == 3
+    finding = result.findings[0].run
+    assert finding.violation is not None and finding.violation.observed == "IndexError: page 99"
+    assert len(finding.rows) == 1
+
+
+class Stingy(ReferenceSystem):
+    """Keeps a reserve of pages, and says so."""
+
+    capabilities = Capabilities(exact_reasons=False, may_refuse=frozenset({Reason.OUT_OF_FULL}))
+
+    def apply(self, command: Command) -> Outcome:
+        if type(command).__name__ == "Extend" and len(self.free["full"]) < 4:
+            return Refused(Reason.OUT_OF_FULL)
+        return super().apply(command)
+
+
+def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not() -> None:
+    asked = plan("smoke", presets=["page1", "page4"], examples=9, machines=["sessions"])
+    assert not run(Stingy(), asked).findings
+    stingy = Stingy()
+    stingy.capabilities = Capabilities(exact_reasons=False)
+    assert [f.clause for f in run(stingy, asked).findings] == ["OUT-1"]
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    asked = plan("smoke", presets=["page2"], examples=2, seed=7)
+    first, second = (run(ReferenceSystem(), asked) for _ in range(2))
+    assert first.commands_by_kind == second.commands_by_kind
+    assert first.tallies == second.tallies
+
+
+def test_a_slow_system_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = count(time.monotonic())
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    result = run(ReferenceSystem(), plan("smoke"))
+    assert result.timed_out and result.examples and result.exit_code == 0
+
+
+def test_a_check_that_ran_nothing_is_no_success() -> None:
+    result = run(ReferenceSystem(), replace(plan("smoke"), time_limit_s=0.0))
+    assert result.timed_out and not result.examples and result.exit_code == 1
+
+
+def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budgets: dict[str, int] = {}
+
+    def minimise(
+        system: System, trace: Trace, clause: str, *, budget: int, base: System | None
+    ) -> Trace:
+        budgets.setdefault(clause, budget)
+        return trace
+
+    monkeypatch.setattr(campaign, "minimise", minimise)
+    monkeypatch.setattr(campaign._Campaign, "_shown", lambda self, trace: ())
+    run(resolve("torch+pr22900"), replace(plan("smoke", machines=["sessions"]), after_finding_s=0))
+    first, *others = budgets.values()
+    assert first == BUDGET and others and set(others) == {campaign._BESIDE}
+
+
+class RefusesDecode(ReferenceSystem):
+    """Refuses to decode: always, or while no session is open."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.always = always
+
+    def apply(self, command: Command) -> Outcome:
+        outcome = super().apply(command)
+        wrong = isinstance(command, Decode) and isinstance(outcome, Done)
+        return Refused(Reason.NO_ROW) if wrong and (self.always or not self.view().sessions) else outcome
+
+
+def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(campaign, "_SHORT", 0)  # all traces are shrunk, also after the best is found
+    asked = plan("smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL])
+    change, base = RefusesDecode(always=True), RefusesDecode(always=False)
+    for before, kinds in ((None, []), (base, [Open])):
+        [finding] = run(change, asked, base=before).findings
+        assert finding.clause == "OUT-1"
+        assert [type(c) for c in finding.run.trace.commands if isinstance(c, Open)] == kinds
+    same = run(base, replace(asked, after_finding_s=0), base=RefusesDecode(always=False))
+    assert len(same.findings) == 1 and not same.stopped
+
+
+@pytest.mark.parametrize(
+    "asked, says",
+    [
+        ({"tier": "huge"}, "tier: unknown 'huge'"),
+        ({"tier": "smoke", "presets": ["page3"]}, "preset: unknown 'page3'"),
+        ({"tier": "smoke", "machines": ["m"]}, "machine: unknown 'm'"),
+        ({"tier": "smoke", "examples": 0}, "examples: must be between"),
+    ],
+)
+def test_bad_plans_say_what_is_wrong(asked: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        plan(**asked)
+
+
+@pytest.mark.parametrize(
+    "offers, driven",
+    [
+        ({}, {"sessions", "tree", "both"}),
+        ({"tree": False}, {"sessions"}),
+        ({"no_tree": False}, {"tree", "both"}),
+        ({"commands": Capabilities().commands - {"Insert"}}, {"sessions", "both"}),
+    ],
+)
+def test_machines_that_do_not_fit_are_left_out(offers: dict, driven: set[str]) -> None:
+    system = ReferenceSystem()
+    system.capabilities = Capabilities(**offers)
+    result = run(system, plan("smoke", presets=["page4"], modes=[Mode.FREE], examples=1))
+    assert {machine.name for machine in result.machines} == driven
+    assert not result.findings
+
+
+class ForgetsPieces(ReferenceSystem):
+    """Refuses prompts of more than one piece, which are there with a radix tree alone."""
+
+    def apply(self, command: Command) -> Outcome:
+        if len(getattr(command, "prompt", ())) > 1:
+            return Refused(Reason.EMPTY)
+        return super().apply(command)
+
+
+def test_a_trace_of_the_tree_shrinks_to_pages_of_one_token() -> None:
+    asked = plan("smoke", presets=["page16"], modes=[Mode.FREE], examples=6, machines=["tree"])
+    [finding] = run(ForgetsPieces(), asked).findings
+    trace = finding.run.trace
+    assert trace.geometry.page_size == 1 and len(trace.commands) == 1
+    assert trace.commands[0].prompt == prompt_of("a1a1")  # type: ignore[union-attr]
+
+
+def test_a_system_that_fits_no_preset_is_unusable() -> None:
+    system = ReferenceSystem()
+    system.capabilities = Capabilities(swa=False)
+    with pytest.raises(UnusableImplementation, match="has no SWA pool, and a window of 3 needs one"):
+        run(system, plan("smoke", presets=["page1"], modes=[Mode.FREE]))

@@ -1,0 +1,106 @@
+"""The situations that a check must reach: the list of them, and who is asked for which."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from impl.adapter import Capabilities
+from reference.commands import COMMANDS, Mode
+from stateful_tests.check.campaign import plan, run
+from stateful_tests.coverage.required import FILE, Known, SituationsError, coverage, dump, load
+from stateful_tests.coverage.scopes import SCOPES
+from stateful_tests.coverage.situations import catalogue
+from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.results import MachineResult
+
+KNOWN = load()
+ALL = [MachineResult(m, preset, mode) for m in MACHINES for preset in ("page4", "no-swa") for mode in Mode]
+EVERYTHING = dict.fromkeys(KNOWN.situations, 1)
+
+
+def test_the_list_is_written_as_it_is_read() -> None:
+    assert FILE.read_text(encoding="utf-8") == dump(KNOWN)
+    assert KNOWN.exempt.keys() <= KNOWN.situations.keys()
+    assert all(KNOWN.exempt.values()), "an exemption has a reason"
+
+
+def test_the_list_has_what_scopes_can_have() -> None:
+    """That it is what they reach is seen where they are explored (test_explorer)."""
+    for name, scope in SCOPES.items():
+        listed = {text for text, scopes in KNOWN.situations.items() if name in scopes}
+        assert listed <= set(catalogue(scope.geometry, COMMANDS)), name
+        assert bool(listed) == (scope.takes == "seconds"), f"{name}: kvspec explore --situations"
+    assert {name for names in KNOWN.situations.values() for name in names} <= SCOPES.keys()
+
+
+def test_the_places_where_faults_hide_long_are_guarded() -> None:
+    """Situations that a reviewer's faults needed, and random runs came to rarely."""
+    wanted = [
+        "evict, full, what was asked, a parent after its child",
+        "admit, slot wiped, part of its key from the tree",
+        "abort, in a batch, slot, with a prefix of the tree",
+        "insert, goes on, nothing new",
+        "insert, ends, nothing there, brings a tombstone, swept to inside a page",
+        "finish, turn, commit past target, target below evicted, above a prefix of the tree, target inside a"
+        " page, frees pages",
+    ]
+    assert set(wanted) <= KNOWN.situations.keys() - KNOWN.exempt.keys()
+
+
+def test_everything_is_asked_of_whom_can_everything() -> None:
+    found = coverage(EVERYTHING, ALL, Capabilities(), KNOWN)
+    assert (found.missing, found.left_out) == ([], {})
+    assert len(found.reached) + len(found.exempt) == len(KNOWN.situations)
+
+
+def test_what_was_not_met_is_missing_unless_exempt() -> None:
+    known = Known({"open": "why not"}, KNOWN.situations)
+    met = EVERYTHING | {"open": 0, "unlock, pins some": 0}
+    found = coverage(met, ALL, Capabilities(), known)
+    assert found.missing == ["unlock, pins some"]
+    assert found.exempt == {"open": "why not"}
+
+
+@pytest.mark.parametrize(
+    "offers, machines, why",
+    [
+        ({}, [m for m in ALL if m.name == "sessions"], r"no (match|insert|unlock|evict) was driven"),
+        ({}, [m for m in ALL if m.name == "sessions"], "a radix tree"),
+        ({}, [m for m in ALL if m.preset == "no-swa"], "a window"),
+        ({}, [m for m in ALL if m.mode is Mode.FAITHFUL], "free mode"),
+        ({"commands": Capabilities().commands - {"SpecDecode"}}, ALL, "no spec_decode was driven"),
+        ({"commands": Capabilities().commands - {"Retract"}}, ALL, "Retract is not offered"),
+        ({"commands": Capabilities().commands - {"Close"}}, ALL, "Close is not offered"),
+    ],
+)
+def test_what_cannot_be_is_left_out_and_said(offers: dict, machines: list, why: str) -> None:
+    found = coverage({}, machines, Capabilities(**offers), KNOWN)
+    assert any(re.search(why, said) for said in found.left_out)
+    counts = len(found.missing), len(found.exempt), sum(map(len, found.left_out.values()))
+    assert sum(counts) == len(KNOWN.situations) and all(counts[::2])
+
+
+def test_a_scope_enters_what_it_reaches_now() -> None:
+    known = Known({}, {"open": ["session-tiny", "checks"], "gone": ["checks"], "older": ["no such scope"]})
+    now = known.taken("checks", ["open", "new"])
+    assert now.situations == {"new": ["checks"], "open": ["session-tiny", "checks"]}
+
+
+def test_a_file_that_is_none_says_so(tmp_path) -> None:
+    file = tmp_path / "list.json"
+    with pytest.raises(SituationsError, match="No such file"):
+        load(file)
+    file.write_text('{"exempt": {}, "situations": {"open": 3}}')
+    with pytest.raises(SituationsError, match=r"\$\.situations"):
+        load(file)
+
+
+def test_a_check_counts_situations() -> None:
+    asked = replace(plan("smoke", presets=["page2"], machines=["both"], examples=2), seed=1)
+    result = run(ReferenceSystem(), asked)
+    assert sum(result.situations.values()) == result.commands
+    assert set(result.situations) <= set(catalogue(SCOPES["both-page2"].geometry, COMMANDS))

@@ -1,0 +1,163 @@
+"""What the machines with a radix tree draw: prompts that meet what is there, and runs that get somewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from impl.adapter import Capabilities
+from reference import model
+from reference.commands import (
+    Admit,
+    Chunk,
+    Command,
+    Evict,
+    Extend,
+    Insert,
+    Match,
+    Mode,
+    Refused,
+    Submit,
+    prompt_len,
+)  # fmt: skip
+from reference.geometry import PRESETS
+from reference.ledger import State
+from reference.prefix_cache import guests, key_of
+from reference.tree import full_locked, path_of, usable
+from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.next_command import finale, propose
+from stateful_tests.generate.prompts import asked, draw_evicted, draw_prompt, joined, known, shortened, spelt
+from stateful_tests.generate.run_profile import draw_habits
+from stateful_tests.lockstep.tree_diff import tree_changes
+from stateful_tests.traces.files import prompt_of, prompt_text
+
+PAGE4 = replace(PRESETS["page4"], tree=True)
+
+
+def after(*commands: Command) -> State:
+    state = model.initial(PAGE4)
+    for command in commands:
+        state, outcome = model.step(state, command)
+        assert not isinstance(outcome, Refused), outcome
+    return state
+
+
+def test_prompts_are_cut_joined_and_read_back() -> None:
+    prompt = prompt_of("a8b4a1")
+    assert spelt(key_of(prompt)) == prompt
+    assert [prompt_text(shortened(prompt, n)) for n in (0, 3, 8, 9, 99)] == ["", "a3", "a8", "a8b1", "a8b4a1"]
+    assert prompt_text(joined(prompt, prompt_of("a2c1"), ())) == "a8b4a3c1"
+
+
+def test_what_is_known_is_spelt_as_far_as_it_is_shared() -> None:
+    state = after(
+        Insert("h1", prompt_of("a8b4")), Submit("r1", None, 3, prompt=prompt_of("a8c2")), Admit("r1"),
+        Extend((Chunk("r1", 5),)), Submit("r2", None, 2),
+    )  # fmt: skip
+    assert asked(state.requests[0]) == prompt_of("a8c2")
+    assert asked(state.requests[1]) == ()
+    assert {prompt_text(p) for p in known(state)} == {"a4", "a8", "a8b4", "a8c2"}
+
+
+@pytest.mark.parametrize("longest", [1, 3, 4, 9, 32])
+def test_prompts_are_well_formed_and_fit(longest: int) -> None:
+    state = after(Insert("h1", prompt_of("a8b4")), Match("h2", prompt_of("a4")))
+    chooser = RandomChooser(longest)
+    for _ in range(300):
+        prompt = draw_prompt(state, chooser, "abc", longest)
+        assert 1 <= prompt_len(prompt) <= longest
+        assert all(piece.tokens >= 1 for piece in prompt)
+        assert prompt == joined(prompt), "pieces that follow each other have different texts"
+        on = draw_prompt(state, chooser, "abc", max(4, longest), after=prompt_of("a4"))
+        assert shortened(on, 4) == prompt_of("a4")
+
+
+def test_a_sweep_stays_within_its_limit() -> None:
+    state = after(Insert("h1", prompt_of("a16"), 16))
+    chooser = RandomChooser(0)
+    drawn = Counter(draw_evicted(state, chooser, key_of(prompt_of("a16b4")), 0, 12) for _ in range(300))
+    assert set(drawn) <= set(range(13))
+    assert all(drawn[length] > 10 for length in (0, 4, 8, 12)), "into the tombstone, page by page"
+
+
+def test_a_lock_is_told_when_it_is_taken_and_no_more() -> None:
+    """A release that shapes its own tree lets the reference pin less, between two commands."""
+    insert, match = Insert("h1", prompt_of("a4")), Match("h2", prompt_of("a4"))
+    was, now = after(insert), after(insert, match)
+    told = ("h2 locks [0, 4): pins 4 SWA tokens, a window needs 4",)
+    assert now.tree is not None
+    less = now._replace(tree=now.tree._replace(locks=tuple(k._replace(swa_from=3) for k in now.tree.locks)))
+    assert (tree_changes(was, now), tree_changes(now, less)) == (told, ())
+    assert tree_changes(was, less) == ("h2 locks [0, 4): pins 1 SWA token, a window needs 4",)
+
+
+def situations(was: State, command: Command, now: State) -> list[str]:
+    """What a command met in the tree."""
+    assert was.tree is not None and now.tree is not None
+    met = []
+    for line in tree_changes(was, now):
+        for sign in ("split at", "is a tombstone", "has SWA KV again", "locks"):
+            if sign in line:
+                met.append(sign)
+        if line.startswith("- "):
+            met.append("gone with others locked" if any(lock.key for lock in now.tree.locks) else "gone")
+            if not isinstance(command, Evict):
+                met.append("gone for room")
+    if isinstance(command, Insert):
+        key = key_of(command.prompt)
+        there = path_of(was.tree, key)
+        if there:
+            met.append("duplicates")
+        dead = [p for p in there if not p.node.live and p.start >= command.evicted]
+        if any(full_locked(was.tree, p) for p in dead) and not command.chunked:
+            met.append("recovery refused")
+        if any(not p.node.live and p.start < command.evicted < p.end for p in there):
+            met.append("recovered in part")
+    if isinstance(command, Match):
+        key = key_of(command.prompt)
+        there = [p.end for p in path_of(now.tree, key) if p.path == key[: p.end]]
+        if there and usable(now.tree, key) < there[-1]:
+            met.append("cut short by a tombstone")
+    if isinstance(command, Admit):
+        request = now.request(command.request)
+        assert request is not None and request.cursors is not None
+        if request.cursors.cache_protected_len and now.session(request.session) is None:
+            met.append("a request hits")
+    return met
+
+
+WANTED = {
+    "tree": {
+        "split at", "is a tombstone", "has SWA KV again", "locks", "gone", "gone with others locked",
+        "gone for room", "duplicates", "recovery refused", "recovered in part", "cut short by a tombstone",
+    },
+    "both": {
+        "split at", "is a tombstone", "has SWA KV again", "locks", "gone with others locked", "gone for room",
+        "duplicates", "a request hits",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", WANTED)
+def test_runs_get_into_every_situation_and_leave_nothing_behind(machine: str) -> None:
+    met: Counter[str] = Counter()
+    commands = 0
+    for run in range(20):
+        chooser = RandomChooser(f"reach/{machine}/{run}")
+        habits = draw_habits(chooser, Capabilities(), machine)
+        geometry = replace(tuple(PRESETS.values())[run % len(PRESETS)], tree=True)
+        state = model.initial(geometry, tuple(Mode)[run % 2])
+        for _ in range(50):
+            command = propose(state, chooser, habits)
+            was, (state, outcome) = state, model.step(state, command)
+            commands += 1
+            if not isinstance(outcome, Refused):
+                met.update(set(situations(was, command, state)))
+        for command in finale(state):
+            state, _ = model.step(state, command)
+        assert state.tree is not None and not state.tree.children and not state.tree.locks
+        assert not state.sessions and not state.requests and not guests(state)
+    rare = {situation: met[situation] for situation in WANTED[machine] if met[situation] * 500 < commands}
+    assert not rare, f"fewer than one in 500 commands: {rare}"

@@ -1,0 +1,208 @@
+"""Shrinking: what is left is minimal, still fails, and is the same every time."""
+
+from __future__ import annotations
+
+from reference import model
+from reference.commands import (
+    Abort,
+    Admit,
+    CheckBusy,
+    CheckIdle,
+    Chunk,
+    Close,
+    Command,
+    Decode,
+    Done,
+    Evict,
+    Extend,
+    Finish,
+    Insert,
+    Match,
+    Open,
+    Submit,
+    Unlock,
+    prompt_len,
+)  # fmt: skip
+from reference.geometry import preset
+from stateful_tests.shrink.passes import scaled, shrink
+from stateful_tests.traces.files import prompt_of
+
+NOISE: tuple[Command, ...] = (
+    Open("s1"), Open("s2"), Submit("r1", "s1", 9), Decode(("r1", "r2")),
+    Extend((Chunk("r1", 7), Chunk("r2", 4))), Close("s2"), Finish("r1", 5), Abort("r1", marked=True),
+)  # fmt: skip
+
+
+def test_only_what_is_needed_is_left() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        for at, command in enumerate(commands):
+            if isinstance(command, Finish) and command.finished_len >= 3 and Open("s1") in commands[:at]:
+                return commands[: at + 1]
+        return None
+
+    assert shrink(NOISE, fails) == (Open("s1"), Finish("r1", 3))
+
+
+def test_pairs_go_together() -> None:
+    """Two commands that are of use only together are dropped together."""
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        balanced = (Open("s2") in commands) == (Close("s2") in commands)
+        return commands if balanced and Open("s1") in commands else None
+
+    assert shrink(NOISE, fails) == (Open("s1"),)
+
+
+def test_lanes_and_numbers_shrink() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        lanes = [n for c in commands if isinstance(c, Extend) for n in c.lanes]
+        return commands if any(n.request == "r2" and n.tokens >= 2 for n in lanes) else None
+
+    assert shrink(NOISE, fails) == (Extend((Chunk("r2", 2),)),)
+
+
+def test_matching_numbers_shrink_together() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        submitted = sum(c.tokens for c in commands if isinstance(c, Submit))
+        lanes = sum(n.tokens for c in commands if isinstance(c, Extend) for n in c.lanes)
+        return commands if submitted == lanes >= 2 else None
+
+    start = (Submit("r1", None, 9), Extend((Chunk("r1", 9),)))
+    assert shrink(start, fails) == (Submit("r1", None, 2), Extend((Chunk("r1", 2),)))
+
+
+def test_two_turns_become_one() -> None:
+    """What needs a long conversation rarely needs its turns."""
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        state = model.initial(preset("page1"))
+        for at, command in enumerate(commands):
+            state, outcome = model.step(state, command)
+            if isinstance(command, Decode) and outcome == Done():
+                grown = state.requests[0].cursors
+                if state.sessions and grown is not None and grown.kv_committed_len >= 9:
+                    return commands[: at + 1]
+        return None
+
+    turn = (Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)), Decode(("r1",)))
+    later = (Submit("r1", "s1", 2), Admit("r1"), Extend((Chunk("r1", 3),)), Decode(("r1",)))
+    smallest = shrink((Open("s1"), *turn, Finish("r1", 1), *later), fails)
+    assert smallest == (
+        Open("s1"), Submit("r1", "s1", 8), Admit("r1"), Extend((Chunk("r1", 8),)), Decode(("r1",)),
+    )  # fmt: skip
+
+
+def test_a_busy_check_does_for_an_idle_one() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        idle = CheckIdle() in commands and Close("s1") in commands
+        return commands if idle or CheckBusy(2) in commands else None
+
+    assert shrink((Open("s1"), Close("s1"), CheckIdle()), fails) == (CheckBusy(2),)
+
+
+def test_the_budget_bounds_the_candidates() -> None:
+    ran = 0
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        nonlocal ran
+        ran += 1
+        return commands if commands == NOISE * 20 else None
+
+    shrink(NOISE * 20, fails, budget=10)
+    assert ran == 10
+
+
+def test_names_are_in_the_order_of_appearance() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        match commands:
+            case (Open(s), Submit(r, t, _), Decode((a, _))) if s == t and r == a:
+                return commands
+        return None
+
+    start = (Open("s3"), Submit("r4", "s3", 0), Decode(("r4", "r2")))
+    assert shrink(start, fails) == (Open("s1"), Submit("r1", "s1", 0), Decode(("r1", "r2")))
+
+
+def test_guests_and_texts_are_renamed_in_the_order_of_appearance() -> None:
+    insert, match = Insert("h3", prompt_of("c2b1")), Match("r1", prompt_of("c2"))
+    start = (insert, match, Submit("r1", None, 0), Unlock("h3"))
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        match commands:
+            case (Insert(a, (c, b)), Match(r, (d,)), Submit(s, None), Unlock(o)):
+                apart = c.text != b.text and c.tokens == d.tokens == 2 and b.tokens == 1
+                return commands if a == o and r == s and c.text == d.text and apart else None
+        return None
+
+    insert, match = Insert("h1", prompt_of("a2b1")), Match("h2", prompt_of("a2"))
+    assert shrink(start, fails) == (insert, match, Submit("h2", None, 0), Unlock("h1"))
+
+
+def test_prompts_lose_pieces_and_flags_and_numbers_shrink() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        inserted = any(isinstance(c, Insert) and prompt_len(c.prompt) >= 3 for c in commands)
+        return commands if inserted and any(isinstance(c, Evict) and c.full >= 5 for c in commands) else None
+
+    start = (Insert("h1", prompt_of("b4c9a2"), 7, True), Unlock("h1"), Evict(999, 999))
+    assert shrink(start, fails) == (Insert("h1", prompt_of("a3")), Evict(5))
+
+
+def test_a_shared_prefix_shrinks_in_all_commands_at_once() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        prompts = [getattr(c, "prompt", ()) for c in commands]
+        if len(prompts) != 3 or any(p.tokens < 1 for prompt in prompts for p in prompt):
+            return None
+        first = {prompt[:1] for prompt in prompts}
+        shared = len(first) == 1 and prompt_len(first.pop()) >= 2
+        return commands if shared and len(set(prompts)) == 3 else None
+
+    start = (Insert("h1", prompt_of("b8a4")), Insert("h2", prompt_of("b8c4")), Match("h3", prompt_of("b8")))
+    insert, match = Insert("h1", prompt_of("a2b1")), Match("h3", prompt_of("a2"))
+    assert shrink(start, fails) == (insert, Insert("h2", prompt_of("a2a1")), match)
+
+
+def test_a_guest_inserts_what_a_request_computed() -> None:
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        computed = any(isinstance(c, (Finish, Insert)) for c in commands)
+        submitted = any(prompt_len(getattr(c, "prompt", ())) >= 2 for c in commands)
+        return commands if computed and submitted and Evict(1) in commands else None
+
+    prompt = prompt_of("a9")
+    turn = (Submit("r1", None, 1, 0, prompt), Admit("r1"), Extend((Chunk("r1", 10),)), Finish("r1", 1))
+    assert shrink((*turn, Evict(1)), fails) == (Insert("h1", prompt_of("a2")), Evict(1))
+
+
+def test_lengths_follow_the_page_size() -> None:
+    whole = (Insert("h1", prompt_of("a8b3"), 4, True), Match("h2", prompt_of("a9")), Evict(5))
+    match = Match("h2", prompt_of("a3"))
+    assert scaled(whole, 1, 4) == (Insert("h1", prompt_of("a2b1"), 1, True), match, Evict(2))
+
+
+def test_two_lives_of_a_name_are_not_one() -> None:
+    """The first life of r1 becomes an insert though r1 lives again."""
+    first = (Submit("r1", None, 0, prompt=prompt_of("a2")), Extend((Chunk("r1", 3),)), Finish("r1", 1))
+    again = (Submit("r1", None, 7), Abort("r1"))
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        before = {type(c) for c in commands[:-2]}
+        cached = Insert in before or {Submit, Extend, Finish} <= before
+        lives = [c.request for c in commands if isinstance(c, (Submit, Abort))][-2:]
+        alive = commands and isinstance(commands[-1], Abort) and len(lives) == 2 and len({*lives}) == 1
+        return commands if cached and alive and len(commands) > 2 else None
+
+    small = shrink((*first, *again), fails)
+    assert [type(c) for c in small] == [Insert, Submit, Abort]
+
+
+def test_an_eviction_stands_for_those_who_press() -> None:
+    press = (Submit("r1", None, 9), Admit("r1"), Extend((Chunk("r1", 9),)))
+    commands = (Insert("h1", prompt_of("a3")), *press, Insert("h2", prompt_of("a3"), 2))
+
+    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+        pressed = Evict(0, 1) in commands or {Submit, Extend} <= {type(c) for c in commands}
+        first, last = commands[0], commands[-1]
+        ends = isinstance(first, Insert) and isinstance(last, Insert) and last.evicted > 1
+        return commands if pressed and ends and len(commands) > 2 else None
+
+    small = shrink(commands, fails)
+    assert [type(c) for c in small] == [Insert, Evict, Insert]

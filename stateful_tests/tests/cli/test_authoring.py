@@ -1,0 +1,232 @@
+"""kvspec shrink, new-fixture and record."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from reference.commands import Close, Open, Submit
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.traces.files import load, save
+
+FIXTURES = Path(__file__).parents[3] / "fixtures"
+SHORT = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
+FINE = FIXTURES / "regressions" / "three_turns_of_one_conversation.json"
+STORY = "A retract while a step is in flight leaves one token more than the text has."
+Kvspec = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> Path:
+    """The same fault behind noise."""
+    trace = load(SHORT)
+    noise = (Open("x"), Submit("n", "x", 3), *trace.commands, Close("x"))
+    path = tmp_path / "long.json"
+    save(replace(trace, commands=noise, expected=(), story="", clause=None), path)
+    return path
+
+
+# -- shrink --------------------------------------------------------------------------------------------
+
+
+def test_shrink_writes_the_smallest_trace(kvspec: Kvspec, long: Path) -> None:
+    before = long.read_bytes()
+    code, out, _ = kvspec("shrink", str(long), "--json", "report.json")
+    assert code == 0
+    assert "10 commands -> 7" in out
+    assert "full_pages 40 -> 2" in out
+    assert long.read_bytes() == before
+    made = load(long.with_name("long.shrunk.json"))
+    assert (made.origin, made.clause, len(made.expected)) == ("minimised", "LEN-3", 7)
+    violation = replay(resolve("torch+pr22862-tail"), made).violation
+    assert violation is not None and violation.clause == "LEN-3"
+    data = json.loads(Path("report.json").read_text())
+    assert (len(data["before"]["rows"]), len(data["after"]["rows"])) == (9, 7)
+
+
+def test_shrink_keeps_to_the_clause_that_is_asked_for(kvspec: Kvspec, long: Path) -> None:
+    assert kvspec("shrink", str(long), "--clause", "FREE-1", "--out", "free.json")[0] == 0
+    assert load("free.json").clause == "FREE-1"
+    code, _, err = kvspec("shrink", str(long), "--clause", "TREE-1", "--out", "tree.json")
+    assert code == 2
+    assert "violates LEN-3, FREE-1, FREE-2 on torch+pr22862-tail, not TREE-1" in err
+    assert not Path("tree.json").exists()
+
+
+def test_shrink_writes_over_nothing_unasked(kvspec: Kvspec, long: Path) -> None:
+    before = long.read_bytes()
+    code, _, err = kvspec("shrink", str(long), "--out", str(long))
+    assert (code, long.read_bytes()) == (2, before)
+    assert "is there already; --force writes over it" in err
+    assert kvspec("shrink", str(long), "--out", str(long), "--force")[0] == 0
+    assert long.read_bytes() != before
+
+
+def test_there_is_nothing_to_shrink_in_a_trace_that_conforms(kvspec: Kvspec, long: Path) -> None:
+    code, out, err = kvspec("shrink", str(long), "--impl", "torch")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "conforms on torch; there is nothing to shrink, --impl names another" in err
+    assert not long.with_name("long.shrunk.json").exists()
+
+
+# -- new-fixture ---------------------------------------------------------------------------------------
+
+
+def test_a_trace_becomes_a_fixture(kvspec: Kvspec, long: Path) -> None:
+    name = "a_retry_frees_the_token"
+    options = ("--name", name, "--story", STORY, "--out", "here")
+    code, out, _ = kvspec("new-fixture", str(long), *options)
+    assert code == 0
+    assert "a fixture has fewer than 8 commands: kvspec shrink" in out
+    made = load(f"here/{name}.json")
+    assert (made.story, made.bug, made.clause) == (STORY, "pr22862-tail", "LEN-3")
+    assert len(made.expected) == len(made.commands) == 9, "cut where it violates, every outcome stated"
+
+
+def test_what_is_missing_is_asked_for(kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"a_retry_frees_the_token\n{STORY}\n"))
+    assert kvspec("new-fixture", str(long), "--out", "here")[0] == 0
+    assert load("here/a_retry_frees_the_token.json").story == STORY
+
+
+def test_a_wrong_name_is_told_before_anything_runs(
+    kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*asked: object, **more: object) -> None:
+        raise AssertionError("a system was started")
+
+    monkeypatch.setattr("stateful_tests.lockstep.systems.resolve", started)
+    Path("a_b_c.json").write_text("mine")
+    for typed, says in (("bug7", "'bug7' is no clause of a sentence"), ("a_b_c", "is there already")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
+        code, _, err = kvspec("new-fixture", str(long), "--out", ".")
+        assert (code, says in err) == (2, True)
+
+
+def test_a_fixture_without_a_bug(kvspec: Kvspec) -> None:
+    name, story = "three_turns_again_of_a_talk", "Nothing goes wrong in a whole talk."
+    code, out, _ = kvspec("new-fixture", str(FINE), "--name", name, "--story", story, "--out", "here")
+    assert (code, "conforms after" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--name", "bug7"], "--name: 'bug7' is no clause of a sentence"),
+        (["--story", "Bad."], "--story: say in a sentence or more"),
+        (["--bug", "none-such"], "there is no bug called none-such"),
+        (["--clause", "LEN-99"], "there is no clause called LEN-99"),
+        (["--name", "a_b_c", "--clause", "TREE-1"], "violates LEN-3 first on torch+pr22862-tail, not TREE-1"),
+        (["--name", "a_b_c", "--bug", "pr22900"], "conforms on torch+pr22900: it shows no fault there"),
+        (["--impl", "torch+pr22900"], "a trace of the bug pr22862-tail is replayed on torch+pr22862-tail"),
+        ([], "--name: is missing; nothing was written"),
+        (["--name", "a_b_c"], "--story: is missing; nothing was written"),
+    ],
+)
+def test_an_unusable_fixture_is_told_and_nothing_is_written(
+    kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    before = long.read_bytes()
+    code, _, err = kvspec("new-fixture", str(long), "--out", "here", *options)
+    assert (code, long.read_bytes(), Path("here").exists()) == (2, before, False)
+    assert says in err
+
+
+def test_a_fixture_that_is_there_stays(kvspec: Kvspec, long: Path) -> None:
+    Path("a_b_c.json").write_text("mine")
+    options = ("--name", "a_b_c", "--story", STORY, "--out", ".")
+    assert kvspec("new-fixture", str(long), *options)[0] == 2
+    assert Path("a_b_c.json").read_text() == "mine"
+    assert kvspec("new-fixture", str(long), *options, "--force")[0] == 0
+
+
+def test_the_usual_folder_must_be_there(kvspec: Kvspec, long: Path) -> None:
+    code, _, err = kvspec("new-fixture", str(long), "--name", "a_b_c", "--story", STORY)
+    assert (code, "--out fixtures/regressions: there is no such folder" in err) == (2, True)
+
+
+# -- record --------------------------------------------------------------------------------------------
+
+
+def record(
+    kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch, typed: str, *options: str
+) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    return kvspec("record", "--out", "made.json", *options)
+
+
+def test_what_is_typed_is_answered_and_written(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = "open s1\n# a turn\nsubmit r1 in s1 +4\n\nadmit r1\nextend r1 +9\nundo\nextend r1 +4\nadmit r1\n"
+    code, out, _ = record(kvspec, monkeypatch, typed)
+    assert code == 0
+    assert out.splitlines() == [
+        "done", "done", "done", "refused: bad_length", "undone: extend r1 +9",
+        "done; s1 kv_committed_len 0 -> 4; s1 kv_allocated_len 0 -> 4", "refused: wrong_phase",
+        "saved   made.json (5 commands)",
+    ]  # fmt: skip
+    assert kvspec("replay", "made.json")[0] == 0
+
+
+def test_sizes_are_options(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--preset", "page4", "--window", "0", "--rows", "2", "--tree", "--mode", "free")
+    assert record(kvspec, monkeypatch, "match h1 a8\n", *options)[0] == 0
+    made = load("made.json")
+    sizes = made.geometry
+    assert (sizes.page_size, sizes.window, sizes.swa_pages, sizes.rows, sizes.tree) == (4, None, 0, 2, True)
+    assert made.mode == "free"
+
+
+@pytest.mark.parametrize(
+    ("typed", "options", "says"),
+    [
+        ("open s1\nopne s2\n", [], "line 2: 'opne' is no command; commands: open, "),
+        ("", [], "no command was given"),
+        ("open s1\n", ["--preset", "huge"], "--preset: unknown 'huge'; one of page1, "),
+        ("open s1\n", ["--page-size", "0"], "--page-size: must be in [1, 1024], not 0"),
+        ("open s1\n", ["--from", "no.jsonl"], "--from no.jsonl: No such file"),
+        ("open s1\n", ["--from", "no.jsonl", "--rows", "2"], "--from: a log states sizes and mode itself"),
+    ],
+)
+def test_an_unusable_recording_writes_nothing(
+    kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch, typed: str, options: list[str], says: str
+) -> None:
+    code, _, err = record(kvspec, monkeypatch, typed, *options)
+    assert (code, Path("made.json").exists()) == (2, False)
+    assert says in err
+
+
+def test_a_terminal_goes_on_after_a_wrong_line(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal("opne s1\nhelp\nopen s1\n"))
+    code, out, _ = kvspec("record", "--out", "made.json")
+    assert code == 0
+    assert "'opne' is no command" in out
+    assert "extend REQUEST +TOKENS, ..." in out
+    assert load("made.json").commands == (Open("s1"),)
+
+
+def test_help_says_what_may_be_typed(kvspec: Kvspec) -> None:
+    code, out, _ = kvspec("record", "--help")
+    assert (code, "spec_decode  REQUEST +TOKENS accept N, ..." in out) == (0, True)
+
+
+def test_a_log_becomes_a_trace(kvspec: Kvspec) -> None:
+    log = FIXTURES / "recorded" / "two_turns_of_a_chat.jsonl"
+    lines = log.read_text().splitlines()
+    Path("bad.jsonl").write_text("\n".join([*lines[:3], lines[5], *lines[3:]]))
+    code, out, _ = kvspec("record", "--from", "bad.jsonl", "--out", "bad.json")
+    assert code == 0
+    assert "line 4: spec_decode turn-1 +4 accept 3: server done, rules refused: wrong_phase" in out
+    assert "saved   bad.json (14 commands, 1 against the rules)" in out
+    assert kvspec("record", "--from", str(log), "--out", "good.json")[0] == 0
+    assert kvspec("replay", "good.json")[0] == 0

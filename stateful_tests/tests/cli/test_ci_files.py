@@ -1,0 +1,223 @@
+"""What continuous integration reads and runs: the workflow, the action and its steps, JUnit output."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from junitparser import Error, Failure, JUnitXml, Skipped
+
+from ci.cli import cli
+from ci.report import data as report
+from ci.report import junit
+from impl.adapter import Capabilities
+from reference.commands import Mode
+from stateful_tests.check import campaign
+from stateful_tests.lockstep.results import Tally, Violation
+from stateful_tests.tests.cli.test_cli import RUN, checked, finding
+
+HOME = Path(__file__).parents[3]
+ACTION = HOME / ".github" / "actions" / "kvspec"
+FAULTY = 'if [ "$1" = "$FAILS" ]; then exit 1; fi\n'
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_the_action_gives_its_steps_what_they_read() -> None:
+    action, script = read(ACTION / "action.yml"), (ACTION / "run.sh").read_text()
+    steps = action["runs"]["steps"]
+    given = {name for step in steps for name in step.get("env", {})}
+    assert given == set(re.findall(r"\bKVSPEC_[A-Z_]+", script))
+    told = set(re.findall(r"inputs\.([a-z-]+)", yaml.safe_dump(steps)))
+    assert told == set(action["inputs"])
+    called = [match[1] for step in steps if (match := re.search(r'run\.sh" (\w+)', step.get("run", "")))]
+    assert called == ["key", "install", "check"]
+    assert all(f"\n{name}() {{" in script for name in called)
+
+
+def test_what_failed_is_kept_also_when_the_check_fails() -> None:
+    for steps in (read(ACTION / "action.yml")["runs"]["steps"], workflow()["hypothesis"]["steps"]):
+        kept = [s for s in steps if re.match(r"actions/(cache/save|upload-artifact)@", s.get("uses", ""))]
+        assert len(kept) == 2
+        assert all(step["if"] == "always()" for step in kept)
+
+
+def workflow() -> dict[str, Any]:
+    jobs: dict[str, Any] = read(HOME / ".github" / "workflows" / "kvspec.yml")["jobs"]
+    return jobs
+
+
+def test_the_workflow_asks_the_action_for_what_there_is() -> None:
+    jobs, inputs = workflow(), read(ACTION / "action.yml")["inputs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    asked = [step["with"] for step in steps if step.get("uses", "").endswith("actions/kvspec")]
+    assert len(asked) == 3
+    assert all(set(options) <= set(inputs) for options in asked)
+    tiers = {options["tier"] for options in asked} - {"${{ matrix.tier }}"}
+    tiers |= set(jobs["pull-request"]["strategy"]["matrix"]["tier"])
+    assert tiers == set(campaign.TIERS)
+    assert jobs["gpu"]["runs-on"] == ["self-hosted", "gpu"]
+    assert all("timeout-minutes" in job for job in jobs.values())
+
+
+def test_the_example_for_a_fork_is_ten_lines_at_most() -> None:
+    [example] = re.findall(r"```yaml\n(.*?)```", (HOME / "README.md").read_text(), re.DOTALL)
+    assert len(example.splitlines()) <= 10
+    [_, step] = yaml.safe_load(example)["jobs"]["kvspec"]["steps"]
+    assert step["uses"].endswith("/.github/actions/kvspec@main")
+    assert set(step["with"]) <= set(read(ACTION / "action.yml")["inputs"])
+
+
+def test_the_hooks_are_checks_of_make_test() -> None:
+    [repo] = read(HOME / ".pre-commit-config.yaml")["repos"]
+    makefile = (HOME / "Makefile").read_text()
+    for hook in repo["hooks"]:
+        program = hook["entry"].split()[0].removeprefix(".venv/bin/")
+        assert f"$(BIN)/{program}" in makefile
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
+    """Run a step of the action with programs that note how they are called; `kvspec FAILS` fails."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("kvspec", "python"):
+        (programs / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/calls\n{FAULTY}')
+        (programs / name).chmod(0o755)
+
+    def run(name: str, **environment: str) -> tuple[int, list[str]]:
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        env = {"PATH": f"{programs}:{os.environ['PATH']}", **environment}
+        script = [ACTION / "run.sh", name]
+        done = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
+        told = calls.read_text().splitlines() if calls.exists() else done.stdout.splitlines()
+        for call in told:
+            if call.startswith("kvspec "):  # the real one knows these options
+                command, *options = shlex.split(call)[1:]
+                cli.commands[command].make_context(command, options)
+        return done.returncode, told
+
+    return run
+
+
+Step = Callable[..., tuple[int, list[str]]]
+WRITES = "--save .kvspec/failures --html --json .kvspec/report.json --junit .kvspec/junit.xml"
+
+
+def test_the_key_is_of_what_is_installed(step: Step) -> None:
+    code, [line] = step("key")
+    assert code == 0
+    assert re.fullmatch(r"key=[0-9a-f]{16}", line)
+
+
+def test_torch_is_installed_first_from_where_it_has_no_cuda(step: Step) -> None:
+    code, [torch, kvspec] = step("install", KVSPEC_TORCH_INDEX="https://there")
+    assert code == 0
+    assert re.search(r"--index-url https://there torch==[0-9.]+$", torch)
+    assert f"-c {HOME}/ci/constraints.txt -e {HOME}" in kvspec
+    assert len(step("install", KVSPEC_TORCH_INDEX="")[1]) == 1
+
+
+def test_the_check_of_a_fork(step: Step) -> None:
+    code, calls = step("check", KVSPEC_SGLANG_PATH="fork", KVSPEC_TIER="pr", KVSPEC_ARGS="--mode both")
+    assert code == 0
+    assert calls == [f"kvspec check --impl sglang --sglang-path fork --tier pr {WRITES} --mode both"]
+
+
+@pytest.mark.parametrize("base", ["", "sglang==0.5.23"])
+def test_earlier_failures_come_first_and_count(step: Step, tmp_path: Path, base: str) -> None:
+    failures = tmp_path / ".kvspec" / "failures"
+    failures.mkdir(parents=True)
+    (failures / "len-2.json").touch()
+    code, calls = step("check", FAILS="replay", KVSPEC_BASE=base)
+    assert code == 1
+    before = f" --base {base}" if base else ""
+    assert calls == [
+        f"kvspec replay .kvspec/failures/len-2.json --impl torch --device cpu{before}",
+        f"kvspec check --impl torch --device cpu{before} --tier smoke {WRITES}",
+    ]
+
+
+def test_a_night_has_a_fresh_seed(step: Step, tmp_path: Path) -> None:
+    summary = tmp_path / "summary"
+    code, calls = step("check", KVSPEC_TIER="nightly", FAILS="check", GITHUB_STEP_SUMMARY=str(summary))
+    assert code == 1
+    found = re.search(r"--seed (\d+)$", calls[0])
+    assert found is not None
+    assert f"tier nightly, seed {found[1]}" in summary.read_text()
+
+
+# -- JUnit ---------------------------------------------------------------------------------------------
+
+
+def written(tmp_path: Path, *findings: Any, base: report.OnBase | None = None, **more: Any) -> Any:
+    """The document of a check in which one machine met what was found."""
+    result = checked(*findings, **more)
+    result.machines[0].tallies = {"LEN-2": Tally(400, 21)}
+    result.machines[0].violated = {f.clause for f in findings}
+    plan = campaign.plan("smoke", modes=[Mode.FREE])
+    can = Capabilities(waived={"MAP-4": "harmless"})
+    result.tallies = campaign.new_tallies()
+    data = report.check_data(result, plan, narrowed=False, capabilities=can, base=base)
+    for told in data["findings"]:
+        told["saved"], told["replay"] = "t.json", "kvspec replay t.json"
+    junit.write(str(tmp_path / "junit.xml"), data)
+    document = JUnitXml.fromfile(str(tmp_path / "junit.xml"))
+    cases = {case.name: case for suite in document for case in suite}
+    return document, cases
+
+
+def test_a_clause_is_a_test_case_of_its_machine(tmp_path: Path) -> None:
+    document, cases = written(tmp_path, finding())
+    assert (document.failures, document.errors) == (1, 0)
+    case = cases["LEN-2 finish and retract cap at target"]
+    assert case.classname == "kvspec.sessions"
+    [failed] = case.result
+    assert isinstance(failed, Failure)
+    assert failed.message.startswith("LEN-2: After finish and retract,")
+    assert "\n>   5 finish r1 keep 1: done; s1 kv_allocated_len 44 -> 38" in failed.text
+    assert "\nobserved swa_evicted_seqlen 40" in failed.text
+    assert "replay kvspec replay t.json" in failed.text
+
+
+def test_what_was_not_asked_is_skipped(tmp_path: Path) -> None:
+    _, cases = written(tmp_path)
+    said = {name.split()[0]: [r.message for r in case.result] for name, case in cases.items()}
+    assert said["LEN-2"] == []
+    assert said["MAP-4"] == ["waived: harmless"]
+    assert said["TREE-1"] == ["never evaluated"]
+    assert said["verdict"] == []
+    assert all(isinstance(r, Skipped) for case in cases.values() for r in case.result)
+
+
+def test_what_was_there_before_is_skipped(tmp_path: Path) -> None:
+    before = report.OnBase("torch+pr22900", frozenset({"LEN-2"}))
+    document, cases = written(tmp_path, finding("LEN-2"), base=before)
+    (skipped,) = next(case for name, case in cases.items() if name.startswith("LEN-2")).result
+    assert isinstance(skipped, Skipped) and skipped.message == "torch+pr22900 violates it as well"
+    assert (document.failures, document.errors) == (0, 0)
+
+
+def test_a_system_that_broke_is_an_error_and_lost_time_is_none(tmp_path: Path) -> None:
+    run = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[1m"))
+    document, cases = written(tmp_path, finding("BROKEN", run))
+    assert isinstance(cases["BROKEN the system fails nowhere"].result[0], Error)
+    assert document.errors == 1
+    _, cases = written(tmp_path, timed_out=True)
+    assert cases["verdict"].result == []
+
+
+def test_the_file_is_asked_for_before_the_work(kvspec: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, err = kvspec("check", "--junit", "no/where.xml")
+    assert (code, "--junit no/where.xml: there is no folder" in err) == (2, True)

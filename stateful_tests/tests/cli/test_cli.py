@@ -1,0 +1,653 @@
+"""The command line: what it prints, into a pipe, and what it returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ci.report import data as report
+from ci.report import progress, render
+from impl.adapter import Capabilities, UnusableImplementation
+from reference.commands import (
+    Abort,
+    Admit,
+    Broken,
+    Choice,
+    Chunk,
+    Close,
+    Command,
+    Decode,
+    Done,
+    Draft,
+    Evict,
+    EvictSwa,
+    Extend,
+    Finish,
+    Freed,
+    Insert,
+    Match,
+    Mode,
+    Open,
+    Outcome,
+    Piece,
+    Reason,
+    Refused,
+    Retract,
+    SpecDecode,
+    Submit,
+    Unlock,
+)  # fmt: skip
+from reference.geometry import PRESETS
+from stateful_tests.check import campaign
+from stateful_tests.coverage import required as coverage
+from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep import systems as registry
+from stateful_tests.lockstep.results import (
+    CheckResult,
+    Finding,
+    MachineResult,
+    Row,
+    Run,
+    Tally,
+    Trace,
+    Violation,
+)  # fmt: skip
+from stateful_tests.traces import files as traces
+from stateful_tests.traces import notation as wording
+
+COMMANDS: tuple[Command, ...] = (
+    Open("s1"),
+    Submit("r1", "s1", 40),
+    Admit("r1"),
+    Extend((Chunk("r1", 40),)),
+    SpecDecode((Draft("r1", 4, 3),)),
+    Finish("r1", 1),
+)
+ROWS = (
+    Row(COMMANDS[0], Done()),
+    Row(COMMANDS[1], Done()),
+    Row(COMMANDS[2], Refused(Reason.OUT_OF_FULL)),
+    Row(COMMANDS[3], Done(), (("s1", "kv_committed_len", 0, 40), ("s1", "kv_allocated_len", 0, 40))),
+    Row(COMMANDS[4], Done(), (("s1", "kv_allocated_len", 40, 44),)),
+    Row(
+        COMMANDS[5], Done(), (("s1", "kv_allocated_len", 44, 38),),
+        (("s1", "full", 38, 44), ("s1", "swa", 42, 44)),
+    ),
+)  # fmt: skip
+TRACE = Trace(PRESETS["page2"], Mode.FAITHFUL, COMMANDS, "minimised")
+BAD = Violation("LEN-2", 5, "swa_evicted_seqlen 38", "swa_evicted_seqlen 40", ("FREE-2",))
+RUN = Run(TRACE, "torch+pr22900", ROWS, BAD)
+
+
+def finding(clause: str = "LEN-2", run: Run = RUN, modes: tuple[Mode, ...] = (Mode.FREE,)) -> Finding:
+    return Finding(clause, run, modes, 3, 1.25, 1234)
+
+
+def checked(*findings: Finding, **more: Any) -> CheckResult:
+    made = CheckResult(
+        "torch+pr22900", "smoke", 7,
+        machines=[MachineResult("sessions", "page2", Mode.FREE, 10, 400, 0.5)],
+        tallies={"LEN-2": Tally(400, 21), "FREE-2": Tally(400, 0)},
+        refusals={"no_row": 2, "out_of_full": 30},
+        commands_by_kind={"Open": 300, "Close": 100},
+        findings=list(findings),
+        unreached=("FREE-2",),
+        seconds=2.0,
+    )  # fmt: skip
+    return replace(made, **more)
+
+
+class FakeSystem:
+    """Enough of a system for commands whose engine is replaced."""
+
+    name = "torch+pr22900"
+    capabilities = Capabilities()
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSystem:
+    """Run in an empty folder, on a system that does nothing."""
+    system = FakeSystem()
+    monkeypatch.setattr(registry, "resolve", lambda spec, **options: system)
+    monkeypatch.chdir(tmp_path)
+    return system
+
+
+Check = Callable[..., tuple[int, str, str]]
+
+
+def lines(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def finds(monkeypatch: pytest.MonkeyPatch, result: CheckResult) -> list[campaign.Plan]:
+    """Make `check` find this; gives the plans that it was asked to carry out."""
+    plans: list[campaign.Plan] = []
+
+    def run(
+        system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], base: object
+    ) -> CheckResult:
+        plans.append(plan)
+        say("sessions on page2, free", 100, 0)
+        return result
+
+    monkeypatch.setattr(campaign, "run", run)
+    return plans
+
+
+@pytest.mark.parametrize(
+    ("command", "reads"),
+    [
+        (Open("s1"), "open s1"),
+        (Submit("r1", "s1", 4, 2), "submit r1 in s1 +4 rewind 2"),
+        (Submit("r1", None, 4), "submit r1 (no session) +4"),
+        (Admit("r1"), "admit r1"),
+        (Extend((Chunk("r1", 4), Chunk("r2", -1))), "extend r1 +4, r2 -1"),
+        (Extend(()), "extend (no lanes)"),
+        (Decode(("r1", "r2")), "decode r1, r2"),
+        (Decode(()), "decode (no lanes)"),
+        (SpecDecode((Draft("r1", 3, 2),)), "spec_decode r1 +3 accept 2"),
+        (EvictSwa("r1", 12), "evict_swa r1 at length 12"),
+        (Finish("r1", 2), "finish r1 keep 2"),
+        (Retract("r1"), "retract r1"),
+        (Retract("r1", 1), "retract r1 losing 1"),
+        (Abort("r1"), "abort r1"),
+        (Abort("r1", True), "abort r1 (marked)"),
+        (Close("s1"), "close s1"),
+        (Submit("r1", None, 0, prompt=(Piece("a", 8), Piece("b", 4))), "submit r1 (no session) a8b4"),
+        (Submit("r1", "s1", 2, prompt=(Piece("a", 8),)), "submit r1 in s1 a8 +2"),
+        (Match("h1", (Piece("a", 8),)), "match h1 a8"),
+        (Match("h1", ()), "match h1 (empty)"),
+        (Unlock("h1"), "unlock h1"),
+        (Insert("h1", (Piece("a", 8),)), "insert h1 a8"),
+        (Insert("h1", (Piece("a", 8),), 4, True), "insert h1 a8 SWA from 4 (goes on)"),
+        (Evict(4), "evict full 4"),
+        (Evict(0, 8), "evict full 0 swa 8"),
+    ],
+)
+def test_commands_in_readable_form(command: Command, reads: str) -> None:
+    assert wording.describe(command) == reads
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reads"),
+    [
+        (Done(), "done"),
+        (Done((Choice("r1", swa_evicted_seqlen=4),)), "done; r1 chose swa_evicted_seqlen 4"),
+        (Done(freed=Freed(8, 4)), "done; freed full 8 swa 4"),
+        (Refused(Reason.NO_ROW), "refused: no_row"),
+        (Broken("KeyError"), "broken: KeyError"),
+    ],
+)
+def test_outcomes_in_readable_form(outcome: Outcome, reads: str) -> None:
+    assert wording.say(outcome) == reads
+
+
+def test_check_that_conforms(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = finds(monkeypatch, checked())
+    code, out, err = kvspec("check", "--tier", "pr", "--seed", "7", "--examples", "10", "--mode", "both")
+    assert (code, err, fake.closed) == (0, "", 1)
+    assert plans == [campaign.plan("pr", seed=7, examples=10, modes=tuple(Mode))]
+    seen = lines(out)
+    assert seen[:2] == ["implementation torch+pr22900", "tier smoke, seed 7, modes free"]
+    assert "sessions page2 free 10 400 800" in seen
+    assert "all 10 400 800" in seen
+    assert any(line.startswith("LEN-2 ") and line.endswith(" 400 21") for line in seen)
+    assert any(line.startswith("FREE-2 ") and line.endswith(" 400 never") for line in seen)
+    assert "refusals met: out_of_full 30, no_row 2" in seen
+    assert "critical situation never reached: FREE-2" in seen
+    assert seen[-1] == "torch+pr22900: conforms (400 commands in 2.0 s)"
+    assert max(map(len, out.splitlines())) <= 100
+    assert not os.path.exists("traces")
+
+
+def test_what_a_check_did_not_come_to_is_counted(
+    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = [MachineResult("tree", name, Mode.FREE, 0, 0, 0.0) for name in ("page4", "page16")]
+    result = checked()
+    finds(monkeypatch, replace(result, machines=[*result.machines, *never]))
+    seen = lines(kvspec("check")[1])
+    at = seen.index("not begun when the check ended: 2 more")
+    assert seen[at - 1] == "all 10 400 800"
+    assert not any(line.startswith("tree ") for line in seen)
+
+
+def test_check_that_fails(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = replace(RUN, trace=replace(TRACE, clause="FREE-2"))
+    faithful = finding("FREE-2", other, tuple(Mode))
+    finds(monkeypatch, checked(finding(), faithful))
+    code, out, _ = kvspec("check", "--impl", "torch+pr22900")
+    assert code == 1
+    assert max(map(len, out.splitlines())) <= 100
+    text = out[out.index("violation 1") :]
+    assert "violation 2" not in text
+    flat = " ".join(text.split())
+    assert "violation 1 of 1: LEN-2, FREE-2" in flat
+    assert report.sentence("LEN-2") in flat
+    assert report.sentence("FREE-2") in flat
+    assert "met in free mode alone so far (modes: free); met 3 times" in flat
+    assert "first after 1234 commands, 1.2 s" in flat
+    assert "reachable by a faithful scheduler (modes: free, faithful);" in flat
+    assert [line for line in lines(text) if line[:1].isdigit() or line[:1] == ">"] == [
+        "0 open s1 done",
+        "1 submit r1 in s1 +40 done",
+        "2 admit r1 refused: out_of_full",
+        "3 extend r1 +40 done s1 kv_committed_len 0 -> 40",
+        "4 spec_decode r1 +4 accept 3 done s1 kv_allocated_len 40 -> 44",
+        "> 5 finish r1 keep 1 done s1 kv_allocated_len 44 -> 38",
+    ]
+    assert "s1 freed full [38, 44) swa [42, 44) violates LEN-2, FREE-2" in flat
+    assert "violated at step 5: LEN-2." in flat
+    assert "expected swa_evicted_seqlen 38 observed swa_evicted_seqlen 40" in flat
+    assert "also FREE-2 at the same step" in flat
+    assert text.splitlines()[-4:] == [
+        "saved   traces/len-2-torch-pr22900.json",
+        "replay  kvspec replay traces/len-2-torch-pr22900.json --impl torch+pr22900",
+        "",
+        "torch+pr22900: violates LEN-2, FREE-2 (400 commands in 2.0 s)",
+    ]
+    saved = traces.load("traces/len-2-torch-pr22900.json")
+    assert saved == replace(TRACE, clause="LEN-2", bug="pr22900")
+
+
+def test_saving_again_overwrites(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    finds(monkeypatch, checked(finding()))
+    written = []
+    for _ in range(2):
+        kvspec("check", "--save", "a folder/of traces")
+        written.append({path: path.read_text() for path in Path("a folder/of traces").iterdir()})
+    assert written[0] == written[1]
+    assert len(written[0]) == 1
+
+
+def test_a_finding_that_cannot_be_saved_is_told(
+    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finds(monkeypatch, checked(finding()))
+
+    def fail(trace: Trace, path: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(traces, "save", fail)
+    code, out, _ = kvspec("check")
+    assert code == 1
+    assert "the trace could not be saved: traces/len-2-torch-pr22900.json: disk full" in out
+
+
+def test_options_of_the_implementation_are_in_the_replay_command(
+    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finds(monkeypatch, checked(finding()))
+    _, out, _ = kvspec("check", "--impl", "sglang", "--sglang-path", "a b", "--device", "cuda")
+    assert "json --impl sglang --sglang-path 'a b' --device cuda\n" in out
+
+
+def test_json_has_every_figure(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    finds(monkeypatch, checked(finding()))
+    code, out, err = kvspec("check", "--json", "-")
+    data = json.loads(out)
+    assert data["exit_code"] == code == 1
+    assert "violation 1 of 1" in err, "the text goes to stderr"
+    assert data["machines"][0]["commands_per_s"] == 800
+    told = {"id": "FREE-2", "title": "SWA pages freed as owed", "sentence": report.sentence("FREE-2")}
+    told |= {"waived": None}
+    assert data["clauses"][1] == {**told, "evaluated": 400, "critical": 0, "reached": False}
+    [found] = data["findings"]
+    assert found["saved"] == "traces/len-2-torch-pr22900.json"
+    assert found["violation"]["observed"] == BAD.observed
+    assert found["rows"][5]["freed"][1] == {"holder": "s1", "pool": "swa", "start": 42, "end": 44}
+    assert traces.loads(json.dumps(found["trace"]).encode(), "json") == TRACE
+    assert kvspec("check", "--json", "out.json")[1].endswith(f"{data['verdict']}\n")
+    assert json.loads(Path("out.json").read_text()) == data
+
+
+def test_known_faults_that_were_passed_over_are_named(
+    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.capabilities = Capabilities(waived={"LEN-2": "harmless"}, known={"FREE-2": "#1, some_trace.json"})
+    finds(monkeypatch, checked())
+    code, out, _ = kvspec("check", "--json", "out.json")
+    assert code == 0
+    assert "conforms; known faults were passed over: FREE-2 (400 commands" in " ".join(lines(out))
+    told = [c["waived"] for c in json.loads(Path("out.json").read_text())["clauses"]]
+    assert told == ["harmless", "known fault: #1, some_trace.json"]
+
+
+@pytest.mark.parametrize(
+    ("base", "code", "says"),
+    [
+        ("torch+pr22900", 0, "torch+pr22900: nothing new; torch+pr22900 violates LEN-2 as well ("),
+        ("torch", 1, "torch+pr22900: violates LEN-2 ("),
+    ],
+)
+def test_what_was_there_before_is_no_failure(
+    kvspec: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, base: str, code: int, says: str
+) -> None:
+    """By the smallest traces, so that nothing depends on how far a check of the base would have come."""
+    name = "finish_behind_the_window_sweep_caps_all_three_lengths"
+    trace = traces.load(Path(__file__).parents[3] / f"fixtures/regressions/{name}.json")
+    run = lockstep.replay(registry.resolve("torch+pr22900"), trace)
+    monkeypatch.chdir(tmp_path)
+    finds(monkeypatch, checked(finding("LEN-2", run)))
+    found, out, _ = kvspec("check", "--impl", "torch+pr22900", "--base", base)
+    assert found == code
+    assert says in " ".join(out.split())
+    assert ("what else breaks the same may hide behind it" in " ".join(out.split())) is (code == 0)
+    traces.save(trace, "t.json")
+    found, out, _ = kvspec("replay", "t.json", "--impl", "torch+pr22900", "--base", base)
+    assert (found, "(torch+pr22900 violates it as well)" in out) == (code, code == 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "base", "says"),
+    [
+        (("check",), "no_such", "--base no_such: --impl 'no_such': not one of"),
+        (("replay", "t.json"), "no_such", "--base no_such: --impl 'no_such': not one of"),
+        (("check",), "broken", "--base broken: it does not load: sglang@checkout: "),
+    ],
+)
+def test_a_base_that_is_none_is_told_before_anything_starts(
+    kvspec: Check, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], base: str, says: str
+) -> None:
+    traces.save(TRACE, "t.json")
+    for name in ("session_aware_cache", "../managers/session_controller"):  # enough to look like 0.5.10
+        file = Path("broken/sglang/srt/mem_cache", f"{name}.py").resolve()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    asked: list[str] = []
+    find = registry.resolve
+    monkeypatch.setattr(registry, "resolve", lambda spec, **more: asked.append(spec) or find(spec, **more))
+    code, _, err = kvspec(*command, "--base", base)
+    assert (code, len(asked), err.count("\n")) == (2, 1, 1)
+    assert err.startswith(f"kvspec: {says}")
+
+
+BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError"))
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "says"),
+    [
+        (checked(timed_out=True), 0, "nothing was found until the time limit of 60 s, after 10 of 13 runs"),
+        (checked(finding("LEN-2"), timed_out=True), 1, "violates LEN-2; the time limit of 60 s, after 10 of"),
+        (checked(finding("BROKEN", BROKE)), 3, "torch+pr22900: the system broke"),
+        (checked(tier="nightly"), 1, "never reached the critical situation of FREE-2"),
+        (checked(tier="nightly", timed_out=True), 0, "never reached the critical situation of FREE-2"),
+    ],
+    ids=["timed out", "timed out with a finding", "broke", "not reached", "not reached in time"],
+)
+def test_other_ends(
+    fake: FakeSystem,
+    kvspec: Check,
+    monkeypatch: pytest.MonkeyPatch,
+    result: CheckResult,
+    code: int,
+    says: str,
+) -> None:
+    finds(monkeypatch, result)
+    found, out, _ = kvspec("check", "--tier", result.tier)
+    assert found == code
+    assert says in " ".join(out.split())
+
+
+def test_a_narrowed_nightly_need_not_reach_everything(
+    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finds(monkeypatch, checked(tier="nightly"))
+    assert kvspec("check", "--tier", "nightly", "--preset", "no-swa")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("tier", "name", "more", "options", "code"),
+    [
+        ("pr", "torch", {}, (), 1),
+        ("pr", "reference", {}, ("--seed", "3", "--mode", "both"), 1),
+        ("nightly", "torch", {"unreached": ()}, (), 1),
+        ("smoke", "torch", {}, (), 0),
+        ("pr", "sglang==0.5.23", {}, (), 0),
+        ("pr", "torch", {}, ("--machine", "tree"), 0),
+        ("pr", "torch", {}, ("--preset", "page2"), 0),
+        ("pr", "torch", {}, ("--examples", "3"), 0),
+        ("pr", "torch", {"timed_out": True}, (), 0),
+        ("pr", "torch", {"situations": dict.fromkeys(coverage.load().situations, 1)}, (), 0),
+    ],
+)
+def test_missed_situations_fail_the_whole_check_of_our_own(
+    fake: FakeSystem,
+    kvspec: Check,
+    monkeypatch: pytest.MonkeyPatch,
+    tier: str,
+    name: str,
+    more: dict[str, Any],
+    options: tuple[str, ...],
+    code: int,
+) -> None:
+    result = checked(tier=tier, system=name, **more)
+    finds(monkeypatch, result)
+    found, out, _ = kvspec("check", "--tier", tier, *options, "--json", "out.json")
+    assert found == code
+    told = json.loads(Path("out.json").read_text())["situations"]
+    assert f"situations reached: {told['reached']} of {told['asked']} that the explorer has reached" in out
+    assert told["reached"] + len(told["missing"]) == told["asked"] > 0
+    assert ("situations that the explorer has reached were missed" in " ".join(out.split())) == bool(code)
+    if told["missing"]:
+        assert f"never reached: {told['missing'][0]}" in " ".join(out.split())
+    assert ("\n  never reached: " in out) == bool(told["missing"])
+
+
+def unusable(*arguments: str, says: str) -> Any:
+    return pytest.param(arguments, says, id=" ".join(arguments)[:60])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        unusable("fly", says="No such command 'fly'"),
+        unusable("check", "--fly", says="No such option"),
+        unusable("check", "--examples", "0", says="--examples"),
+        unusable("check", "--examples", "9" * 5000, says="--examples"),
+        unusable("check", "--examples", "99999999999", says="--examples: must be between"),
+        unusable("check", "--steps", "many", says="--steps"),
+        unusable("explore", "--situations", "no/such/list.json", says="list.json: there is no folder"),
+        unusable("check", "--seed", "x", says="--seed"),
+        unusable("check", "--tier", "daily", says="--tier"),
+        unusable("check", "--mode", "wild", says="--mode"),
+        unusable("check", "--preset", "page\n3", says="--preset: unknown"),
+        unusable("check", "--machine", "m", says="--machine: unknown"),
+        unusable("check", "--device", "tpu", says="--device"),
+        unusable("check", "--impl", says="--impl"),
+        unusable("check", "--json", "no/such/folder.json", says="folder.json: there is no folder"),
+        unusable("check", "--json", ".", says="--json .: is a directory"),
+        unusable("check", "--save", "file", says="--save file: is not a directory"),
+        unusable("check", "extra", says="unexpected extra argument"),
+        unusable("bugs", "--json", "pr22900", says="--json pr22900: is a bug, not a file"),
+        unusable("clauses", "LEN2", says="unknown clause 'LEN2'; without a name all are listed; is it LEN-2"),
+        unusable("replay", says="TRACE"),
+        unusable("replay", "missing.json", says="missing.json: No such file"),
+        unusable("replay", "file", says="file: is not JSON"),
+    ],
+)
+def test_unusable_input_is_one_line(
+    fake: FakeSystem, kvspec: Check, arguments: tuple[str, ...], says: str
+) -> None:
+    Path("file").write_text("text")
+    code, out, err = kvspec(*arguments)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("kvspec: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert len(err) < 700
+
+
+@pytest.mark.parametrize(
+    ("impl", "says"),
+    [
+        ("nothing", "--impl 'nothing'"),
+        ("torch+nothing", "torch+nothing: unknown bug"),
+        ("no.such.module:factory", "no.such.module:factory: No module"),
+        ("json:no_such", "json:no_such"),
+        ("bad_module:factory", "--impl bad_module:factory: ZeroDivisionError"),
+    ],
+)
+def test_unusable_implementations(
+    kvspec: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, impl: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad_module.py").write_text("1 / 0")
+    code, out, err = kvspec("check", "--impl", impl)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+def test_what_should_not_break_is_no_traceback_either(
+    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> CheckResult:
+        raise RuntimeError("not deterministic")
+
+    monkeypatch.setattr(campaign, "run", fail)
+    code, _, err = kvspec("check")
+    assert (code, fake.closed, err.count("\n")) == (3, 1, 1)
+    assert "RuntimeError: not deterministic" in err
+
+
+def test_an_interrupt_is_one_line(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: object) -> CheckResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaign, "run", stop)
+    code, _, err = kvspec("check")
+    assert (code, err.strip()) == (130, "kvspec: interrupted")
+
+
+def test_replay(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    traces.save(replace(TRACE, bug="pr22900", clause="LEN-2", story="First this.\nThen that."), "t.json")
+    runs = iter([BAD, None, replace(BAD, clause="OWN-1"), Violation("BROKEN", 5, "done", "KeyError: 1")])
+
+    def run(system: FakeSystem, trace: Trace) -> Run:
+        return Run(trace, system.name, ROWS, next(runs))
+
+    monkeypatch.setattr(lockstep, "replay", run)
+    code, out, err = kvspec("replay", "t.json", "t.json", "t.json", "t.json", "--json", "r.json")
+    assert (code, err, fake.closed) == (3, "", 1)
+    seen = lines(out)
+    assert seen[:3] == ["t.json on torch+pr22900", "bug pr22900, clause LEN-2", "First this. Then that."]
+    assert [line for line in seen if " of 6 steps" in line or "conforms" in line] == [
+        "violates LEN-2, FREE-2 after 6 of 6 steps",
+        "t.json: conforms (the trace is there to show pr22900, and does not)",
+        "violates OWN-1, FREE-2 after 6 of 6 steps (the trace names LEN-2)",
+        "broke after 6 of 6 steps",
+    ]
+    assert "".join(seen).endswith("4 traces: 1 conform, 3 do not: t.json, t.json, t.json")
+    data = json.loads(Path("r.json").read_text())
+    assert [one["exit_code"] for one in data["replays"]] == [1, 0, 1, 3]
+    assert data["exit_code"] == 3
+
+
+@pytest.mark.parametrize(
+    ("listing", "name", "tells"),
+    [("bugs", "pr22753-stale-flag", "The first fix of #22213"), ("clauses", "CHK-1", "settled")],
+)
+def test_one_of_a_listing_is_told_in_full(kvspec: Check, listing: str, name: str, tells: str) -> None:
+    code, out, _ = kvspec(listing, name)
+    assert code == 0
+    assert name in out and tells in out
+    code, out, err = kvspec(listing, "nope")
+    unknown = f"kvspec: unknown {listing.rstrip('s')} 'nope'; without a name all are listed\n"
+    assert (code, out, err) == (2, "", unknown)
+
+
+def test_replay_on_a_system_that_cannot(
+    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces.save(TRACE, "t.json")
+
+    def run(system: FakeSystem, trace: Trace) -> Run:
+        raise UnusableImplementation("fake has no SWA pool")
+
+    monkeypatch.setattr(lockstep, "replay", run)
+    assert kvspec("replay", "t.json") == (2, "", "kvspec: t.json: fake has no SWA pool\n")
+
+
+def test_long_traces_show_their_end(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = replace(TRACE, commands=(Open("s1"),) * 1000)
+    traces.save(trace, "t.json")
+    rows = (Row(Open("s1"), Refused(Reason.SESSION_EXISTS)),) * 1000
+    monkeypatch.setattr(lockstep, "replay", lambda system, trace: Run(trace, system.name, rows, None))
+    code, out, _ = kvspec("replay", "t.json")
+    assert code == 0
+    assert "steps 0 to 939 are left out here" in out
+    assert "  999   open s1" in out
+    assert len(out.splitlines()) < 80
+
+
+def test_the_bench_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "nope"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("ci.bench", run_name="__main__")
+    assert (ended.value.code, capsys.readouterr().err) == (2, "bench: No such command 'nope'.\n")
+
+
+def test_lists(kvspec: Check) -> None:
+    for command, first in (("bugs", "bug"), ("clauses", "clause")):
+        code, out, err = kvspec(command)
+        assert (code, err) == (0, "")
+        data = json.loads(kvspec(command, "--json")[1])
+        assert kvspec(command, "--json", "l.json")[1] == out
+        assert json.loads(Path("l.json").read_text()) == data
+        assert lines(out)[0].startswith(first)
+        assert max(map(len, out.splitlines())) <= 100
+        ids = {line.split(" ")[0] for line in out.splitlines()}
+        assert {row["id"] for row in data} <= ids
+        assert all(row["source"] for row in data)
+
+
+def test_progress_in_a_pipe_is_a_plain_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with progress.Progress(render.console(sys.stderr)) as say:
+        for _ in range(250):
+            clock[0] += 0.1
+            say("sessions on page1, free", 5, 1)
+    assert capsys.readouterr().err.splitlines() == [
+        f"{when} s: sessions on page1, free; 5 commands, 1 clauses violated" for when in (10, 20)
+    ]
+
+
+def command_line(*arguments: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"}
+    line = [sys.executable, "-m", "ci", *arguments]
+    return subprocess.run(line, env=environment, capture_output=True, timeout=120, check=False, **more)
+
+
+def test_the_whole_way(tmp_path: Path) -> None:
+    """Find a real bug, then replay what was saved; as bytes, from a narrow encoding."""
+    found = command_line(
+        "check", "--impl", "torch+pr22897", "--examples", "4", "--machine", "sessions", "--preset", "page2",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert found.returncode == 1, found.stderr
+    assert b"\x1b" not in found.stdout + found.stderr
+    text = found.stdout.decode()
+    told = next(line for line in text.splitlines() if line.startswith("replay"))
+    again = told.split()[2:]
+    assert command_line(*again, cwd=tmp_path).returncode == 1
+    assert command_line(*again[:-1], "torch", cwd=tmp_path).returncode == 0

@@ -1,0 +1,342 @@
+"""The page of a trace: both sides as data, where they differ, HTML that is well-formed and asks nobody."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ci.compare import snapshot
+from ci.compare.ledger import ledger
+from ci.compare.snapshot import snapshots
+from ci.report import data as report
+from ci.report import page
+from reference.clauses import CLAUSES
+from reference.commands import Insert
+from reference.ledger import Free
+from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep.results import Run, Trace
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.traces import files as traces
+from stateful_tests.traces.files import prompt_of
+
+ROOT = Path(__file__).resolve().parents[3]
+FIXTURES = sorted((ROOT / "fixtures/regressions").glob("*.json"))
+UNCLOSED = {"meta", "input", "br"}
+
+
+def replayed(system: str, trace: Trace) -> Run:
+    found = resolve(system)
+    try:
+        return lockstep.replay(found, trace)
+    finally:
+        found.close()
+
+
+def fixture(name: str) -> Trace:
+    return traces.load(ROOT / f"fixtures/regressions/{name}.json")
+
+
+def shown(run: Run) -> str:
+    data = report.replay_data("t.json", run) | {"replay": "kvspec replay t.json --impl torch"}
+    return page.page(data, run)
+
+
+class Reader(HTMLParser):
+    """Every tag closed in its place, and what there is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in UNCLOSED:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["script"]:
+            self.scripts[-1] += data
+        elif self.open[-1:] != ["style"]:
+            self.text += data
+
+
+@pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
+def test_differences_are_there_where_a_clause_is_violated_and_nowhere_else(path: Path) -> None:
+    trace = traces.load(path)
+    assert [s["differences"] for s in snapshots(replayed("torch", trace), 99) if s["differences"]] == []
+    if trace.bug is not None:
+        *before, last = snapshots(replayed(f"torch+{trace.bug}", trace), 99)
+        assert last["differences"]
+        assert not any(s["differences"] for s in before)
+
+
+def test_both_sides_as_data() -> None:
+    run = replayed("torch+lanes-share-new-pages", fixture("lanes_of_a_batch_get_pages_of_their_own"))
+    last = json.loads(json.dumps(snapshots(run, 1)[-1]))
+    ours, theirs = last["reference"], last["system"]
+    assert ours["holders"]["r2"]["full"] == {"0": None}
+    assert theirs["holders"]["r2"] == {
+        "who": "r2 running", "target": 2, "cursors": {"C": 1, "A": 1, "E": 0, "R": 0}, "row": 0,
+        "full": {"0": 1}, "swa": {"0": 1}, "prefix": [], "wrong": {"full": [0], "swa": [0]},
+    }  # fmt: skip
+    assert theirs["pools"]["full"] == {
+        "1": {"owners": [["r1", 0], ["r2", 0]], "free": 0},
+        "2": {"owners": [], "free": 0},
+    }
+    assert ours["free"] == theirs["free"] == {"full": 18, "swa": 12, "rows": 2}
+    assert last["differences"][0] == {
+        "key": ["pools", "full", "1"], "about": "full page 1", "reference": "free or owned, once",
+        "system": "2 owners",
+    }  # fmt: skip
+
+
+def test_how_much_the_rules_have_free_is_unknown_where_they_use_more_than_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a release where row and tree share pages, after the reference has taken the tree over."""
+    run = replayed("torch+pr22862-tail", fixture("retract_then_retry_frees_the_reserved_token"))
+    monkeypatch.setattr(snapshot, "free", lambda _: Free(-2, 0, 3))
+    states = snapshots(run, 2)
+    assert states[-1]["reference"]["free"] == {"full": None, "swa": None, "rows": 3}
+    assert [d["about"] for d in states[-1]["differences"] if d["key"][0] == "free"] == []
+    assert "free: full pages ? · SWA pages ? · rows 3" in Reader(shown(run)).text
+    wide = ledger(run, states, columns=99)
+    free = wide["columns"].index("free")
+    told = [row["cells"][free] for row in wide["rows"][-2:]]
+    assert told == ["full ?* SWA ?* rows 3", "full 29 SWA 17 rows 3"]
+
+
+def test_a_page_that_is_free_twice() -> None:
+    run = replayed("torch+free-list-duplicate", fixture("close_frees_each_page_once"))
+    last = snapshots(run, 1)[-1]
+    assert last["system"]["pools"] == {"full": {1: {"owners": [], "free": 2}}, "swa": {}}
+    assert [d["system"] for d in last["differences"] if d["about"] == "full page 1"] == ["free 2 times"]
+    assert '<b>free+free</b>' in shown(run)
+
+
+def test_the_tree_as_data() -> None:
+    name = "an_unlock_remembers_where_its_lock_stopped"
+    last = snapshots(replayed("torch+unlock-finds-the-window-again", fixture(name)), 1)[-1]
+    assert last["reference"]["nodes"]["a1"] == {
+        "parent": "", "start": 0, "end": 1, "live": True, "full_locks": 1, "swa_locks": 1,
+        "full_locked_by": ["h3"], "swa_locked_by": ["h3"],
+    }  # fmt: skip
+    assert last["system"]["nodes"]["a1"] == {
+        "parent": "", "start": 0, "end": 1, "live": True, "full_locks": 1, "swa_locks": 2, "full": [1],
+        "swa": [1], "wrong": False, "half": False,
+    }  # fmt: skip
+    assert [d["key"] for d in last["differences"]] == [["nodes", "a1", "swa_locks"]]
+
+
+PAGES = [
+    ("torch+pr22900", "finish_behind_the_window_sweep_caps_all_three_lengths"),
+    ("torch+unlock-finds-the-window-again", "an_unlock_remembers_where_its_lock_stopped"),
+    ("torch+pr22213-double-count", "a_lent_slot_counts_once"),
+    ("torch+split-inside-a-page", "a_split_keeps_pages_whole"),
+    ("torch+close-while-running", "close_waits_for_the_turn_in_flight"),
+    ("torch+pr21499", "each_pool_is_checked_by_itself"),
+    ("torch", "three_turns_of_one_conversation"),
+    ("reference", "three_turns_of_one_conversation"),
+]
+
+
+@pytest.mark.parametrize("system, name", PAGES)
+def test_the_page_is_whole_and_asks_nobody(system: str, name: str) -> None:
+    run = replayed(system, fixture(name))
+    text = shown(run)
+    assert text == shown(run), "the same run gives the same bytes"
+    read = Reader(text)
+    assert len(set(read.ids)) == len(read.ids)
+    assert [i for i in read.ids if i.startswith("step-")] == [f"step-{i}" for i in range(len(run.rows))]
+    for tag, attribute, value in read.attributes:
+        assert tag != "link"
+        assert attribute not in ("src", "action", "srcset", "style", "xlink:href"), (tag, attribute)
+        assert not attribute.startswith("on"), "no script in attributes"
+        assert attribute != "href" or (value[:1] == "#" and value[1:] in read.ids)
+        assert attribute not in ("aria-labelledby", "for") or value in read.ids
+    assert not re.search(r"url\(|@import|https?:|//[a-z]", text)
+    policy = next(v for t, a, v in read.attributes if (t, a) == ("meta", "content") and "default-src" in v)
+    trace, script = read.scripts
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert traces.loads(trace.encode(), "page") == run.trace
+    said = " ".join(read.text.split())
+    assert report.run_data(run)["rows"][-1]["command"] in said
+    assert ("In torch" in said) == (system != "reference")
+    assert ("Conforms" in said) == (run.violation is None)
+
+
+def test_what_is_wrong_is_marked_on_both_sides() -> None:
+    run = replayed("torch+pr22900", fixture("finish_behind_the_window_sweep_caps_all_three_lengths"))
+    text = shown(run)
+    last = text[text.index('id="step-6"') : text.index('id="ledger"')]
+    earlier = text[text.index('id="step-0"') : text.index('id="step-6"')]
+    assert "differs" not in earlier
+    assert re.findall(r'<td class="number differs">(\d+)</td>', last) == ["38", "42"]
+    assert "C A 38</text>" in last
+    assert "E 42 ≠</text>" in last
+    argument = report.run_data(run)["argument"]
+    assert argument[1:] in " ".join(Reader(text).text.split())
+
+
+def test_the_rule_is_told_on_the_page() -> None:
+    """A page may lie anywhere: what SPEC.md says of the clause is in it, and what the others expected."""
+    run = replayed("torch+pr22862-align", fixture("a_trim_inside_a_page_keeps_the_page"))
+    said = " ".join(Reader(shown(run)).text.split())
+    clause, data = CLAUSES["FREE-1"], report.run_data(run)
+    for text in (clause.sentence, clause.why, clause.settled, clause.assumption, clause.source):
+        assert said.count(text) == 1, text
+    assert "pr22862-align freeing starts inside a page" in said
+    assert "kvspec clauses FREE-1" in said
+    for name, (expected, observed) in zip(data["violation"]["also"], data["violation"]["details"]):
+        told = f"Rule{CLAUSES[name].sentence}Expected{expected}Observed{observed}"
+        assert told.replace(" ", "") in said.replace(" ", ""), name
+    assert said.count(data["argument"][1:]) == 1
+
+
+def test_each_side_says_where_its_turn_resumes() -> None:
+    name = "a_turn_behind_its_window_starts_again"
+    text = shown(replayed("torch+resume-on-dead-window", fixture(name)))
+    assert re.findall(r">(resumes at \d+)</text>", text)[-2:] == ["resumes at 0", "resumes at 2"]
+
+
+@pytest.mark.parametrize("own_shape", [False, True])
+def test_whose_shape_the_tree_by_the_rules_has(monkeypatch: pytest.MonkeyPatch, own_shape: bool) -> None:
+    """A release's tree is taken over; then the story tells what the sentence cannot."""
+    system, trace = resolve("torch+pr26919"), fixture("a_fresh_leaf_pins_one_window")
+    can = replace(system.capabilities, own_shape=own_shape)
+    monkeypatch.setattr(type(system), "capabilities", can)
+    run = lockstep.replay(system, trace)
+    text = shown(run)
+    assert run.violation is not None
+    assert text.count("(the shape that the system's has)") == len(run.rows) * own_shape
+    assert ('<details class="story" open>' in text) is own_shape
+
+
+def test_a_row_that_names_what_the_tree_does_not_have() -> None:
+    name = "a_row_names_the_slots_of_the_tree"
+    text = shown(replayed(f"torch+{fixture(name).bug}", fixture(name)))
+    marked = r"<g class=\"tree differs\"><rect[^>]*><title>(.*?)</title>"
+    assert re.findall(marked, text) == [
+        "full [2, 4): the radix tree&#39;s, page 3 (not the page that the tree has)"
+    ]
+
+
+def test_a_trace_of_a_stranger_stays_text() -> None:
+    hostile = "</script><script>alert(1)</script> <!-- <b title='x\">& {{ 7 * 7 }} {% raw %} \u2028"
+    trace = replace(fixture("finish_behind_the_window_sweep_caps_all_three_lengths"), story=hostile)
+    text = shown(replayed("torch+pr22900", trace))
+    read = Reader(text)
+    assert len(read.scripts) == 2
+    assert "<" not in read.scripts[0], "nothing there can begin or end an element"
+    assert traces.loads(read.scripts[0].encode(), "page").story == hostile
+    assert hostile in read.text
+    assert "alert(1)</script>" not in text.replace("&lt;/script&gt;", "")
+    assert "49" not in read.text[read.text.index("alert(1)") :][:60]
+
+
+def test_a_large_system_makes_no_large_page() -> None:
+    trace = fixture("a_trim_frees_both_pools")
+    large = replace(trace, geometry=replace(trace.geometry, full_pages=1 << 14, swa_pages=1 << 14))
+    text = shown(replayed("reference", large))
+    assert len(text) < 200_000
+    run = replayed("torch", large)
+    assert len(shown(run)) < 300_000
+    assert "are left out here" in shown(run)
+
+
+def test_a_deep_tree_and_no_commands() -> None:
+    trace = fixture("an_unlock_remembers_where_its_lock_stopped")
+    geometry = replace(trace.geometry, full_pages=200, swa_pages=200, width=200)
+    deep = tuple(Insert("h1", prompt_of(f"a{n}")) for n in range(1, 61))
+    run = replayed("reference", replace(trace, geometry=geometry, commands=deep, bug=None, clause=None))
+    read = Reader(shown(run))
+    assert "by the rules: + [59, 60)" in read.text
+    assert read.text.count("[59, 60)") == 2, "in the tree as well"
+    assert "The trace has no commands." in Reader(shown(replayed("torch", replace(trace, commands=())))).text
+
+
+def test_of_a_long_trace_the_end_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MAX_STEPS", 3)
+    run = replayed("torch", fixture("three_turns_of_one_conversation"))
+    read = Reader(shown(run))
+    assert [i for i in read.ids if i.startswith("step-")] == ["step-14", "step-15", "step-16"]
+    assert "Commands 0 to 13 are left out here" in read.text
+
+
+def test_templates_are_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    [pattern] = project["tool"]["setuptools"]["package-data"]["ci"]
+    packed = {path.name for path in (ROOT / "ci").glob(pattern)}
+    assert packed >= {"replay.html", "replay.css", "replay.js"}
+
+
+Kvspec = Callable[..., tuple[int, str, str]]
+
+
+def test_replay_writes_the_page(kvspec: Kvspec) -> None:
+    trace = fixture("overshoot_is_taken_back_when_the_turn_ends")
+    traces.save(trace, Path("a trace.json"))
+    told = ("replay", "a trace.json", "--impl", "torch+pr22897", "--json", "r.json")
+    code, out, err = kvspec(*told, "--html", "p.html")
+    assert (code, err) == (1, "")
+    text = Path("p.html").read_text()
+    assert "kvspec replay &#39;a trace.json&#39; --impl torch+pr22897" in text
+    [data] = json.loads(Path("r.json").read_text())["replays"]
+    assert [s["step"] for s in data["states"]] == list(range(len(data["rows"])))
+    assert data["argument"] in " ".join(out.split())
+    kvspec(*told)
+    assert "states" not in json.loads(Path("r.json").read_text())["replays"][0]
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (("t.json", "t.json", "--html", "p.html"), "--html p.html: shows one trace, not 2"),
+        (("t.json", "--html", "."), "--html .: is a directory"),
+        (("t.json", "--html", "no/p.html"), "--html no/p.html: there is no folder"),
+    ],
+)
+def test_pages_that_cannot_be_written(kvspec: Kvspec, options: tuple[str, ...], says: str) -> None:
+    traces.save(fixture("overshoot_is_taken_back_when_the_turn_ends"), Path("t.json"))
+    code, out, err = kvspec("replay", *options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"kvspec: {says}")
+
+
+def test_check_writes_a_page_beside_each_trace(kvspec: Kvspec) -> None:
+    options = ("--examples", "1", "--preset", "page2", "--mode", "free", "--machine", "sessions", "--html")
+    code, out, _ = kvspec("check", "--impl", "torch+padding-page-handed-out", *options)
+    assert code == 1
+    saved = sorted(Path("traces").iterdir())
+    assert {p.suffix for p in saved} == {".html", ".json"}
+    pages = [p for p in saved if p.suffix == ".html"]
+    assert [p.with_suffix(".json") in saved for p in pages] == [True] * len(pages)
+    for path in pages:
+        assert f"page    {path}" in out
+        assert f"kvspec replay {path.with_suffix('.json')}" in Reader(path.read_text()).text

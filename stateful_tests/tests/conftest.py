@@ -1,0 +1,83 @@
+"""Hypothesis profiles, loaded before any machine is imported, and the system under test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from impl.adapter import System
+
+_QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+settings.register_profile(
+    "ci", derandomize=True, database=None, deadline=None, print_blob=False, suppress_health_check=_QUIET
+)
+_NIGHTLY = settings(deadline=None, print_blob=True, suppress_health_check=_QUIET)
+if url := os.environ.get("KVSPEC_REDIS"):  # one failure database for all who run: redis://host:port
+    from hypothesis.extra.redis import RedisExampleDatabase
+    from redis import Redis
+
+    _NIGHTLY = settings(_NIGHTLY, database=RedisExampleDatabase(Redis.from_url(url)))
+settings.register_profile("nightly", _NIGHTLY)
+settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def system(request: pytest.FixtureRequest):
+    """The system under test, as `--impl` names it."""
+    from impl.adapter import UnusableImplementation
+    from stateful_tests.lockstep.systems import resolve
+
+    option = request.config.getoption
+    try:
+        found = resolve(option("--impl"), device=option("--device"), sglang_path=option("--sglang-path"))
+    except UnusableImplementation as error:
+        raise pytest.UsageError(str(error)) from error
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def release() -> Iterator[Callable[[str], System]]:
+    """Gives a real release by its version (`+overlap`), each started once for all tests; skips without it."""
+    from impl.adapter import UnusableImplementation
+    from stateful_tests.lockstep.systems import resolve
+
+    started: dict[str, System] = {}
+
+    def start(version: str) -> System:
+        if version not in started:
+            try:
+                started[version] = resolve(f"sglang=={version}")
+            except UnusableImplementation as error:
+                pytest.skip(str(error))
+        return started[version]
+
+    yield start
+    for system in started.values():
+        system.close()
+
+
+@pytest.fixture
+def kvspec(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in an empty folder; gives (exit code, stdout, stderr)."""
+    from ci import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = cli.run(arguments)
+        captured = capsys.readouterr()
+        for text in captured:
+            assert text.replace("\n", "").isprintable(), "control characters in a pipe"
+            assert "Traceback" not in text
+        return code, captured.out, captured.err
+
+    return run

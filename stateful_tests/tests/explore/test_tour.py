@@ -1,0 +1,153 @@
+"""Tours: every transition of a small scope on the reference and on torch, recorded ones, and faults."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from impl.adapter import Capabilities, UnusableImplementation
+from reference.commands import Abort, Command, Done, Mode, Outcome, Reason, Refused, Retract, SpecDecode
+from reference.geometry import Geometry
+from stateful_tests.coverage.scopes import Scope
+from stateful_tests.explore import tour_files as tour_file
+from stateful_tests.explore.tour import follow, live
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.systems import resolve
+
+FOLDER = Path(__file__).parents[3] / "fixtures" / "tours"
+TOURS = sorted(FOLDER.glob("*.json.gz"))
+TINY = Scope(
+    "tiny", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, submits=(1,), ahead=2, rude=False, marked=False
+)
+SHORT = replace(TINY, name="short", geometry=Geometry(1, 1, 2, 2, 1, 2))
+TREE = Scope(
+    "tiny-tree", "", Geometry(1, 1, 2, 2, 1, 2, True), guests=1, texts="a", prompts=("a1", "a2"), rude=False
+)
+
+
+@pytest.mark.parametrize(
+    "impl, scope",
+    [("reference", replace(TINY, mode=Mode.FAITHFUL)), ("torch", SHORT), ("torch", TREE)],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_every_transition_is_run(impl: str, scope: Scope) -> None:
+    tour = live(resolve(impl), scope)
+    assert tour.complete, tour.lost
+    assert not tour.findings
+    assert tour.transitions > 50
+
+
+def test_a_recorded_tour_does_the_same(tmp_path: Path) -> None:
+    made = live(ReferenceSystem(), SHORT, record=True).recorded
+    assert made is not None
+    file = tmp_path / "tiny.json.gz"
+    file.write_bytes(tour_file.dumps(made))
+    assert tour_file.load(file) == made
+    tour = follow(resolve("torch"), made)
+    assert tour.complete
+    assert not tour.lost
+    broken = follow(resolve("torch+pr22862-tail"), made)
+    assert broken.violations
+    assert "LEN-3" in [f.clause for f in broken.findings]
+
+
+def test_a_fault_is_told_by_its_smallest_trace() -> None:
+    tour = live(resolve("torch+pr22862-tail"), SHORT)
+    finding = next(f for f in tour.findings if f.clause == "LEN-3")
+    assert finding.run.violation is not None
+    assert len(finding.run.trace.commands) < 10
+    assert not tour.complete
+    assert any(why == "violates the specification" for _, why in tour.lost)
+
+
+class _Other(ReferenceSystem):
+    """A server that never retracts, has no abort, and does not mix the kinds of decode."""
+
+    name = "other"
+    capabilities = replace(
+        Capabilities(),
+        commands=Capabilities().commands - {"Abort"},
+        mixed_decode=False,
+        exact_reasons=False,
+        may_refuse=frozenset({Reason.WRONG_PHASE}),
+    )
+
+    def apply(self, command: Command) -> Outcome:
+        assert not isinstance(command, Abort)
+        if isinstance(command, Retract):
+            return Refused(Reason.WRONG_PHASE)
+        outcome = super().apply(command)
+        assert isinstance(outcome, (Done, Refused))
+        return outcome
+
+
+def test_what_a_system_cannot_follow_is_listed() -> None:
+    tour = live(_Other(), TINY)
+    assert not tour.findings
+    reasons = {(kind, why) for kind, why in tour.lost}
+    assert ("abort", "it does not offer that") in reasons
+    assert ("retract", "refused by policy: wrong_phase") in reasons
+    assert tour.followed + tour.refused + sum(tour.lost.values()) == tour.transitions + tour.refusals
+    assert tour.followed > 100
+
+
+def test_what_mostly_violates_is_left_out_and_all_else_is_run() -> None:
+    scope = replace(TINY, mode=Mode.FAITHFUL)
+    tour = live(resolve("torch+pr22862-tail"), scope)
+    assert tour.lost.keys() == {
+        ("admit", "violates the specification"), ("admit", "left out: steps of its situation violate")
+    }  # fmt: skip
+    assert tour.followed + sum(tour.lost.values()) == tour.transitions
+    assert tour.refused == tour.refusals
+
+
+class _Unmixed(ReferenceSystem):
+    """A server that decodes one way or the other from the start on, and never two tokens ahead."""
+
+    name = "unmixed"
+    capabilities = replace(Capabilities(), mixed_decode=False)
+    kinds: frozenset[str]
+
+    def reset(self, geometry: Geometry) -> None:
+        self.kinds = frozenset()
+        super().reset(geometry)
+
+    def apply(self, command: Command) -> Outcome:
+        self.kinds |= {type(command).__name__}
+        if {"Decode", "SpecDecode"} <= self.kinds:
+            raise UnusableImplementation("cannot mix")
+        if isinstance(command, SpecDecode) and command.lanes[0].allocate > 1:
+            return Refused(Reason.WRONG_PHASE)
+        return super().apply(command)
+
+
+def test_the_way_to_a_fault_does_not_mix_what_the_system_cannot() -> None:
+    tour = live(_Unmixed(), replace(TINY, mode=Mode.FAITHFUL))
+    assert [f.clause for f in tour.findings] == ["OUT-1"]
+
+
+@pytest.mark.parametrize("path", TOURS, ids=lambda p: p.name.removesuffix(".json.gz"))
+def test_fixtures_begin_well(path: Path) -> None:
+    """The first walks; the whole tours take `kvspec tour --file`."""
+    walks = tour_file.load(path)
+    tour = follow(resolve("torch"), replace(walks, walks=walks.walks[:1]))
+    assert not tour.findings
+    assert tour.followed + tour.refused == sum(new for _, new in walks.walks[0])
+    every = sum(new for walk in walks.walks for _, new in walk)
+    assert every == walks.transitions + walks.refusals
+
+
+def test_files_that_are_no_tours_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.json.gz"
+    packed = (b"{}", b"[" * 5000, bytes(20 << 20))
+    for data in (b"", b"{}", *map(gzip.compress, packed)):
+        file.write_bytes(data)
+        with pytest.raises(tour_file.TourError, match=r"x\.json\.gz"):
+            tour_file.load(file)
+    with pytest.raises(tour_file.TourError, match="regular"):
+        tour_file.load(tmp_path)
+    with pytest.raises(tour_file.TourError, match="No such file"):
+        tour_file.load(tmp_path / "none")

@@ -1,0 +1,380 @@
+"""What is proved for all lengths, that faults are refuted, and that the engines agree on which are."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("z3", reason="z3-solver is not installed")
+
+from ci.report import proofs as told
+from impl.bugs import BUGS, broken
+from reference import cursors
+from reference.commands import Done, Mode
+from reference.ledger import Cursors
+from stateful_tests.lockstep import lockstep
+from stateful_tests.prove import laws, window_theorem
+from stateful_tests.prove import obligations as proofs
+from stateful_tests.prove.instrumented import edited
+from stateful_tests.prove.integers import (
+    Abandoned,
+    Bool,
+    Int,
+    NotLinear,
+    NotPositive,
+    assume,
+    explore,
+    refute,
+)  # fmt: skip
+from stateful_tests.prove.obligations import (
+    LIMITS,
+    OBLIGATIONS,
+    PROVED,
+    REFUTED,
+    UNDECIDED,
+    Obligation,
+    Prover,
+    chosen,
+)
+from stateful_tests.prove.properties import contract
+from stateful_tests.prove.symbolic_reference import SymbolicReference
+from stateful_tests.tests.support.arithmetic_mutants import FAULTS, Fault
+
+X, Y, P = Int.of("x"), Int.of("y"), Int.of("P")
+
+
+@pytest.fixture(scope="module")
+def everything() -> dict[str, Any]:
+    """The whole command, as data."""
+    return told.collect(())
+
+
+# The proofs.
+
+
+def test_everything_is_proved(everything: dict[str, Any]) -> None:
+    open_ones = [o["name"] for o in everything["obligations"] if o["verdict"] != PROVED]
+    assert not open_ones and everything["exit_code"] == 0
+    assert len(everything["obligations"]) == len(OBLIGATIONS) >= 140
+    assert everything["seconds"] < 60, "ten seconds on two cores that have nothing else to do"
+
+
+def test_no_proof_is_about_nothing(everything: dict[str, Any]) -> None:
+    assert all(o["paths"] for o in everything["obligations"])
+
+
+def test_what_is_not_so_has_a_trace_and_an_assumption(everything: dict[str, Any]) -> None:
+    assert len(everything["limits"]) == len(LIMITS)
+    for limit in everything["limits"]:
+        assert limit["verdict"] == REFUTED
+        assert limit["replay"]["verdict"] == "conforms" and limit["replay"]["trace"]["mode"] == "free"
+        assert {row["outcome"] for row in limit["replay"]["rows"]} == {"done"}
+        assert set(limit["proved_by"]) <= set(OBLIGATIONS)
+
+
+def test_claims_of_limits_are_proved_in_faithful_mode() -> None:
+    names = {f"{limit.property}/{limit.rule}" for limit in LIMITS}
+    assert names <= {name for limit in LIMITS for name in limit.proved_by}
+
+
+@pytest.mark.parametrize("policy", window_theorem.POLICIES, ids=lambda policy: policy.name)
+def test_the_window_theorem_on_every_small_case(policy: window_theorem.Policy) -> None:
+    """The condition, as it is printed, against the reference in plain numbers."""
+    holes = 0
+    for size, window in itertools.product((1, 2, 3), (1, 2, 4)):
+        lengths = itertools.product(range(7), range(14), range(7), (0, size))
+        for committed, length, target, protected in lengths:
+            if protected > min(committed, target):
+                continue
+            c = Cursors(committed, max(committed, length), 0, protected)
+            swept = cursors.sweep(c, length, window, size)
+            if policy.pages == 1:
+                furthest = max(protected, cursors.sweep_limit(length, window, size))
+                swept = c._replace(swa_evicted_seqlen=furthest)
+            slot = cursors.cut(swept, target)
+            p = slot.kv_committed_len
+            names = {"p": p, "L": length, "P": size, "W": window, "R": protected, "target": target}
+            names |= {"max": max, "floor": lambda at, size=size: at // size * size}
+            hole = _condition(policy.hole, names)
+            assert (cursors.resume(slot, p, window) < p) == hole, names
+            assert (swept.swa_evicted_seqlen > target) == _condition(policy.cap, names)
+            assert not (hole and _condition(policy.never, names))
+            holes += hole
+    assert holes > 50
+
+
+def _condition(text: str, names: dict[str, Any]) -> bool:
+    """A printed condition as an expression."""
+    return bool(eval(text.replace("2P", "2 * P"), dict(names)))
+
+
+def test_the_paragraph_quotes_the_conditions() -> None:
+    default = window_theorem.POLICIES[0]
+    assert default.hole in window_theorem.PARAGRAPH and default.cap in window_theorem.PARAGRAPH
+
+
+# Faults.
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_refuted_with_small_numbers_and_a_trace(fault: Fault) -> None:
+    found = list(Prover(fault.edits).prove(chosen(fault.refuted)))
+    assert [proof.verdict for proof in found] == [REFUTED] * len(fault.refuted)
+    for proof in found:
+        assert proof.counterexample is not None and max(map(abs, proof.counterexample.values())) <= 8
+        if not proof.obligation.rule:
+            continue
+        assert proof.trace is not None and proof.run is not None
+        assert proof.run.violation is None, "the reference is right where the faulty text is not"
+        assert {type(row.outcome) for row in proof.run.rows[:-1]} == {Done}
+        for bug in fault.bugs:
+            assert proof.trace.mode in BUGS[bug].modes
+            assert lockstep.replay(broken(bug), proof.trace).violation is not None, bug
+
+
+def test_a_fault_is_refuted_in_the_whole_as_well() -> None:
+    """What else fails with it; and what a fault breaks for good is told, not raised."""
+    fault = FAULTS[0]
+    found = Prover(fault.edits).prove(chosen(["caps", "order"]), traces=False)
+    refuted = {proof.obligation.name for proof in found if proof.verdict == REFUTED}
+    ends = ("finish", "retract", "admit")
+    assert refuted == {f"{prop}/{rule}" for prop in ("caps", "order") for rule in ends}
+    right, wrong = "    return length // page_size * page_size", "    return page_size * length * length"
+    edits = {"reference.cursors": [(right, wrong)]}
+    (proof,) = Prover(edits).prove([OBLIGATIONS["contract/floor-page"]])
+    assert proof.verdict == UNDECIDED and proof.note.startswith("NotLinear")
+
+
+def test_crosshair_agrees(tmp_path: Path) -> None:
+    """It refutes the contract that each fault of the arithmetic breaks, as z3 does.
+
+    In one process: each fault is a package with copies of cursors, ledger and laws.
+    """
+    pytest.importorskip("crosshair", reason="crosshair-tool is not installed")
+    targets = {}
+    for number, fault in enumerate(FAULTS):
+        if fault.crosshair is None:
+            continue
+        package = tmp_path / f"fault{number}"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        for name in ("reference.cursors", "reference.ledger", "stateful_tests.prove.laws"):
+            text = edited(name, fault.edits.get(name, ()))
+            for module in ("cursors", "ledger"):
+                text = text.replace(f"from reference.{module} import", f"from {package.name}.{module} import")
+            (package / f"{name.rpartition('.')[2]}.py").write_text(text)
+        targets[f"{package.name}.{fault.crosshair}"] = fault.name
+    missed = list(targets)
+    for seconds in (0.4, 2, 8, 30):  # what a busy machine does not find at once
+        found = _crosshair(tmp_path, seconds, *missed) if missed else ""
+        missed = [t for t in missed if "/".join(t.split(".")[:2]) + ".py" not in found]
+    assert [targets[t] for t in missed] == []
+
+
+def test_crosshair_refutes_no_contract() -> None:
+    """Within a bound: "not confirmed" is no failure, a counterexample is."""
+    pytest.importorskip("crosshair", reason="crosshair-tool is not installed")
+    assert _crosshair(Path(laws.__file__).parent, 0.4, laws.__file__, cursors.__file__) == ""
+
+
+def _crosshair(folder: Path, seconds: float, *targets: str) -> str:
+    """What it refutes, a line each."""
+    command = [sys.executable, "-m", "crosshair", "check", "--per_condition_timeout", str(seconds), *targets]
+    paths = os.pathsep.join([str(folder), str(Path(laws.__file__).parents[2])])
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=env)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
+def test_both_engines_read_the_same_contracts() -> None:
+    """Every function with a contract is an obligation, and every line of its contract is read."""
+    for kind, module in (("contract", cursors), ("law", laws)):
+        mine = [f for f in vars(module).values() if getattr(f, "__module__", "") == module.__name__]
+        for function in mine:
+            text, read = function.__doc__ or "", contract(function)
+            assert [len(read[line]) for line in ("pre", "post")] == [text.count("pre:"), text.count("post:")]
+            assert not read["post"] or f"{kind}/{function.__name__.replace('_', '-')}" in OBLIGATIONS
+
+
+# The engine.
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_what_is_said_of_quotients_is_so(size: int) -> None:
+    """Python's own results meet all that is assumed of symbolic ones: nothing is proved of nothing."""
+    ref = SymbolicReference()
+
+    def results(x: Any, y: Any, p: Any, of: Any) -> list[Any]:
+        return [
+            x // p, -(-x // p), x % p, (x - y) // p, (x + 3 * p - y) // p * p, (y // p - x // p) * p,
+            of.ceil_page(x, p), of.floor_page(y, p), of.window_start(x, 2), of.sweep_limit(x, 2, p),
+        ]  # fmt: skip
+
+    for x, y in itertools.product(range(-5, 6), repeat=2):
+        def agree(x: int = x, y: int = y) -> None:
+            assume(size == P, x == X, y == Y)
+            numbers = results(x, y, size, cursors)
+            assume(*(one == other for one, other in zip(results(X, Y, P, ref.cursors), numbers)))
+
+        assert len(list(explore(agree))) == 1, (x, y)
+
+
+def test_every_path_is_taken_once() -> None:
+    def sign() -> str:
+        if X > 0:
+            return "more"
+        return "less" if X < 0 else "none"
+
+    assert sorted(path.result for path in explore(sign)) == ["less", "more", "none"]
+
+
+def test_a_path_that_cannot_be_is_not_taken() -> None:
+    def work() -> bool:
+        assume(X > 2)
+        return bool(X > 1)
+
+    assert [path.result for path in explore(work)] == [True]
+
+
+def test_what_is_assumed_and_cannot_be_proves_nothing() -> None:
+    assert refute(lambda: assume(X > 2, X < 1), {}).paths == 0
+    prover = Prover()
+    nothing = {"pre": ["page_size > 0", "page_size < 0"], "post": ["False"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proofs, "contract", lambda function: nothing)
+        (proof,) = prover.prove([OBLIGATIONS["contract/ceil-page"]])
+    assert proof.verdict == UNDECIDED and "no path" in proof.note
+
+
+@pytest.mark.parametrize(
+    "work, wrong",
+    [
+        (lambda: X // P, NotPositive),
+        (lambda: X // 0, NotPositive),
+        (lambda: X * Y, NotLinear),
+        (lambda: X // 3, NotLinear),
+    ],
+)
+def test_what_would_not_be_python_is_refused(work: Callable[[], Any], wrong: type[Exception]) -> None:
+    with pytest.raises(wrong):
+        list(explore(work))
+
+
+def test_truth_values_compare_by_value() -> None:
+    def work() -> bool:
+        return ((X > 0) == True) == ((X > 0) != False)  # noqa: E712
+
+    assert refute(work, {"x": X}).model is None
+    with pytest.raises(TypeError):
+        hash(Bool.unknown("b"))
+    with pytest.raises(TypeError):
+        range(X)  # type: ignore[call-overload]
+
+
+def test_a_refutation_is_of_numbers_that_there_are() -> None:
+    """Not of a product that is none: 2 divides no odd number, whatever P is called."""
+
+    def odd() -> Any:
+        assume(P > 0, X > 0)
+        return X // P * P == X
+
+    answer = refute(odd, {"x": X, "P": P}).model
+    assert answer is not None and answer["x"] % answer["P"]
+
+
+def test_abandoned_runs_leave_nothing_behind() -> None:
+    def work() -> int:
+        if X > 0:
+            raise Abandoned
+        return 1
+
+    assert [path.result for path in explore(work)] == [1]
+    assert refute(partial(bool, True), {}).paths == 1
+
+
+# The command.
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_prove_by_name(kvspec: Run) -> None:
+    code, out, err = kvspec("prove", "caps", "contract/cut", "--json", "p.json")
+    assert code == 0 and not err
+    data = json.loads(Path("p.json").read_text())
+    names = [o["name"] for o in data["obligations"]]
+    assert names == ["caps/admit", "caps/finish", "caps/retract", "contract/cut"]
+    assert data["format"] == "kvspec-proofs" and data["proved"] == 4 and data["theorem"] is None
+    assert all(o["seconds"] >= 0 and o["paths"] for o in data["obligations"])
+    assert all(name in out for name in names)
+    assert "4 of 4 proved" in out
+
+
+def test_the_whole_report(kvspec: Run, everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told, "collect", lambda names: everything)
+    code, out, _ = kvspec("prove")
+    assert code == 0
+    text = " ".join(out.split())
+    assert " ".join(window_theorem.PARAGRAPH.split()) in text
+    for words in ("order (LEN-1)", "literal-resume", "it is so if", "retract r done", "145 of 145 proved"):
+        assert words.replace("145", str(len(OBLIGATIONS))) in text
+    code, out, err = kvspec("prove", "--json", "-")
+    data = json.loads(out)
+    assert code == 0 and data["theorem"]["conditions"]["default"]["hole"].startswith("p > R and L >=")
+    assert "proved" in err
+
+
+def test_obligations_are_listed(kvspec: Run) -> None:
+    code, out, _ = kvspec("prove", "--list", "--json", "l.json")
+    listed = [row["id"] for row in json.loads(Path("l.json").read_text())]
+    assert code == 0 and listed == [*OBLIGATIONS] and all(name in out for name in listed)
+
+
+def test_a_refuted_obligation_is_exit_1(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proofs, "Prover", partial(Prover, FAULTS[0].edits))
+    code, out, _ = kvspec("prove", "caps/finish", "contract/cut")
+    text = " ".join(out.split())
+    assert code == 1 and "refuted: caps/finish" in text and "2 refuted" in text
+    assert "finish r keep" in text and "counterexample page_size 1" in text
+    assert "No short run" not in text.split("refuted: contract/cut")[0]
+
+
+def test_unusable_names_and_files(kvspec: Run) -> None:
+    code, out, err = kvspec("prove", "nonsense")
+    assert code == 2 and not out
+    assert err == "kvspec: unknown obligation 'nonsense'; kvspec prove --list names them\n"
+    assert kvspec("prove", "cap")[2].endswith("names them; is it caps?\n")
+    assert kvspec("prove", "caps", "--json", "no/such/folder.json")[0] == 2
+
+
+def test_without_the_solver(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "z3", None)
+    code, out, err = kvspec("prove")
+    assert code == 2 and not out
+    assert err == "kvspec: prove needs the solver z3: pip install z3-solver\n"
+
+
+def test_a_stale_limit_is_exit_1(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim that is said not to hold, and does, is told."""
+    limit = proofs.LIMITS[0]
+    sound = proofs.Proof(Obligation(limit.name, limit.claim), PROVED, 0.0, 1)
+    monkeypatch.setattr(Prover, "limit", lambda self, limit: sound)
+    monkeypatch.setattr(proofs, "chosen", lambda names: chosen(["contract/cut"]))
+    code, out, _ = kvspec("prove")
+    assert code == 1 and "no longer refuted in free mode" in " ".join(out.split())
+
+
+def test_rules_are_run_in_the_mode_they_are_proved_in() -> None:
+    found = list(Prover().prove([OBLIGATIONS["literal-resume/admit"], OBLIGATIONS["caps/admit"]]))
+    assert [proof.verdict for proof in found] == [PROVED, PROVED]
+    modes = {proofs.PROPERTIES[p.obligation.property].mode for p in found}
+    assert modes == {Mode.FREE, Mode.FAITHFUL}

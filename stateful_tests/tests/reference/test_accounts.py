@@ -1,0 +1,444 @@
+"""The memory checks: in every reachable state they balance, what they count is right, and they are not blind.
+
+The first half is about the reference, to a bound and at random; the second about the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from impl.adapter import Capabilities
+from impl.bugs import broken
+from impl.torch_kv import TorchKV
+from impl.torch_kv.checks import Named
+from impl.torch_kv.sessions import Slot
+from reference import model
+from reference.accounts import counted, in_batch, report
+from reference.commands import (
+    Abort,
+    Account,
+    Admit,
+    CheckBusy,
+    CheckIdle,
+    Chunk,
+    Close,
+    Command,
+    Decode,
+    Done,
+    Draft,
+    Entry,
+    EvictSwa,
+    Extend,
+    Finish,
+    Mode,
+    Open,
+    Outcome,
+    Reason,
+    Refused,
+    Report,
+    Retract,
+    SpecDecode,
+    Submit,
+)  # fmt: skip
+from reference.cursors import counted_full, counted_swa
+from reference.geometry import PRESETS, Geometry
+from reference.ledger import Cursors, Phase, State, text_len
+from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.next_command import propose
+from stateful_tests.generate.run_profile import draw_geometry, draw_habits
+from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.tests.torch_kv.test_cursors_on_device import Waits
+from stateful_tests.tests.torch_kv.test_devices import random_commands
+from stateful_tests.tests.traces.test_fixtures import FOLDER
+from stateful_tests.traces.files import load
+
+PAGE4 = PRESETS["page4"]
+TURN = (Open("s1"), Submit("r1", "s1", 10), Admit("r1"), Extend((Chunk("r1", 10),)))
+TINY = {
+    "page1": Geometry(page_size=1, window=1, full_pages=3, swa_pages=2, rows=2, width=3),
+    "page2": Geometry(page_size=2, window=1, full_pages=2, swa_pages=2, rows=2, width=3),
+    "no-swa": Geometry(page_size=2, window=None, full_pages=2, swa_pages=0, rows=2, width=3),
+}
+
+
+def after(*commands: Command, geometry: Geometry = PAGE4, mode: Mode = Mode.FREE) -> State:
+    state = model.initial(geometry, mode)
+    for command in commands:
+        state, outcome = model.step(state, command)
+        assert isinstance(outcome, Done), (command, outcome)
+    return state
+
+
+def every_command(state: State) -> Iterator[Command]:
+    """All commands on one session and two requests that a tiny state tells apart."""
+    width = state.scope.geometry.width
+    yield from (Open("s1"), Close("s1"))
+    for name, session in (("r1", "s1"), ("r2", None)):
+        yield from (Submit(name, session, 1), Submit(name, session, 3), Admit(name), Abort(name))
+        yield from (Abort(name, marked=True), Decode((name,)), Retract(name), Retract(name, 1))
+        yield from (Extend((Chunk(name, n),)) for n in (1, 2, 3, 4))
+        yield from (SpecDecode((Draft(name, a, k),)) for a, k in ((2, 1), (3, 3), (4, 1)))
+        yield from (Finish(name, n) for n in (1, 2))
+        if state.scope.geometry.window is not None:
+            yield from (EvictSwa(name, n) for n in range(2, width + 1))
+
+
+def without_tokens(state: State) -> State:
+    """Which tokens a text has makes no difference to lengths and owners; how long it is does."""
+    sessions = (s._replace(history=((0, text_len(s.history)),)) for s in state.sessions)
+    requests = (r._replace(history=((0, text_len(r.history)),), serial=0) for r in state.requests)
+    return state._replace(sessions=tuple(sessions), requests=tuple(requests), serial=0)
+
+
+def reachable(geometry: Geometry, mode: Mode) -> Iterator[tuple[State, int]]:
+    """All of them, breadth first, up to which tokens are in the texts; and the fewest commands there."""
+    start = model.initial(geometry, mode)
+    seen, queue = {start}, [(start, 0)]
+    for state, depth in queue:
+        yield state, depth
+        for command in every_command(state):
+            now = without_tokens(model.step(state, command)[0])
+            if now not in seen:
+                seen.add(now)
+                queue.append((now, depth + 1))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mode", "states"),
+    [
+        ("page1", Mode.FREE, 1222), ("page1", Mode.FAITHFUL, 996),
+        ("page2", Mode.FREE, 7861), ("page2", Mode.FAITHFUL, 5562),
+        ("no-swa", Mode.FREE, 1845), ("no-swa", Mode.FAITHFUL, 1845),
+    ],
+)  # fmt: skip
+def test_no_false_alarm_in_any_reachable_state(sizes: str, mode: Mode, states: int) -> None:
+    """The first theorem: nothing that a correct server can reach unbalances a check, at any level.
+
+    All states with one session and two requests in these sizes; a changed rule shows in their number.
+    """
+    both = 0
+    found_states = 0
+    for state, _ in reachable(TINY[sizes], mode):
+        found_states += 1
+        found = report(state)
+        assert all(account.balances for account in found.accounts), (state, found)
+        both += len({term for term, _, _ in counted(state)}) == 2
+    assert found_states == states
+    assert both > 40, "slots and requests are counted in one check"
+
+
+def test_no_shorter_trace_shows_a_lent_slot() -> None:
+    """Six commands lend a slot (pr22753-stale-flag), seven put it into a batch (pr22213-double-count)."""
+    shortest: dict[bool, int] = {}
+    for state, depth in reachable(TINY["page1"], Mode.FREE):
+        turn = state.request("r1")
+        session = state.session("s1")
+        if session is not None and session.slot is not None and turn is not None:
+            if turn.phase is not Phase.QUEUED:
+                shortest.setdefault(in_batch(turn), depth)
+    assert shortest == {False: 6, True: 7}
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_no_false_alarm_in_random_states(mode: Mode) -> None:
+    terms = set()
+    for seed in range(120):
+        chooser = RandomChooser(f"accounts {seed} {mode}")
+        habits = draw_habits(chooser, TorchKV().capabilities)
+        geometry = draw_geometry(chooser, PRESETS["page4" if seed % 3 else "no-swa"])
+        state = model.initial(geometry, mode)
+        for _ in range(60):
+            state, _ = model.step(state, propose(state, chooser, habits))
+            found = report(state)
+            assert all(account.balances for account in found.accounts), (state, found)
+            terms |= {(a.pool, a.session_held > 0, a.uncached > 0) for a in found.accounts}
+    assert ("swa", True, True) in terms and ("rows", True, True) in terms
+
+
+def test_a_check_tells_where_every_token_is() -> None:
+    state = after(*TURN, Finish("r1", 1), Submit("r2", None, 5), Admit("r2"), Extend((Chunk("r2", 5),)))
+    _, outcome = model.step(state, CheckBusy(2))
+    assert outcome == Done(
+        report=Report(
+            (
+                Account("full", 48 - 12 - 8, 0, 0, session_held=12, uncached=8, total=48),
+                Account("swa", 36 - 12 - 8, 0, 0, session_held=12, uncached=8, total=36),
+                Account("rows", 2, 0, 0, session_held=1, uncached=1, total=4),
+            ),
+            tuple(
+                Entry(pool, term, holder, amount)
+                for pool, a, b in (("full", 12, 8), ("swa", 12, 8), ("rows", 1, 1))
+                for term, holder, amount in (("session_held", "s1", a), ("uncached", "r2", b))
+            ),
+        )
+    )
+
+
+def test_a_slot_counts_until_its_turn_is_in_a_batch() -> None:
+    waiting = after(*TURN, Retract("r1"), Admit("r1"))
+    assert [(term, holder) for term, holder, _ in counted(waiting)] == [("session_held", "s1")]
+    running, _ = model.step(waiting, Extend((Chunk("r1", 1),)))
+    assert [(term, holder) for term, holder, _ in counted(running)] == [("uncached", "r1")]
+
+
+def test_levels_and_refusals() -> None:
+    state = after(*TURN)
+    assert model.step(state, CheckBusy(0)) == (state, Done())
+    for level in (-1, 3):
+        assert model.step(state, CheckBusy(level)) == (state, Refused(Reason.BAD_LENGTH))
+    assert model.step(state, CheckIdle()) == (state, Refused(Reason.NOT_IDLE))
+    idle = after(*TURN, Retract("r1"))
+    same, outcome = model.step(idle, CheckIdle())
+    assert same is idle and outcome == Done(report=report(idle))
+    assert not any(a.uncached for a in report(idle).accounts)
+
+
+# The clauses.
+
+
+class Told(TorchKV):
+    """Reports what `tell` makes of its report."""
+
+    def __init__(self, tell: Callable[[Report], Any]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def report(self, *, log: bool = False) -> Any:
+        return self.tell(super().report(log=log))
+
+
+def account(pool: str, **terms: int) -> Callable[[Report], Report]:
+    def tell(told: Report) -> Report:
+        changed = (replace(a, **terms) if a.pool == pool else a for a in told.accounts)
+        return replace(told, accounts=tuple(changed))
+
+    return tell
+
+
+def violated(system: TorchKV, *commands: Command) -> tuple[str, ...]:
+    lockstep = Lockstep(system, PAGE4, Mode.FREE)
+    for command in commands:
+        lockstep.do(command)
+    return () if lockstep.violation is None else lockstep.violation.clauses
+
+
+@pytest.mark.parametrize("check", [CheckBusy(1), CheckBusy(2), CheckIdle()], ids=repr)
+@pytest.mark.parametrize(
+    ("tell", "clauses"),
+    [
+        (lambda told: replace(told, alarm="leak"), ("CHK-1",)),
+        (account("rows", available=0), ("CHK-1", "CHK-2")),
+        (account("swa", available=0), ("CHK-1", "CHK-2")),
+        (account("rows", available=2, evictable=1), ("CHK-2",)),
+        (account("swa", available=20, protected=4), ("CHK-2",)),
+        (lambda told: replace(told, accounts=told.accounts[:2]), ("CHK-2",)),
+        (lambda told: replace(told, accounts=(*told.accounts, told.accounts[0])), ("CHK-2",)),
+        (lambda told: replace(told, entries=(Entry("full", "uncached", "r9", 12),)), ("CHK-2",)),
+        (lambda _: None, ("CHK-2",)),
+        (lambda _: Report(({"pool": "full"},)), ("BROKEN",)),  # type: ignore[arg-type]
+        (lambda told: replace(told, accounts=told.accounts[::-1]), ()),
+        (lambda told: replace(told, entries=()), ()),
+    ],
+)
+def test_a_wrong_report_is_seen(
+    tell: Callable[[Report], Any], clauses: tuple[str, ...], check: Command
+) -> None:
+    end = (Finish("r1", 1),) if isinstance(check, CheckIdle) else ()
+    assert violated(Told(tell), *TURN, *end, check) == clauses
+
+
+def test_a_report_at_level_0_is_one_too_many() -> None:
+    class Eager(TorchKV):
+        def check_busy(self, command: CheckBusy) -> Any:
+            return self.report()
+
+    assert violated(Eager(), *TURN, CheckBusy(0)) == ("CHK-2",)
+
+
+def test_an_idle_check_that_changes_something_is_seen() -> None:
+    class Tidy(TorchKV):
+        def check_idle(self, command: CheckIdle) -> Any:
+            found = super().check_idle(command)
+            self.sessions["s1"].history.pop()
+            return found
+
+    assert violated(Tidy(), *TURN, Finish("r1", 1), CheckIdle())[0] == "CHK-3"
+
+
+@pytest.mark.parametrize(("uncounted", "clauses"), [({"rows"}, ()), (set(), ("CHK-2",))])
+def test_a_system_says_what_its_busy_check_does_not_count(
+    uncounted: set[str], clauses: tuple[str, ...]
+) -> None:
+    class NoRows(Told):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, uncounted=frozenset(uncounted))
+
+    def without_rows(told: Report) -> Report:
+        return Report(told.accounts[:2], tuple(e for e in told.entries if e.pool != "rows"))
+
+    assert violated(NoRows(without_rows), *TURN, CheckBusy(2)) == clauses
+
+
+@pytest.mark.parametrize(
+    ("fixture", "bug", "since", "told"),
+    [
+        (
+            "a_lent_slot_counts_once", "pr22213-double-count", 6,
+            "full pages 1, 2, 3 of s1 at [0, 12): counted 2 times, as session_held of s1 (12 tokens) and as"
+            " uncached of r1 (12 tokens)",
+        ),
+        (
+            "a_rejected_admission_leaves_the_slot_held", "pr22753-stale-flag", 5,
+            "the row of s1: counted nowhere, to be counted as session_held of s1",
+        ),
+        (
+            "a_check_counts_whole_pages", "check-forgets-page-rounding", 2,
+            "full pages 1, 2, 3 of r1 at [0, 12): counted with 10 as uncached of r1, it is 12",
+        ),
+    ],
+)  # fmt: skip
+def test_a_false_alarm_is_explained(fixture: str, bug: str, since: int, told: str) -> None:
+    """Which pages, as what and as what, since which command."""
+    violation = replay(broken(bug), load(FOLDER / f"{fixture}.json")).violation
+    assert violation is not None
+    assert violation.since == since
+    assert told in violation.observed.split("\n")
+
+
+# The device.
+
+
+def test_a_row_counts_past_the_protected_prefix() -> None:
+    """R is 0 as long as there is no tree, so the lines are set by hand."""
+    system = TorchKV()
+    system.reset(PAGE4)
+    lines = [Cursors(10, 13, 0, 4), Cursors(13, 13, 8, 4), Cursors(13, 13, 4, 8), Cursors(13, 13, 10, 0)]
+    system.store.slot_cursors.lines.copy_(torch.tensor(lines))
+    held: Named = [("s", Slot(row)) for row in range(4)]
+    expected = [[rule(line, 4) for line in lines] for rule in (counted_full, counted_swa)]
+    assert system.amounts(held, []).tolist() == expected
+
+
+def system_after(*commands: Command, geometry: Geometry = PAGE4) -> TorchKV:
+    system = TorchKV()
+    system.reset(geometry)
+    for command in commands:
+        assert isinstance(system.apply(command), Done), command
+    return system
+
+
+def found_by(system: TorchKV, command: Command | None = None) -> Report:
+    outcome = system.apply(command or CheckBusy(1))
+    assert isinstance(outcome, Done) and outcome.report is not None
+    return outcome.report
+
+
+def sorted_entries(outcome: Outcome, told: bool) -> Outcome:
+    """Who comes first among the entries is nobody's business; `told`: level 2 has some."""
+    if not isinstance(outcome, Done) or outcome.report is None:
+        return outcome
+    entries = tuple(sorted(outcome.report.entries, key=str)) if told else ()
+    return replace(outcome, report=replace(outcome.report, entries=entries))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_device_counts_what_the_reference_counts(preset: str) -> None:
+    system = TorchKV()
+    state = model.initial(PRESETS[preset])
+    system.reset(PRESETS[preset])
+    commands = [c for seed in range(3) for c in random_commands(preset, seed)]
+    for command in commands:
+        system.apply(command)
+        state, _ = model.step(state, command)
+        for check in (CheckBusy(0), CheckBusy(1), CheckBusy(2), CheckIdle()):
+            told = check == CheckBusy(2)
+            mine, want = system.apply(check), model.step(state, check)[1]
+            assert sorted_entries(mine, told) == sorted_entries(want, told), command
+            assert told or mine == sorted_entries(mine, told), "no entries below level 2"
+
+
+def test_overlap_a_batch_lists_a_request_that_has_finished() -> None:
+    """Between the launch of a batch and its result the KV of a finished turn is the slot's already."""
+    system = system_after(*TURN, Decode(("r1",)), Finish("r1", 2))
+    assert [r.name for r in system.last_batch.requests] == ["r1"]
+    full, swa, rows = found_by(system).accounts
+    assert (full.session_held, full.uncached) == (swa.session_held, swa.uncached) == (12, 0)
+    assert (rows.session_held, rows.uncached) == (1, 0)
+    system.apply(Submit("r2", None, 1))
+    system.apply(Admit("r2"))
+    system.apply(Extend((Chunk("r2", 1),)))
+    assert [r.name for r in system.listed()] == ["r2"]
+
+
+def test_after_a_decode_of_all_both_batches_are_one() -> None:
+    other = (Submit("r2", None, 5), Admit("r2"), Extend((Chunk("r2", 5),)))
+    system = system_after(*TURN, *other)
+    assert system.last_batch is not system.running_batch
+    system.apply(Decode(("r1", "r2")))
+    assert system.last_batch is system.running_batch
+    system.apply(Decode(("r1",)))
+    assert system.last_batch is not system.running_batch
+    assert sorted(r.name for r in system.listed()) == ["r1", "r2"]
+
+
+def lost_page(system: TorchKV) -> None:
+    system.store.full.take(1)
+
+
+def lost_swa_page(system: TorchKV) -> None:
+    assert system.store.swa is not None
+    system.store.swa.take(1)
+
+
+def page_given_twice(system: TorchKV) -> None:
+    system.store.full.give(system.store.full.free_pages()[:1].clone())
+
+
+def lost_row(system: TorchKV) -> None:
+    system.store.free_rows.pop()
+
+
+def cursor_astray(system: TorchKV) -> None:
+    system.store.cursors.lines[0, 1] += 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "pools"),
+    [
+        (lost_page, "full"), (lost_swa_page, "swa"), (page_given_twice, "full"), (lost_row, "rows"),
+        (cursor_astray, "full, swa"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_check_sees_what_unbalances(fault: Any, pools: str, level: int) -> None:
+    system = system_after(*TURN)
+    assert found_by(system, CheckBusy(level)).alarm == ""
+    fault(system)
+    assert found_by(system, CheckBusy(level)).alarm == f"memory leak detected in {pools}"
+
+
+@pytest.mark.parametrize("requests", [1, 2, 16])
+def test_a_check_waits_for_the_device_once(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass, whatever the number of requests: the same operators and one transfer."""
+    geometry = Geometry(4, 8, 400, 400, rows=16, width=64)
+    names = [f"r{i}" for i in range(requests)]
+    queued = [c for n in names for c in (Submit(n, None, 9), Admit(n))]
+    system = system_after(*queued, Extend(tuple(Chunk(n, 9) for n in names)), geometry=geometry)
+    transfers = []
+    to_host = torch.Tensor.tolist
+
+    def counting(tensor: torch.Tensor) -> Any:
+        transfers.append(tensor.shape)
+        return to_host(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counting)
+    with Waits() as waits:
+        assert found_by(system).accounts[0].uncached == requests * 12
+    assert len(transfers) == 1 and waits.found == []
+    assert sum(waits.seen.values()) < 40

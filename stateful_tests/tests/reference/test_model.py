@@ -1,0 +1,317 @@
+"""The reference by example: every rule and every refusal once, in numbers a reader can check.
+
+What must hold in general is said by the clauses and driven by the machines.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from reference.commands import (
+    Abort,
+    Admit,
+    Choice,
+    Chunk,
+    Close,
+    Command,
+    Decode,
+    Done,
+    Draft,
+    EvictSwa,
+    Extend,
+    Finish,
+    Mode,
+    Open,
+    Reason,
+    Refused,
+    Retract,
+    SpecDecode,
+    Submit,
+)  # fmt: skip
+from reference.geometry import PRESETS, Geometry, GeometryError, preset
+from reference.ledger import (
+    ZERO,
+    Cursors,
+    Free,
+    Phase,
+    State,
+    free,
+    text_cut,
+    text_len,
+    text_tokens,
+)  # fmt: skip
+from reference.model import ChoiceNotAllowed, initial, step
+
+PAGE4 = Geometry(page_size=4, window=6, full_pages=12, swa_pages=9, rows=3, width=32)
+
+
+def after(*commands: Command, geometry: Geometry = PAGE4, mode: Mode = Mode.FREE) -> State:
+    """The state after commands that must all be done."""
+    state = initial(geometry, mode)
+    for command in commands:
+        state, outcome = step(state, command)
+        assert outcome == Done(), f"{command}: {outcome}"
+    return state
+
+
+def turn(request: str, session: str | None, tokens: int, *, fill: int | None = None) -> list[Command]:
+    """Submit, admit and prefill in one chunk; `fill`: what is left to prefill, default all."""
+    chunk = Chunk(request, tokens if fill is None else fill)
+    return [Submit(request, session, tokens), Admit(request), Extend((chunk,))]
+
+
+def running(state: State, name: str = "r1") -> Cursors:
+    request = state.request(name)
+    assert request is not None and request.cursors is not None
+    return request.cursors
+
+
+def slot(state: State, name: str = "s1") -> Cursors:
+    session = state.session(name)
+    assert session is not None and session.slot is not None
+    return session.slot
+
+
+FIRST = [Open("s1"), *turn("r1", "s1", 10)]
+
+
+def test_prefill_commits_the_input_and_samples_one_token() -> None:
+    state = after(*FIRST)
+    request = state.request("r1")
+    assert request is not None
+    assert (request.phase, request.output, running(state)) == (Phase.RUNNING, 1, Cursors(10, 10, 0, 0))
+    assert free(state) == Free(full=12 - 3, swa=9 - 3, rows=2)
+
+
+def test_chunks_fill_the_open_page_first() -> None:
+    state = after(Open("s1"), Submit("r1", "s1", 10), Admit("r1"), Extend((Chunk("r1", 3),)))
+    assert free(state).full == 12 - 1
+    state, _ = step(state, Extend((Chunk("r1", 1),)))
+    assert free(state).full == 12 - 1
+    state, _ = step(state, Extend((Chunk("r1", 6),)))
+    assert (free(state).full, running(state)) == (12 - 3, Cursors(10, 10, 0, 0))
+
+
+def test_finish_trims_overshoot_and_keeps_the_open_page() -> None:
+    """Target 12 + 0 lies on a page boundary, 11 inside a page: that page stays."""
+    state = after(*FIRST, SpecDecode((Draft("r1", 9, 5),)))
+    assert running(state) == Cursors(15, 19, 0, 0)
+    state, _ = step(state, Finish("r1", 1))
+    assert slot(state) == Cursors(11, 11, 0, 0)
+    assert free(state) == Free(full=12 - 3, swa=9 - 3, rows=2)
+
+
+def test_the_scenario_of_pr_22900() -> None:
+    """origin 26, committed 40, allocated 44, evicted 42, finished_len 12: all three capped at 38."""
+    geometry = Geometry(page_size=1, window=1, full_pages=64, swa_pages=64, rows=2, width=64)
+    state = after(
+        Open("s1"), *turn("r1", "s1", 26), SpecDecode((Draft("r1", 18, 14),)), EvictSwa("r1", 44),
+        geometry=geometry,
+    )  # fmt: skip
+    assert running(state) == Cursors(40, 44, 42, 0)
+    state, _ = step(state, Finish("r1", 12))
+    assert slot(state) == Cursors(38, 38, 38, 0)
+    session = state.session("s1")
+    assert session is not None and text_len(session.history) == 38
+    assert free(state) == Free(full=64 - 38, swa=64, rows=1)
+
+
+def test_a_sweep_stops_one_page_and_one_window_short() -> None:
+    state = after(Open("s1"), *turn("r1", "s1", 20), EvictSwa("r1", 20))
+    assert running(state).swa_evicted_seqlen == 8  # floor(20 - 6 - 4)
+    assert free(state) == Free(full=12 - 5, swa=9 - 3, rows=2)
+
+
+def test_a_later_turn_resumes_at_its_prefix() -> None:
+    state = after(*FIRST, Decode(("r1",)), Finish("r1", 2), Submit("r2", "s1", 4), Admit("r2"))
+    assert running(state, "r2") == slot(state) == Cursors(11, 11, 0, 0)
+    request = state.request("r2")
+    assert request is not None and request.origin == 16
+    tokens = text_tokens(request.text)
+    assert tokens[:12] == [1 << 20 | p for p in range(12)]
+    assert tokens[12:] == [2 << 20 | p for p in range(12, 16)]
+
+
+def test_admitting_again_changes_nothing() -> None:
+    state = after(*FIRST, Finish("r1", 1), Submit("r2", "s1", 4), Admit("r2"))
+    assert step(state, Admit("r2")) == (state, Done())
+
+
+def test_a_retract_in_flight_gives_one_token_back_on_retry() -> None:
+    """The text is one shorter than the commit: the key is C - 1 (#22862)."""
+    state = after(*FIRST, Decode(("r1",)), Decode(("r1",)), Retract("r1", 1))
+    assert slot(state) == Cursors(12, 12, 0, 0)
+    state, _ = step(state, Admit("r1"))
+    assert running(state) == slot(state) == Cursors(11, 11, 0, 0)
+
+
+def test_a_turn_behind_its_window_starts_again() -> None:
+    """The sweep of free mode ran past what the retract keeps: resuming would read dead SWA slots."""
+    commands = [*FIRST, SpecDecode((Draft("r1", 20, 1),)), EvictSwa("r1", 30)]
+    state = after(*commands)
+    assert running(state) == Cursors(11, 30, 20, 0)
+    assert step(state, Decode(("r1",))) == (state, Refused(Reason.WINDOW_LOST))
+    state = after(*commands, Retract("r1"))
+    assert slot(state) == Cursors(11, 12, 12, 0)
+    state, _ = step(state, Admit("r1"))
+    assert running(state) == ZERO
+    assert free(state) == Free(full=12, swa=9, rows=2)
+
+
+def test_abort_before_admission_leaves_the_slot() -> None:
+    state = after(*FIRST, Finish("r1", 1), Submit("r2", "s1", 4))
+    for abort in (Abort("r2"), Abort("r2", marked=True)):
+        done, outcome = step(state, abort)
+        assert outcome == Done() and slot(done) == slot(state)
+
+
+def test_abort_midway_wipes_and_forgets_the_turn() -> None:
+    state = after(*FIRST, Finish("r1", 1), *turn("r2", "s1", 4, fill=5), Abort("r2"))
+    session = state.session("s1")
+    assert session is not None and session.slot is None and text_len(session.history) == 11
+    assert free(state) == Free(full=12, swa=9, rows=3)
+
+
+def test_abort_of_a_retracted_turn_wipes_too() -> None:
+    state = after(*FIRST, Decode(("r1",)), Retract("r1"), Abort("r1"))
+    session = state.session("s1")
+    assert session is not None and session.slot is None and session.history == ()
+
+
+def test_close_is_deferred_while_a_turn_is_in_flight() -> None:
+    for end in (Finish("r1", 1), Abort("r1")):
+        state = after(*FIRST, Close("s1"))
+        assert free(state).full == 12 - 3
+        state, _ = step(state, end)
+        assert (state.sessions, free(state)) == ((), Free(full=12, swa=9, rows=3))
+
+
+def test_ordinary_requests_share_the_pools() -> None:
+    state = after(*FIRST, *turn("r2", None, 9))
+    assert free(state) == Free(full=12 - 6, swa=9 - 6, rows=1)
+    state, _ = step(state, Retract("r2"))
+    assert free(state) == Free(full=12 - 3, swa=9 - 3, rows=2)
+    state, _ = step(state, Admit("r2"))
+    state, _ = step(state, Extend((Chunk("r2", 10),)))
+    state, _ = step(state, Finish("r2", 2))
+    assert state.request("r2") is None and free(state).full == 12 - 3
+
+
+NEARLY_FULL = [*FIRST, *turn("r2", None, 20)]  # 8 of 9 SWA pages are taken
+
+REFUSALS: list[tuple[Reason, list[Command], Command]] = [
+    (Reason.EMPTY, [Open("s1")], Submit("r1", "s1", 0)),
+    (Reason.EMPTY, [], Extend(())),
+    (Reason.DUPLICATE_LANE, FIRST, Decode(("r1", "r1"))),
+    (Reason.UNKNOWN_SESSION, [], Submit("r1", "s1", 1)),
+    (Reason.UNKNOWN_SESSION, [], Close("s1")),
+    (Reason.SESSION_EXISTS, [Open("s1")], Open("s1")),
+    (Reason.UNKNOWN_REQUEST, [], Admit("r1")),
+    (Reason.REQUEST_EXISTS, FIRST, Submit("r1", None, 1)),
+    (Reason.SESSION_CLOSING, [*FIRST, Close("s1")], Close("s1")),
+    (Reason.SESSION_CLOSING, [*FIRST, Close("s1")], Submit("r2", "s1", 1)),
+    (Reason.TURN_IN_FLIGHT, FIRST, Submit("r2", "s1", 1)),
+    (Reason.SHRINKING_PREFIX, [*FIRST, Finish("r1", 1)], Submit("r2", "s1", 4, rewind=2)),
+    (Reason.WRONG_PHASE, FIRST, Admit("r1")),
+    (Reason.WRONG_PHASE, [*FIRST, Retract("r1")], Abort("r1", marked=True)),
+    (Reason.BAD_LENGTH, FIRST, Finish("r1", 2)),
+    (Reason.BAD_LENGTH, FIRST, Finish("r1", 0)),
+    (Reason.BAD_LENGTH, FIRST, Retract("r1", 1)),
+    (Reason.BAD_LENGTH, FIRST, SpecDecode((Draft("r1", 2, 3),))),
+    (Reason.BAD_LENGTH, FIRST, EvictSwa("r1", 11)),
+    (Reason.ROW_TOO_SHORT, [Open("s1")], Submit("r1", "s1", 33)),
+    (Reason.ROW_TOO_SHORT, FIRST, SpecDecode((Draft("r1", 23, 1),))),
+    (Reason.NO_ROW, [*turn("r1", None, 1), *turn("r2", None, 1), *turn("r3", None, 1),
+                     Submit("r4", None, 1), Admit("r4")], Extend((Chunk("r4", 1),))),
+    (Reason.OUT_OF_SWA, NEARLY_FULL, SpecDecode((Draft("r1", 12, 1),))),
+    (Reason.OUT_OF_FULL, [*turn("r1", None, 30), EvictSwa("r1", 30), *turn("r2", None, 16)],
+     SpecDecode((Draft("r2", 5, 1),))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reason, given, command", REFUSALS, ids=lambda x: str(x)[:40])
+def test_refusals(reason: Reason, given: list[Command], command: Command) -> None:
+    state = after(*given)
+    assert step(state, command) == (state, Refused(reason))
+
+
+def test_no_swa_no_sweep() -> None:
+    state = after(*turn("r1", None, 4), geometry=preset("no-swa"))
+    assert step(state, EvictSwa("r1", 4)) == (state, Refused(Reason.NO_SWA))
+
+
+def test_a_batch_is_all_or_nothing() -> None:
+    state = after(*FIRST, Submit("r2", None, 32), Admit("r2"), Submit("r3", None, 1), Admit("r3"))
+    batch = Extend((Chunk("r3", 1), Chunk("r2", 32)))
+    assert step(state, batch) == (state, Refused(Reason.OUT_OF_SWA))
+
+
+UNFAITHFUL: list[tuple[list[Command], Command]] = [
+    ([*FIRST, SpecDecode((Draft("r1", 9, 2),))], EvictSwa("r1", 13)),  # past the commit
+    ([*FIRST, SpecDecode((Draft("r1", 9, 9),)), EvictSwa("r1", 19)], Finish("r1", 8)),  # takes it back
+    ([*FIRST, Decode(("r1",)), EvictSwa("r1", 11)], Retract("r1", 1)),
+]
+
+
+@pytest.mark.parametrize("given, command", UNFAITHFUL, ids=lambda x: str(x)[:40])
+def test_a_faithful_scheduler_would_not(given: list[Command], command: Command) -> None:
+    assert step(after(*given), command)[1] == Done()
+    state = after(*given, mode=Mode.FAITHFUL)
+    assert step(state, command) == (state, Refused(Reason.UNFAITHFUL))
+
+
+def test_choices_are_followed_within_their_bounds() -> None:
+    state = after(Open("s1"), *turn("r1", "s1", 20))
+    for chosen in (0, 4, 8, 12):  # less than the default, the default, all that no window reaches
+        swept, _ = step(state, EvictSwa("r1", 20), [Choice("r1", swa_evicted_seqlen=chosen)])
+        assert running(swept).swa_evicted_seqlen == chosen
+    for chosen in (16, 6):
+        with pytest.raises(ChoiceNotAllowed):
+            step(state, EvictSwa("r1", 20), [Choice("r1", swa_evicted_seqlen=chosen)])
+    further, _ = step(
+        state, SpecDecode((Draft("r1", 2, 1),)), [Choice("r1", kv_allocated_len=28)]
+    )
+    assert running(further) == Cursors(21, 28, 0, 0)
+    with pytest.raises(ChoiceNotAllowed):
+        step(state, SpecDecode((Draft("r1", 2, 1),)), [Choice("r1", kv_allocated_len=21)])
+
+
+def test_a_prefill_may_be_swept_after_its_forward_pass() -> None:
+    state = after(Open("s1"), Submit("r1", "s1", 20), Admit("r1"))
+    command = Extend((Chunk("r1", 20),))
+    swept, _ = step(state, command, [Choice("r1", swa_evicted_seqlen=12, after=True)])
+    assert running(swept) == Cursors(20, 20, 12, 0)
+    for choice in (Choice("r1", swa_evicted_seqlen=16, after=True), Choice("r1", swa_evicted_seqlen=12)):
+        with pytest.raises(ChoiceNotAllowed):
+            step(state, command, [choice])
+
+
+def test_states_compare_and_hash_by_content() -> None:
+    assert after(*FIRST) == after(*FIRST) and len({after(*FIRST), after(*FIRST)}) == 1
+
+
+def test_texts() -> None:
+    text = ((1, 3), (4, 5))
+    assert text_tokens(text) == [1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4]
+    assert [text_cut(text, n) for n in (0, 2, 3, 4)] == [(), ((1, 2),), ((1, 3),), ((1, 3), (4, 4))]
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("page_size", 0), ("window", 0), ("rows", True), ("width", 10**9), ("swa_pages", 0),
+     ("full_pages", "x")],
+)
+def test_bad_geometries_name_the_field(field: str, value: object) -> None:
+    sizes = {f: getattr(PAGE4, f) for f in PAGE4.__slots__} | {field: value}
+    with pytest.raises(GeometryError) as caught:
+        Geometry(**sizes)
+    assert caught.value.field == field
+
+
+def test_presets_cover_what_the_issue_names() -> None:
+    assert {g.page_size for g in PRESETS.values()} >= {1, 2, 4, 16}
+    windows = [(g.page_size, g.window) for g in PRESETS.values() if g.window is not None]
+    assert any(p > w for p, w in windows) and any(w % p for p, w in windows)
+    assert any(g.window is None for g in PRESETS.values())
+    with pytest.raises(GeometryError, match="unknown 'nope'"):
+        preset("nope")

@@ -1,0 +1,385 @@
+"""Real releases under overlap scheduling: batch N+1 is launched before the result of N is processed.
+
+Skips, with the reason, where a release can be neither found nor fetched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import NamedTuple, cast
+
+import pytest
+
+from impl.adapter import System, UnusableImplementation
+from impl.sglang import SGLangSystem
+from impl.sglang.scheduler.refusals import No
+from impl.sglang.scheduler.results import LateResults
+from impl.sglang.scheduler.server import Result, Server, Turn
+from reference.commands import (
+    Abort,
+    Admit,
+    CheckBusy,
+    CheckIdle,
+    Chunk,
+    Close,
+    Command,
+    Decode,
+    Done,
+    Draft,
+    EvictSwa,
+    Extend,
+    Finish,
+    Insert,
+    Mode,
+    Open,
+    Piece,
+    Reason,
+    Refused,
+    Retract,
+    SpecDecode,
+    Submit,
+)  # fmt: skip
+from reference.geometry import Geometry, preset
+from reference.ledger import Cursors
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.tests.sglang.test_releases import ANOTHER, PATHS, RELEASES, first, last
+from stateful_tests.traces.files import load
+
+SIZES = Geometry(page_size=1, window=2, full_pages=40, swa_pages=40, rows=4, width=40)
+BEGIN = (Open("s"), Submit("a", "s", 3), Admit("a"), Extend((Chunk("a", 3),)))
+
+
+def decode(times: int) -> tuple[Command, ...]:
+    return (Decode(("a",)),) * times
+
+
+def verify(*accepted: int) -> tuple[Command, ...]:
+    """Rounds of three drafts each."""
+    return tuple(SpecDecode((Draft("a", 3, accept),)) for accept in accepted)
+
+
+def to_be_done(sizes: Geometry, commands: tuple[Command, ...]) -> Trace:
+    """A trace that states of every command that it is done."""
+    return Trace(sizes, Mode.FAITHFUL, commands, expected=tuple((n, Done()) for n in range(len(commands))))
+
+
+class Expected(NamedTuple):
+    """By a release's rules: swa_evicted_seqlen after two decodes of a prompt of three; kv_allocated_len after
+    two verify rounds of three drafts that accept 3 and 2."""
+
+    swept: int
+    allocated: int
+
+
+# One more was swept, and 10 allocated, if the first result had been processed before the second launch.
+RELEASE = dict.fromkeys(("0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"), Expected(1, 9))
+RELEASE["0.5.13"] = Expected(0, 10)  # sweeps keep a page more, a round claims a token
+
+
+# -- without a release ----------------------------------------------------------------------------
+
+
+class Played:
+    """Stands in for a server and its release, and notes what is asked of them."""
+
+    spec, claimed, counts_in_flight, cache = True, 1, True, None
+
+    def __init__(self) -> None:
+        self.release = self
+        self.log: list[str] = []
+
+    def hands_prompt_in(self, turn: Turn) -> bool:
+        return turn.session is None
+
+    def results_of_prefill(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def commit(self, req: SimpleNamespace, tokens: int) -> None:
+        self.log.append(f"commit {tokens}")
+
+    def check_finished(self, req: SimpleNamespace, accepted: int = 1) -> None:
+        req.ended = len(req.output_ids) >= req.most
+
+    def checkpoint(self, req: SimpleNamespace, cache: None, *, chunked: bool) -> None:
+        self.log.append("checkpoint")
+
+    def skipped(self, req: SimpleNamespace, tokens: int) -> None:
+        self.log.append(f"skip {tokens}")
+
+
+def late(session: str | None, *rounds: int) -> tuple[LateResults, Turn, SimpleNamespace, list[str]]:
+    """A request that has prefilled, and has had rounds launched that accept so many tokens."""
+    server, req = cast(Server, Played()), SimpleNamespace(output_ids=[], most=99, ended=False)
+    req.finished = lambda: req.ended
+    results, turn = LateResults(server), Turn(server.release, "a", session, 1, req, 0)
+    results.arrived(turn, Result([1], prefill=True))
+    for accepted in rounds:
+        results.before_round(turn)
+        results.arrived(turn, Result([2] * accepted))
+    return results, turn, req, cast(Played, server).log
+
+
+def test_a_result_waits_until_the_next_round_is_launched() -> None:
+    assert late("s")[2].output_ids == []
+    assert late("s", 2)[2].output_ids == []  # both wait: the prefill's may yet have ended it
+    assert late("s", 2, 3)[2].output_ids == [1]
+    *_, req, log = late("s", 2, 3, 1)
+    assert (req.output_ids, log) == ([1, 2, 2], ["checkpoint", "commit 2"])
+
+
+def test_a_prompt_for_the_tree_does_not_wait_longer_than_the_launch() -> None:
+    assert late(None)[3] == []
+    assert late(None, 2)[3] == ["checkpoint"]
+
+
+def test_what_comes_after_the_end_is_skipped() -> None:
+    results, turn, req, log = late("s", 2, 3)
+    results.before_finish(turn, 2)
+    req.most = 2
+    results.ending(turn)
+    results.skip(turn)
+    assert (len(req.output_ids), req.ended, turn.pending) == (3, True, [])
+    assert log == ["checkpoint", "commit 2", "skip 3"]
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_turn_may_end_with_what_waits(outputs: int) -> None:
+    results, turn, req, _ = late("s", 2, 3)
+    if outputs == 1:
+        with pytest.raises(No):  # its prefill was processed as of a turn that goes on
+            results.before_finish(turn, outputs)
+    else:
+        results.before_finish(turn, outputs)
+    assert len(req.output_ids) == 1
+
+
+def test_a_round_that_is_lost_was_one_output() -> None:
+    results, turn, req, _ = late("s", 2, 3)
+    with pytest.raises(No):
+        results.before_retract(turn, lost=True)
+    results, turn, req, log = late("s", 2, 1)
+    results.before_retract(turn, lost=True)
+    results.skip(turn)
+    assert (len(req.output_ids), log) == (3, ["checkpoint", "commit 2", "skip 1"])
+
+
+# -- the real releases ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=list(RELEASE))
+def version(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def real(version: str, release: Callable[[str], System]) -> SGLangSystem:
+    made = release(f"{version}+overlap")
+    assert isinstance(made, SGLangSystem)
+    return made
+
+
+def play(system: SGLangSystem, *commands: Command) -> Cursors:
+    """The cursors of `a` after these."""
+    system.reset(SIZES)
+    for command in commands:
+        outcome = system.apply(command)
+        assert isinstance(outcome, Done), (command, outcome)
+    cursors = system.view().requests["a"].cursors
+    assert cursors is not None
+    return cursors
+
+
+def test_it_is_asked_for_by_name(real: SGLangSystem, version: str) -> None:
+    assert real.name == f"sglang=={version}+overlap"
+
+
+def test_a_sweep_does_not_see_the_result_that_waits(real: SGLangSystem, version: str) -> None:
+    assert play(real, *BEGIN, *decode(2)).swa_evicted_seqlen == RELEASE[version].swept
+
+
+def test_nothing_is_swept_with_lengths_that_wait(real: SGLangSystem) -> None:
+    play(real, *BEGIN, *verify(1, 3))  # 8 tokens, 3 of them in flight
+    assert real.apply(EvictSwa("a", 5)) == Refused(Reason.UNFAITHFUL)
+    assert isinstance(real.apply(EvictSwa("a", 4)), Done)
+    assert real.apply(Finish("a", 2)) == Refused(Reason.UNFAITHFUL)  # by then it was to go on
+
+
+def test_a_verify_round_is_allocated_for_without_the_result_that_waits(
+    real: SGLangSystem, version: str
+) -> None:
+    cursors = play(real, *BEGIN, *verify(3, 2))
+    assert (cursors.kv_committed_len, cursors.kv_allocated_len) == (8, RELEASE[version].allocated)
+
+
+def test_what_was_processed_as_of_a_turn_that_goes_on_does_not_end_it(real: SGLangSystem) -> None:
+    play(real, *BEGIN, *decode(3))
+    assert real.apply(Finish("a", 2)) == Refused(Reason.UNFAITHFUL)
+    assert isinstance(real.apply(Finish("a", 3)), Done)
+
+
+def test_a_round_that_accepts_two_is_not_lost_as_one_output(real: SGLangSystem) -> None:
+    play(real, *BEGIN, *verify(1, 2))
+    assert real.apply(Retract("a", 1)) == Refused(Reason.UNFAITHFUL)
+    assert isinstance(real.apply(Retract("a", 0)), Done)
+
+
+def test_the_prompt_is_in_the_tree_once_a_round_was_launched(real: SGLangSystem) -> None:
+    real.reset(replace(SIZES, tree=True))
+
+    def kept(*commands: Command) -> int:
+        """Tokens in the tree after these."""
+        for command in commands:
+            assert isinstance(real.apply(command), Done)
+        tree = real.view().tree
+        assert tree is not None
+        return sum(len(node.slots) for node in tree.nodes)
+
+    assert kept(*BEGIN) == 0
+    assert real.apply(EvictSwa("a", 3)) == Refused(Reason.UNFAITHFUL)  # its prefill is still running
+    assert real.apply(Retract("a")) == Refused(Reason.UNFAITHFUL)
+    assert kept(*decode(1)) == 3
+    assert kept(Finish("a", 2), Submit("b", None, 2), Admit("b"), Extend((Chunk("b", 2),))) == 3
+    assert kept(Finish("b", 1)) == 5  # straight from the result of its prefill
+
+
+def test_the_reference_follows_a_prompt_that_comes_late(real: SGLangSystem) -> None:
+    a2 = (Piece("a", 2),)
+    for sizes in (Geometry(2, 1, 6, 6, 2, 8, tree=True), Geometry(1, 2, 9, 9, 2, 8, tree=True)):
+        for tokens in (1, 3):  # so that the tree takes nothing, or one page more
+            prompt = (Insert("h", a2), Submit("a", None, tokens, 0, a2), Admit("a"))
+            commands = (*prompt, Extend((Chunk("a", tokens),)), *decode(2), Finish("a", 1 + tokens // 2))
+            assert replay(real, Trace(sizes, Mode.FAITHFUL, commands)).violation is None
+    # 0.5.23 sweeps when it hands a prompt in, here past what the tree takes.
+    a6, a3b4 = (Piece("a", 6),), (Piece("a", 3), Piece("b", 4))
+    part = (Submit("b", None, 0, 0, a6), Admit("b"), Extend((Chunk("b", 5),)), Abort("b"))
+    commands = (*part, Submit("a", None, 0, 0, a3b4), Admit("a"), Extend((Chunk("a", 7),)), *verify(1))
+    trace = Trace(Geometry(2, 1, 6, 6, 1, 12, tree=True), Mode.FAITHFUL, commands)
+    assert replay(real, trace).violation is None
+
+
+AGAIN = (Admit("a"), Extend((Chunk("a", 1),)))
+NEXT = (Submit("b", "s", 2), Admit("b"), CheckIdle())
+# What becomes of a turn whose last round is in flight: the round before ends it, it is retracted, or aborted.
+ENDS: dict[str, tuple[Command, ...]] = {
+    "the prefill ends it": (*decode(1), Finish("a", 1), *NEXT),
+    "a decode ends it": (*decode(2), Finish("a", 2), *NEXT),
+    "the last decode ends it": (*decode(2), Finish("a", 3), *NEXT),
+    "a verify round ends it": (*verify(2, 3), Finish("a", 3), *NEXT),
+    "a verify round ends it before its last token": (*verify(3, 1), Finish("a", 2), *NEXT),
+    "a decode is lost": (*decode(2), Retract("a", 1), *AGAIN, Finish("a", 3), *NEXT),
+    "a verify round is lost": (*verify(3, 1), Retract("a", 1), *AGAIN, CheckBusy()),
+    "the prefill of a retry is lost": (*decode(2), Retract("a"), *AGAIN, Retract("a", 1), CheckBusy()),
+    "it is aborted in a decode": (*decode(2), Abort("a"), Submit("b", "s", 2), Admit("b"), CheckIdle()),
+    "it is aborted in a verify round": (*verify(2, 3), Abort("a"), CheckIdle()),
+    "it is closed meanwhile": (*decode(2), Close("s"), Finish("a", 2), CheckIdle()),
+}  # fmt: skip
+
+
+def test_a_round_in_flight_does_no_harm(real: SGLangSystem, version: str) -> None:
+    if version == "0.5.10":
+        pytest.skip("it trims nothing and saves what is aborted: see fixtures/releases/sglang-0.5.10")
+    for name in ("page1", "page4", "no-swa"):
+        sizes = replace(preset(name), width=40)
+        for end, rest in ENDS.items():
+            assert replay(real, to_be_done(sizes, (*BEGIN, *rest))).violation is None, (name, end)
+
+
+# In these no round is launched, so that the prompt is not in the tree yet (see below), or a sweep is driven
+# with a length that waits.
+NOT_YET = {
+    "a_free_that_waits_takes_the_slots_of_a_recovered_tombstone",
+    "a_key_swept_to_its_end_becomes_a_live_leaf",
+    "a_lock_pins_a_leaf_of_any_length",
+    "a_prompt_that_is_swept_too_far_has_two_owners",
+    "a_recovered_tombstone_frees_slots_that_are_read",
+    "one_token_less_than_the_key_overwrites_the_trees_slots",
+}
+
+
+def test_the_faults_of_a_release_are_there_under_overlap(real: SGLangSystem, version: str) -> None:
+    at, found, known = RELEASES.index(version), {}, {}
+    for path in PATHS:
+        if first(path) <= at and path.stem not in NOT_YET and (path.stem, version) not in ANOTHER:
+            trace = load(path)
+            violation = replay(real, trace).violation
+            found[path.stem] = None if violation is None else (violation.clause, violation.step)
+            known[path.stem] = (trace.clause, len(trace.commands) - 1) if at <= last(path) else None
+    assert found == known
+
+
+A3, A9 = (Piece("a", 3),), (Piece("a", 9),)
+IN_THE_TREE: dict[str, tuple[Command, ...]] = {
+    # The second insert recovers a tombstone, and frees the slots that the row of s names (sizes of one page).
+    "TREE-4": (
+        Open("s"), Submit("a", "s", 3, 0, A3), Admit("a"), Insert("h", A3), Extend((Chunk("a", 6),)),
+        Decode(("a",)), Finish("a", 2), Insert("h", A9),
+    ),
+    "TREE-7": (Submit("a", None, 6), Admit("a"), Extend((Chunk("a", 6),)), Decode(("a",))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clause", IN_THE_TREE)
+def test_the_faults_of_a_tree_are_there_once_a_round_was_launched(
+    real: SGLangSystem, version: str, clause: str
+) -> None:
+    commands = IN_THE_TREE[clause]
+    sizes = Geometry(3, 1, 10, 6, 2, 12, tree=True)
+    violation = replay(real, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)).violation
+    found = None if violation is None else (violation.clause, violation.step)
+    mended = RELEASES.index(version) > RELEASES.index("0.5.14")
+    assert found == (None if mended else (clause, len(commands) - 1))
+
+
+# -- drivers that play it wrongly --------------------------------------------------------------------
+
+
+class Mutant(SGLangSystem):
+    """A release behind a driver of which something was changed."""
+
+    change = ""
+
+    def _command_line(self) -> list[str]:
+        code = (
+            "import sys; from impl.sglang.scheduler import driver, results, server; "
+            "from impl.sglang.process import worker; "
+            f"{self.change}; sys.exit(worker.main(sys.argv[1:]))"
+        )
+        return [sys.executable, "-c", code, *super()._command_line()[3:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "commands", "clause"),
+    [
+        pytest.param(
+            "results.LateResults.before_round = lambda self, turn: self._process_all_but(turn, 0)",
+            (*decode(2), Finish("a", 2)),
+            "TRACE",
+            id="the result of N is processed before N+1 is launched",
+        ),
+        pytest.param(
+            "results.LateResults.before_round = lambda self, turn: None",
+            verify(3, 3, 3),
+            "OUT-3",
+            id="the result of N still waits when N+2 is launched",
+        ),
+    ],
+)
+def test_a_driver_that_plays_another_order_is_caught(
+    change: str, commands: tuple[Command, ...], clause: str
+) -> None:
+    try:
+        system = type("Changed", (Mutant,), {"change": change})(version="0.5.13", overlap=True)
+    except UnusableImplementation as error:
+        pytest.skip(f"the wheel is neither cached nor to be downloaded: {error}")
+    try:
+        violation = replay(system, to_be_done(SIZES, (*BEGIN, *commands))).violation
+    finally:
+        system.close()
+    assert violation is not None
+    assert violation.clause == clause

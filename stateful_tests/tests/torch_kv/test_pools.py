@@ -1,0 +1,309 @@
+"""The physical side of torch_kv: allocation, freeing, checks, and what they cost."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from impl.torch_kv import DoubleFreeError, ForeignSlotError, OutOfPagesError, PaddingFreedError, TorchKV
+from impl.torch_kv.cursors import Cursors
+from impl.torch_kv.pool import PagePool
+from impl.torch_kv.sessions import Request
+from impl.torch_kv.store import KVStore
+from reference.geometry import Geometry
+
+CPU = torch.device("cpu")
+
+
+def geometry(page_size: int, window: int | None = 4, pages: int = 64) -> Geometry:
+    swa = 0 if window is None else pages
+    return Geometry(page_size, window, pages, swa, rows=4, width=8 * max(page_size, 4))
+
+
+def lanes(*columns: list[int]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor(column, dtype=torch.int64) for column in columns)
+
+
+def extend(store: KVStore, rows: list[int], starts: list[int], ends: list[int]) -> torch.Tensor:
+    """alloc_extend of host lists."""
+    row, start, end = lanes(rows, starts, ends)
+    span = store.span(row, start, end - start, [e - s for s, e in zip(starts, ends, strict=True)])
+    return store.alloc_extend(row, start, end, span, store.pages(starts, ends))
+
+
+def decode(store: KVStore, rows: list[int], starts: list[int]) -> torch.Tensor:
+    """alloc_decode of host lists."""
+    row, start = lanes(rows, starts)
+    pages = store.pages(starts, [s + 1 for s in starts])
+    return store.alloc_decode(row, start, store.span_of_one(row, start), pages)
+
+
+def free(store: KVStore, rows: list[int], first: list[int], end: list[int]) -> None:
+    """The same pages of both pools, of host lists."""
+    row, start, stop = lanes(rows, first, end)
+    pages = sum(max(e - f, 0) for f, e in zip(first, end, strict=True))
+    store.free(row, start, start, stop, pages, pages)
+
+
+class Loop:
+    """The same allocator, one token at a time in plain Python."""
+
+    def __init__(self, size: Geometry) -> None:
+        self.page_size = size.page_size
+        self.free = {pool: list(range(1, size.pages(pool) + 1)) for pool in size.pools}
+        self.rows: list[list[int]] = [[0] * size.width for _ in range(size.rows)]
+        self.mapping = [0] * ((size.full_pages + 1) * size.page_size if size.window else 0)
+
+    def alloc(self, row: int, start: int, end: int) -> None:
+        for position in range(start, end):
+            if position % self.page_size:
+                slot = self.rows[row][position - 1] + 1
+                pair = self.mapping[slot - 1] + 1 if self.mapping else 0
+            else:
+                slot = self.free["full"].pop(0) * self.page_size
+                pair = self.free["swa"].pop(0) * self.page_size if self.mapping else 0
+            self.rows[row][position] = slot
+            if self.mapping:
+                self.mapping[slot] = pair
+
+    def free_pages(self, ranges: list[tuple[int, int, int]]) -> None:
+        """ranges: (row, first, end); what they free stands before what was free."""
+        freed: dict[str, list[int]] = {pool: [] for pool in self.free}
+        for row, first, end in ranges:
+            for at in range(first * self.page_size, end * self.page_size, self.page_size):
+                slot = self.rows[row][at]
+                if self.mapping:
+                    freed["swa"].append(self.mapping[slot] // self.page_size)
+                    self.mapping[slot : slot + self.page_size] = [0] * self.page_size
+                freed["full"].append(slot // self.page_size)
+        self.free = {pool: freed[pool] + pages for pool, pages in self.free.items()}
+
+
+def assert_same(store: KVStore, loop: Loop) -> None:
+    assert store.req_to_token.tolist() == loop.rows
+    assert store.full_to_swa.tolist() == loop.mapping
+    assert store.full.free_pages().tolist() == loop.free["full"]
+    if store.swa is not None:
+        assert store.swa.free_pages().tolist() == loop.free["swa"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    page_size=st.sampled_from([1, 2, 4, 16]),
+    window=st.sampled_from([None, 3]),
+    checked=st.booleans(),
+)
+def test_batched_allocation_is_the_plain_loop(
+    data: st.DataObject, page_size: int, window: int | None, checked: bool
+) -> None:
+    size = geometry(page_size, window, pages=128)
+    store, loop = KVStore(size, CPU, checked), Loop(size)
+    length = [0] * size.rows
+    for _ in range(data.draw(st.integers(1, 6))):
+        rows = data.draw(st.lists(st.integers(0, size.rows - 1), min_size=1, unique=True))
+        kind = data.draw(st.sampled_from(["extend", "decode", "free"]))
+        if kind == "free":
+            keep = [-(-data.draw(st.integers(0, length[r])) // page_size) for r in rows]
+            end = [-(-length[r] // page_size) for r in rows]
+            free(store, rows, keep, end)
+            loop.free_pages(list(zip(rows, keep, end, strict=True)))
+            for r, k in zip(rows, keep, strict=True):
+                length[r] = min(length[r], k * page_size)
+        else:
+            rows = [r for r in rows if length[r] < size.width]
+            if not rows:
+                continue
+            starts = [length[r] for r in rows]
+            ends = [s + 1 for s in starts]
+            if kind == "extend":
+                ends = [data.draw(st.integers(s, size.width)) for s in starts]
+                extend(store, rows, starts, ends)
+            else:
+                decode(store, rows, starts)
+            for r, s, e in zip(rows, starts, ends, strict=True):
+                loop.alloc(r, s, e)
+                length[r] = e
+        # The loop frees row by row and page by page, so even the order of the lists is the same.
+        assert_same(store, loop)
+
+
+def test_the_open_page_is_filled_first() -> None:
+    store = KVStore(geometry(4), CPU)
+    extend(store, [0], [0], [3])
+    available = store.full.available
+    assert decode(store, [0], [3]).tolist() == [7]
+    assert store.full.available == available
+    assert store.req_to_token[0, :4].tolist() == [4, 5, 6, 7]
+
+
+def test_an_empty_range_takes_nothing() -> None:
+    store = KVStore(geometry(4), CPU)
+    assert extend(store, [0, 1], [0, 2], [0, 2]).tolist() == []
+    free(store, [0], [3], [1])
+    assert store.full.available == 64
+
+
+class TestChecked:
+    """A checked pool names the mistake; an unchecked one lets it show in the free list."""
+
+    @pytest.fixture
+    def pool(self) -> PagePool:
+        return PagePool(4, page_size=2, device=CPU, checked=True)
+
+    def test_out_of_pages(self, pool: PagePool) -> None:
+        with pytest.raises(OutOfPagesError, match="5 pages asked for, 4 free"):
+            pool.take(5)
+        assert pool.available == 4
+
+    def test_padding(self, pool: PagePool) -> None:
+        pool.take(1)
+        with pytest.raises(PaddingFreedError):
+            pool.free(torch.tensor([1, 2]))
+        assert pool.available == 3
+
+    def test_double_free(self, pool: PagePool) -> None:
+        pages = pool.take(2)
+        pool.give(pages)
+        with pytest.raises(DoubleFreeError, match="free already"):
+            pool.give(pages[:1])
+        pages = pool.take(1)
+        with pytest.raises(DoubleFreeError, match="twice in one call"):
+            pool.give(torch.cat((pages, pages)))
+
+    @pytest.mark.parametrize("page", [4, 5, -1])
+    def test_foreign(self, pool: PagePool, page: int) -> None:
+        pool.take(1)
+        with pytest.raises(ForeignSlotError):
+            pool.give(torch.tensor([page]))
+
+    def test_slots_of_one_page_free_it_once(self, pool: PagePool) -> None:
+        (page,) = pool.take(1).tolist()
+        pool.free(torch.tensor([2 * page, 2 * page + 1]))
+        assert sorted(pool.free_pages().tolist()) == [1, 2, 3, 4]
+
+    def test_unchecked_double_free_shows(self) -> None:
+        pool = PagePool(2, page_size=1, device=CPU)
+        pages = pool.take(2)
+        pool.give(pages)
+        pool.give(pages)
+        assert sorted(pool.free_pages().tolist()) == [1, 1, 2, 2]
+        assert pool.take(3).numel() == 3
+
+
+def ready(size: Geometry, lengths: list[tuple[int, int, int]]) -> tuple[TorchKV, list[Request]]:
+    """A system with one session turn per (committed, allocated, evicted), all in rows of their own."""
+    system = TorchKV(checked=True)
+    system.reset(size)
+    requests = []
+    for committed, allocated, evicted in lengths:
+        row = system.store.take_row()
+        extend(system.store, [row], [0], [allocated])
+        swept = evicted // size.page_size
+        system.store.free_swa(*lanes([row], [0], [swept]), swept)
+        request = Request(f"r{row}", None, 1, [], 0, row=row)
+        system.put(request, Cursors(committed, allocated, evicted, 0))
+        requests.append(request)
+    return system, requests
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), page_size=st.sampled_from([1, 2, 4]))
+def test_a_batch_is_trimmed_as_one_by_one(data: st.DataObject, page_size: int) -> None:
+    size = geometry(page_size, pages=128)
+    lengths, targets = [], []
+    for _ in range(data.draw(st.integers(1, 4))):
+        allocated = data.draw(st.integers(1, size.width))
+        committed = data.draw(st.integers(0, allocated))
+        evicted = data.draw(st.integers(0, allocated // page_size)) * page_size
+        lengths.append((committed, allocated, evicted))
+        targets.append(data.draw(st.integers(0, size.width)))
+    together, batch = ready(size, lengths)
+    together.trim_overshoot(batch, targets)
+    apart, single = ready(size, lengths)
+    for request, target in zip(single, targets, strict=True):
+        apart.trim_overshoot([request], [target])
+    assert [r.cursors for r in batch] == [r.cursors for r in single]
+    for r in batch:
+        assert together.store.cursors.lines[r.row].tolist() == list(r.cursors)
+    a, b = together.view(), apart.view()
+    assert sorted(a.free_full) == sorted(b.free_full)
+    assert sorted(a.free_swa) == sorted(b.free_swa)
+    assert a.full_to_swa == b.full_to_swa
+
+
+class Touched(TorchDispatchMode):
+    """Counts the elements that operators produce or write; views cost nothing."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in {"index_put_", "copy_", "index_fill_", "put_"}:
+            of = {"index_put_": args[1], "index_fill_": args[2:3]}.get(name, args[1:2])
+            values = next(i for i in of if i is not None)
+            Touched.elements += values.numel()
+        elif isinstance(out, torch.Tensor) and not func.is_view:
+            Touched.elements += out.numel()
+        return out
+
+
+def cost_of_free(pages: int, freed: int, width: int = 512) -> int:
+    store = KVStore(Geometry(4, 8, pages, pages, rows=2, width=width), CPU)
+    extend(store, [0], [0], [width])
+    Touched.elements = 0
+    with Touched():
+        free(store, [0], [width // 4 - freed], [width // 4])
+    return Touched.elements
+
+
+def test_freeing_costs_what_is_freed() -> None:
+    assert cost_of_free(pages=128, freed=8) == cost_of_free(pages=4096, freed=8)
+    once, twice, fourfold = (cost_of_free(pages=256, freed=n) for n in (16, 32, 64))
+    assert 0 < twice - once < once + 16
+    assert fourfold - twice == 2 * (twice - once)
+
+
+SCRIPT = """
+import random, torch
+from impl.torch_kv.store import KVStore
+from reference.geometry import Geometry
+from stateful_tests.tests.torch_kv.test_pools import extend
+choose = random.Random(7)
+for case in range(25):
+    page, window = choose.choice([1, 2, 4, 16]), choose.choice([None, 3])
+    size = Geometry(page, window, 600, 600 if window else 0, rows=3, width=200)
+    a, b = (KVStore(size, torch.device("cpu")) for _ in range(2))
+    b.use_kernel = True
+    starts = [0, 0, 0]
+    for _ in range(3):
+        ends = [choose.choice([s, min(200, s + 5), choose.randint(s, 200)]) for s in starts]
+        for store in (a, b):
+            extend(store, [2, 0, 1], starts, ends)
+        starts = ends
+        assert torch.equal(a.req_to_token, b.req_to_token), (case, size)
+        assert torch.equal(a.full_to_swa, b.full_to_swa), (case, size)
+        assert torch.equal(a.full.free_pages(), b.full.free_pages())
+print("agree")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_kernel_agrees_with_torch_in_the_interpreter() -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=env, cwd=root, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "agree"

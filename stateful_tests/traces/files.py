@@ -1,0 +1,352 @@
+"""Traces as files: JSON, header first, version 1. `fixtures/README.md` is the contract.
+
+A file is data from a stranger. It is measured before it is read, parsed straight into typed
+structs, and every way it can be wrong comes out as one line that names the file and the field.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, UnsetType
+
+from reference.commands import (
+    COMMANDS, Choice, Chunk, Command, Done, Draft, Outcome, Piece, Prompt, Refused,
+)  # fmt: skip
+from reference.geometry import Geometry, GeometryError
+from reference.model import SPEC_VERSION
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.traces.schema import (
+    FORMAT, MAX_BYTES, VERSION, AnyStep, ChoiceBody, ChunkBody, DecodeStep, DraftBody, Expect, ExtendStep,
+    GeometryBody, SpecDecodeStep, Step, TraceFile,
+)  # fmt: skip
+
+SCHEMA_PATH = Path(__file__).parents[2] / "fixtures" / "trace.schema.json"
+
+
+class TraceError(ValueError):
+    """A trace that cannot be used: one line with the file, the JSON path and the reason."""
+
+    def __init__(self, name: object, path: str, reason: str) -> None:
+        self.name, self.path, self.reason = _one_line(name, 200), _one_line(path, 200), _one_line(reason, 300)
+        super().__init__(": ".join(part for part in (self.name, self.path, self.reason) if part))
+
+
+def _one_line(text: object, limit: int) -> str:
+    line = "".join(c if c.isprintable() else "?" for c in str(text)[: limit + 1])
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+class _Header(Struct):
+    """Enough to tell what a file is; everything else is skipped unread."""
+
+    format: Any = None
+    version: Any = None
+
+
+# Version -> the function that makes a raw document of that version one of the next. Version 1 is the
+# first; a change of the format adds its entry here, and old files go on loading.
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+_HEADER = msgspec.json.Decoder(_Header)
+_FILE = msgspec.json.Decoder(TraceFile)
+_BY_TAG = {msgspec.inspect.type_info(step).tag: step for step in AnyStep.__args__}  # type: ignore[attr-defined]
+_COMMAND_OF = {_BY_TAG[re.sub(r"(?<!^)(?=[A-Z])", "_", c.__name__).lower()]: c for c in COMMANDS}
+_STEP_OF = {command: step for step, command in _COMMAND_OF.items()}
+_LANES = {ExtendStep: (ChunkBody, Chunk), SpecDecodeStep: (DraftBody, Draft)}
+
+
+def tag(command: Command | type) -> str:
+    """The name that a command has in files, such as "spec_decode"."""
+    step = _STEP_OF[command if isinstance(command, type) else type(command)]
+    return str(step.__struct_config__.tag)
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt as it stands in files and reports, such as "a8b4"."""
+    return "".join(f"{piece.text}{piece.tokens}" for piece in prompt)
+
+
+def prompt_of(text: str) -> Prompt:
+    """The prompt that `text`, such as "a8b4", stands for."""
+    return tuple(Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-z])(-?[0-9]+)", text))
+
+
+def load(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace. Raises TraceError, whatever is wrong with the file."""
+    try:
+        # Asked before opening: a pipe would block, a device would never end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise TraceError(path, "", "not a regular file")
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(path, "", getattr(error, "strerror", None) or str(error)) from None
+    return loads(data, os.fspath(path))
+
+
+def loads(data: bytes, name: str) -> Trace:
+    """Parse a trace; `name` is what errors call it. Raises TraceError."""
+    if len(data) > MAX_BYTES:
+        raise TraceError(name, "", f"larger than {MAX_BYTES >> 20} MiB")
+    if data.startswith(codecs.BOM_UTF8):
+        raise TraceError(name, "", "starts with a byte order mark; save it as plain UTF-8")
+    if not data.strip():
+        raise TraceError(name, "", "is empty")
+    with _told(data, name):
+        header = _HEADER.decode(data)
+        _check_header(header, name)
+        if header.version == VERSION:
+            file = _FILE.decode(data)
+        else:
+            file = _upgrade(msgspec.json.decode(data), header.version, name)
+        _reject_repeated_keys(data, name)
+    return _trace(file, name)
+
+
+@contextmanager
+def _told(data: bytes, name: str) -> Iterator[None]:
+    """Whatever is wrong with this JSON comes out as a TraceError."""
+    try:
+        data.decode("utf-8")
+        yield
+    except UnicodeDecodeError as error:
+        raise TraceError(name, "", f"is not UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise TraceError(name, "", "is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise TraceError(name, *_explain(str(error))) from None
+    except (msgspec.DecodeError, ValueError) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(name, "", f"is not JSON: {_position(str(error), data)}") from None
+
+
+def loads_as(kind: Any, data: bytes, name: str, ignored: str | None = None) -> Any:
+    """One JSON object as a struct of `kind`, but for the key `ignored`. Raises TraceError."""
+    with _told(data, name):
+        raw = msgspec.json.decode(data)
+        _reject_repeated_keys(data, name)
+        if isinstance(raw, dict):
+            raw.pop(ignored, None)
+        return msgspec.convert(raw, kind)
+
+
+def _check_header(header: _Header, name: str) -> None:
+    if header.format != FORMAT:
+        raise TraceError(name, "$.format", f'must be "{FORMAT}": this is no trace of kvspec')
+    if type(header.version) is not int:
+        raise TraceError(name, "$.version", "must be a whole number")
+    if header.version > VERSION:
+        raise TraceError(name, "$.version", f"{header.version} is newer than this kvspec reads ({VERSION})")
+
+
+def _upgrade(raw: dict[str, Any], version: int, name: str) -> TraceFile:
+    while version != VERSION:
+        step = UPGRADES.get(version)
+        if step is None:
+            raise TraceError(name, "$.version", f"{version} is not known; this kvspec reads {VERSION}")
+        try:
+            raw = step(raw)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise TraceError(name, "$", f"cannot be upgraded from version {version}: {error!r}") from None
+        version += 1
+    return msgspec.convert({**raw, "version": VERSION}, TraceFile)
+
+
+def _reject_repeated_keys(data: bytes, name: str) -> None:
+    """JSON parsers disagree on which of two equal keys counts, so a file with such is refused."""
+
+    def pairs(items: list[tuple[str, Any]]) -> None:
+        if len({key for key, _ in items}) != len(items):
+            keys = [key for key, _ in items]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise TraceError(name, "", f"the key {twice!r} is given twice in one object")
+
+    json.loads(data, object_pairs_hook=pairs)
+
+
+def _explain(message: str) -> tuple[str, str]:
+    """Split a message of msgspec into the path of the field and a reason in plain words."""
+    at = message.rfind(" - at `$")
+    reason, path = (message[:at], message[at + 7 : -1]) if at >= 0 else (message, "$")
+    if field := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
+        return f"{path}.{field[1]}", "unknown field"
+    if field := re.fullmatch(r"Object missing required field `(.*)`", reason, re.DOTALL):
+        return f"{path}.{field[1]}", "is missing"
+    if "matching regex" in reason and path.endswith(".prompt"):
+        return path, "must be texts (a to z) and their lengths, such as a8b4"
+    if "matching regex" in reason:
+        return path, "contains a character that is not allowed here"
+    return path, reason[:1].lower() + reason[1:].replace("`", "")
+
+
+def _position(message: str, data: bytes) -> str:
+    found = re.search(r" ?\(byte (\d+)\)", message)
+    if found is None:
+        return "it ends too early" if "truncated" in message else message
+    at = min(int(found[1]), len(data))
+    line = data.count(b"\n", 0, at) + 1
+    column = at - (data.rfind(b"\n", 0, at) + 1) + 1
+    return message.removeprefix("JSON is malformed: ").replace(found[0], f" at line {line} column {column}")
+
+
+def step_of(step: Step) -> tuple[Command, Outcome | None]:
+    """The command of a step, and its outcome where one is stated."""
+    return _command(step), None if isinstance(step.expect, UnsetType) else _outcome(step.expect)
+
+
+def check_command(command: Command) -> None:
+    """Raise TraceError for a command that the format cannot hold."""
+    loads_as(AnyStep, _json(_step(command, None)).encode(), "command")
+
+
+def geometry_of(body: GeometryBody, name: str) -> Geometry:
+    """The sizes that stand in a header. Raises TraceError where they do not fit together."""
+    try:
+        return Geometry(**msgspec.structs.asdict(body))
+    except GeometryError as error:
+        raise TraceError(name, f"$.geometry.{error.field}", error.reason) from None
+
+
+def _trace(file: TraceFile, name: str) -> Trace:
+    steps = [step_of(step) for step in file.steps]
+    return Trace(
+        geometry=geometry_of(file.geometry, name),
+        mode=file.mode,
+        commands=tuple(command for command, _ in steps),
+        origin=file.origin,
+        bug=file.bug,
+        clause=file.clause,
+        story=file.story,
+        expected=tuple((index, outcome) for index, (_, outcome) in enumerate(steps) if outcome is not None),
+    )
+
+
+def _command(step: Step) -> Command:
+    values = {key: value for key, value in msgspec.structs.asdict(step).items() if key != "expect"}
+    if type(step) in _LANES:
+        _, lane = _LANES[type(step)]
+        values["lanes"] = tuple(lane(**msgspec.structs.asdict(body)) for body in values["lanes"])
+    elif isinstance(step, DecodeStep):
+        values["requests"] = tuple(step.requests)
+    if "prompt" in values:
+        values["prompt"] = prompt_of(values["prompt"])
+    command: Command = _COMMAND_OF[type(step)](**values)
+    return command
+
+
+def _outcome(expect: str | Expect) -> Outcome:
+    if isinstance(expect, str):
+        return Done()
+    if not isinstance(expect.refused, UnsetType):
+        return Refused(expect.refused)
+    assert not isinstance(expect.done, UnsetType)
+    return Done(tuple(Choice(**msgspec.structs.asdict(choice)) for choice in expect.done))
+
+
+def _values(record: Any) -> dict[str, Any]:
+    return {f.name: getattr(record, f.name) for f in fields(record)}
+
+
+def _step(command: Command, outcome: Outcome | None) -> Step:
+    step, values = _STEP_OF[type(command)], _values(command)
+    if step in _LANES:
+        body, _ = _LANES[step]
+        values["lanes"] = [body(**_values(lane)) for lane in values["lanes"]]
+    elif "requests" in values:
+        values["requests"] = list(values["requests"])
+    if "prompt" in values:
+        values["prompt"] = prompt_text(values["prompt"])
+    if outcome is not None:
+        values["expect"] = _expect(outcome)
+    made: Step = step(**values)
+    return made
+
+
+def _expect(outcome: Outcome) -> str | Expect:
+    if isinstance(outcome, Refused):
+        return Expect(refused=outcome.reason)
+    if isinstance(outcome, Done):
+        return Expect(done=[ChoiceBody(**_values(c)) for c in outcome.choices]) if outcome.choices else "done"
+    raise TraceError("trace", "$.steps", "a stated outcome is done or refused, never broken")
+
+
+def dump(trace: Trace) -> str:
+    """The text of a trace's file: header, then one step per line. Equal traces give equal text.
+
+    Raises TraceError for a trace that the format cannot hold, such as a name of 40 characters.
+    """
+    stated = dict(trace.expected)
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "spec": SPEC_VERSION,
+        "geometry": GeometryBody(**_values(trace.geometry)),
+        "mode": trace.mode,
+        "origin": trace.origin,
+        "bug": trace.bug,
+        "clause": trace.clause,
+        "story": trace.story,
+    }
+    try:
+        lines = [f'  "{key}": {_json(value)},' for key, value in header.items()]
+        steps = [f"    {_json(_step(c, stated.get(i)))}" for i, c in enumerate(trace.commands)]
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise TraceError("trace", "$", f"cannot be written: {error}") from None
+    body = ["[", ",\n".join(steps), "  ]"] if steps else ["[]"]
+    text = "\n".join(["{", *lines, '  "steps": ' + body[0], *body[1:], "}", ""])
+    loads(text.encode(), "trace")  # what is written can be read
+    return text
+
+
+def _json(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
+
+
+def save(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace, whole or not at all; makes the folder. Raises TraceError, OSError."""
+    write_atomically(path, dump(trace))
+
+
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file so that a reader sees the old content or the new, never a part."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(scratch, 0o644)
+        os.replace(scratch, target)
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a trace file, generated from the structs above."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "kvspec trace, version 1"}
+    made = msgspec.json.schema(TraceFile)
+    made["$defs"]["Expect"] |= {"minProperties": 1, "maxProperties": 1}  # what __post_init__ checks
+    for name in ("Mode", "Reason"):  # explained where they are defined, in words that may change
+        made["$defs"][name].pop("description", None)
+    return head | made
+
+
+def schema_text() -> str:
+    """The content of `fixtures/trace.schema.json`."""
+    return json.dumps(schema(), indent=2) + "\n"
