@@ -16,8 +16,8 @@ from reference.geometry import Geometry
 from reference.ledger import Cursors
 
 __all__ = [
-    "Capabilities", "Cursors", "GuestView", "NodeView", "RequestView", "SessionView", "System", "TreeSizes",
-    "TreeView", "UnusableImplementation", "View",
+    "Capabilities", "Cursors", "LockHolderView", "NodeView", "RequestView", "SessionView", "System",
+    "TreeSizes", "TreeView", "UnusableImplementation", "View",
 ]  # fmt: skip
 
 
@@ -32,7 +32,8 @@ class Capabilities:
     commands: names of the command classes it understands.
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
     swa: it can be built with a window; full_only: without one; tree: with a radix tree; no_tree: without.
-    own_shape: its tree splits nodes and picks what it evicts by rules of its own. The reference then takes
+    tree_policy_is_free: its tree splits nodes and picks what it evicts by rules of its own. The reference
+    then takes
         the shape of the tree over from the view after each command, and no order is asked.
     modes: in which it is driven unless asked otherwise. A server's own scheduler is faithful, so
         what only free mode reaches says nothing about it.
@@ -53,7 +54,7 @@ class Capabilities:
     full_only: bool = True
     tree: bool = True
     no_tree: bool = True
-    own_shape: bool = False
+    tree_policy_is_free: bool = False
     modes: tuple[Mode, ...] = (Mode.FREE, Mode.FAITHFUL)
     exact_reasons: bool = True
     may_refuse: frozenset[Reason] = frozenset()
@@ -106,8 +107,8 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True)
-class GuestView:
-    """A guest of the tree (Match, Insert): the full slots of the prefix that it has locked."""
+class LockHolderView:
+    """A lock holder of the tree (Match, Insert): the full slots of the prefix that it has locked."""
 
     slots: Sequence[int]
 
@@ -126,7 +127,7 @@ class TreeView:
     """The radix tree. sizes: None of systems that do not count."""
 
     nodes: Sequence[NodeView]
-    guests: Mapping[str, GuestView]
+    lock_holders: Mapping[str, LockHolderView]
     sizes: TreeSizes | None = None
 
 

@@ -41,7 +41,7 @@ def counted(state: State) -> list[tuple[str, str, Cursors]]:
 
 def report(state: State) -> Report:
     """What a check finds now, with who adds what. It never alarms (CHK-1)."""
-    geometry = state.scope.geometry
+    geometry = state.config.geometry
     size, left, rows = geometry.page_size, free(state), counted(state)
     available = {"full": left.full * size, "swa": left.swa * size, "rows": left.rows}
     totals = {**{pool: geometry.pages(pool) * size for pool in geometry.pools}, "rows": geometry.rows}

@@ -225,7 +225,7 @@ class Close:
 class Match:
     """match_prefix and inc_lock_ref on the radix tree, in one: between the two nothing keeps the slots.
 
-    A guest called `holder` has the longest usable prefix of `prompt` locked from then on.
+    A lock holder called `holder` has the longest usable prefix of `prompt` locked from then on.
     """
 
     holder: str
@@ -234,7 +234,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Unlock:
-    """dec_lock_ref: the guest gives back what its lock took, and is gone."""
+    """dec_lock_ref: the lock holder gives back what its lock took, and is gone."""
 
     holder: str
 

@@ -101,7 +101,7 @@ class Session(NamedTuple):
     closing: bool = False
 
 
-class Scope(NamedTuple):
+class RunConfig(NamedTuple):
     """What does not change during a run."""
 
     geometry: Geometry
@@ -112,10 +112,10 @@ class State(NamedTuple):
     """The whole state. sessions and requests are sorted by name; serial counts Submits.
 
     tree: None where the geometry has none. A lock in it belongs to a session or a request by its name, or
-    to a guest, who is nothing else.
+    to a lock holder, who is nothing else.
     """
 
-    scope: Scope
+    config: RunConfig
     sessions: tuple[Session, ...] = ()
     requests: tuple[Request, ...] = ()
     serial: int = 0
@@ -193,7 +193,7 @@ class Free(NamedTuple):
 
 def free(state: State) -> Free:
     """Total less owned."""
-    geometry = state.scope.geometry
+    geometry = state.config.geometry
     full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
     for holder in holders(state):
         full -= len(full_pages(holder.cursors, geometry.page_size))

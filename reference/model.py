@@ -46,7 +46,7 @@ from reference.ledger import (
     Cursors,
     Phase,
     Request,
-    Scope,
+    RunConfig,
     Session,
     State,
     free,
@@ -58,7 +58,7 @@ from reference.prefix_cache import (
     Effects,
     evicted,
     extended,
-    guests,
+    lock_holders,
     inserted,
     key_of,
     matched,
@@ -88,7 +88,7 @@ class _No(Exception):
 def initial(geometry: Geometry, mode: Mode = Mode.FREE) -> State:
     """The empty state."""
     tree = Tree(geometry.page_size, geometry.window) if geometry.tree else None
-    return State(Scope(geometry, mode), tree=tree)
+    return State(RunConfig(geometry, mode), tree=tree)
 
 
 Choices = dict[str, Choice]
@@ -135,9 +135,9 @@ def _request(state: State, name: str) -> Request:
 
 
 def _taken(state: State, name: str) -> bool:
-    """Some session, request or guest is called that."""
+    """Some session, request or lock holder is called that."""
     known = state.session(name) or state.request(name)
-    return known is not None or name in guests(state)
+    return known is not None or name in lock_holders(state)
 
 
 def _open(state: State, command: Open, _: _Turn) -> State:
@@ -158,7 +158,7 @@ def _submit(state: State, command: Submit, _: _Turn) -> State:
     _need(command.rewind == 0, Reason.BAD_LENGTH)
     history = session.history if session is not None else ()
     origin = text_len(history) + new
-    _need(origin <= state.scope.geometry.width, Reason.ROW_TOO_SHORT)
+    _need(origin <= state.config.geometry.width, Reason.ROW_TOO_SHORT)
     serial = state.serial + 1
     state = state._replace(serial=serial).with_request(
         Request(command.request, command.session, serial, extended(history, command.prompt), origin)
@@ -169,7 +169,7 @@ def _submit(state: State, command: Submit, _: _Turn) -> State:
 def _admit(state: State, command: Admit, _: _Turn) -> State:
     request = _request(state, command.request)
     _need(request.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
-    geometry = state.scope.geometry
+    geometry = state.config.geometry
     session = state.session(request.session)
     key = request.origin + request.output - 1
     if session is None or session.slot is None:
@@ -186,7 +186,7 @@ def _admit(state: State, command: Admit, _: _Turn) -> State:
 
 def _allocate(state: State, grown: Iterable[tuple[Request, int]], turn: _Turn) -> State:
     """Room for every request of the batch to grow to the given kv_allocated_len, or a refusal."""
-    geometry = state.scope.geometry
+    geometry = state.config.geometry
     pages = rows = 0
     for request, allocated in grown:
         _need(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
@@ -236,7 +236,7 @@ def _own_sweep(state: State, request: Request, choices: Choices, *, after: bool 
 
 def _swept(state: State, request: Request, length: int, chosen: int | None) -> Request:
     """The request after a sweep with `length`; `chosen` is where the system stopped."""
-    geometry = state.scope.geometry
+    geometry = state.config.geometry
     window, page_size = geometry.window, geometry.page_size
     if window is None:
         raise ChoiceNotAllowed(f"{request.name}: swept without an SWA pool")
@@ -310,7 +310,7 @@ def _rounds(
     may_allocate_ahead: bool,
 ) -> State:
     """A decode round: slots for `ahead` tokens past the commit, `accept` of them commit."""
-    geometry = state.scope.geometry
+    geometry = state.config.geometry
     grown = []
     for request, ahead, _ in rounds:
         cursors = _cursors(request)
@@ -351,10 +351,10 @@ def _rounds(
 def _evict_swa(state: State, command: EvictSwa, turn: _Turn) -> State:
     request = _request(state, command.request)
     _need(request.phase in (Phase.EXTENDING, Phase.RUNNING), Reason.WRONG_PHASE)
-    _need(state.scope.geometry.window is not None, Reason.NO_SWA)
+    _need(state.config.geometry.window is not None, Reason.NO_SWA)
     cursors = _cursors(request)
     _need(0 <= command.length <= cursors.kv_allocated_len, Reason.BAD_LENGTH)
-    faithful = state.scope.mode is Mode.FAITHFUL
+    faithful = state.config.mode is Mode.FAITHFUL
     _need(not faithful or command.length <= cursors.kv_committed_len, Reason.UNFAITHFUL)
     choice = turn.choices.get(request.name)
     chosen = None if choice is None else choice.swa_evicted_seqlen
@@ -374,7 +374,7 @@ def _finish(state: State, command: Finish, turn: _Turn) -> State:
     _need(1 <= command.finished_len <= request.output, Reason.BAD_LENGTH)
     target = request.origin + command.finished_len
     faithful = target >= request.swept and command.finished_len > request.known[0]
-    _need(faithful or state.scope.mode is Mode.FREE, Reason.UNFAITHFUL)
+    _need(faithful or state.config.mode is Mode.FREE, Reason.UNFAITHFUL)
     state = state.without_request(request.name)
     session = state.session(request.session)
     if session is None:
@@ -396,7 +396,7 @@ def _retract(state: State, command: Retract, _: _Turn) -> State:
     output = request.output - command.in_flight
     _need(command.in_flight in (0, 1) and output >= 1, Reason.BAD_LENGTH)
     target = request.origin + output
-    _need(state.scope.mode is Mode.FREE or target - 1 >= request.swept, Reason.UNFAITHFUL)
+    _need(state.config.mode is Mode.FREE or target - 1 >= request.swept, Reason.UNFAITHFUL)
     session = state.session(request.session)
     if session is not None:
         state = state.with_session(session._replace(slot=cut(_cursors(request), target)))
@@ -455,26 +455,26 @@ def _match(state: State, command: Match, _: _Turn) -> State:
     _need(command.prompt and well_formed(command.prompt), Reason.EMPTY)
     _need(not _taken(state, command.holder), Reason.REQUEST_EXISTS)
     _need(state.tree is not None, Reason.NO_TREE)
-    _need(prompt_len(command.prompt) <= state.scope.geometry.width, Reason.ROW_TOO_SHORT)
+    _need(prompt_len(command.prompt) <= state.config.geometry.width, Reason.ROW_TOO_SHORT)
     return matched(state, command.holder, key_of(command.prompt))[0]
 
 
 def _unlock(state: State, command: Unlock, _: _Turn) -> State:
-    _need(command.holder in guests(state), Reason.UNKNOWN_REQUEST)
+    _need(command.holder in lock_holders(state), Reason.UNKNOWN_REQUEST)
     return unlocked(state, command.holder)
 
 
 def _insert(state: State, command: Insert, turn: _Turn) -> State:
     _need(command.prompt and well_formed(command.prompt), Reason.EMPTY)
-    locked = guests(state).get(command.holder)
+    locked = lock_holders(state).get(command.holder)
     _need(locked is not None or not _taken(state, command.holder), Reason.REQUEST_EXISTS)
-    key, geometry = key_of(command.prompt), state.scope.geometry
+    key, geometry = key_of(command.prompt), state.config.geometry
     length, prefix = len(key), len(locked or ())
     _need(key[:prefix] == (locked or ()), Reason.SHRINKING_PREFIX)
     _need(command.evicted == 0 or geometry.window is not None, Reason.NO_SWA)
     _need(state.tree is not None, Reason.NO_TREE)
     _need(0 <= command.evicted <= length, Reason.BAD_LENGTH)
-    if state.scope.mode is Mode.FAITHFUL and geometry.window is not None:
+    if state.config.mode is Mode.FAITHFUL and geometry.window is not None:
         reach = sweep_limit(length, geometry.window, geometry.page_size)
         _need(command.evicted <= max(prefix, reach), Reason.UNFAITHFUL)
     _need(length <= geometry.width, Reason.ROW_TOO_SHORT)
@@ -485,7 +485,7 @@ def _insert(state: State, command: Insert, turn: _Turn) -> State:
 
 def _evict(state: State, command: Evict, turn: _Turn) -> State:
     _need(command.full or command.swa, Reason.EMPTY)
-    _need(command.swa == 0 or state.scope.geometry.window is not None, Reason.NO_SWA)
+    _need(command.swa == 0 or state.config.geometry.window is not None, Reason.NO_SWA)
     _need(state.tree is not None, Reason.NO_TREE)
     _need(command.full >= 0 and command.swa >= 0, Reason.BAD_LENGTH)
     state, freed = evicted(state, command.full, command.swa, turn.effects)

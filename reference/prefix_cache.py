@@ -1,4 +1,4 @@
-"""Requests and guests on the radix tree: room by eviction, matching, inserting, letting go.
+"""Requests and lock holders on the radix tree: room by eviction, matching, inserting, letting go.
 
 `Effects` notes which pages changed hands on the way: what the tree gave back and what it took over.
 The rules of the tree itself are in `tree.py`.
@@ -106,7 +106,7 @@ def with_room(state: State, pages: int, effects: Effects) -> State | Reason:
 
     Whatever no lock pins can be had: a node without a lock has none below it.
     """
-    left, geometry = free(state), state.scope.geometry
+    left, geometry = free(state), state.config.geometry
     size = geometry.page_size
     missing_full = max(0, pages - left.full) * size
     missing_swa = max(0, pages - left.swa) * size if geometry.window is not None else 0
@@ -181,7 +181,7 @@ def _note(
 ) -> None:
     """Which pages an insertion took over, and which of its own the tree gave back for them.
 
-    c: cursors of the inserter's row, None for a guest, which has none.
+    c: cursors of the inserter's row, None for a lock holder, which has none.
     """
     size = before.page_size
     swa_from = ceil_page(max(c.swa_evicted_seqlen, c.cache_protected_len), size) if c is not None else 0
@@ -196,10 +196,10 @@ def _note(
                     effects.adopted["swa"].add((holder, at))
 
 
-# Guests.
+# Lock holders.
 
 
-def guests(state: State) -> dict[str, Key]:
+def lock_holders(state: State) -> dict[str, Key]:
     """Who has locked a prefix, and is neither session nor request; and the prefix."""
     if state.tree is None:
         return {}
@@ -210,7 +210,8 @@ def guests(state: State) -> dict[str, Key]:
 def inserted(
     state: State, holder: str, key: Key, prefix: int, swept: int, chunked: bool, effects: Effects
 ) -> State:
-    """A guest that has computed `key`, and has its first `prefix` tokens locked, hands it to the tree."""
+    """A lock holder that has computed `key`, and has its first `prefix` tokens locked, hands it to the
+    tree."""
     assert state.tree is not None
     tree = state.tree
     key = radix.whole_pages(tree, key)

@@ -98,7 +98,7 @@ _MISSING = "the request is not there"
 _ALL = (
     Rule(
         Open, "It keeps nothing yet: no row, no slot.",
-        {Reason.SESSION_EXISTS: "a session, request or guest is called that"},
+        {Reason.SESSION_EXISTS: "a session, request or lock holder is called that"},
     ),
     Rule(
         Submit,
@@ -106,7 +106,7 @@ _ALL = (
         {
             Reason.EMPTY: "less than one new token, or an ill-formed prompt",
             Reason.UNKNOWN_SESSION: "the session is not open",
-            Reason.REQUEST_EXISTS: "a session, request or guest is called that",
+            Reason.REQUEST_EXISTS: "a session, request or lock holder is called that",
             Reason.SESSION_CLOSING: "the session was closed while a turn was in flight",
             Reason.TURN_IN_FLIGHT: "the turn before has not ended",
             Reason.SHRINKING_PREFIX: "rewind > 0: the client takes back history",
@@ -280,14 +280,14 @@ _ALL = (
         "The prefix ends with a node, or where the prompt leaves the tree: the node there is split.",
         {
             Reason.EMPTY: _PROMPT,
-            Reason.REQUEST_EXISTS: "a session, request or guest is called that",
+            Reason.REQUEST_EXISTS: "a session, request or lock holder is called that",
             Reason.NO_TREE: "the server has none",
             Reason.ROW_TOO_SHORT: "the prompt is longer than a row",
         },
     ),
     Rule(
         Unlock, "Exactly that, whatever was split since.",
-        {Reason.UNKNOWN_REQUEST: "no guest is called that"},
+        {Reason.UNKNOWN_REQUEST: "no lock holder is called that"},
     ),
     Rule(
         Insert,
@@ -297,14 +297,14 @@ _ALL = (
         {
             Reason.EMPTY: _PROMPT,
             Reason.REQUEST_EXISTS: "a session or request is called that",
-            Reason.SHRINKING_PREFIX: "the prompt does not start with what the guest has locked",
+            Reason.SHRINKING_PREFIX: "the prompt does not start with what the lock holder has locked",
             Reason.NO_SWA: "evicted, and the model has no window",
             Reason.NO_TREE: "the server has none",
             Reason.BAD_LENGTH: "evicted is negative, or past the prompt",
-            Reason.UNFAITHFUL: "evicted is past the guest's prefix and past what a sweep of the prompt may"
-            " reach",
+            Reason.UNFAITHFUL: "evicted is past the lock holder's prefix and past what a sweep of the"
+            " prompt may reach",
             Reason.ROW_TOO_SHORT: "the prompt is longer than a row",
-            Reason.OUT_OF_FULL: "the guest's own pages are not to be had",
+            Reason.OUT_OF_FULL: "the lock holder's own pages are not to be had",
             Reason.OUT_OF_SWA: "the same of the SWA pool",
         },
     ),

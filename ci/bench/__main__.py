@@ -25,9 +25,9 @@ from reference import model
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.check.campaign import sizes_for
-from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
-from stateful_tests.generate.run_profile import MACHINES, draw_habits
+from stateful_tests.generate.run_profile import MACHINES, draw_profile
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
@@ -42,11 +42,11 @@ def _generate(machine: str, runs: int) -> list[Run]:
     for number in range(runs):
         for name in PRESETS:
             geometry = sizes_for(machine, name)
-            chooser = RandomChooser(f"bench/{name}/{number}")
-            habits = draw_habits(chooser, registry.resolve("reference").capabilities, machine)
+            source = RandomChoices(f"bench/{name}/{number}")
+            profile = draw_profile(source, registry.resolve("reference").capabilities, machine)
             state, commands = model.initial(geometry), []
             for _ in range(STEPS):
-                commands.append(propose(state, chooser, habits))
+                commands.append(propose(state, source, profile))
                 state, _ = model.step(state, commands[-1])
             made.append((geometry, commands))
     return made

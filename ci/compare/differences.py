@@ -52,7 +52,7 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
         reported = getattr(step.expected, "freed", None), getattr(step.outcome, "freed", None)
         if type(step.expected) is not type(step.outcome) or (not step.done and want != said):
             yield difference(("outcome",), "outcome", want, said)
-        elif reported[0] != reported[1] and not step.own_shape and "TREE-10" not in waived:
+        elif reported[0] != reported[1] and not step.tree_policy_is_free and "TREE-10" not in waived:
             yield difference(("outcome",), "reported as freed", want, said)
     for kind in ("requests", "sessions"):
         yield from _named_differences(kind, ref[kind], got[kind])
@@ -78,7 +78,7 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
             if wrong := trouble(page, pool.size, len(cell["owners"]), cell["free"]):
                 about = f"{POOL[name]} page {page}"
                 yield difference(("pools", name, str(page)), about, "free or owned, once", wrong)
-    size = moment.state.scope.geometry.page_size
+    size = moment.state.config.geometry.page_size
     for name in sorted({*ref["holders"], *got["holders"]}):
         a, b = ref["holders"].get(name), got["holders"].get(name)
         for pool in facts.pools:
@@ -111,7 +111,7 @@ def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
 
 
 def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
-    own_shape = moment.step is not None and moment.step.own_shape
+    tree_policy_is_free = moment.step is not None and moment.step.tree_policy_is_free
     for path in sorted({*ref["nodes"], *got["nodes"]}, key=lambda p: (len(p), p)):
         a, b = ref["nodes"].get(path), got["nodes"].get(path)
         if a is None or b is None:
@@ -127,17 +127,17 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
             yield difference(("nodes", path, "live"), name, whole, "of a part, or padding's")
         for pool in ("full", "swa"):
             locks = f"{pool}_locks"
-            most = a["full_locks"] if own_shape else a[locks]
+            most = a["full_locks"] if tree_policy_is_free else a[locks]
             if not a[locks] <= b[locks] <= most:
                 yield difference(
                     ("nodes", path, locks), f"{name}, {POOL[pool]} locks counted", a[locks], b[locks]
                 )
         if b["wrong"]:
             yield difference(("nodes", path, "wrong"), f"{name} holds the KV of", "its path", "others")
-    for name in sorted({*ref["guests"], *got["guests"]}):
-        locked = [side["guests"].get(name, "nothing") for side in (ref, got)]
+    for name in sorted({*ref["lock_holders"], *got["lock_holders"]}):
+        locked = [side["lock_holders"].get(name, "nothing") for side in (ref, got)]
         if locked[0] != locked[1]:
-            yield difference(("guests", name), f"tokens that guest {name} has locked", *locked)
+            yield difference(("lock_holders", name), f"tokens that lock holder {name} has locked", *locked)
     tree = moment.facts.tree
     if tree is not None and tree.sizes is not None:
         walk = [0, 0, 0, 0]
@@ -149,7 +149,7 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
                 about = f"{name} tokens, by counter"
                 yield difference(("counters", name), about, count, got["counters"][name])
     pages = {page_name(path): slots for path, (slots, _) in tree.pages.items()} if tree is not None else {}
-    size = moment.state.scope.geometry.page_size
+    size = moment.state.config.geometry.page_size
     for h in holders(moment.state) if tree is not None else ():
         seen = moment.facts.holders.get(h.name)
         path = tuple(text_tokens(h.text, h.cursors.cache_protected_len))

@@ -80,7 +80,7 @@ class _Drawer:
         shown = set(map(self._holder, _apart(chosen)))
         sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
         more: list[Column] = [("holders", n) for side in sides for n in side["holders"] if n not in shown]
-        more += [("guests", name) for side in sides for name in side["guests"]]
+        more += [("lock_holders", name) for side in sides for name in side["lock_holders"]]
         room = most - len(chosen)
         others = [column for column in dict.fromkeys((*more, ("free",))) if column not in chosen][:room]
         changed: list[Column] = [("nodes", path) for path in changed_nodes(states)]
@@ -92,11 +92,11 @@ class _Drawer:
         kind, *names = column
         if kind == "holders":
             return len(names) == 1 or (names[1] in POOL and "SWA slots" not in self.told[column]["about"])
-        return kind in ("outcome", "cursors", "nodes", "guests", "free", "pools")
+        return kind in ("outcome", "cursors", "nodes", "lock_holders", "free", "pools")
 
     def _column(self, kind: str, names: list[str]) -> Column:
         """Where a difference is to be seen."""
-        if kind in ("nodes", "guests"):
+        if kind in ("nodes", "lock_holders"):
             return kind, names[0]
         if kind in ("cursors", "holders", "wrong"):
             holder = self._holder(names[0]) if kind == "cursors" else names[0]
@@ -142,8 +142,8 @@ class _Drawer:
                 where += " live" if node["live"] else " tombstone"
                 locks += f"/{node['swa_locks']}"
             return {"": where, "locks": locks}
-        if kind == "guests":
-            locked = side["guests"].get(names[0])
+        if kind == "lock_holders":
+            locked = side["lock_holders"].get(names[0])
             return {"": "-" if locked is None else f"[0, {locked})" if locked else "nothing"}
         if kind == "free":
             return {POOL.get(k, k): UNKNOWN if v is None else str(v) for k, v in side["free"].items()}
@@ -161,7 +161,7 @@ class _Drawer:
         kind, *names = column
         if kind in ("cursors", "holders", "free", "outcome") and column not in self.told:
             return names[0] if names else kind
-        if kind in ("nodes", "guests") and len(names) == 1:
+        if kind in ("nodes", "lock_holders") and len(names) == 1:
             return f"{kind[:-1]} {names[0]}"
         return str(self.told[column]["about"])
 

@@ -28,7 +28,7 @@ from reference.ledger import (
     swa_pages,
     text_tokens,
 )  # fmt: skip
-from reference.prefix_cache import guests, path_text
+from reference.prefix_cache import lock_holders, path_text
 from stateful_tests.lockstep.results import Moment, Run
 from stateful_tests.traces.notation import describe, say
 
@@ -77,7 +77,7 @@ def _left(full: int, swa: int, window: int | None) -> dict[str, int | None]:
 def reference_side(moment: Moment) -> Data:
     """The ledger: who owns which pages of its sequence, what is free."""
     state = moment.state
-    geometry, left = state.scope.geometry, free(state)
+    geometry, left = state.config.geometry, free(state)
     shown = {
         h.name: {
             "who": _who(h.request),
@@ -106,7 +106,7 @@ def reference_side(moment: Moment) -> Data:
         },
         "free": _left(left.full, left.swa, geometry.window) | {"rows": left.rows},
         "nodes": _reference_nodes(state),
-        "guests": {name: len(key) for name, key in guests(state).items()},
+        "lock_holders": {name: len(key) for name, key in lock_holders(state).items()},
         "counters": None,
         "accounts": _accounts(moment.step.expected if moment.step is not None else None),
     }  # fmt: skip
@@ -115,7 +115,7 @@ def reference_side(moment: Moment) -> Data:
 def system_side(moment: Moment) -> Data:
     """The physical view by role: the same facts, with the pages and rows that they lie in."""
     facts, view, state = moment.facts, moment.view, moment.state
-    geometry = state.scope.geometry
+    geometry = state.config.geometry
     owned: dict[tuple[str, str], dict[int, int]] = {}
     for pool, pages in facts.pools.items():
         for own in pages.owned:
@@ -151,7 +151,7 @@ def system_side(moment: Moment) -> Data:
         "free": {name: len(pool.free) for name, pool in facts.pools.items()}
         | {"rows": len(facts.free_rows)},
         "nodes": _system_nodes(facts.tree, geometry),
-        "guests": {n: len(slots) for n, slots in facts.tree.guests.items()} if facts.tree else {},
+        "lock_holders": {n: len(slots) for n, slots in facts.tree.lock_holders.items()} if facts.tree else {},
         "counters": _sizes(facts.tree.sizes) if facts.tree is not None and facts.tree.sizes else None,
         "accounts": _accounts(moment.step.outcome if moment.step is not None else None),
         "pools": {name: _pool(facts, name) for name in facts.pools},
@@ -260,7 +260,7 @@ def _pool(facts: Facts, name: str) -> dict[int, Data]:
 
 def wrong_reads(state: State, facts: Facts) -> dict[str, dict[str, list[int]]]:
     """holder -> positions per pool whose KV is not that of the token that the text has there."""
-    window = state.scope.geometry.window
+    window = state.config.geometry.window
     found: dict[str, dict[str, list[int]]] = {}
     for h in holders(state):
         seen, c = facts.holders.get(h.name), h.cursors

@@ -105,7 +105,7 @@ def _order(past: Past) -> str | None:
 
 def _sweep(past: Past) -> str | None:
     """SWA-1: a frontier past what a later token still reads."""
-    geometry, command = past.step.scope.geometry, past.step.command
+    geometry, command = past.step.config.geometry, past.step.command
     assert geometry.window is not None
     for was in past.step.was.requests:
         facts = past.now.facts.requests.get(was.name)
@@ -132,7 +132,7 @@ def _no_swa(m: Moment, holder: str, position: int) -> bool:
 
 def _window(past: Past) -> str | None:
     """SWA-2: a token that would be computed without its window."""
-    window = past.step.scope.geometry.window
+    window = past.step.config.geometry.window
     assert window is not None
     for request in past.now.state.requests:
         facts = past.now.facts.requests.get(request.name)

@@ -35,7 +35,7 @@ class Past:
     def __init__(self, run: Run, violation: Violation, step: Step) -> None:
         self.run, self.violation, self.step = run, violation, step
         self.now, self.before = run.history[-1], run.history[-2]
-        self.page_size = step.scope.geometry.page_size
+        self.page_size = step.config.geometry.page_size
         self.claims: list[Claim] = []
 
     def command(self, index: int) -> str:

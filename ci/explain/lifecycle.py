@@ -77,7 +77,7 @@ def _why(past: Past) -> str:
 
 
 def _window_lost(past: Past, ours: bool) -> str:
-    window = past.step.scope.geometry.window
+    window = past.step.config.geometry.window
     command = past.step.command
     lanes = getattr(command, "requests", ()) or [lane.request for lane in getattr(command, "lanes", ())]
     names = [command.request] if hasattr(command, "request") else lanes

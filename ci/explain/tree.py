@@ -11,7 +11,7 @@ from reference.clauses.tree_evictions import SIZES, walked
 from reference.commands import Evict, Match
 from reference.cursors import ceil_page
 from reference.ledger import holders, text_tokens
-from reference.prefix_cache import guests, key_of, path_text
+from reference.prefix_cache import lock_holders, key_of, path_text
 from reference.tree import Key, Lock, nodes
 from stateful_tests.lockstep.results import Moment
 
@@ -57,7 +57,7 @@ def _lock_counts(past: Past) -> str | None:
         for swa in (False, True) if "swa" in past.now.facts.pools else (False,):
             want = [k.holder for k in _locks(past.now) if k.key and _needs(k, node.path, swa)]
             count = node.swa_locks if swa else node.full_locks
-            most = node.full_locks if past.step.own_shape and swa else len(want)
+            most = node.full_locks if past.step.tree_policy_is_free and swa else len(want)
             if not len(want) <= count <= most:
                 return _counted(past, node, swa, count, want)
     return None
@@ -110,13 +110,13 @@ def _pinned(past: Past) -> str | None:
     return None
 
 
-# What rows and guests name, and what a match hands out.
+# What rows and lock holders name, and what a match hands out.
 
 
 def _named(m: Moment, name: str, start: int, size: int) -> tuple[int, ...]:
-    """The full slots that a row or a guest names for a page of its prefix."""
+    """The full slots that a row or a lock holder names for a page of its prefix."""
     row, tree = m.facts.holders.get(name), m.facts.tree
-    slots = row.prefix if row is not None else tree.guests.get(name, ()) if tree is not None else ()
+    slots = row.prefix if row is not None else tree.lock_holders.get(name, ()) if tree is not None else ()
     return tuple(slots[start : start + size])
 
 
@@ -126,10 +126,10 @@ def _in_tree(m: Moment, path: Key) -> tuple[int, ...]:
 
 
 def _prefix(past: Past) -> str | None:
-    """TREE-4: a row or a guest that names other slots than the tree has."""
+    """TREE-4: a row or a lock holder that names other slots than the tree has."""
     size, state = past.page_size, past.now.state
     rows = {h.name: tuple(text_tokens(h.text, h.cursors.cache_protected_len)) for h in holders(state)}
-    for name, key in (rows | guests(state)).items():
+    for name, key in (rows | lock_holders(state)).items():
         for start in range(0, len(key), size):
             path = key[: start + size]
             if _in_tree(past.now, path) != _named(past.now, name, start, size):
@@ -156,12 +156,12 @@ def _slots(slots: tuple[int, ...]) -> str:
 
 def _match(past: Past) -> str | None:
     """TREE-5: a match that hands out too much, or too little."""
-    step, window, size = past.step, past.step.scope.geometry.window, past.page_size
+    step, window, size = past.step, past.step.config.geometry.window, past.page_size
     tree, request = past.now.facts.tree, step.acted
     assert tree is not None
     if isinstance(step.command, Match):
         name, key = step.command.holder, key_of(step.command.prompt)
-        got, want = len(tree.guests.get(name, ())), len(guests(past.now.state).get(name, ()))
+        got, want = len(tree.lock_holders.get(name, ())), len(lock_holders(past.now.state).get(name, ()))
     else:
         assert request is not None
         name, key = request.name, tuple(text_tokens(request.text, request.origin + request.output))
@@ -247,7 +247,7 @@ def _clock(m: Moment) -> int:
 
 def _leaf(past: Past) -> str | None:
     """TREE-7: a fresh leaf that is longer than a window of whole pages."""
-    geometry, tree = past.step.scope.geometry, past.now.facts.tree
+    geometry, tree = past.step.config.geometry, past.now.facts.tree
     assert tree is not None and geometry.window is not None
     need = ceil_page(geometry.window, past.page_size)
     parents = {n.path[: n.start] for n in tree.nodes}

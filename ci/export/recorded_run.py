@@ -46,11 +46,11 @@ class Played(NamedTuple):
 
     @property
     def page_size(self) -> int:
-        return self.after.state.scope.geometry.page_size
+        return self.after.state.config.geometry.page_size
 
     @property
     def window(self) -> int | None:
-        return self.after.state.scope.geometry.window
+        return self.after.state.config.geometry.window
 
     def slot(self, session: str) -> str:
         return f"server.cache.{'session.' if self.unified else ''}slots[{quoted(session)}]{self.holder}"

@@ -35,7 +35,7 @@ def definitions(
         tree=geometry.tree, swa=geometry.window is not None, paged=page > 1, sessions=sessions,
         plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
         rewinds="drop_previous_output" in code, spec="spec=True" in code,
-        decodes="DECODE" in code or "decode(" in code, guests="compute(" in code, page_size=page,
+        decodes="DECODE" in code or "decode(" in code, lock_holders="compute(" in code, page_size=page,
         window=geometry.window, rows=geometry.rows, width=geometry.width,
         late="late=" in code, overlap=system.overlap, groups=kind.groups_prefill,
         unified=kind.is_unified(geometry), core=kind.core, full_tokens=geometry.full_pages * page,

@@ -11,7 +11,7 @@ from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.tree_locks import match_of, usable_length
 from reference.commands import Evict, Finish, Insert
 from reference.cursors import ceil_page
-from reference.prefix_cache import guests, key_of
+from reference.prefix_cache import lock_holders, key_of
 from reference.tree import Lock
 
 _EACH = "for node, path in nodes(server.cache):"
@@ -20,7 +20,8 @@ _EACH = "for node, path in nodes(server.cache):"
 def asserted(played: Played) -> Asked | None:
     """What shows the clause that is violated, if anything does.
 
-    Not here: TREE-11 to TREE-13, as a release's tree splits and evicts by rules of its own (own_shape).
+    Not here: TREE-11 to TREE-13, as a release's tree splits and evicts by rules of its own
+    (tree_policy_is_free).
     """
     told = _TREE.get(played.clause)
     return told(played) if told is not None else None
@@ -111,8 +112,8 @@ def _prefixes(played: Played) -> Asked | None:
                     f"row = {row('slot', end='slot.cache_protected_len')}.tolist()",
                     f"tokens = history(server.sessions.get({quoted(name)}))[: len(row)]", after,
                 ])  # fmt: skip
-    for name, key in guests(played.after.state).items():
-        if list(_tree(view).guests[name].slots) != _slots(view, key, page):
+    for name, key in lock_holders(played.after.state).items():
+        if list(_tree(view).lock_holders[name].slots) != _slots(view, key, page):
             locked = f"{variable(name)}.prefix_indices"
             if not played.kind.keeps_slots:
                 locked = f"server.cache.path_device_indices({variable(name)}.last_node)"

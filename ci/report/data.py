@@ -102,7 +102,7 @@ def check_data(
                 "sentence": sentence(clause),
                 "waived": _waived(clause, capabilities),
                 "evaluated": tally.evaluated,
-                "critical": tally.critical,
+                "times_reached": tally.reached,
                 "reached": clause not in result.unreached,
             }
             for clause, tally in result.tallies.items()
@@ -141,7 +141,7 @@ def _situations(result: CheckResult, capabilities: Capabilities) -> Data:
 
 
 def _by_machine(name: str, result: CheckResult) -> Data:
-    """How often each clause was evaluated, and its critical situation met, by one machine."""
+    """How often each clause was evaluated, and its situation met, by one machine."""
     runs = [m for m in result.machines if m.name == name]
     tallies: dict[str, Tally] = {}
     for run in runs:
@@ -150,7 +150,7 @@ def _by_machine(name: str, result: CheckResult) -> Data:
         "machine": name,
         "seconds": round(sum(m.seconds for m in runs), 3),
         "evaluated": {clause: tally.evaluated for clause, tally in tallies.items()},
-        "critical": {clause: tally.critical for clause, tally in tallies.items()},
+        "times_reached": {clause: tally.reached for clause, tally in tallies.items()},
         "violated": sorted(set().union(*(m.violated for m in runs))),
     }
 
@@ -189,7 +189,7 @@ def _verdict(
         said.append(f"{found}the time limit of {plan.time_limit_s:g} s, after {done}")
     # A narrowed run, or a system that offers less, cannot be asked to reach every situation.
     if plan.tier == "nightly" and not narrowed and capabilities == Capabilities() and result.unreached:
-        said.append(f"never reached the critical situation of {', '.join(result.unreached)}")
+        said.append(f"never reached the situation of {', '.join(result.unreached)}")
         code = code or int(not (result.timed_out or result.stopped))  # what was cut had not the chance
     whole = plan.tier != "smoke" and not narrowed and not result.findings and not result.timed_out
     if missing and whole and result.system in _OWN:

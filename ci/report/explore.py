@@ -61,7 +61,7 @@ def explored(result: Exploration) -> Data:
         "missing_means": proved,
         "clauses": None
         if result.tallies is None
-        else {c: {"evaluated": t.evaluated, "critical": t.critical} for c, t in result.tallies.items()},
+        else {c: {"evaluated": t.evaluated, "times_reached": t.reached} for c, t in result.tallies.items()},
         "findings": findings_data([result.finding] if result.finding is not None else []),
         "verdict": f"{result.scope.name}: {said}; {what}; {stopped}",
         "exit_code": 1 if result.finding is not None else 0,
@@ -125,10 +125,10 @@ def text(out: Console, data: Data) -> None:
     }
     if (asked := data["clauses"]) is not None:
         steps = max(c["evaluated"] for c in asked.values())
-        never = [c for c, t in asked.items() if not t["critical"]]
+        never = [c for c, t in asked.items() if not t["times_reached"]]
         words["clauses"] = f"all {len(asked)} asked at {steps} steps"
         if never:
-            words["clauses"] += f"; critical situation {data['missing_means']}: {', '.join(never)}"
+            words["clauses"] += f"; situation {data['missing_means']}: {', '.join(never)}"
     render.labelled(out, words)
     out.print()
     met = render.table("situation", "times", right=("times",))

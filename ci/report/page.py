@@ -1,8 +1,8 @@
 """A replayed trace as one HTML page: every step drawn, by the rules beside the system.
 
 The page is made here, from `ci.compare.snapshot`, as plain HTML and SVG; its script only turns pages. So
-it reads without a script, prints, and asks nobody on a network for anything. What comes from a trace is escaped by
-the template, always.
+it reads without a script, prints, and asks nobody on a network for anything. What comes from a trace is
+escaped by the template, always.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _content(data: Data, run: Run) -> Data:
         "cursor_names": CURSORS,
         "window": geometry.window,
         "tree": geometry.tree,
-        "own_shape": any(m.step is not None and m.step.own_shape for m in run.history),
+        "tree_policy_is_free": any(m.step is not None and m.step.tree_policy_is_free for m in run.history),
         "letters": letters(run, shown),
     }
 
@@ -166,7 +166,7 @@ def _owners(states: list[Data]) -> dict[str, Data]:
     found: dict[str, Data] = {}
     for state in states:
         for side in (state["reference"], state["system"]):
-            for name in (*side["holders"], *side["guests"]):
+            for name in (*side["holders"], *side["lock_holders"]):
                 if name not in found:
                     tag = name if len(name) <= 3 else chr(ord("A") + len(found) % 26)
                     found[name] = {"tag": tag, "hue": f"o{len(found) % HUES}"}
@@ -217,7 +217,7 @@ def _side(name: str, state: Data, run: Run, owners: dict[str, Data], length: int
         "requests": side["requests"],
         "sessions": side["sessions"],
         "free": side["free"],
-        "guests": side["guests"],
+        "lock_holders": side["lock_holders"],
         "counters": side["counters"],
         "accounts": side["accounts"],
         "forest": _forest(side["nodes"]),

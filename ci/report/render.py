@@ -85,11 +85,11 @@ def check(out: Console, data: Data) -> None:
     if waiting := len(data["machines"]) - len(begun):
         _print(out, f"not begun when the check ended: {waiting} more")
     out.print()
-    counts = ("evaluated", "critical situation reached")
+    counts = ("evaluated", "situation reached")
     clauses = table("clause", "about", *counts, right=counts)
     clauses.columns[-1].no_wrap, clauses.columns[-1].width = False, 18
     for c in data["clauses"]:
-        reached = str(c["critical"]) if c["reached"] else "never"
+        reached = str(c["times_reached"]) if c["reached"] else "never"
         about = f"{c['title']} (waived: {c['waived']})" if c["waived"] else c["title"]
         evaluated = "-" if c["waived"] else str(c["evaluated"])
         clauses.add_row(c["id"], Text(about), evaluated, "-" if c["waived"] else reached)
@@ -98,7 +98,7 @@ def check(out: Console, data: Data) -> None:
     _print(out, "refusals met:", _counts(data["refusals"]))
     _print(out, "commands:", _counts(data["commands_by_kind"]))
     if data["unreached"]:
-        _print(out, "critical situation never reached:", ", ".join(data["unreached"]), style="yellow")
+        _print(out, "situation never reached:", ", ".join(data["unreached"]), style="yellow")
     _situations(out, data["situations"], data["tier"])
     for number, found in enumerate(data["findings"], 1):
         out.print()

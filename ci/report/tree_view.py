@@ -103,7 +103,7 @@ def _order(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:
 
 def _pools(state: State, tree: Tree) -> list[Data]:
     """What the tree has of each pool, and what of it can be evicted."""
-    geometry, counted, left = state.scope.geometry, sizes(tree), free(state)
+    geometry, counted, left = state.config.geometry, sizes(tree), free(state)
     sums = {"full": (*counted[:2], left.full), "swa": (*counted[2:], left.swa)}
     return [
         {
@@ -120,7 +120,7 @@ def _pools(state: State, tree: Tree) -> list[Data]:
 def _lock(state: State, tree: Tree, lock: Lock) -> Data:
     """needs: the least that whole pages can pin for one window."""
     session = state.session(lock.holder) is not None
-    kind = "session" if session else "request" if state.request(lock.holder) is not None else "guest"
+    kind = "session" if session else "request" if state.request(lock.holder) is not None else "lock holder"
     length = len(lock.key)
     return {
         "holder": lock.holder,

@@ -1,4 +1,4 @@
-"""Guests of the radix tree: those who match, lock and insert and are neither request nor session."""
+"""Lock holders of the radix tree: those who match, lock and insert and are neither request nor session."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock, prom
 
 
 @dataclass(slots=True, eq=False)
-class Guest:
-    """What a guest has locked. slots: int64 [len(key)] on the device, as the tree handed them out."""
+class ExternalLock:
+    """What a lock holder has locked. slots: int64 [len(key)] on the device, as the tree handed them out."""
 
     key: Key
     slots: Tensor
 
 
 class Guests(Steps):
-    """The commands for the tree alone. A guest's lock is kept under its name, of any length."""
+    """The commands for the tree alone. A lock holder's lock is kept under its name, of any length."""
 
-    guests: dict[str, Guest]
+    lock_holders: dict[str, ExternalLock]
     sessions: dict[str, Session]
 
     def taken(self, name: str) -> bool:
-        """Whether somebody has the name: sessions, requests and guests share one space."""
-        return name in self.sessions or name in self.requests or name in self.guests
+        """Whether somebody has the name: sessions, requests and lock holders share one space."""
+        return name in self.sessions or name in self.requests or name in self.lock_holders
 
     def match(self, command: Match) -> Verdict:
         if not command.prompt or not well_formed(command.prompt):
@@ -45,22 +45,22 @@ class Guests(Steps):
         key = tuple(spelled(command.prompt))
         found = self.tree.match(key)
         self.relock(command.holder, found.node)
-        self.guests[command.holder] = Guest(key[: found.length], found.slots)
+        self.lock_holders[command.holder] = ExternalLock(key[: found.length], found.slots)
         return None
 
     def unlock(self, command: Unlock) -> Verdict:
-        if command.holder not in self.guests:
+        if command.holder not in self.lock_holders:
             return Reason.UNKNOWN_REQUEST
         self.dismiss(command.holder)
         return None
 
     def insert(self, command: Insert) -> Verdict:
-        length, guest = prompt_len(command.prompt), self.guests.get(command.holder)
+        length, lock_holder = prompt_len(command.prompt), self.lock_holders.get(command.holder)
         if not command.prompt or not well_formed(command.prompt):
             return Reason.EMPTY
-        if guest is None and self.taken(command.holder):
+        if lock_holder is None and self.taken(command.holder):
             return Reason.REQUEST_EXISTS
-        locked: Key = () if guest is None else guest.key
+        locked: Key = () if lock_holder is None else lock_holder.key
         if tuple(spelled(command.prompt, most=len(locked))) != locked:
             return Reason.SHRINKING_PREFIX
         if command.evicted and self.window is None:
@@ -75,11 +75,13 @@ class Guests(Steps):
         reason = self.room_for((len(key) - len(locked)) // self.page_size)
         if reason is not None:
             return reason
-        if guest is None:
-            guest = self.guests[command.holder] = Guest((), self.tree.slots(self.tree.root))
+        if lock_holder is None:
+            lock_holder = self.lock_holders[command.holder] = ExternalLock(
+                (), self.tree.slots(self.tree.root)
+            )
             self.relock(command.holder, self.tree.root)
         if len(key) > len(locked):
-            self.insert_computed(command.holder, guest, key, command.evicted, command.chunked)
+            self.insert_computed(command.holder, lock_holder, key, command.evicted, command.chunked)
         if not command.chunked:
             self.dismiss(command.holder)
         return None
@@ -98,27 +100,29 @@ class Guests(Steps):
     # The rules.
 
     def dismiss(self, holder: str) -> None:
-        """The guest goes, and its lock."""
+        """The lock holder goes, and its lock."""
         self.let_go(holder)
-        del self.guests[holder]
+        del self.lock_holders[holder]
 
-    def insert_computed(self, holder: str, guest: Guest, key: Key, evicted: int, chunked: bool) -> None:
-        """The guest computes `key`, whole pages, past what it has locked, and hands it to the tree.
+    def insert_computed(
+        self, holder: str, lock_holder: ExternalLock, key: Key, evicted: int, chunked: bool
+    ) -> None:
+        """The lock holder computes `key`, whole pages, past what it has locked, and hands it to the tree.
 
         evicted: a sweep has freed its own SWA pages below. Room is there. chunked: what it could not match
         again is not inserted, and its own pages are freed.
         """
         assert self.tree is not None
-        prefix = len(guest.key)
+        prefix = len(lock_holder.key)
         own = self.compute(key[prefix:])
         evicted = max(evicted, prefix)
         live_from = min(self.ceil(evicted), len(key)) - prefix
         self.free_own(own[:0], own[:live_from])
-        slots = torch.cat((guest.slots, own))
+        slots = torch.cat((lock_holder.slots, own))
         if not chunked:
             self.tree.insert(key, slots, evicted, prefix)
         elif self.keep(holder, key, slots, evicted, prefix):
-            guest.key, guest.slots = key, self.tree.slots(self.locks[holder].node)
+            lock_holder.key, lock_holder.slots = key, self.tree.slots(self.locks[holder].node)
         else:
             self.free_own(own, own[live_from:])
 
@@ -134,7 +138,8 @@ class Guests(Steps):
         self.store.free_starts(full[::size], swa[::size] if self.window is not None else swa[:0])
 
     def view_tree(self, full_to_swa: list[int]) -> adapter.TreeView | None:
-        """Nodes, guests and counters now; waits for the device. full_to_swa: the mapping, on the host."""
+        """Nodes, lock holders and counters now; waits for the device. full_to_swa: the mapping, on the
+        host."""
         if self.tree is None:
             return None
         has_swa = self.window is not None
@@ -149,6 +154,9 @@ class Guests(Steps):
                 )
                 for fact in self.tree.view()
             ],
-            {name: adapter.GuestView(guest.slots.tolist()) for name, guest in self.guests.items()},
+            {
+                name: adapter.LockHolderView(lock_holder.slots.tolist())
+                for name, lock_holder in self.lock_holders.items()
+            },
             adapter.TreeSizes(*self.tree.sizes()),
         )

@@ -3,8 +3,8 @@
 None of it applies without a tree. Each rule is a method of its own, as in `sessions`. Which pages the tree
 takes, keeps and frees it decides on the host; slots move on the device, and nothing here waits for that.
 
-A holder is an ordinary request by its own name, a session by its name, or a guest of the tree. It has one
-lock at most. R (cache_protected_len) is what a request has locked: the tree's pages, not the row's.
+A holder is an ordinary request by its own name, a session by its name, or a lock holder of the tree. It has
+one lock at most. R (cache_protected_len) is what a request has locked: the tree's pages, not the row's.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class TorchKV(Guests):
         self.checked = checked
         self.sessions: dict[str, Session] = {}
         self.requests: dict[str, Request] = {}
-        self.guests = {}
+        self.lock_holders = {}
         self.locks = {}
         self.tree = None
         self.serial = 0
@@ -97,7 +97,7 @@ class TorchKV(Guests):
         self.last_batch = self.running_batch = Batch()
         self.sessions.clear()
         self.requests.clear()
-        self.guests.clear()
+        self.lock_holders.clear()
         self.locks.clear()
         self.serial = 0
 

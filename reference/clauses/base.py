@@ -16,7 +16,7 @@ Check = Callable[[Step], Failure | None]
 class Clause:
     """One clause.
 
-    check: None when it holds for the step, else (expected, observed). critical: the situation in
+    check: None when it holds for the step, else (expected, observed). situation: the situation in
     which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which
     that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
@@ -32,7 +32,7 @@ class Clause:
     rule: str
     source: str
     check: Check
-    critical: Callable[[Step], bool]
+    situation: Callable[[Step], bool]
 
 
 CLAUSES: dict[str, Clause] = {}
@@ -46,7 +46,7 @@ def clause(
     why: str,
     rule: str,
     source: str,
-    critical: Callable[[Step], bool],
+    situation: Callable[[Step], bool],
     scope: str = "Every step.",
     settled: str = "",
     assumption: str = "",
@@ -55,7 +55,7 @@ def clause(
 
     def add(check: Check) -> Check:
         CLAUSES[id] = Clause(
-            id, title, sentence, scope, why, settled, assumption, rule, source, check, critical
+            id, title, sentence, scope, why, settled, assumption, rule, source, check, situation
         )
         return check
 

@@ -71,7 +71,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     if pool == "rows":
         return f"the row of {holder.name}"
     pages = [(o.at, o.page) for o in step.after.pools[pool].owned if o.holder == holder.name]
-    at = span([index for index, _ in pages], step.scope.geometry.page_size)
+    at = span([index for index, _ in pages], step.config.geometry.page_size)
     numbers = ", ".join(str(page) for _, page in pages)
     return f"{pool} page{'s' * (len(pages) > 1)} {numbers} of {holder.name} at {at}"
 
@@ -84,7 +84,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     rule="model._check_busy, model._check_idle",
     source="kvspec",
     scope="Checks. The order of a free list is not looked at.",
-    critical=_checked,
+    situation=_checked,
 )
 def _only_looks(step: Step) -> Failure | None:
     if step.unchanged or not step.done or not isinstance(step.command, (CheckBusy, CheckIdle)):
@@ -109,7 +109,7 @@ def _only_looks(step: Step) -> Failure | None:
     " finish that caps E inside a page.",
     assumption="If every swa_evicted_seqlen is a page boundary, ceil(A) - max(R, E) will do. A faithful"
     " scheduler keeps it so.",
-    critical=_checked,
+    situation=_checked,
 )
 def _no_false_alarm(step: Step) -> Failure | None:
     _, report = _reports(step)
@@ -140,14 +140,14 @@ def _no_false_alarm(step: Step) -> Failure | None:
     source="#21499, #22562",
     scope="Checks that are switched on. Requests in a batch: extending and running ones, recomputed at each"
     " check; a finished one that a batch still lists (overlap) has given its KV back and is skipped.",
-    critical=_checked,
+    situation=_checked,
 )
 def _terms(step: Step) -> Failure | None:
     want, got = _reports(step)
     if want is None or got is None:
         missing = want is not None and step.done
         return ("a report", "none") if missing else ("none: level 0 is off", "a report") if got else None
-    if step.own_shape and step.after.tree is not None:
+    if step.tree_policy_is_free and step.after.tree is not None:
         want = of_own_tree(want, step.after.tree)
     mine = {a.pool: a for a in got.accounts}
     if len(mine) < len(got.accounts):

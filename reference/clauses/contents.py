@@ -9,7 +9,7 @@ from reference.clauses.step import Step, cursors_text
 from reference.commands import POSITION_BITS, SHARED
 from reference.cursors import lost_below, window_start
 from reference.ledger import ZERO, Phase, full_pages, swa_pages, text_tokens
-from reference.prefix_cache import NO_PAGES, guests, pages_of
+from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
 
 
 @clause(
@@ -20,7 +20,7 @@ from reference.prefix_cache import NO_PAGES, guests, pages_of
     rule="ledger.text_tokens",
     source="#22897",
     scope="Running and prefilling requests, and idle slots.",
-    critical=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
+    situation=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
 )
 def _full_reads(step: Step) -> Failure | None:
     for holder in step.held:
@@ -63,15 +63,15 @@ def stamp_text(stamp: int | None) -> str:
     rule="ledger.text_tokens, cursors.lost_below",
     source="kvspec",
     scope="As READ-1, on models with SWA.",
-    critical=lambda s: s.swept_any and bool(s.progress),
+    situation=lambda s: s.swept_any and bool(s.progress),
 )
 def _swa_reads(step: Step) -> Failure | None:
-    if step.scope.geometry.window is None:
+    if step.config.geometry.window is None:
         return None
     for holder in step.held:
         c = holder.cursors
         length = c.kv_committed_len
-        seen = window_start(length, step.scope.geometry.window)
+        seen = window_start(length, step.config.geometry.window)
         start = max(lost_below(c), min(c.cache_protected_len, seen))
         facts = step.after.holders.get(holder.name)
         got = list(facts.swa_read[start:length]) if facts is not None else []
@@ -84,15 +84,15 @@ def _swa_reads(step: Step) -> Failure | None:
 @clause(
     "REF-1",
     "system and reference agree",
-    "The system's cursors, texts, owned positions and guests are the reference's.",
+    "The system's cursors, texts, owned positions and lock holders are the reference's.",
     why="A rule that no clause states is still a rule of the operational model.",
     rule="model.step",
     source="kvspec",
     scope="A lent slot's own cursors are compared only while its request has not extended.",
-    critical=lambda s: bool(s.after.holders),
+    situation=lambda s: bool(s.after.holders),
 )
 def _agree(step: Step) -> Failure | None:
-    page_size = step.scope.geometry.page_size
+    page_size = step.config.geometry.page_size
     for request in step.now.requests:
         got = step.after.requests[request.name].cursors
         if (got or ZERO) != (request.cursors or ZERO):  # admitted without a slot: nothing either way
@@ -106,10 +106,10 @@ def _agree(step: Step) -> Failure | None:
             return f"slot of {session.name}: {cursors_text(session.slot)}", cursors_text(slot)
     cached = pages_of(step.now.tree) if step.now.tree is not None else NO_PAGES
     if step.after.tree is not None:
-        locked = {name: len(key) for name, key in guests(step.now).items()}
-        got_locked = {name: len(slots) for name, slots in step.after.tree.guests.items()}
+        locked = {name: len(key) for name, key in lock_holders(step.now).items()}
+        got_locked = {name: len(slots) for name, slots in step.after.tree.lock_holders.items()}
         if locked != got_locked:
-            return f"guests and what they have locked: {locked}", f"{got_locked}"
+            return f"lock holders and what they have locked: {locked}", f"{got_locked}"
     want_full = cached["full"] | {(h.name, i) for h in step.held for i in full_pages(h.cursors, page_size)}
     got_full = {(o.holder, o.at) for o in step.after.pools["full"].owned}
     if want_full != got_full:

@@ -66,19 +66,19 @@ class NodeFacts(NamedTuple):
 
 
 class TreeFacts(NamedTuple):
-    """The radix tree. nodes: in the order of their paths; guests: name -> full slots of what it has
+    """The radix tree. nodes: in the order of their paths; lock_holders: name -> full slots of what it has
     locked; sizes: tokens by the system's counters, full evictable and protected, then SWA. pages: path to
     the end of each page -> its full slots, and whether it has SWA KV."""
 
     nodes: Sequence[NodeFacts]
-    guests: dict[str, Sequence[int]]
+    lock_holders: dict[str, Sequence[int]]
     sizes: tuple[int, int, int, int] | None
     pages: dict[tuple[int, ...], tuple[tuple[int, ...], bool]]
 
 
 class Owned(NamedTuple):
     """Page `page` serves page number `at` of `holder`'s sequence. A page of the radix tree has a holder of
-    its own, called by its path (caching.page_name)."""
+    its own, called by its path (prefix_cache.page_name)."""
 
     holder: str
     at: int

@@ -12,7 +12,9 @@ def owed_and_freed(step: Step, pool: str) -> tuple[dict[str, list[int]], dict[st
     """What FREE compares: holder -> page indices of its sequence, as the rules owe them and as the system
     freed them. Beside a tree of its own shape of session slots alone, less what the tree has taken."""
     owed, freed = step.owed(pool), step.freed(pool)
-    if step.own_shape and step.now.tree is not None:  # what its tree takes or gives back is its own choice
+    if (
+        step.tree_policy_is_free and step.now.tree is not None
+    ):  # what its tree takes or gives back is its own choice
         slots = {s.name for s in step.was.sessions if s.slot is not None}
         trees = {o.page for o in step.after.pools[pool].owned if o.holder.startswith("tree ")}
         taken = {(o.holder, o.at) for o in step.before.pools[pool].owned if o.page in trees}
@@ -27,7 +29,7 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
     owed, freed = owed_and_freed(step, pool)
     if owed == freed:
         return None
-    page_size = step.scope.geometry.page_size
+    page_size = step.config.geometry.page_size
     for holder in sorted({*owed, *freed}):
         want, got = owed.get(holder, []), sorted(freed.get(holder, []))
         if want != got:
@@ -52,7 +54,7 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
     rule="cursors.owed_full, ledger.full_pages",
     source="#22862, #22862 review",
     scope="Which pages, not how often: a page freed twice in one command is OWN-2.",
-    critical=lambda s: s.done and bool(s.owed("full")),
+    situation=lambda s: s.done and bool(s.owed("full")),
 )
 def _freed_full(step: Step) -> Failure | None:
     return _check_freed(step, "full")
@@ -68,11 +70,10 @@ def _freed_full(step: Step) -> Failure | None:
     rule="cursors.owed_swa, ledger.swa_pages",
     source="#22900, #22862",
     scope="Models with SWA. Which pages, not how often, as FREE-1.",
-    critical=lambda s: s.done and "swa" in s.after.pools and bool(s.owed("swa")),
+    situation=lambda s: s.done and "swa" in s.after.pools and bool(s.owed("swa")),
 )
 def _freed_swa(step: Step) -> Failure | None:
     return _check_freed(step, "swa")
-
 
 
 @clause(
@@ -84,7 +85,7 @@ def _freed_swa(step: Step) -> Failure | None:
     rule="ledger.free",
     source="#22862",
     scope="Steps after which nobody holds anything.",
-    critical=lambda s: bool(s.before.holders) and not s.held,
+    situation=lambda s: bool(s.before.holders) and not s.held,
 )
 def _all_back(step: Step) -> Failure | None:
     if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):  # may have a row already
@@ -97,4 +98,3 @@ def _all_back(step: Step) -> Failure | None:
     if len(set(step.after.free_rows)) < step.after.rows:
         return f"all {step.after.rows} rows free", f"{len(set(step.after.free_rows))} are"
     return None
-

@@ -25,7 +25,7 @@ from reference.ledger import ZERO, Cursors
     rule="cursors.cut, model._finish, model._retract",
     source="#22897, #22900, #22213",
     scope="Turns of sessions that stay open.",
-    critical=lambda s: (
+    situation=lambda s: (
         (at := s.cut_at) is not None
         and not isinstance(s.command, Admit)
         and max(at[1][:3]) > at[2]
@@ -58,7 +58,7 @@ def _capped(step: Step) -> Failure | None:
     source="#22862, #20070",
     scope="Turns of sessions that have a slot; R is 0 without a radix tree."
     " That min(C, key) is not taken on a swept window: SWA-2.",
-    critical=lambda s: (
+    situation=lambda s: (
         isinstance(s.command, Admit)
         and (at := s.cut_at) is not None
         and at[1].kv_allocated_len > at[2]
@@ -78,7 +78,7 @@ def _restored(step: Step) -> Failure | None:
     got = request_after.cursors
     literal = min(session.slot.kv_committed_len, request.origin + request.output - 1)
     allowed = [cut(session.slot, literal)]
-    window = step.scope.geometry.window
+    window = step.config.geometry.window
     if window is not None and not window_live(lost_below(session.slot), literal, window):
         allowed.append(cut(session.slot, session.slot.cache_protected_len))
     if got in allowed and slot_after.slot == got:
@@ -97,13 +97,13 @@ def _restored(step: Step) -> Failure | None:
     why="Every free and every sum is a difference of two cursors.",
     rule="cursors.in_order",
     source="#20070",
-    critical=lambda s: any(
+    situation=lambda s: any(
         h.cursors.swa_evicted_seqlen > 0 or h.cursors.kv_allocated_len > h.cursors.kv_committed_len
         for h in s.held
     ),
 )
 def _order(step: Step) -> Failure | None:
-    geometry = step.scope.geometry
+    geometry = step.config.geometry
     shown = [(n, r.cursors) for n, r in step.after.requests.items()]
     shown += [(f"slot of {n}", s.slot) for n, s in step.after.sessions.items()]
     for name, c in shown:
@@ -123,7 +123,7 @@ def _order(step: Step) -> Failure | None:
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
     rule="model._extend, model._rounds",
     source="#22753",
-    critical=lambda s: (
+    situation=lambda s: (
         len(s.progress) > 1 or (isinstance(s.command, SpecDecode) and s.done)
     ),
 )

@@ -16,7 +16,7 @@ from reference.ledger import Phase, text_len, text_tokens
     why="The slot keeps naming its row while it is lent, so that chunked prefill and budgets may retry.",
     rule="model._admit",
     source="kvspec",
-    critical=lambda s: _readmitted(s),
+    situation=lambda s: _readmitted(s),
 )
 def _idempotent(step: Step) -> Failure | None:
     if not _readmitted(step) or step.unchanged:
@@ -44,7 +44,7 @@ def _readmitted(step: Step) -> bool:
     " does not have.",
     rule="model._release, model._abort, model._close",
     source="#22273, #22790",
-    critical=lambda s: (
+    situation=lambda s: (
         isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests)
     ),
 )
@@ -85,7 +85,7 @@ def _names(names: set[str]) -> str:
     why="KV of tokens that the text does not have answers with somebody else's words.",
     rule="model._finish, ledger.text_cut",
     source="#22897, #22790",
-    critical=lambda s: (
+    situation=lambda s: (
         (isinstance(s.command, Finish) and (r := s.acted) is not None
          and s.command.finished_len < r.output)
         or (isinstance(s.command, Abort) and (r := s.acted) is not None and r.started)

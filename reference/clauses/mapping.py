@@ -17,7 +17,7 @@ from reference.clauses.step import Step
     rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA.",
-    critical=lambda s: len({o.holder for o in s.after.pools["swa"].owned}) > 1
+    situation=lambda s: len({o.holder for o in s.after.pools["swa"].owned}) > 1
     if "swa" in s.after.pools
     else False,
 )
@@ -37,7 +37,7 @@ def _one_to_one(step: Step) -> Failure | None:
     rule="ledger.swa_pages",
     source="kvspec (page_size > 1, window 1)",
     scope="Models with SWA.",
-    critical=lambda s: "swa" in s.after.pools and bool(s.progress) and s.swept_any,
+    situation=lambda s: "swa" in s.after.pools and bool(s.progress) and s.swept_any,
 )
 def _mapped(step: Step) -> Failure | None:
     if not step.after.unmapped:
@@ -54,7 +54,7 @@ def _mapped(step: Step) -> Failure | None:
     rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA.",
-    critical=lambda s: "swa" in s.after.pools and s.swept_any,
+    situation=lambda s: "swa" in s.after.pools and s.swept_any,
 )
 def _swept(step: Step) -> Failure | None:
     return _stale("swept position", step.after.swept_mapped)
@@ -72,7 +72,7 @@ def _swept(step: Step) -> Failure | None:
     rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA. Systems that overwrite an entry before anything reads it may waive this.",
-    critical=lambda s: "swa" in s.after.pools and s.freed_something,
+    situation=lambda s: "swa" in s.after.pools and s.freed_something,
 )
 def _unused(step: Step) -> Failure | None:
     return _stale("unused full slot", step.after.unused_mapped)

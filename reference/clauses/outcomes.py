@@ -16,7 +16,7 @@ from reference.commands import Done, EvictSwa, Refused, SpecDecode
     rule="model.step",
     source="#22273",
     scope="The reason is compared only for systems that declare exact reasons.",
-    critical=lambda s: isinstance(s.expected, Refused),
+    situation=lambda s: isinstance(s.expected, Refused),
 )
 def _outcome(step: Step) -> Failure | None:
     if step.expected == step.outcome or step.done:
@@ -38,7 +38,7 @@ def _outcome_text(outcome: object) -> str:
     rule="model.step",
     source="kvspec",
     scope="Refused commands. The order of a free list is not looked at.",
-    critical=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
+    situation=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
 )
 def _refused_unchanged(step: Step) -> Failure | None:
     if step.done or step.unchanged:
@@ -75,7 +75,7 @@ def difference(before: Facts, after: Facts) -> str:
     rule="model.ChoiceNotAllowed, model._swept",
     source="kvspec",
     scope="Systems that report choices.",
-    critical=lambda s: isinstance(s.command, (EvictSwa, SpecDecode)) and s.done,
+    situation=lambda s: isinstance(s.command, (EvictSwa, SpecDecode)) and s.done,
 )
 def _allowed(step: Step) -> Failure | None:
     return None if not step.overreach else ("a choice within bounds", step.overreach)

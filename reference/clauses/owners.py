@@ -13,7 +13,7 @@ from reference.clauses.step import Step, span
     why="A page handed out twice has two owners; padding takes everybody's dummy writes.",
     rule="ledger.free",
     source="kvspec",
-    critical=lambda s: s.freed_something,
+    situation=lambda s: s.freed_something,
 )
 def _free_is_set(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
@@ -34,7 +34,7 @@ def _free_is_set(step: Step) -> Failure | None:
     why="Two owners overwrite each other's KV: wrong text, hours later.",
     rule="ledger.full_pages, ledger.swa_pages",
     source="kvspec",
-    critical=lambda s: len(s.after.holders) > 1,
+    situation=lambda s: len(s.after.holders) > 1,
 )
 def _one_owner(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
@@ -42,7 +42,7 @@ def _one_owner(step: Step) -> Failure | None:
         owner: dict[int, tuple[str, int]] = {}
         for holder, index, page in pool.owned:
             if page in free:
-                at = span([index], step.scope.geometry.page_size)
+                at = span([index], step.config.geometry.page_size)
                 return f"{name} page of {holder} at {at} is not free", f"page {page} is in the free list"
             if page in owner:
                 return (
@@ -60,7 +60,7 @@ def _one_owner(step: Step) -> Failure | None:
     why="What nobody owns, nobody will ever give back.",
     rule="ledger.free",
     source="#22862",
-    critical=lambda s: s.freed_something and bool(s.after.holders),
+    situation=lambda s: s.freed_something and bool(s.after.holders),
 )
 def _none_lost(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():

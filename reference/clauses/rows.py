@@ -13,9 +13,9 @@ from reference.clauses.step import Step
     why="A page is freed by any of its slots: two half pages of one row cannot be given back apart.",
     rule="ledger.full_pages",
     source="#22862 review",
-    critical=lambda s: any(
+    situation=lambda s: any(
         r is not None and r.cursors is not None
-        and r.cursors.kv_allocated_len % s.scope.geometry.page_size
+        and r.cursors.kv_allocated_len % s.config.geometry.page_size
         for r in map(s.was.request, s.progress)
     ),
 )  # fmt: skip
@@ -32,7 +32,7 @@ def _whole_pages(step: Step) -> Failure | None:
     why="A row given back twice is lent twice.",
     rule="ledger.holders",
     source="#22790",
-    critical=lambda s: len(s.after.free_rows) > len(s.before.free_rows),
+    situation=lambda s: len(s.after.free_rows) > len(s.before.free_rows),
 )
 def _rows(step: Step) -> Failure | None:
     held = [h.row for h in step.after.holders.values()]

@@ -28,7 +28,7 @@ from reference.ledger import (
     Cursors,
     Holder,
     Request,
-    Scope,
+    RunConfig,
     State,
     full_pages,
     holders,
@@ -44,11 +44,11 @@ class Step:
 
     before, after: the system's facts. unchanged: its view is the same as before. overreach: a choice of
     the system that the reference could not follow, in words; `now` then follows the default.
-    effects: what changed hands with the reference's tree. own_shape: the system's tree picks itself what
-    it splits and evicts, and `now` has its shape.
+    effects: what changed hands with the reference's tree. tree_policy_is_free: the system's tree picks
+    itself what it splits and evicts, and `now` has its shape.
     """
 
-    scope: Scope
+    config: RunConfig
     command: Command
     expected: Outcome
     outcome: Outcome
@@ -59,7 +59,7 @@ class Step:
     unchanged: bool
     overreach: str = ""
     effects: Effects = field(default_factory=Effects)
-    own_shape: bool = False
+    tree_policy_is_free: bool = False
 
     @cached_property
     def done(self) -> bool:
@@ -184,7 +184,7 @@ class Step:
         """What a page of a row is called once the tree has taken it over."""
         if self.after.tree is None:
             return None
-        path = self._paths.get(owned.holder, ())[: (owned.at + 1) * self.scope.geometry.page_size]
+        path = self._paths.get(owned.holder, ())[: (owned.at + 1) * self.config.geometry.page_size]
         return page_name(path)
 
     @cached_property
@@ -204,7 +204,7 @@ class Step:
         return self._owed[pool]
 
     def _owed_of(self, pool: str) -> dict[str, list[int]]:
-        page_size = self.scope.geometry.page_size
+        page_size = self.config.geometry.page_size
         owed: dict[str, list[int]] = {}
         if not self.done:
             return owed
@@ -228,7 +228,7 @@ class Step:
 
     def _take_over(self, pool: str, owed: dict[str, list[int]]) -> None:
         """Owed besides are duplicates and evicted nodes; not owed is what the tree has taken over."""
-        size = self.scope.geometry.page_size
+        size = self.config.geometry.page_size
         for was in self.was.requests if isinstance(self.command, Extend) else ():
             now = self.now.request(was.name)
             if was.cursors is not None and now is not None and now.cursors is not None:

@@ -10,7 +10,7 @@ from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, SpecDecode
 from reference.cursors import ceil_page, floor_page
 from reference.ledger import text_tokens
-from reference.prefix_cache import guests, key_of, pages_of, path_text
+from reference.prefix_cache import lock_holders, key_of, pages_of, path_text
 from reference.tree import Key, Tree, nodes
 
 WITH_TREE = "Servers with a radix tree."
@@ -44,10 +44,10 @@ def shrank(step: Step) -> bool:
     rule="tree.path_of, tree._split",
     source="kvspec",
     scope=WITH_TREE,
-    critical=grew,
+    situation=grew,
 )
 def _shape(step: Step) -> Failure | None:
-    tree, size = tree_of(step), step.scope.geometry.page_size
+    tree, size = tree_of(step), step.config.geometry.page_size
     if tree is None:
         return None
     ends = {n.path for n in tree.nodes}
@@ -76,7 +76,7 @@ def _shape(step: Step) -> Failure | None:
     rule="tree._grown",
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA.",
-    critical=lambda s: (t := s.after.tree) is not None and grew(s) and any(not n.live for n in t.nodes)
+    situation=lambda s: (t := s.after.tree) is not None and grew(s) and any(not n.live for n in t.nodes)
     and "swa" in s.after.pools,
 )  # fmt: skip
 def _live_or_dead(step: Step) -> Failure | None:
@@ -97,10 +97,10 @@ def _live_or_dead(step: Step) -> Failure | None:
     "nodes hold what their path says",
     "The full KV of a node is that of the tokens that its path spells, and so is the SWA KV of a live one.",
     why="Whoever matches the prefix reads it.",
-    rule="caching.page_name",
+    rule="prefix_cache.page_name",
     source="kvspec",
     scope=WITH_TREE,
-    critical=grew,
+    situation=grew,
 )
 def _contents(step: Step) -> Failure | None:
     tree = tree_of(step)
@@ -131,13 +131,13 @@ def _contents(step: Step) -> Failure | None:
     rule="tree.insert, tree.kept",
     source="#26919, kvspec",
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
-    critical=lambda s: any(True for _ in _inserted(s)),
+    situation=lambda s: any(True for _ in _inserted(s)),
 )
 def _inserted_found(step: Step) -> Failure | None:
     keys = list(_inserted(step))
-    if not keys or step.after.tree is None or step.own_shape:
+    if not keys or step.after.tree is None or step.tree_policy_is_free:
         return None
-    pages, size = step.after.tree.pages, step.scope.geometry.page_size
+    pages, size = step.after.tree.pages, step.config.geometry.page_size
     should = _should_live(step.now.tree)
     if step.before.tree is not None and (evicted(step) or lost(step)):
         should -= step.before.tree.pages.keys()  # what was there and is evicted on the way: TREE-11
@@ -164,12 +164,12 @@ def _inserted(step: Step) -> Iterator[Key]:
     """The whole pages that the command has put into the tree."""
     if not step.done or step.now.tree is None:
         return
-    size = step.scope.geometry.page_size
+    size = step.config.geometry.page_size
     if isinstance(step.command, Insert) and not step.command.chunked:
         key = key_of(step.command.prompt)
         yield key[: floor_page(len(key), size)]
     elif isinstance(step.command, Insert):
-        yield guests(step.now).get(step.command.holder, ())
+        yield lock_holders(step.now).get(step.command.holder, ())
     elif isinstance(step.command, Finish) and (was := step.acted) is not None and was.session is None:
         assert was.cursors is not None
         length = min(was.cursors.kv_committed_len, was.origin + step.command.finished_len)
@@ -191,10 +191,10 @@ def _inserted(step: Step) -> Iterator[Key]:
     rule="tree._grown",
     source="#26919",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
-    critical=lambda s: grew(s) and any(True for _ in _fresh(s)),
+    situation=lambda s: grew(s) and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:
-    geometry = step.scope.geometry
+    geometry = step.config.geometry
     for node in _fresh(step):
         assert geometry.window is not None
         need = ceil_page(geometry.window, geometry.page_size)
@@ -209,8 +209,8 @@ def _capped(step: Step) -> Failure | None:
 
 def _fresh(step: Step) -> Iterator[NodeFacts]:
     """Live leaves whose tokens were not in the tree."""
-    tree, size = step.after.tree, step.scope.geometry.page_size
-    if tree is None or step.before.tree is None or step.scope.geometry.window is None or not step.done:
+    tree, size = step.after.tree, step.config.geometry.page_size
+    if tree is None or step.before.tree is None or step.config.geometry.window is None or not step.done:
         return
     # A prompt may also come with the first round after its prefill.
     if isinstance(step.command, (Extend, Decode, SpecDecode, Finish, Insert)):

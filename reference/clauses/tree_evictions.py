@@ -24,7 +24,7 @@ SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  
     rule="tree.sizes",
     source="kvspec",
     scope=f"{WITH_TREE} Systems that show their counters.",
-    critical=locked,
+    situation=locked,
 )
 def _sums(step: Step) -> Failure | None:
     tree = tree_of(step)
@@ -58,13 +58,13 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     rule="tree.evict",
     source="kvspec",
     scope=f"{WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
-    critical=lambda s: isinstance(s.command, Evict) and s.done and shrank(s),
+    situation=lambda s: isinstance(s.command, Evict) and s.done and shrank(s),
 )
 def _as_asked(step: Step) -> Failure | None:
     command = step.command
     if not isinstance(command, Evict) or not step.done or step.before.tree is None or step.after.tree is None:
         return None
-    size = step.scope.geometry.page_size
+    size = step.config.geometry.page_size
     asked, said = {"full": command.full, "swa": command.swa}, getattr(step.outcome, "freed", None)
     for pool in step.after.pools:
         locks = [n.full_locks if pool == "full" else n.swa_locks for n in step.before.tree.nodes]
@@ -91,10 +91,10 @@ def _as_asked(step: Step) -> Failure | None:
     rule="tree._used, tree._oldest",
     source="#26615",
     scope=f"{WITH_TREE} Not of systems that pick by rules of their own.",
-    critical=shrank,
+    situation=shrank,
 )
 def _in_order(step: Step) -> Failure | None:
-    if step.own_shape or step.now.tree is None or step.after.tree is None:
+    if step.tree_policy_is_free or step.now.tree is None or step.after.tree is None:
         return None
     if not shrank(step) and not lost(step):
         return None
@@ -125,10 +125,10 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     rule="tree._entered, tree._grown",
     source="#26919",
     scope=f"{WITH_TREE} Not of systems whose tree splits by rules of its own.",
-    critical=grew,
+    situation=grew,
 )
 def _ends(step: Step) -> Failure | None:
-    if step.own_shape or step.now.tree is None or step.after.tree is None:
+    if step.tree_policy_is_free or step.now.tree is None or step.after.tree is None:
         return None
     want = {p.path for p in nodes(step.now.tree)}
     got = {n.path for n in step.after.tree.nodes}

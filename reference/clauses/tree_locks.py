@@ -7,7 +7,7 @@ from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, shrank, tree_of, where
 from reference.commands import Admit, Match
 from reference.ledger import text_tokens
-from reference.prefix_cache import guests, key_of, path_text
+from reference.prefix_cache import lock_holders, key_of, path_text
 from reference.tree import Key, Lock
 
 
@@ -29,7 +29,7 @@ def locked(step: Step) -> bool:
     rule="tree.usable",
     source="#22470",
     scope=f"{WITH_TREE} Admissions of requests without a slot, and Match.",
-    critical=lambda s: (m := match_of(s)) is not None and m[2] > 0,
+    situation=lambda s: (m := match_of(s)) is not None and m[2] > 0,
 )
 def _usable(step: Step) -> Failure | None:
     found = match_of(step)
@@ -50,10 +50,10 @@ def _usable(step: Step) -> Failure | None:
     rule="tree.full_locked, tree.swa_locked",
     source="kvspec",
     scope=WITH_TREE,
-    critical=lambda s: locked(s) and shrank(s),
+    situation=lambda s: locked(s) and shrank(s),
 )
 def _kept(step: Step) -> Failure | None:
-    locks, size = _locks(step), step.scope.geometry.page_size
+    locks, size = _locks(step), step.config.geometry.page_size
     if step.after.tree is None or not locks:
         return None
     pages, has_swa = step.after.tree.pages, "swa" in step.after.pools
@@ -71,14 +71,14 @@ def _kept(step: Step) -> Failure | None:
 @clause(
     "TREE-4",
     "protected prefixes are the tree's",
-    "The first cache_protected_len positions of a row, and what a guest has locked, name the slots that the"
-    " tree has for these tokens.",
+    "The first cache_protected_len positions of a row, and what a lock holder has locked, name the slots that"
+    " the tree has for these tokens.",
     why="A row that still names its own pages after the tree has freed them as duplicates reads what somebody"
     " else writes there.",
-    rule="caching.matched, caching.prompt_kept",
+    rule="prefix_cache.matched, prefix_cache.prompt_kept",
     source="#20070",
     scope=WITH_TREE,
-    critical=locked,
+    situation=locked,
 )
 def _prefixes(step: Step) -> Failure | None:
     if step.after.tree is None:
@@ -88,10 +88,13 @@ def _prefixes(step: Step) -> Failure | None:
         for h in step.held
         if h.cursors.cache_protected_len and h.name in step.after.holders
     }
-    named = {name: (key, step.after.tree.guests.get(name, ())) for name, key in guests(step.now).items()}
+    named = {
+        name: (key, step.after.tree.lock_holders.get(name, ()))
+        for name, key in lock_holders(step.now).items()
+    }
     if not rows and not named:
         return None
-    pages, size = step.after.tree.pages, step.scope.geometry.page_size
+    pages, size = step.after.tree.pages, step.config.geometry.page_size
     for name, (key, slots) in (rows | named).items():
         for end in range(size, len(key) + 1, size):
             want, _ = pages.get(key[:end], ((), False))
@@ -104,7 +107,7 @@ def _prefixes(step: Step) -> Failure | None:
 def usable_length(step: Step, key: Key) -> int:
     """How much of `key` could be handed out before this step: up to the end of a node, or where the key
     leaves the tree, with one window of live SWA KV behind it or no tombstone down to the root."""
-    size, window = step.scope.geometry.page_size, step.scope.geometry.window
+    size, window = step.config.geometry.page_size, step.config.geometry.window
     assert step.before.tree is not None
     pages = step.before.tree.pages
     best, run, whole = 0, 0, True
@@ -124,7 +127,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
         return None
     if isinstance(step.command, Match):
         key = key_of(step.command.prompt)
-        return step.command.holder, key, len(step.after.tree.guests.get(step.command.holder, ()))
+        return step.command.holder, key, len(step.after.tree.lock_holders.get(step.command.holder, ()))
     request = step.acted
     if isinstance(step.command, Admit) and request is not None:
         session = step.was.session(request.session)
@@ -147,7 +150,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     rule="tree.lock, tree.unlock",
     source="kvspec",
     scope=WITH_TREE,
-    critical=lambda s: len(_locks(s)) > 1,
+    situation=lambda s: len(_locks(s)) > 1,
 )
 def _ledger(step: Step) -> Failure | None:
     tree = tree_of(step)
@@ -160,7 +163,7 @@ def _ledger(step: Step) -> Failure | None:
         deep = [k for k in mine if has_swa and k.swa_from < end]
         pinned = node.swa_locks if has_swa else 0
         # Where nodes are cut at other places a lock may reach further up than its window.
-        most = len(mine) if step.own_shape and has_swa else len(deep)
+        most = len(mine) if step.tree_policy_is_free and has_swa else len(deep)
         if node.full_locks != len(mine) or not len(deep) <= pinned <= most:
             return (
                 f"{where(node)}: {_names(mine)} full, {_names(deep)} SWA",

@@ -28,17 +28,17 @@ from reference.ledger import Request
     source="#22470",
     scope="EvictSwa, and sweeps inside prefill and decode, which see the length committed before; if a system"
     " says that it sweeps a prefill after its forward pass, the length committed then.",
-    critical=lambda s: any(sweeps(s, moved=True)),
+    situation=lambda s: any(sweeps(s, moved=True)),
 )
 def _sweep_bounds(step: Step) -> Failure | None:
-    geometry = step.scope.geometry
+    geometry = step.config.geometry
     for was, length in sweeps(step):
         assert was.cursors is not None and geometry.window is not None
         low = max(was.cursors.swa_evicted_seqlen, was.cursors.cache_protected_len)
         high = max(low, sweep_limit(length, geometry.window, geometry.page_size))
         got = step.frontier(was.name)
         cursors = step.after.requests[was.name].cursors
-        if step.own_shape and cursors is not None and got <= cursors.cache_protected_len:
+        if step.tree_policy_is_free and cursors is not None and got <= cursors.cache_protected_len:
             continue  # the tree's by now: nothing of its own was swept
         bad = not low <= got <= high or got % geometry.page_size
         if bad and got != was.cursors.swa_evicted_seqlen:
@@ -48,7 +48,7 @@ def _sweep_bounds(step: Step) -> Failure | None:
 
 def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
     """(request before, driving length) for each sweep that the command was or may contain."""
-    if not step.done or step.scope.geometry.window is None:
+    if not step.done or step.config.geometry.window is None:
         return
     names = dict.fromkeys(step.progress, None) | (
         {step.command.request: None} if isinstance(step.command, EvictSwa) else {}
@@ -83,10 +83,10 @@ def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
     rule="cursors.resume, cursors.window_live",
     source="kvspec",
     scope="Models with SWA; admitted, prefilling and running requests.",
-    critical=lambda s: s.swept_any,
+    situation=lambda s: s.swept_any,
 )
 def _window(step: Step) -> Failure | None:
-    geometry = step.scope.geometry
+    geometry = step.config.geometry
     if geometry.window is None:
         return None
     for request in step.now.requests:

@@ -24,9 +24,9 @@ from reference.tree import tokens_held
 from stateful_tests.blindspots.monitors import MONITORS, Moment
 from stateful_tests.blindspots.partitions import KINDS, kinds, partitions
 from stateful_tests.check.campaign import sizes_for
-from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import draw_geometry, draw_habits
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.traces.files import load
@@ -138,17 +138,17 @@ def draw(mode: Mode, seed: int, run: int, steps: int = STEPS, machine: str = "se
 
 
 def _draw(mode: Mode, seed: str, run: int, steps: int, machine: str) -> tuple[int, Drive]:
-    chooser = RandomChooser(f"blindspots/{seed}")
-    habits = replace(draw_habits(chooser, Capabilities(), machine), rude=_RUDE)
+    source = RandomChoices(f"blindspots/{seed}")
+    profile = replace(draw_profile(source, Capabilities(), machine), invalid=_RUDE)
     name = tuple(PRESETS)[run % len(PRESETS)]
     geometry = sizes_for(machine, name)
     if run % 4 == 3:
-        geometry = draw_geometry(chooser, geometry)
+        geometry = draw_geometry(source, geometry)
     state = model.initial(geometry, mode)
     commands: list[Command] = []
     met: set[tuple[object, ...]] = set()
     for _ in range(steps):
-        was, state = state, _follow(state, propose(state, chooser, habits), commands)
+        was, state = state, _follow(state, propose(state, source, profile), commands)
         if commands and was is not state:
             met.add(_situation(was, commands[-1], state))
     for command in finale(state):

@@ -140,7 +140,7 @@ def seen_by(partition: Partition) -> tuple[str, ...]:
     pool = Pool(partition.size, partition.places[0].pages, owned)
     facts = Facts({}, {}, {}, {"full": pool}, rows=1, free_rows=[0])
     state = initial(Geometry(1, None, partition.size, 0, 1, 1))
-    step = Step(state.scope, CheckIdle(), Done(), Done(), state, state, facts, facts, unchanged=True)
+    step = Step(state.config, CheckIdle(), Done(), Done(), state, state, facts, facts, unchanged=True)
     return tuple(c for c in ("OWN-1", "OWN-2", "OWN-3") if CLAUSES[c].check(step) is not None)
 
 

@@ -16,9 +16,9 @@ from reference.clauses import CLAUSES
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry, preset
 from stateful_tests.coverage.situations import situation
-from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_habits
+from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies, replay
 from stateful_tests.lockstep.results import CheckResult, Finding, MachineResult, Trace, Violation, add_tallies
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
@@ -190,7 +190,7 @@ class _Campaign:
         result.findings = [self._finding(c) for c in sorted(self.caught, key=evaluation_order)]
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
-        result.unreached = tuple(c for c, t in result.tallies.items() if not t.critical)
+        result.unreached = tuple(c for c, t in result.tallies.items() if not t.reached)
         result.seconds = time.monotonic() - self.started
         return result
 
@@ -221,12 +221,12 @@ class _Campaign:
     def _example(self, cell: _Cell, example: int) -> None:
         machine = cell.result.name
         seed = f"{self.plan.seed}/{cell.preset}/{cell.mode}/{example}"
-        chooser = RandomChooser(seed if machine == "sessions" else f"{seed}/{machine}")
-        habits = draw_habits(chooser, self.system.capabilities, machine)
+        source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
+        profile = draw_profile(source, self.system.capabilities, machine)
         began = time.monotonic()
         geometry = sizes_for(machine, cell.preset)
         if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
-            geometry = draw_geometry(chooser, geometry)
+            geometry = draw_geometry(source, geometry)
         lockstep = Lockstep(
             self.system, geometry, cell.mode, tallies=cell.result.tallies, refusals=self.refusals
         )
@@ -242,7 +242,7 @@ class _Campaign:
 
         # Now and then a long life: what builds up over many turns shows in no short one.
         for _ in range(self.plan.steps * (8 if example % 32 == 8 else 1)):
-            do(propose(lockstep.state, chooser, habits))
+            do(propose(lockstep.state, source, profile))
             if lockstep.violation is not None:
                 break
         else:

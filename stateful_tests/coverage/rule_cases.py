@@ -31,7 +31,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State
-from reference.prefix_cache import guests, key_of
+from reference.prefix_cache import lock_holders, key_of
 from reference.tree import Key, Node, Tree, nodes, path_of, shared
 
 Labels = tuple[str, ...]
@@ -75,9 +75,9 @@ def _admit(was: State, command: Admit, now: State) -> Labels:
         found = "slot wiped" if session is not None and session.history else "no slot"
         if not c.cache_protected_len:
             return again, found, ""
-        whole = c.cache_protected_len == floor_page(key, was.scope.geometry.page_size)
+        whole = c.cache_protected_len == floor_page(key, was.config.geometry.page_size)
         return again, found, f"{'all' if whole else 'part'} of its key from the tree"
-    slot, page_size = session.slot, was.scope.geometry.page_size
+    slot, page_size = session.slot, was.config.geometry.page_size
     if c.kv_committed_len < min(slot.kv_committed_len, key):
         found = "from R, its window lost"
     elif slot.kv_committed_len > key:
@@ -96,7 +96,7 @@ def _tail(allocated: int, kept: int, page_size: int) -> str:
 
 def _grows(was: State, now: State, names: Iterable[str], room: bool) -> Labels:
     """Whether somebody opens a page; whether the radix tree had to make room."""
-    page_size, opened = was.scope.geometry.page_size, False
+    page_size, opened = was.config.geometry.page_size, False
     for name in names:
         before, after = _cursors(_request(was, name)), _cursors(_request(now, name))
         opened |= _pages(after.kv_allocated_len, page_size) > _pages(before.kv_allocated_len, page_size)
@@ -150,7 +150,7 @@ def _extend(was: State, command: Extend, now: State) -> Labels:
         r = _cursors(after).cache_protected_len
         if r > _cursors(before).cache_protected_len:
             kept = "into the tree"
-        elif floor_page(_cursors(after).kv_committed_len, was.scope.geometry.page_size) > r:
+        elif floor_page(_cursors(after).kv_committed_len, was.config.geometry.page_size) > r:
             kept = "kept out of the tree"
     return start, "last chunks" if last[0] else "chunks", kept, *grows
 
@@ -164,7 +164,7 @@ def _spec_decode(was: State, command: SpecDecode, now: State) -> Labels:
     size = "batch" if len(command.lanes) > 1 else ""
     names = [lane.request for lane in command.lanes]
     accepted = all(lane.accept == lane.allocate for lane in command.lanes)
-    window, ahead = was.scope.geometry.window, ""
+    window, ahead = was.config.geometry.window, ""
     if window is not None:
         after = [_cursors(_request(now, name)) for name in names]
         most = max(c.kv_allocated_len - c.kv_committed_len for c in after)
@@ -179,13 +179,13 @@ def _evict_swa(was: State, command: EvictSwa, now: State) -> Labels:
     if after.swa_evicted_seqlen == before.swa_evicted_seqlen:
         return reach, "does not move"
     low = max(before.swa_evicted_seqlen, before.cache_protected_len)
-    size = was.scope.geometry.page_size
+    size = was.config.geometry.page_size
     freed = _pages(after.swa_evicted_seqlen, size) > _pages(low, size)
     return reach, "frees pages" if freed else "to the tree's prefix, frees nothing"
 
 
 def _cut(was: State, c: Cursors, target: int) -> Labels:
-    page_size = was.scope.geometry.page_size
+    page_size = was.config.geometry.page_size
     swept = c.swa_evicted_seqlen > max(target, c.cache_protected_len)
     below = _BELOW[1 + (c.cache_protected_len > 0)] if swept else ""
     return (
@@ -270,7 +270,7 @@ def _in_tree(tree: Tree, key: Key) -> int:
 
 def _whole(state: State, prompt: Prompt) -> Key:
     key = key_of(prompt)
-    return key[: floor_page(len(key), state.scope.geometry.page_size)]
+    return key[: floor_page(len(key), state.config.geometry.page_size)]
 
 
 def _count(children: tuple[Node, ...]) -> int:
@@ -279,7 +279,7 @@ def _count(children: tuple[Node, ...]) -> int:
 
 def _match(was: State, command: Match, now: State) -> Labels:
     assert was.tree is not None and now.tree is not None
-    key, found = _whole(was, command.prompt), len(guests(now)[command.holder])
+    key, found = _whole(was, command.prompt), len(lock_holders(now)[command.holder])
     there = _in_tree(was.tree, key)
     how = "nothing" if not found else "all of it" if found == len(key) else "part of it"
     split = _count(now.tree.children) > _count(was.tree.children)
@@ -287,13 +287,13 @@ def _match(was: State, command: Match, now: State) -> Labels:
 
 
 def _unlock(was: State, command: Unlock, _now: State) -> Labels:
-    return ("pins some" if guests(was)[command.holder] else "pins nothing",)
+    return ("pins some" if lock_holders(was)[command.holder] else "pins nothing",)
 
 
 def _insert(was: State, command: Insert, now: State) -> Labels:
     assert was.tree is not None and now.tree is not None
     key, goes_on = _whole(was, command.prompt), "goes on" if command.chunked else "ends"
-    if len(key) == len(guests(was).get(command.holder, ())):
+    if len(key) == len(lock_holders(was).get(command.holder, ())):
         return goes_on, "nothing new", "", "", ""
     there = _in_tree(was.tree, key)
     before, after = _ends(was.tree), _ends(now.tree)
@@ -303,7 +303,7 @@ def _insert(was: State, command: Insert, now: State) -> Labels:
             revived = revived or before.get(end) is False
         elif end not in before:
             fresh = True
-    out = command.chunked and len(guests(now).get(command.holder, ())) < len(key)
+    out = command.chunked and len(lock_holders(now).get(command.holder, ())) < len(key)
     what = "all there" if there == len(key) else "part there" if there else "nothing there"
     swa = "revives a tombstone" if revived else "brings a tombstone" if fresh else ""
     if fresh and not revived and command.evicted % was.tree.page_size and command.evicted < len(key):
@@ -315,7 +315,7 @@ def _insert(was: State, command: Insert, now: State) -> Labels:
 def _evict(was: State, command: Evict, now: State) -> Labels:
     assert was.tree is not None and now.tree is not None
     had, has = _ends(was.tree), _ends(now.tree)
-    size = was.scope.geometry.page_size
+    size = was.config.geometry.page_size
     full, swa = ((len(had) - len(has)) * size, (sum(had.values()) - sum(has.values())) * size)
     asked = "both pools" if command.full and command.swa else "full" if command.full else "window's pool"
     if not full and (not swa or was.tree.window is None):

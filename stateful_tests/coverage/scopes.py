@@ -19,13 +19,13 @@ class Scope:
     """A world to explore, in full or to a bound.
 
     about: what is special, in a few words. sessions: so many, each with one turn at most; ordinary:
-    so many requests without a session; guests: so many of the radix tree.
+    so many requests without a session; lock_holders: so many of the radix tree.
     submits: fresh tokens of a Submit. prompts: such as "a2b1", of Submit (None: none of it), Match and
     Insert. texts: the letters in them. chunks: at most so many tokens in a lane of Extend (None: any
     number). ahead: SpecDecode allocates 1 to so many, 0: never; decode: whether there is Decode.
     sweeps: EvictSwa, with every length. retracts, aborts: whether there are any. marked: marked aborts.
     batches: Extend, Decode and SpecDecode with two lanes as well. evicts: Evict, with every number of
-    pages. checks: CheckBusy at every level and CheckIdle. rude: commands that are ill-formed, or name
+    pages. checks: CheckBusy at every level and CheckIdle. invalid: commands that are ill-formed, or name
     somebody who is not there or is somebody else, as well.
     takes: seconds, minutes or hour.
     """
@@ -36,7 +36,7 @@ class Scope:
     mode: Mode = Mode.FREE
     sessions: int = 0
     ordinary: int = 0
-    guests: int = 0
+    lock_holders: int = 0
     submits: tuple[int, ...] = (1, 2)
     prompts: tuple[str, ...] = ()
     texts: str = ""
@@ -50,7 +50,7 @@ class Scope:
     batches: bool = True
     evicts: bool = True
     checks: bool = False
-    rude: bool = True
+    invalid: bool = True
     takes: str = "seconds"
 
 
@@ -161,44 +161,45 @@ _ALL: Sequence[Scope] = (
     ),
     # The radix tree by itself.
     Scope(
-        "tree-tiny", "one guest, two texts, room for two pages",
-        _cached(1, 1, 2, 2, 1, 2), guests=1, texts="ab", prompts=spelt_in("ab", 2),
+        "tree-tiny", "one lock holder, two texts, room for two pages",
+        _cached(1, 1, 2, 2, 1, 2), lock_holders=1, texts="ab", prompts=spelt_in("ab", 2),
     ),
     Scope(
-        "tree-two-guests", "two guests, two texts, room for two pages",
-        _cached(1, 1, 2, 2, 1, 2), guests=2, texts="ab", prompts=spelt_in("ab", 2),
+        "tree-two-holders", "two lock holders, two texts, room for two pages",
+        _cached(1, 1, 2, 2, 1, 2), lock_holders=2, texts="ab", prompts=spelt_in("ab", 2),
     ),
     Scope(
-        "tree-small-window-pool", "one guest, two texts, more room in the full pool than in the other",
-        _cached(1, 1, 3, 2, 1, 2), guests=1, texts="ab", prompts=spelt_in("ab", 2),
+        "tree-small-window-pool", "one lock holder, two texts, more room in the full pool than in the other",
+        _cached(1, 1, 3, 2, 1, 2), lock_holders=1, texts="ab", prompts=spelt_in("ab", 2),
     ),
     Scope(
-        "tree-window2", "one guest, a window of two, prompts past it",
-        _cached(1, 2, 3, 3, 1, 3), guests=1, texts="ab", prompts=("a1", "a2", "a3", "b1", "a1b1", "a1b2"),
+        "tree-window2", "one lock holder, a window of two, prompts past it",
+        _cached(1, 2, 3, 3, 1, 3), lock_holders=1, texts="ab",
+        prompts=("a1", "a2", "a3", "b1", "a1b1", "a1b2"),
     ),
     Scope(
-        "tree-page2", "one guest, pages of two, prompts that end inside one",
-        _cached(2, 1, 2, 2, 1, 4), guests=1, texts="ab", prompts=("a1", "a3", *spelt_in("ab", 4, 2)),
+        "tree-page2", "one lock holder, pages of two, prompts that end inside one",
+        _cached(2, 1, 2, 2, 1, 4), lock_holders=1, texts="ab", prompts=("a1", "a3", *spelt_in("ab", 4, 2)),
     ),
     Scope(
-        "tree-no-window", "two guests, pages of two, one pool",
-        _cached(2, None, 3, 0, 1, 4), guests=2, texts="ab", prompts=("a3", *spelt_in("ab", 4, 2)),
+        "tree-no-window", "two lock holders, pages of two, one pool",
+        _cached(2, None, 3, 0, 1, 4), lock_holders=2, texts="ab", prompts=("a3", *spelt_in("ab", 4, 2)),
     ),
     Scope(
-        "tree-two-guests-long", "two guests, one text, prompts of up to three, a window's pool for two",
-        _cached(1, 1, 3, 2, 1, 3), guests=2, texts="a", prompts=("a1", "a2", "a3"),
+        "tree-two-holders-long", "two lock holders, one text, prompts of up to three, an SWA pool for two",
+        _cached(1, 1, 3, 2, 1, 3), lock_holders=2, texts="a", prompts=("a1", "a2", "a3"),
     ),
     Scope(
-        "tree-page2-long", "one guest, one text, prompts of up to three pages of two",
-        _cached(2, 1, 3, 3, 1, 6), guests=1, texts="a", prompts=("a2", "a4", "a6"),
+        "tree-page2-long", "one lock holder, one text, prompts of up to three pages of two",
+        _cached(2, 1, 3, 3, 1, 6), lock_holders=1, texts="a", prompts=("a2", "a4", "a6"),
     ),
     Scope(
-        "tree-long", "one guest, a window of one, prompts of up to three: fresh nodes outside of the window",
-        _cached(1, 1, 3, 3, 1, 3), guests=1, texts="ab", prompts=spelt_in("ab", 3), takes="minutes",
+        "tree-long", "one lock holder, window 1, prompts of up to three: fresh nodes outside of the window",
+        _cached(1, 1, 3, 3, 1, 3), lock_holders=1, texts="ab", prompts=spelt_in("ab", 3), takes="minutes",
     ),
     Scope(
-        "tree-three-pages", "two guests, two texts, room for three pages",
-        _cached(1, 1, 3, 3, 1, 2), guests=2, texts="ab", prompts=spelt_in("ab", 2), takes="minutes",
+        "tree-three-pages", "two lock holders, two texts, room for three pages",
+        _cached(1, 1, 3, 3, 1, 2), lock_holders=2, texts="ab", prompts=spelt_in("ab", 2), takes="minutes",
     ),
     # Both together.
     *_both_modes(Scope(
@@ -214,16 +215,16 @@ _ALL: Sequence[Scope] = (
         _cached(2, 1, 2, 2, 1, 4), sessions=1, submits=(1,), prompts=("a2", "a3"), texts="a", marked=False,
     ),
     Scope(
-        "both-guest", "an ordinary request and a guest of the tree",
-        _cached(1, 1, 2, 2, 1, 2), ordinary=1, guests=1, submits=(1,), prompts=("a1", "a2"), texts="a",
+        "both-holder", "an ordinary request and a lock holder of the tree",
+        _cached(1, 1, 2, 2, 1, 2), ordinary=1, lock_holders=1, submits=(1,), prompts=("a1", "a2"), texts="a",
     ),
     Scope(
         "both-two", "two ordinary requests, batches that go into the tree together",
         _cached(1, 1, 2, 2, 2, 2), ordinary=2, submits=(), prompts=("a1", "a2"), texts="a",
     ),
     Scope(
-        "both-guest-room", "an ordinary request and a guest of the tree, room for three pages",
-        _cached(1, 1, 3, 3, 1, 2), ordinary=1, guests=1, submits=(), prompts=("a1", "a2"), texts="a",
+        "both-holder-room", "an ordinary request and a lock holder of the tree, room for three pages",
+        _cached(1, 1, 3, 3, 1, 2), ordinary=1, lock_holders=1, submits=(), prompts=("a1", "a2"), texts="a",
         decode=False, retracts=False,
     ),
     Scope(

@@ -3,8 +3,8 @@
 A scope has finitely many states only if differences that lead nowhere are left out. These are, and why:
 
 Names. A rule compares names for equality, nothing else; locks and holders are sorted by name, which no
-    rule looks at. So the units of a state (a session with its turn and lock, an ordinary request, a guest)
-    are a multiset.
+    rule looks at. So the units of a state (a session with its turn and lock, an ordinary request, a lock
+    holder) are a multiset.
 Texts, without a radix tree. Rules ask how long a text is and cut it (`text_len`, `text_cut`); what its
     tokens are is compared by the clauses READ and SES alone, which compare it with what was written for
     the same text. So a text is as good as any other of its length, as long as those of different units
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from reference import model
 from reference.commands import POSITION_BITS, SHARED, Chunk, Command, Draft, Mode, Piece, shared_serial
 from reference.ledger import Cursors, Free, Phase, Request, Session, State, Text, free, text_len
-from reference.prefix_cache import guests
+from reference.prefix_cache import lock_holders
 from reference.tree import Key, Lock, Node, Tree
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.explore import enumeration as moves
@@ -56,7 +56,7 @@ class Turn(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A session (with its turn), an ordinary request, or a guest; lock: (key, swa_from)."""
+    """A session (with its turn), an ordinary request, or a lock holder; lock: (key, swa_from)."""
 
     history: Text = ()
     slot: Cursors | None = None
@@ -76,14 +76,14 @@ class Quotient:
     """Keys of the states of a scope. A key is a whole number; `state` gives the state that stands for it.
 
     In that state sessions are called s1, s2, ..., the turn of s2 is r2, ordinary requests have the
-    numbers after those, guests are h1, h2, ...
+    numbers after those, lock holders are h1, h2, ...
     """
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.slots = (scope.sessions, scope.ordinary, scope.guests)
+        self.slots = (scope.sessions, scope.ordinary, scope.lock_holders)
         self.fresh = Names(
-            f"s{scope.sessions + 1}", f"r{scope.sessions + scope.ordinary + 1}", f"h{scope.guests + 1}"
+            f"s{scope.sessions + 1}", f"r{scope.sessions + scope.ordinary + 1}", f"h{scope.lock_holders + 1}"
         )
         self.initial = model.initial(scope.geometry, scope.mode)
         self.values: list[Any] = [None]  # by number: units, and trees as the children of their roots
@@ -134,7 +134,7 @@ class Quotient:
         return best, groups, order
 
     def pack(self, groups: list[list[int]], tree: int) -> int:
-        """The key of sorted numbers of sessions, ordinary requests and guests, and of the tree."""
+        """The key of sorted numbers of sessions, ordinary requests and lock holders, and of the tree."""
         key, at = tree, _BITS
         for numbers, room in zip(groups, self.slots):
             for number in numbers:
@@ -144,7 +144,8 @@ class Quotient:
         return key
 
     def unpack(self, key: int) -> tuple[list[list[int]], int]:
-        """Numbers of sessions, ordinary requests and guests, without the places that are empty; the tree."""
+        """Numbers of sessions, ordinary requests and lock holders, without the places that are empty; the
+        tree."""
         tree, groups = key & _MASK, []
         key >>= _BITS
         for room in self.slots:
@@ -157,7 +158,7 @@ class Quotient:
         return groups, tree
 
     def _numbered(self, state: State) -> tuple[list[list[tuple[int, str]]], int]:
-        """(number, name) of sessions, of ordinary requests and of guests; the number of the tree."""
+        """(number, name) of sessions, of ordinary requests and of lock holders; the number of the tree."""
         locks = {} if state.tree is None else {k.holder: (k.key, k.swa_from) for k in state.tree.locks}
         requests = {r.name: r for r in state.requests}
         sessions = [
@@ -169,7 +170,7 @@ class Quotient:
             for r in state.requests
             if r.session is None
         ]
-        visitors = [(self.number(Unit(lock=locks[name])), name) for name in guests(state)]
+        visitors = [(self.number(Unit(lock=locks[name])), name) for name in lock_holders(state)]
         return [sessions, ordinary, visitors], self._tree(state)
 
     def session_unit(
@@ -335,7 +336,7 @@ class Quotient:
             yield from moves.of_request(self.scope, request)
         else:
             assert lock is not None
-            yield from moves.of_guest(self.scope, lock.holder, lock.key)
+            yield from moves.of_lock_holder(self.scope, lock.holder, lock.key)
 
     def free(self, key: int) -> Free:
         """What is left in the state that stands for a key."""
@@ -440,13 +441,13 @@ def _relettered(value: Any, serials: Mapping[int, int]) -> Any:
 _NAMING = ("session", "request", "requests", "lanes", "holder")
 
 
-def spoken(command: Command, renaming: Renaming, state: State) -> Command:
+def relabel(command: Command, renaming: Renaming, state: State) -> Command:
     """A command of the state that stands for `state`, in the names of `state` itself.
 
     Whoever is not there yet gets the first name that nobody has.
     """
     names = dict(renaming.names)
-    taken = {s.name for s in state.sessions} | {r.name for r in state.requests} | set(guests(state))
+    taken = {s.name for s in state.sessions} | {r.name for r in state.requests} | set(lock_holders(state))
 
     def name(value: Any) -> Any:
         if value is None:

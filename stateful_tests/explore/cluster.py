@@ -25,14 +25,15 @@ from stateful_tests.check import campaign
 from stateful_tests.check.campaign import Plan
 from stateful_tests.coverage.scopes import SCOPES, Scope
 from stateful_tests.coverage.situations import situation
-from stateful_tests.explore.canonical_state import Quotient, spoken
+from stateful_tests.explore.canonical_state import Quotient, relabel
 from stateful_tests.explore.inductive_check import Checker
 from stateful_tests.explore.search_base import Exploration, Progress, explored, memory
 from stateful_tests.explore.stepwise import finding_of
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import CheckResult, Finding, MachineResult, Tally, Violation, add_tallies
 
-# A state as it travels: sessions, ordinary requests and guests by their units, and the nodes of the tree.
+# A state as it travels: sessions, ordinary requests and lock holders by their units, and the nodes of the
+# tree.
 Wire = tuple[tuple[tuple[Any, ...], ...], Any]
 Found = dict[int, tuple[int, Wire]]  # digest -> (digest of a state that leads there, state)
 
@@ -243,7 +244,7 @@ def _way(quotient: Quotient, parents: dict[int, int], digest: int) -> tuple[Comm
         key = quotient.key(state)
         renaming = quotient.renaming(state)
         for command in quotient.commands(key):
-            real = spoken(command, renaming, state)
+            real = relabel(command, renaming, state)
             now, _ = model.step(state, real)
             if wire(quotient, quotient.key(now))[0] == wanted:
                 state = now
@@ -252,7 +253,7 @@ def _way(quotient: Quotient, parents: dict[int, int], digest: int) -> tuple[Comm
     checker, key = Checker(), quotient.key(state)
     checker.begin(quotient.state(key))
     last = next(c for c in quotient.commands(key) if checker.violation(c) is not None)
-    return (*said, spoken(last, quotient.renaming(state), state))
+    return (*said, relabel(last, quotient.renaming(state), state))
 
 
 # Checks: a seed for each shard.
@@ -303,7 +304,7 @@ def together(results: list[CheckResult]) -> CheckResult:
         whole.stopped |= result.stopped
     whole.machines = list(machines.values())
     whole.findings = [found[c] for c in sorted(found, key=campaign.evaluation_order)]
-    whole.unreached = tuple(c for c, t in whole.tallies.items() if not t.critical)
+    whole.unreached = tuple(c for c, t in whole.tallies.items() if not t.reached)
     whole.seconds = max(result.seconds for result in results)
     return whole
 

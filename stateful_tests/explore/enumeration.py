@@ -1,7 +1,7 @@
 """Every command of a scope in a state, by what it is about: one unit, two of them, or none in particular.
 
-A unit is a session with its turn, an ordinary request, or a guest of the tree. Where a command is refused
-whatever its parameters are, one value stands for all of them.
+A unit is a session with its turn, an ordinary request, or a lock holder of the tree. Where a command is
+refused whatever its parameters are, one value stands for all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Names(NamedTuple):
 
     session: str
     request: str
-    guest: str
+    lock_holder: str
 
 
 def kinds(scope: Scope) -> list[type]:
@@ -62,7 +62,7 @@ def kinds(scope: Scope) -> list[type]:
         Decode: served and scope.decode, SpecDecode: served and scope.ahead > 0,
         EvictSwa: served and scope.sweeps, Retract: served and scope.retracts,
         Abort: served and scope.aborts, CheckBusy: scope.checks, CheckIdle: scope.checks,
-        Match: bool(scope.guests), Insert: bool(scope.guests), Unlock: bool(scope.guests),
+        Match: bool(scope.lock_holders), Insert: bool(scope.lock_holders), Unlock: bool(scope.lock_holders),
         Evict: scope.evicts and scope.geometry.tree,
     }  # fmt: skip
     return [kind for kind in COMMANDS if used[kind]]
@@ -82,7 +82,7 @@ def absent(scope: Scope) -> set[str]:
         labels |= {"batch"}
     if scope.mode is Mode.FREE:
         labels.add("unfaithful")
-    if not scope.rude:
+    if not scope.invalid:
         labels |= {"unknown_request", "duplicate_lane", "empty", "request_exists", "shrinking_prefix"}
     return labels
 
@@ -96,7 +96,7 @@ def of_session(scope: Scope, session: Session, turn: Request | None, fresh: Name
     if turn is None and not session.closing:
         for prompt in _prompts(scope):
             yield from (Submit(fresh.request, name, tokens, 0, prompt) for tokens in (0, *scope.submits))
-    if scope.rude:
+    if scope.invalid:
         yield from (Open(name), Submit(fresh.request, name, 1, 1), Submit(fresh.request, name, 1, -1))
         yield from _as_guest(scope, name)
     if turn is not None:
@@ -106,36 +106,36 @@ def of_session(scope: Scope, session: Session, turn: Request | None, fresh: Name
 def of_request(scope: Scope, request: Request) -> Iterator[Command]:
     """Commands about a request."""
     name, c = request.name, request.cursors
-    phase, rude = request.phase, scope.rude
+    phase, invalid = request.phase, scope.invalid
     waits = phase in (Phase.QUEUED, Phase.ADMITTED)
-    if waits or rude:
+    if waits or invalid:
         yield Admit(name)
     if phase in (Phase.ADMITTED, Phase.EXTENDING):
         assert c is not None
         yield from (Extend((Chunk(name, n),)) for n in _chunks(scope, request, over=1))
-    elif rude:
+    elif invalid:
         yield Extend((Chunk(name, 1),))
     runs = phase is Phase.RUNNING
-    if scope.decode and (runs or rude):
+    if scope.decode and (runs or invalid):
         yield Decode((name,))
-    if scope.ahead and (runs or rude):
+    if scope.ahead and (runs or invalid):
         yield from (SpecDecode((Draft(name, *draft),)) for draft in (_drafts(scope) if runs else [(1, 1)]))
-        if rude and runs:
+        if invalid and runs:
             yield SpecDecode((Draft(name, 1, 2),))
     if scope.sweeps and phase in IN_BATCH:
         assert c is not None
-        yield from (EvictSwa(name, length) for length in range(c.kv_allocated_len + 1 + rude))
-    elif scope.sweeps and rude:
+        yield from (EvictSwa(name, length) for length in range(c.kv_allocated_len + 1 + invalid))
+    elif scope.sweeps and invalid:
         yield EvictSwa(name, 0)
-    for finished in range(1, request.output + 1 + rude) if runs else [1] * rude:
+    for finished in range(1, request.output + 1 + invalid) if runs else [1] * invalid:
         yield Finish(name, finished)
-    if scope.retracts and (runs or rude):
+    if scope.retracts and (runs or invalid):
         yield from (Retract(name, in_flight) for in_flight in ((0, 1) if runs else (0,)))
     if scope.aborts:
         yield Abort(name)
-        if scope.marked and (rude or (phase is Phase.QUEUED and not request.started)):
+        if scope.marked and (invalid or (phase is Phase.QUEUED and not request.started)):
             yield Abort(name, marked=True)
-    if rude:
+    if invalid:
         yield from (Submit(name, None, 1), *_as_guest(scope, name))
 
 
@@ -157,8 +157,8 @@ def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
             yield SpecDecode((Draft(names[0], *a), Draft(names[1], *b)))
 
 
-def of_guest(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
-    """Commands about a guest that has `locked` locked."""
+def of_lock_holder(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
+    """Commands about a lock holder that has `locked` locked."""
     yield Unlock(name)
     strangers = 0
     for prompt in _prompts(scope):
@@ -166,13 +166,15 @@ def of_guest(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
             yield from _inserts(scope, name, prompt)
         else:
             strangers += 1
-            if scope.rude and strangers == 1:
+            if scope.invalid and strangers == 1:
                 yield Insert(name, prompt)
-    if scope.rude:
+    if scope.invalid:
         yield from (Open(name), Submit(name, None, 1), Match(name, _prompts(scope)[0]))
 
 
-def of_nobody(scope: Scope, sessions: int, ordinary: int, guests: int, fresh: Names) -> Iterator[Command]:
+def of_nobody(
+    scope: Scope, sessions: int, ordinary: int, lock_holders: int, fresh: Names
+) -> Iterator[Command]:
     """Commands about whoever is not there yet (there are so many), about the tree, about everybody."""
     if sessions < scope.sessions:
         yield Open(fresh.session)
@@ -181,10 +183,10 @@ def of_nobody(scope: Scope, sessions: int, ordinary: int, guests: int, fresh: Na
             yield Submit(fresh.request, None, tokens)
         for prompt in _prompts(scope):
             yield from (Submit(fresh.request, None, tokens, 0, prompt) for tokens in (0, *scope.submits))
-    if guests < scope.guests:
+    if lock_holders < scope.lock_holders:
         for prompt in _prompts(scope):
-            yield Match(fresh.guest, prompt)
-            yield from _inserts(scope, fresh.guest, prompt)
+            yield Match(fresh.lock_holder, prompt)
+            yield from _inserts(scope, fresh.lock_holder, prompt)
     if scope.evicts and scope.geometry.tree:
         size = scope.geometry.page_size
         for full, swa in product(range(scope.geometry.full_pages + 1), range(scope.geometry.swa_pages + 1)):
@@ -192,14 +194,14 @@ def of_nobody(scope: Scope, sessions: int, ordinary: int, guests: int, fresh: Na
                 yield Evict(full * size, swa * size)
     if scope.checks:
         yield from (CheckBusy(0), CheckBusy(1), CheckBusy(2), CheckIdle())
-    if scope.rude:
+    if scope.invalid:
         served = set(kinds(scope))
         yield from (command for command in _ill_formed(scope, fresh) if type(command) in served)
 
 
 def _ill_formed(scope: Scope, fresh: Names) -> Iterator[Command]:
     """What is refused in every state; and what names nobody."""
-    session, request, guest = fresh
+    session, request, lock_holder = fresh
     if scope.sessions or scope.ordinary:
         yield from (Close(session), Submit(request, session, 1), Submit(request, None, 0))
         yield Submit(request, None, scope.geometry.width + 1)
@@ -208,17 +210,21 @@ def _ill_formed(scope: Scope, fresh: Names) -> Iterator[Command]:
         yield from (Decode((request, request)), EvictSwa(request, 0), CheckBusy(3))
         yield from (SpecDecode(()), SpecDecode((Draft(request, 1, 1),)))
         yield from (Extend((Chunk(request, 1),) * 2), SpecDecode((Draft(request, 1, 1),) * 2))
-    if scope.guests:
+    if scope.lock_holders:
         some = prompt_of("a1")
-        yield from (Match(guest, ()), Match(guest, prompt_of(f"a{scope.geometry.width + 1}")), Unlock(guest))
-        yield from (Insert(guest, ()), Insert(guest, some, 2), Evict(0, 0), Evict(-1))
+        yield from (
+            Match(lock_holder, ()),
+            Match(lock_holder, prompt_of(f"a{scope.geometry.width + 1}")),
+            Unlock(lock_holder),
+        )
+        yield from (Insert(lock_holder, ()), Insert(lock_holder, some, 2), Evict(0, 0), Evict(-1))
         if scope.geometry.window is None:
-            yield from (Insert(guest, some, 1), Evict(0, 1))
+            yield from (Insert(lock_holder, some, 1), Evict(0, 1))
 
 
 def _as_guest(scope: Scope, name: str) -> Iterator[Command]:
-    """A session or a request taken for a guest."""
-    if scope.guests:
+    """A session or a request taken for a lock holder."""
+    if scope.lock_holders:
         prompt = _prompts(scope)[0]
         yield from (Match(name, prompt), Insert(name, prompt), Unlock(name))
 
@@ -228,7 +234,7 @@ def _chunks(scope: Scope, request: Request, over: int = 0) -> range:
     assert request.cursors is not None
     rest = request.origin + request.output - request.cursors.kv_committed_len
     most = rest if scope.chunks is None else min(rest, scope.chunks)
-    return range(1, most + 1 + (over if scope.rude and most == rest else 0))
+    return range(1, most + 1 + (over if scope.invalid and most == rest else 0))
 
 
 def _drafts(scope: Scope) -> list[tuple[int, int]]:

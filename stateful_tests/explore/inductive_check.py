@@ -25,7 +25,7 @@ class Placed(ReferenceSystem):
 
     def place(self, state: State) -> None:
         """Be in `state`: pages by the ledger, stamps by texts."""
-        self.reset(state.scope.geometry)
+        self.reset(state.config.geometry)
         self.state = state
         self._assign()
         size = self.geometry.page_size
@@ -57,7 +57,7 @@ class Placed(ReferenceSystem):
 class Checker:
     """Asks every clause about steps of the reference from one state after the other.
 
-    tallies: evaluations of each clause and how often its critical situation was there.
+    tallies: evaluations of each clause and how often its situation was there.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Checker:
         """The steps that follow start from here."""
         self._was = state
         self._system.place(state)
-        self._before = facts_of(self._system.view(), state.scope.geometry)
+        self._before = facts_of(self._system.view(), state.config.geometry)
 
     def failures(self, command: Command) -> list[tuple[Clause, Failure]]:
         """Clauses that this step from the state breaks."""
@@ -79,13 +79,13 @@ class Checker:
         now, expected, effects = model.step_with_effects(was, command)
         if not isinstance(expected, Done):  # the state is the very same: there is nothing to look at
             same = now is was
-            return self._asked(Step(was.scope, command, expected, expected, was, now, before, before, same))
+            return self._asked(Step(was.config, command, expected, expected, was, now, before, before, same))
         saved = system.saved()
         outcome = system.apply(command)
-        after = facts_of(system.view(), was.scope.geometry)
+        after = facts_of(system.view(), was.config.geometry)
         system.back_to(saved)
         return self._asked(
-            Step(was.scope, command, expected, outcome, was, now, before, after, now == was, "", effects)
+            Step(was.config, command, expected, outcome, was, now, before, after, now == was, "", effects)
         )
 
     def violation(self, command: Command) -> Violation | None:
@@ -101,5 +101,5 @@ class Checker:
         for clause in asked(step):
             tally = self.tallies[clause.id]
             tally.evaluated += 1
-            tally.critical += bool(clause.critical(step))
+            tally.reached += bool(clause.situation(step))
         return broken(step)

@@ -12,7 +12,7 @@ from reference.commands import Command, Done, Mode, Outcome
 from reference.ledger import State
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import situation
-from stateful_tests.explore.canonical_state import Quotient, spoken
+from stateful_tests.explore.canonical_state import Quotient, relabel
 from stateful_tests.explore.inductive_check import Checker
 from stateful_tests.explore.search_base import Exploration, Search, explored, memory
 from stateful_tests.lockstep.lockstep import replay
@@ -115,7 +115,7 @@ class Explorer(Search):
         quotient, state, said = self.graph.quotient, self.graph.quotient.initial, []
         commands = [quotient.commands(key)[number] for key, number in reversed(steps)]
         for command in [*commands, last] if last is not None else commands:
-            real = spoken(command, quotient.renaming(state), state)
+            real = relabel(command, quotient.renaming(state), state)
             said.append(real)
             state, _ = model.step(state, real)
         return tuple(said)

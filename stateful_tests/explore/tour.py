@@ -18,7 +18,7 @@ from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Ref
 from reference.geometry import Geometry
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
-from stateful_tests.explore.canonical_state import spoken
+from stateful_tests.explore.canonical_state import relabel
 from stateful_tests.explore.search_base import Progress
 from stateful_tests.explore.stepwise import Explorer
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
@@ -283,7 +283,7 @@ class _Live:
         place, tour, at = self.places[self.at], self.tour, self.at
         state = self.runner.lockstep.state
         said = self.quotient.commands(self.explorer.keys[at])[number]
-        command = spoken(said, self.quotient.renaming(state), state)
+        command = relabel(said, self.quotient.renaming(state), state)
         new = number in place.open
         place.open.discard(number)
         place.still.discard(number)

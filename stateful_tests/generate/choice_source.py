@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Chooser(Protocol):
+class ChoiceSource(Protocol):
     """A source of decisions."""
 
     def upto(self, high: int) -> int:
@@ -17,7 +17,7 @@ class Chooser(Protocol):
         ...
 
 
-class RandomChooser:
+class RandomChoices:
     """Decisions from a seeded random source."""
 
     def __init__(self, seed: int | str) -> None:
@@ -27,11 +27,11 @@ class RandomChooser:
         return int(self._random() * (high + 1))
 
 
-def pick(chooser: Chooser, items: Sequence[T]) -> T:
+def pick(source: ChoiceSource, items: Sequence[T]) -> T:
     """One of `items`."""
-    return items[chooser.upto(len(items) - 1)]
+    return items[source.upto(len(items) - 1)]
 
 
-def once_in(chooser: Chooser, n: int) -> bool:
+def once_in(source: ChoiceSource, n: int) -> bool:
     """True once in `n` times."""
-    return chooser.upto(n - 1) == n - 1
+    return source.upto(n - 1) == n - 1

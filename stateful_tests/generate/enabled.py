@@ -9,9 +9,9 @@ from reference.commands import Piece, Prompt
 from reference.cursors import ceil_page
 from reference.ledger import Cursors, Phase, Request, Session, State, free
 from reference.tree import Sizes, sizes
-from stateful_tests.generate.choice_source import Chooser, once_in, pick
+from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
 from stateful_tests.generate.prompts import draw_length, draw_prompt
-from stateful_tests.generate.run_profile import GUESTS, TEXTS, Habits
+from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
 
 
 def cursors_of(request: Request) -> Cursors:
@@ -22,7 +22,7 @@ def cursors_of(request: Request) -> Cursors:
 
 def may_overshoot(state: State, request: Request) -> bool:
     """A turn that has less allocated ahead than a sweep needs to pass its end, and room for that much."""
-    c, geometry = cursors_of(request), state.scope.geometry
+    c, geometry = cursors_of(request), state.config.geometry
     need = (geometry.window or 0) + 2 * geometry.page_size
     if request.session is None or c.swa_evicted_seqlen > request.origin:
         return False
@@ -36,13 +36,13 @@ def ahead_of(request: Request) -> int:
 
 
 @dataclass(slots=True)
-class Offers:
+class Enabled:
     """What the makers below look at."""
 
     state: State
-    chooser: Chooser
-    habits: Habits
-    rude: bool
+    source: ChoiceSource
+    profile: RunProfile
+    invalid: bool
 
     def _in(self, *phases: Phase) -> list[Request]:
         return [r for r in self.state.requests if r.phase in phases]
@@ -92,58 +92,58 @@ class Offers:
         return [s for s in self.state.sessions if s.name in waiting and not s.closing]
 
     def request(self, fitting: Sequence[Request]) -> str:
-        """A request that fits; any name at all when rude or when none does."""
-        if fitting and not (self.rude and once_in(self.chooser, 2)):
-            return pick(self.chooser, fitting).name
-        return pick(self.chooser, self.habits.requests)
+        """A request that fits; any name at all when invalid or when none does."""
+        if fitting and not (self.invalid and once_in(self.source, 2)):
+            return pick(self.source, fitting).name
+        return pick(self.source, self.profile.requests)
 
     def lanes(self, fitting: Sequence[Request]) -> list[str]:
-        """Distinct requests that fit, often all of them; when rude, perhaps one twice or none."""
-        if self.rude and once_in(self.chooser, 8):
+        """Distinct requests that fit, often all of them; when invalid, perhaps one twice or none."""
+        if self.invalid and once_in(self.source, 8):
             return []
         rest = [r.name for r in fitting]
-        count = len(rest) if once_in(self.chooser, 2) else 1 + self.chooser.upto(max(0, len(rest) - 1))
-        names = [rest.pop(self.chooser.upto(len(rest) - 1)) for _ in range(min(count, len(rest)))]
-        if not names or (self.rude and once_in(self.chooser, 3)):
-            names.append(pick(self.chooser, self.habits.requests))
+        count = len(rest) if once_in(self.source, 2) else 1 + self.source.upto(max(0, len(rest) - 1))
+        names = [rest.pop(self.source.upto(len(rest) - 1)) for _ in range(min(count, len(rest)))]
+        if not names or (self.invalid and once_in(self.source, 3)):
+            names.append(pick(self.source, self.profile.requests))
         return names
 
     def prompt(self, longest: int, *, fresh: bool = False) -> Prompt:
-        """A prompt; when rude, perhaps an empty one or one with a piece of no tokens. fresh: it goes on
+        """A prompt; when invalid, perhaps an empty one or one with a piece of no tokens. fresh: it goes on
         where no other prompt ends, so that meeting what is known is of no use."""
-        if self.rude and once_in(self.chooser, 3):
-            return pick(self.chooser, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
+        if self.invalid and once_in(self.source, 3):
+            return pick(self.source, ((), (Piece("a", 0),), (Piece("a", 4), Piece("b", -1))))
         if fresh:
-            length = draw_length(self.state, self.chooser, longest)
-            text = pick(self.chooser, self.habits.texts)
+            length = draw_length(self.state, self.source, longest)
+            text = pick(self.source, self.profile.texts)
             others = [other for other in TEXTS if other != text]
-            if length > 1 and once_in(self.chooser, 6):
-                return (Piece(text, length - 1), Piece(pick(self.chooser, others), 1))
+            if length > 1 and once_in(self.source, 6):
+                return (Piece(text, length - 1), Piece(pick(self.source, others), 1))
             return (Piece(text, length),)
-        if self.rude and once_in(self.chooser, 3):
-            longest += self.state.scope.geometry.width
-        return draw_prompt(self.state, self.chooser, self.habits.texts, longest)
+        if self.invalid and once_in(self.source, 3):
+            longest += self.state.config.geometry.width
+        return draw_prompt(self.state, self.source, self.profile.texts, longest)
 
-    def guest(self, fitting: Sequence[str]) -> str:
-        """A guest that fits; any name at all when rude or when none does."""
-        if fitting and not (self.rude and once_in(self.chooser, 2)):
-            return pick(self.chooser, fitting)
+    def lock_holder(self, fitting: Sequence[str]) -> str:
+        """A lock holder that fits; any name at all when invalid or when none does."""
+        if fitting and not (self.invalid and once_in(self.source, 2)):
+            return pick(self.source, fitting)
         others = (*(r.name for r in self.state.requests), *(s.name for s in self.state.sessions))
-        return pick(self.chooser, (*self.habits.guests, *others) or GUESTS)
+        return pick(self.source, (*self.profile.lock_holders, *others) or LOCK_HOLDERS)
 
     def length(self, high: int) -> int:
         """A length in [1, high], often at a page or window boundary, give or take one."""
         high = max(1, high)
-        geometry = self.state.scope.geometry
-        if once_in(self.chooser, 2):
-            return 1 + self.chooser.upto(min(high, 2 * geometry.page_size + 1) - 1)
-        edge = pick(self.chooser, (geometry.page_size, geometry.window or 1, 2 * geometry.page_size))
-        return max(1, min(high, edge - 1 + self.chooser.upto(2)))
+        geometry = self.state.config.geometry
+        if once_in(self.source, 2):
+            return 1 + self.source.upto(min(high, 2 * geometry.page_size + 1) - 1)
+        edge = pick(self.source, (geometry.page_size, geometry.window or 1, 2 * geometry.page_size))
+        return max(1, min(high, edge - 1 + self.source.upto(2)))
 
 
 def room_of(state: State, cursors: Cursors | None) -> int:
     """Tokens past the commit that still fit row and pools."""
-    geometry = state.scope.geometry
+    geometry = state.config.geometry
     if cursors is None:
         return geometry.width
     pages = pages_left(state)
@@ -153,7 +153,7 @@ def room_of(state: State, cursors: Cursors | None) -> int:
 
 def pages_left(state: State) -> int:
     """Pages that can be had in every pool, by eviction too."""
-    geometry, left = state.scope.geometry, free(state)
+    geometry, left = state.config.geometry, free(state)
     more = sizes(state.tree) if state.tree is not None else Sizes(0, 0, 0, 0)
     full = left.full + more.full_evictable // geometry.page_size
     return full if geometry.window is None else min(full, left.swa + more.swa_evictable // geometry.page_size)

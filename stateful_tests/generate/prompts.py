@@ -12,7 +12,7 @@ from functools import lru_cache
 from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len
 from reference.ledger import Request, State
 from reference.tree import Key, nodes, path_of
-from stateful_tests.generate.choice_source import Chooser, once_in, pick
+from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
 
 
 @lru_cache(maxsize=1 << 14)
@@ -74,49 +74,49 @@ def known(state: State) -> list[Prompt]:
     return list(found)
 
 
-def draw_length(state: State, chooser: Chooser, high: int) -> int:
+def draw_length(state: State, source: ChoiceSource, high: int) -> int:
     """A length in [1, high], mostly whole pages or about a window of them."""
-    page_size, window = state.scope.geometry.page_size, state.scope.geometry.window or 1
-    how = chooser.upto(7)
+    page_size, window = state.config.geometry.page_size, state.config.geometry.window or 1
+    how = source.upto(7)
     if how == 0:
-        length = page_size * (1 + chooser.upto(1)) + chooser.upto(page_size - 1)
+        length = page_size * (1 + source.upto(1)) + source.upto(page_size - 1)
     elif how < 4:
-        length = page_size * (1 + chooser.upto(2))
+        length = page_size * (1 + source.upto(2))
     elif how < 6:
-        length = -(-window // page_size) * page_size + page_size * chooser.upto(1)
+        length = -(-window // page_size) * page_size + page_size * source.upto(1)
     else:
-        length = pick(chooser, (page_size, window, window + page_size)) - 1 + chooser.upto(2)
+        length = pick(source, (page_size, window, window + page_size)) - 1 + source.upto(2)
     return max(1, min(high, length))
 
 
 def draw_prompt(
-    state: State, chooser: Chooser, texts: str, longest: int, *, after: Prompt | None = None
+    state: State, source: ChoiceSource, texts: str, longest: int, *, after: Prompt | None = None
 ) -> Prompt:
     """A prompt of 1 to `longest` tokens that often meets what is known.
 
     after: it must begin with these pieces (what its holder has locked).
     """
     start = after or ()
-    if after is None and (short := _overlong(state)) and once_in(chooser, 6):
-        return shortened(pick(chooser, short), longest)
+    if after is None and (short := _overlong(state)) and once_in(source, 6):
+        return shortened(pick(source, short), longest)
     familiar = [p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after]
-    page_size = state.scope.geometry.page_size
-    if familiar and after is None and page_size > 1 and once_in(chooser, 6):  # parting inside a page
-        same = pick(chooser, familiar)
-        at = page_size * chooser.upto((prompt_len(same) - 1) // page_size) + 1 + chooser.upto(page_size - 2)
-        other = Piece(pick(chooser, [t for t in texts if t != same[-1].text] or texts), 2 * page_size)
+    page_size = state.config.geometry.page_size
+    if familiar and after is None and page_size > 1 and once_in(source, 6):  # parting inside a page
+        same = pick(source, familiar)
+        at = page_size * source.upto((prompt_len(same) - 1) // page_size) + 1 + source.upto(page_size - 2)
+        other = Piece(pick(source, [t for t in texts if t != same[-1].text] or texts), 2 * page_size)
         return shortened(joined(shortened(same, at), (other,)), longest)
-    if familiar and not once_in(chooser, 6):
-        start = pick(chooser, familiar)
-        if once_in(chooser, 2):  # part of it: a node is left inside
+    if familiar and not once_in(source, 6):
+        start = pick(source, familiar)
+        if once_in(source, 2):  # part of it: a node is left inside
             floor = prompt_len(after or ())
-            start = shortened(start, max(floor, _inside(state, chooser, prompt_len(start))))
-        if start != after and once_in(chooser, 2):
+            start = shortened(start, max(floor, _inside(state, source, prompt_len(start))))
+        if start != after and once_in(source, 2):
             return shortened(start, longest)
-    for _ in range(1 + once_in(chooser, 3)):
+    for _ in range(1 + once_in(source, 3)):
         left = longest - prompt_len(start)
         if left > 0:
-            start = joined(start, (Piece(pick(chooser, texts), draw_length(state, chooser, left)),))
+            start = joined(start, (Piece(pick(source, texts), draw_length(state, source, left)),))
     return shortened(start, longest)
 
 
@@ -133,30 +133,30 @@ def _overlong(state: State) -> list[Prompt]:
     ]
 
 
-def _inside(state: State, chooser: Chooser, length: int) -> int:
+def _inside(state: State, source: ChoiceSource, length: int) -> int:
     """A length in [1, length], mostly whole pages."""
-    page_size = state.scope.geometry.page_size
-    if length <= page_size or once_in(chooser, 5):
-        return 1 + chooser.upto(length - 1)
-    return page_size * (1 + chooser.upto(length // page_size - 1))
+    page_size = state.config.geometry.page_size
+    if length <= page_size or once_in(source, 5):
+        return 1 + source.upto(length - 1)
+    return page_size * (1 + source.upto(length // page_size - 1))
 
 
-def draw_evicted(state: State, chooser: Chooser, key: Key, prefix: int, limit: int) -> int:
+def draw_evicted(state: State, source: ChoiceSource, key: Key, prefix: int, limit: int) -> int:
     """How far a sweep freed the SWA KV of whoever inserts `key`: often not at all, else to where it
     matters: the limit, its prefix, around tombstones and into long ones. At most `limit`."""
     assert state.tree is not None
     page_size = state.tree.page_size
     dead = [placed for placed in path_of(state.tree, key) if not placed.node.live]
     long = [p for p in dead if len(p.node.key) > page_size and p.start + page_size <= limit]
-    if long and once_in(chooser, 2):  # a part of it is recovered
-        found = pick(chooser, long)
+    if long and once_in(source, 2):  # a part of it is recovered
+        found = pick(source, long)
         pages = (min(limit, found.end - 1) - found.start) // page_size
-        return found.start + page_size * (1 + chooser.upto(pages - 1))
-    if limit <= 0 or once_in(chooser, 2):
+        return found.start + page_size * (1 + source.upto(pages - 1))
+    if limit <= 0 or once_in(source, 2):
         return 0
-    marks = [limit, prefix, page_size * chooser.upto(limit // page_size)]
+    marks = [limit, prefix, page_size * source.upto(limit // page_size)]
     marks += [mark for placed in dead for mark in (placed.start, placed.end)]
-    mark = pick(chooser, marks)
-    if page_size > 1 and once_in(chooser, 2):  # inside a page
-        mark += chooser.upto(2 * page_size) - page_size
+    mark = pick(source, marks)
+    if page_size > 1 and once_in(source, 2):  # inside a page
+        mark += source.upto(2 * page_size) - page_size
     return max(0, min(limit, mark))

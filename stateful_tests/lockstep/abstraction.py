@@ -32,14 +32,16 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
     tree = None
     if view.tree is not None:
         nodes = [reader.node(node) for node in sorted(view.tree.nodes, key=lambda n: tuple(n.path))]
-        guests = {name: tuple(guest.slots) for name, guest in view.tree.guests.items()}
+        lock_holders = {
+            name: tuple(lock_holder.slots) for name, lock_holder in view.tree.lock_holders.items()
+        }
         size = geometry.page_size
         pages = {
             node.path[: node.start + at + size]: (tuple(node.slots[at : at + size]), node.live)
             for node in nodes
             for at in range(0, len(node.slots), size)
         }
-        tree = TreeFacts(nodes, guests, view.tree.sizes, pages)
+        tree = TreeFacts(nodes, lock_holders, view.tree.sizes, pages)
     pools = {"full": Pool(geometry.full_pages, view.free_full, reader.full)}
     if geometry.window is not None:
         pools["swa"] = Pool(geometry.swa_pages, view.free_swa, reader.swa)

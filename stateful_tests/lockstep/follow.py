@@ -8,7 +8,7 @@ from reference import tree as radix
 from reference.clauses.facts import Facts
 from reference.commands import Command, Decode, Extend, Insert, SpecDecode
 from reference.ledger import State, text_tokens
-from reference.prefix_cache import guests, key_of
+from reference.prefix_cache import lock_holders, key_of
 
 
 def launched(command: Command) -> Sequence[str]:
@@ -21,7 +21,8 @@ def launched(command: Command) -> Sequence[str]:
 def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     """The state with the shape of the system's tree, and with as much of each prompt in it as that has taken.
 
-    How far a prefill, or a guest that goes on, hands its text over is then the system's choice too: any whole
+    How far a prefill, or a lock holder that goes on, hands its text over is then the system's choice too:
+    any whole
     pages from what it had in the tree to what it has computed, with the prefill or with the first round after
     it. Inside of that its swa_evicted_seqlen says nothing (lost_below).
     """
@@ -51,7 +52,8 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         if cursors != request.cursors:
             state = state.with_request(request._replace(cursors=cursors))
     if isinstance(command, Insert) and command.chunked:
-        locked, length = guests(was).get(command.holder, ()), len(facts.tree.guests.get(command.holder, ()))
+        locked = lock_holders(was).get(command.holder, ())
+        length = len(facts.tree.lock_holders.get(command.holder, ()))
         if len(locked) <= length and length % tree.page_size == 0:
             key = key_of(command.prompt)[:length]
             tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import replace
 
-from impl.adapter import GuestView, System, TreeView, UnusableImplementation, View
+from impl.adapter import LockHolderView, System, TreeView, UnusableImplementation, View
 from reference import model
 from reference.clauses import CLAUSES, asked, broken
 from reference.clauses.facts import Facts
@@ -43,7 +43,7 @@ class Lockstep:
     """One run of a system beside the reference, from the empty state.
 
     state: the reference's. violation: the first step that left the specification; nothing may be
-    done after it. tallies (shared between runs) count evaluations and critical situations. clause: asked
+    done after it. tallies (shared between runs) count evaluations and situations. clause: asked
     for even if the system is known to violate it.
     """
 
@@ -80,7 +80,7 @@ class Lockstep:
         self.steps += 1
         self._step = None
         was = self.state
-        if was.scope.mode is Mode.FAITHFUL:
+        if was.config.mode is Mode.FAITHFUL:
             _, expected = model.step(was, command)
             if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
                 return self._count(expected)  # no scheduler would do it: the system is not asked
@@ -92,7 +92,7 @@ class Lockstep:
                 _check_report(outcome.report)
             view = _frozen(self.system.view())
             unchanged = _same(self._view, view)
-            facts = self._facts if unchanged else facts_of(view, was.scope.geometry)
+            facts = self._facts if unchanged else facts_of(view, was.config.geometry)
         except Exception as error:
             outcome = Broken(f"{type(error).__name__}: {error}")
         if isinstance(outcome, Broken):
@@ -113,15 +113,15 @@ class Lockstep:
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
         done = isinstance(outcome, Done) and isinstance(expected, Done)
-        if can.own_shape and done and now.tree is not None and facts.tree is not None:
+        if can.tree_policy_is_free and done and now.tree is not None and facts.tree is not None:
             now = followed(was, now, command, facts)
         if can.uncounted and isinstance(command, CheckBusy):
             expected = _without(can.uncounted, expected)
         self.state = now
         before, self._facts = self._facts, facts
         step = Step(
-            was.scope, command, expected, outcome, was, self.state, before, self._facts,
-            unchanged, overreach, effects, can.own_shape,
+            was.config, command, expected, outcome, was, self.state, before, self._facts,
+            unchanged, overreach, effects, can.tree_policy_is_free,
         )  # fmt: skip
         self._view, self._step = view, step
         failures = broken(step, waived=self.waived)
@@ -149,8 +149,8 @@ class Lockstep:
         for clause in asked(step):
             tally = self._tallies[clause.id]
             tally.evaluated += 1
-            if comparable and clause.critical(step):
-                tally.critical += 1
+            if comparable and clause.situation(step):
+                tally.reached += 1
 
 
 def new_tallies() -> dict[str, Tally]:
@@ -202,8 +202,10 @@ def _frozen_tree(tree: TreeView) -> TreeView:
     nodes = tuple(
         replace(n, path=tuple(n.path), slots=tuple(n.slots), swa_slots=tuple(n.swa_slots)) for n in tree.nodes
     )
-    guests = {name: GuestView(tuple(guest.slots)) for name, guest in tree.guests.items()}
-    return TreeView(tuple(sorted(nodes, key=lambda n: n.path)), guests, tree.sizes)
+    lock_holders = {
+        name: LockHolderView(tuple(lock_holder.slots)) for name, lock_holder in tree.lock_holders.items()
+    }
+    return TreeView(tuple(sorted(nodes, key=lambda n: n.path)), lock_holders, tree.sizes)
 
 
 def _same(a: View, b: View) -> bool:
@@ -282,7 +284,7 @@ def _since(system: System, trace: Trace, violation: Violation) -> int | None:
 
 def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
     """What a command changed, on the reference's side."""
-    page_size = now.scope.geometry.page_size
+    page_size = now.config.geometry.page_size
     before = {h.name: h.cursors for h in holders(was)}
     after = {h.name: h.cursors for h in holders(now)}
     cursors, freed = [], []
@@ -296,7 +298,7 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
             continue
         kept = full_pages(b, page_size) if b is not None else range(0)
         freed += _gone(name, "full", full_pages(a, page_size), kept, page_size)
-        if was.scope.geometry.window is not None:
+        if was.config.geometry.window is not None:
             kept = swa_pages(b, page_size) if b is not None else range(0)
             freed += _gone(name, "swa", swa_pages(a, page_size), kept, page_size)
     report = outcome.report if isinstance(outcome, Done) else None
@@ -304,9 +306,7 @@ def row_of(command: Command, outcome: Outcome, was: State, now: State) -> Row:
     return Row(command, outcome, tuple(cursors), tuple(freed), accounts, tree_changes(was, now))
 
 
-def _gone(
-    name: str, pool: str, had: range, kept: range, page_size: int
-) -> list[tuple[str, str, int, int]]:
+def _gone(name: str, pool: str, had: range, kept: range, page_size: int) -> list[tuple[str, str, int, int]]:
     """The range of positions that `had` and `kept` differ by, if something was given back."""
     gone = [p for p in had if p not in kept]
     if not gone:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from impl.adapter import (
     Capabilities,
-    GuestView,
+    LockHolderView,
     NodeView,
     RequestView,
     SessionView,
@@ -29,7 +29,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import State, full_pages, holders, swa_pages, text_tokens
-from reference.prefix_cache import NO_PAGES, guests, page_name, pages_of
+from reference.prefix_cache import NO_PAGES, lock_holders, page_name, pages_of
 
 
 class ReferenceSystem:
@@ -188,7 +188,7 @@ class ReferenceSystem:
             )  # fmt: skip
         return TreeView(
             nodes,
-            {name: GuestView(self._cached_slots(key)) for name, key in guests(self.state).items()},
+            {name: LockHolderView(self._cached_slots(key)) for name, key in lock_holders(self.state).items()},
             TreeSizes(*radix.sizes(tree)),
         )
 

@@ -124,10 +124,10 @@ class Finding:
 
 @dataclass(slots=True)
 class Tally:
-    """How often a clause was evaluated, and how often its critical situation was reached."""
+    """How often a clause was evaluated, and how often its situation was reached."""
 
     evaluated: int = 0
-    critical: int = 0
+    reached: int = 0
 
 
 def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
@@ -135,7 +135,7 @@ def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:
     for clause, tally in more.items():
         mine = kept.setdefault(clause, Tally())
         mine.evaluated += tally.evaluated
-        mine.critical += tally.critical
+        mine.reached += tally.reached
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class MachineResult:
 class CheckResult:
     """Everything a check measured.
 
-    refusals, situations: how often each was met. unreached: clauses whose critical situation never
+    refusals, situations: how often each was met. unreached: clauses whose situation never
     came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
     nothing new had come up for a while after a finding, so the rest of the plan was left.
     """

@@ -18,7 +18,7 @@ from reference.clauses import CLAUSES
 from reference.commands import Command, Mode
 from reference.geometry import Geometry
 from stateful_tests.generate.next_command import applies, draw_command, finale, propose
-from stateful_tests.generate.run_profile import MACHINES, draw_habits
+from stateful_tests.generate.run_profile import MACHINES, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.results import Trace, Violation
 
@@ -37,7 +37,7 @@ class ClauseViolated(AssertionError):
         self.trace = trace
 
 
-class _DataChooser:
+class _DataChoices:
     """Decisions drawn from Hypothesis."""
 
     def __init__(self, data: st.DataObject) -> None:
@@ -63,12 +63,12 @@ def machine(
 
         @initialize(data=st.data())
         def draw(self, data: st.DataObject) -> None:
-            self.habits = draw_habits(_DataChooser(data), self.lockstep.system.capabilities, name)
+            self.profile = draw_profile(_DataChoices(data), self.lockstep.system.capabilities, name)
 
         @rule(data=st.data())
         def likely(self, data: st.DataObject) -> None:
             """What the state calls for; the rules below draw any kind that applies."""
-            self._do(propose(self.lockstep.state, _DataChooser(data), self.habits))
+            self._do(propose(self.lockstep.state, _DataChoices(data), self.profile))
 
         def _do(self, command: Command) -> None:
             note(repr(command))
@@ -86,7 +86,7 @@ def machine(
 
     def add(kind: type) -> None:
         def body(self: Any, data: st.DataObject) -> None:
-            self._do(draw_command(kind, self.lockstep.state, _DataChooser(data), name))
+            self._do(draw_command(kind, self.lockstep.state, _DataChoices(data), name))
 
         body.__name__ = kind.__name__.lower()
         ready = precondition(lambda self: applies(kind, self.lockstep.state, name))

@@ -74,7 +74,7 @@ class Move:
     def pages(self, pool: str, state: Any) -> Any:
         """Page indices of its sequence that the row owns in a state."""
         ledger = self.ref.ledger
-        size = state.scope.geometry.page_size
+        size = state.config.geometry.page_size
         held = [h.cursors for h in ledger.holders(state)] or [ledger.ZERO]
         return (ledger.full_pages if pool == "full" else ledger.swa_pages)(held[0], size)
 
@@ -100,7 +100,7 @@ def row(state: Any) -> Any:
 
 
 def _order(ref: SymbolicReference, state: Any) -> Any:
-    c, geometry = row(state), state.scope.geometry
+    c, geometry = row(state), state.config.geometry
     if c is None:
         return True
     whole = c.cache_protected_len % geometry.page_size == 0
@@ -130,7 +130,7 @@ def _frontier(ref: SymbolicReference, state: Any) -> Any:  # noqa: ARG001
     turn, c = state.request("r"), row(state)
     if c is None:
         return True
-    whole = c.swa_evicted_seqlen % state.scope.geometry.page_size == 0
+    whole = c.swa_evicted_seqlen % state.config.geometry.page_size == 0
     if turn is not None and turn.cursors is not None:
         return whole
     return whole | (c.swa_evicted_seqlen >= c.kv_committed_len)
@@ -152,7 +152,7 @@ def live(ref: SymbolicReference, c: Any, position: Any) -> Any:
 def _faithful(ref: SymbolicReference, state: Any) -> Any:
     """No sweep saw more than is kept: of a turn, its input less one token, or what it was swept with."""
     turn, c = state.request("r"), row(state)
-    if c is None or state.scope.mode is Mode.FREE:
+    if c is None or state.config.mode is Mode.FREE:
         return True
     kept = c.kv_committed_len
     if turn is None or (turn.cursors is None and not turn.started):
@@ -171,7 +171,7 @@ def scope(ref: SymbolicReference, mode: Mode) -> Any:
     width = Int.of("width")
     assume(P >= 1, W >= 1, width >= 1)
     geometry = SimpleNamespace(page_size=P, window=W, width=width, tree=False)
-    return ref.ledger.Scope(geometry, mode)
+    return ref.ledger.RunConfig(geometry, mode)
 
 
 def _request(ref: SymbolicReference, phase: str, c: Any, **more: Any) -> Any:

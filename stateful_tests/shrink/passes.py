@@ -77,7 +77,8 @@ _NAMING = {"request": "r", "requests": "r", "lanes": "r", "session": "s", "holde
 
 
 def _renamed(commands: Commands) -> Commands:
-    """Sessions s1, s2, ..., requests r1, guests h1, texts a, b, ... in the order in which they appear."""
+    """Sessions s1, s2, ..., requests r1, lock holders h1, texts a, b, ... in the order in which they
+    appear."""
     names: dict[str, str] = {}
     counts = dict.fromkeys("rsh", 0)
     letters: dict[str, str] = {}
@@ -167,7 +168,7 @@ def _first_improvement(
 
 
 def _names(command: Command) -> set[str]:
-    """Sessions, requests and guests that a command names."""
+    """Sessions, requests and lock holders that a command names."""
     return {name for attribute in _NAMING for name in _named(getattr(command, attribute, None))}
 
 
@@ -181,7 +182,7 @@ def _related(a: Command, b: Command) -> bool:
 
 
 def _name_dropped(commands: Commands) -> Iterator[Commands]:
-    """Everything about one session, request or guest at once; batches keep their other lanes."""
+    """Everything about one session, request or lock holder at once; batches keep their other lanes."""
     for name in sorted(set().union(*map(_names, commands))):
         kept = []
         for command in commands:
@@ -320,7 +321,7 @@ def _ordinary(commands: Commands) -> Iterator[Commands]:
 
 
 def _inserted(commands: Commands) -> Iterator[Commands]:
-    """A guest that inserts a prompt instead of the request that computes it."""
+    """A lock holder that inserts a prompt instead of the request that computes it."""
     for i, command in enumerate(commands):
         if isinstance(command, Submit) and command.session is None:
             prompt = command.prompt or _text_of_its_own(command, commands)
@@ -333,14 +334,14 @@ def _inserted(commands: Commands) -> Iterator[Commands]:
 
 
 def _pressed(commands: Commands) -> Iterator[Commands]:
-    """An eviction, and the guests of the tree alone, instead of all who press them."""
-    guests = tuple(c for c in commands if isinstance(c, (Insert, Match, Unlock, Evict)))
-    if len(commands) - len(guests) < 2:
+    """An eviction, and the lock holders of the tree alone, instead of all who press them."""
+    lock_holders = tuple(c for c in commands if isinstance(c, (Insert, Match, Unlock, Evict)))
+    if len(commands) - len(lock_holders) < 2:
         return
-    for at in range(1, len(guests)):
+    for at in range(1, len(lock_holders)):
         for pages in (1, 2, 3):
             for evict in (Evict(0, pages), Evict(pages, 0)):
-                yield (*guests[:at], evict, *guests[at:])
+                yield (*lock_holders[:at], evict, *lock_holders[at:])
 
 
 def _text_of_its_own(submit: Submit, commands: Commands) -> Prompt:

@@ -44,7 +44,7 @@ class Recorder:
 
     def trace(self, origin: str) -> Trace:
         """Everything so far; each step states what the reference said."""
-        scope = self.states[0].scope
+        scope = self.states[0].config
         commands = tuple(row.command for row in self.rows)
         expected = tuple((at, plain(row.outcome)) for at, row in enumerate(self.rows))
         return Trace(scope.geometry, scope.mode, commands, origin, expected=expected)

@@ -153,20 +153,20 @@ class CloseStep(Step, frozen=True, tag="close"):
 
 
 class MatchStep(Step, frozen=True, tag="match"):
-    """A guest locks what the radix tree has of a prompt."""
+    """A lock holder locks what the radix tree has of a prompt."""
 
     holder: Name
     prompt: Prompt
 
 
 class UnlockStep(Step, frozen=True, tag="unlock"):
-    """A guest lets its lock go."""
+    """A lock holder lets its lock go."""
 
     holder: Name
 
 
 class InsertStep(Step, frozen=True, tag="insert"):
-    """A guest hands the whole pages of a prompt to the radix tree."""
+    """A lock holder hands the whole pages of a prompt to the radix tree."""
 
     holder: Name
     prompt: Prompt

@@ -92,8 +92,8 @@ class Scheduler:
     def idle(self, waiting: Sequence[Any], locked: bool) -> Report:
         """The scheduler found nothing to run, so no batch is left; `waiting`: the queue.
 
-        locked: guests, or requests that wait, have locks in the radix tree. No scheduler comes to that, and
-        the releases' inspection of the tree (nothing may be locked when idle) is left out then.
+        locked: lock holders, or requests that wait, have locks in the radix tree. No scheduler comes to
+        that, and the releases' inspection of the tree (nothing may be locked when idle) is left out then.
         """
         self.last_batch, self.running_batch = None, self._batch([], ForwardMode.IDLE)
         self.waiting_queue, self.waiting_locked = list(waiting), locked

@@ -40,7 +40,7 @@ class SGLangSystem:
 
     capabilities = Capabilities(
         mixed_decode=False,
-        own_shape=True,
+        tree_policy_is_free=True,
         exact_reasons=False,
         modes=(Mode.FAITHFUL,),
         # A reserve of pages, and more slots ahead than were asked for, are policy; UNFAITHFUL is what

@@ -233,11 +233,11 @@ class Release0510:
         """Scheduler.abort_request on a request that waits: none of these tells the session."""
 
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
-        """Free positions [start, end) of a guest that the tree did not take; these take all."""
-        raise NotImplementedError(f"{self.version}: the tree left [{start}, {end}) to a guest")
+        """Free positions [start, end) of a lock holder that the tree did not take; these take all."""
+        raise NotImplementedError(f"{self.version}: the tree left [{start}, {end}) to a lock holder")
 
     def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
-        """A guest has finished: what it has computed goes into the tree, its lock is given back."""
+        """A lock holder has finished: what it has computed goes into the tree, its lock is given back."""
         del rows
         cache.cache_finished_req(req)
 

@@ -14,12 +14,12 @@ from itertools import groupby
 from typing import Any
 
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams
-from impl.sglang.scheduler import tree_commands as guests
+from impl.sglang.scheduler import tree_commands as lock_holders
 from impl.sglang.scheduler.driver import Driver
-from impl.sglang.scheduler.server import Guest, Turn
+from impl.sglang.scheduler.server import ExternalLock, Turn
 from reference.commands import POSITION_BITS, SHARED
 
-GUEST = "guest "  # what the ids of guests' requests begin with (guests.py)
+GUEST = "lock holder "  # what the ids of lock holders' requests begin with (lock holders.py)
 
 
 def ids_text(tokens: Sequence[int]) -> str:
@@ -55,7 +55,7 @@ class Calls:
         self._depth = 0
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []  # an id means something as long as its bearer lives
-        self._newcomers: set[int] = set()  # guests that have locked nothing
+        self._newcomers: set[int] = set()  # lock holders that have locked nothing
         self._chunk = -1  # how long one may be, as it was last told
         release, batch = driver.release, driver.release.batch
         flat = release.where("kv_allocated_len") == "kv_allocated_len"
@@ -85,7 +85,7 @@ class Calls:
                 self._wrap_method(owner, name)
         for owner in (batch.Req, SamplingParams):
             self._watch(owner)
-        self._wrap(guests, "_compute", self._compute)
+        self._wrap(lock_holders, "_compute", self._compute)
 
     def started(self) -> None:
         """The driver has started another server."""
@@ -238,11 +238,11 @@ class Calls:
     def _evict(full: int, swa: int) -> str:
         return f"evicted = server.cache.evict(EvictParams(num_tokens={full}, swa_num_tokens={swa}))"
 
-    def _compute(self, driver: Driver, guest: Guest, tokens: Sequence[int], evicted: int) -> str:
-        self._newcomers.discard(id(guest.req))
+    def _compute(self, driver: Driver, lock_holder: ExternalLock, tokens: Sequence[int], evicted: int) -> str:
+        self._newcomers.discard(id(lock_holder.req))
         page = driver.server.geometry.page_size
-        swept = f", swept={-(-evicted // page) * page}" if evicted > len(guest.tokens) else ""
-        return f"compute(server, {self._name(guest.req)}, {ids_text(tokens)}{swept})"
+        swept = f", swept={-(-evicted // page) * page}" if evicted > len(lock_holder.tokens) else ""
+        return f"compute(server, {self._name(lock_holder.req)}, {ids_text(tokens)}{swept})"
 
     # -- memory checks ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 from impl.adapter import UnusableImplementation, View
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.scheduler import tree_commands as guests
+from impl.sglang.scheduler import tree_commands as lock_holders
 from impl.sglang.scheduler.refusals import No, need, spelled
 from impl.sglang.scheduler.results import LateResults, Results
 from impl.sglang.scheduler.server import Phase, Result, Server, Turn
@@ -146,7 +146,7 @@ class Driver:
 
     def open(self, command: Open) -> list[Choice]:
         server = self.server
-        names = server.controller.sessions, server.turns, server.guests
+        names = server.controller.sessions, server.turns, server.lock_holders
         need(not any(command.session in taken for taken in names), Reason.SESSION_EXISTS)
         self.server.controller.open(
             Bag(session_id=command.session, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
@@ -166,7 +166,7 @@ class Driver:
         spelled(command.prompt)
         name = command.session
         need(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
-        names = server.controller.sessions, server.turns, server.guests
+        names = server.controller.sessions, server.turns, server.lock_holders
         need(not any(command.request in taken for taken in names), Reason.REQUEST_EXISTS)
         session = None if name is None else server.controller.get(name)
         # The scheduler itself turns away turns of a session that is to be closed.
@@ -467,7 +467,7 @@ class Driver:
         del command
         server, turns = self.server, self.server.turns.values()
         need(not any(t.phase in (Phase.EXTENDING, Phase.RUNNING) for t in turns), Reason.NOT_IDLE)
-        locked = bool(server.guests) or any(t.locked for t in turns)
+        locked = bool(server.lock_holders) or any(t.locked for t in turns)
         self.report = server.scheduler.idle([t.req for t in turns], locked)
         return []
 
@@ -486,8 +486,8 @@ _PLAYS: dict[type, Callable[[Driver, Any], list[Choice]]] = {
     Abort: Driver.abort,
     CheckBusy: Driver.check_busy,
     CheckIdle: Driver.check_idle,
-    Match: guests.match,
-    Unlock: guests.unlock,
-    Insert: guests.insert,
-    Evict: guests.evict,
+    Match: lock_holders.match,
+    Unlock: lock_holders.unlock,
+    Insert: lock_holders.insert,
+    Evict: lock_holders.evict,
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from impl.adapter import Cursors, GuestView, RequestView, SessionView, TreeView, View
+from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, TreeView, View
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
 from impl.sglang.parts.trees import RadixTree
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
@@ -85,7 +85,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Guest:
+class ExternalLock:
     """What a holder of a lock has: the release's own `req`; tokens and slots of the locked prefix."""
 
     req: Any
@@ -114,7 +114,7 @@ class Server:
         self.spare_row = self._spare_row()
         self.cache = release.make_cache(self.rows, self.allocator, geometry)
         self.tree: RadixTree | None = release.make_tree(self.cache, self.allocator, geometry)
-        self.guests: dict[str, Guest] = {}
+        self.lock_holders: dict[str, ExternalLock] = {}
         self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
         self.controller = release.make_controller(self.cache)
         self.turns: dict[str, Turn] = {}
@@ -124,7 +124,7 @@ class Server:
         self.swa_stamps = [] if swa is None else [0] * ((geometry.swa_pages + 1) * page)
 
     def _spare_row(self) -> int:
-        """A row past those that the pool hands out, for guests of the tree."""
+        """A row past those that the pool hands out, for lock holders of the tree."""
         cells = self.rows.req_to_token
         self.rows.req_to_token = torch.cat([cells, torch.zeros_like(cells[:1])])
         return len(cells)
@@ -317,5 +317,8 @@ class Server:
     def _tree_view(self) -> TreeView | None:
         if self.tree is None:
             return None
-        guests = {name: GuestView(guest.slots.tolist()) for name, guest in self.guests.items()}
-        return TreeView(list(self.tree.nodes()), guests, self.tree.sizes())
+        lock_holders = {
+            name: LockHolderView(lock_holder.slots.tolist())
+            for name, lock_holder in self.lock_holders.items()
+        }
+        return TreeView(list(self.tree.nodes()), lock_holders, self.tree.sizes())

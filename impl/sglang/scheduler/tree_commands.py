@@ -1,8 +1,8 @@
-"""Guests of the radix tree: Match, Unlock, Insert and Evict as a release's own requests do them.
+"""Lock holders of the radix tree: Match, Unlock, Insert and Evict as a release's own requests do them.
 
-A guest is the release's Req without a session. What it inserts goes through cache_unfinished_req and
+A lock holder is the release's Req without a session. What it inserts goes through cache_unfinished_req and
 cache_finished_req, so the release itself frees duplicates, recovers tombstones and moves the lock. Only a
-request in a batch has a row; a guest works in one row that the server keeps for this.
+request in a batch has a row; a lock holder works in one row that the server keeps for this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from impl.sglang.parts.trees import RadixTree
 from impl.sglang.scheduler.refusals import need, spelled
-from impl.sglang.scheduler.server import Guest
+from impl.sglang.scheduler.server import ExternalLock
 from reference.commands import Choice, Evict, Insert, Match, Reason, Unlock
 
 if TYPE_CHECKING:
@@ -26,24 +26,24 @@ def match(driver: Driver, command: Match) -> list[Choice]:
     tokens = spelled(command.prompt)
     need(tokens, Reason.EMPTY)
     need(not _in_use(driver, command.holder), Reason.REQUEST_EXISTS)
-    need(command.holder not in server.guests, Reason.REQUEST_EXISTS)
+    need(command.holder not in server.lock_holders, Reason.REQUEST_EXISTS)
     tree = _tree(driver)
     need(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
-    guest = _newcomer(driver, command.holder)
-    tree.unlock(guest.req)
-    guest.slots = tree.match(guest.req, driver.release.ids(tokens))
-    tree.lock(guest.req)
-    guest.tokens = tokens[: len(guest.slots)]
-    server.guests[command.holder] = guest
+    lock_holder = _newcomer(driver, command.holder)
+    tree.unlock(lock_holder.req)
+    lock_holder.slots = tree.match(lock_holder.req, driver.release.ids(tokens))
+    tree.lock(lock_holder.req)
+    lock_holder.tokens = tokens[: len(lock_holder.slots)]
+    server.lock_holders[command.holder] = lock_holder
     return []
 
 
 def unlock(driver: Driver, command: Unlock) -> list[Choice]:
-    guest = driver.server.guests.get(command.holder)
-    need(guest is not None, Reason.UNKNOWN_REQUEST)
-    assert guest is not None
-    _tree(driver).unlock(guest.req)
-    del driver.server.guests[command.holder]
+    lock_holder = driver.server.lock_holders.get(command.holder)
+    need(lock_holder is not None, Reason.UNKNOWN_REQUEST)
+    assert lock_holder is not None
+    _tree(driver).unlock(lock_holder.req)
+    del driver.server.lock_holders[command.holder]
     return []
 
 
@@ -52,8 +52,8 @@ def insert(driver: Driver, command: Insert) -> list[Choice]:
     tokens = spelled(command.prompt)
     need(tokens, Reason.EMPTY)
     need(not _in_use(driver, command.holder), Reason.REQUEST_EXISTS)
-    guest = server.guests.get(command.holder)
-    locked = [] if guest is None else guest.tokens
+    lock_holder = server.lock_holders.get(command.holder)
+    locked = [] if lock_holder is None else lock_holder.tokens
     prefix = len(locked)
     need(tokens[:prefix] == locked, Reason.SHRINKING_PREFIX)
     need(geometry.window is not None or command.evicted == 0, Reason.NO_SWA)
@@ -67,22 +67,22 @@ def insert(driver: Driver, command: Insert) -> list[Choice]:
     end = len(tokens) // geometry.page_size * geometry.page_size
     driver.room([(prefix, end)])
 
-    if guest is None:
-        guest = _newcomer(driver, command.holder)
-    _compute(driver, guest, tokens[:end], command.evicted)
+    if lock_holder is None:
+        lock_holder = _newcomer(driver, command.holder)
+    _compute(driver, lock_holder, tokens[:end], command.evicted)
     if command.chunked:
-        driver.release.checkpoint(guest.req, server.cache, chunked=True)
-        locked_len = driver.release.cursors(guest.req).cache_protected_len
-        guest.tokens = tokens[:locked_len]
+        driver.release.checkpoint(lock_holder.req, server.cache, chunked=True)
+        locked_len = driver.release.cursors(lock_holder.req).cache_protected_len
+        lock_holder.tokens = tokens[:locked_len]
         slots = server.rows.req_to_token[server.spare_row, :end].to(torch.int64)
-        # A request would go on with what the tree did not take; a guest has nothing of its own.
-        guest.slots = slots[:locked_len]
+        # A request would go on with what the tree did not take; a lock holder has nothing of its own.
+        lock_holder.slots = slots[:locked_len]
         if locked_len < end:
-            driver.release.drop(guest.req, server.cache, locked_len, end)
-        server.guests[command.holder] = guest
+            driver.release.drop(lock_holder.req, server.cache, locked_len, end)
+        server.lock_holders[command.holder] = lock_holder
     else:
-        driver.release.hand_in(guest.req, server.cache, server.rows)
-        server.guests.pop(command.holder, None)
+        driver.release.hand_in(lock_holder.req, server.cache, server.rows)
+        server.lock_holders.pop(command.holder, None)
     return []
 
 
@@ -107,25 +107,25 @@ def _tree(driver: Driver) -> RadixTree:
     return tree
 
 
-def _newcomer(driver: Driver, name: str) -> Guest:
-    """A guest that has locked nothing."""
-    req = driver.server.new_request(f"guest {name}", [], None, None)
+def _newcomer(driver: Driver, name: str) -> ExternalLock:
+    """A lock holder that has locked nothing."""
+    req = driver.server.new_request(f"lock holder {name}", [], None, None)
     _tree(driver).newcomer(req)
-    return Guest(req, [], torch.empty((0,), dtype=torch.int64))
+    return ExternalLock(req, [], torch.empty((0,), dtype=torch.int64))
 
 
-def _compute(driver: Driver, guest: Guest, tokens: Sequence[int], evicted: int) -> None:
-    """Give the guest the row of a request that has computed `tokens`, whole pages of them.
+def _compute(driver: Driver, lock_holder: ExternalLock, tokens: Sequence[int], evicted: int) -> None:
+    """Give the lock holder the row of a request that has computed `tokens`, whole pages of them.
 
     evicted: a sweep has freed its SWA pages below this, as far as they are its own.
     """
-    server, req = driver.server, guest.req
-    prefix, end, page = len(guest.tokens), len(tokens), server.geometry.page_size
+    server, req = driver.server, lock_holder.req
+    prefix, end, page = len(lock_holder.tokens), len(tokens), server.geometry.page_size
     row = server.spare_row
     cells = server.rows.req_to_token[row]
-    cells[:prefix] = guest.slots.to(cells.dtype)
+    cells[:prefix] = lock_holder.slots.to(cells.dtype)
     if prefix < end:
-        slots = driver.release.take(server.cache, prefix, end, guest.slots)
+        slots = driver.release.take(server.cache, prefix, end, lock_holder.slots)
         cells[prefix:end] = slots.to(cells.dtype)
         server.stamp(slots, tokens[prefix:])
     swept = -(-evicted // page) * page if evicted > prefix else 0

@@ -24,12 +24,12 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import PRESETS
 from reference.ledger import State
-from reference.prefix_cache import guests, key_of
+from reference.prefix_cache import lock_holders, key_of
 from reference.tree import full_locked, path_of, usable
-from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.prompts import asked, draw_evicted, draw_prompt, joined, known, shortened, spelt
-from stateful_tests.generate.run_profile import draw_habits
+from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.tree_diff import tree_changes
 from stateful_tests.traces.files import prompt_of, prompt_text
 
@@ -64,20 +64,20 @@ def test_what_is_known_is_spelt_as_far_as_it_is_shared() -> None:
 @pytest.mark.parametrize("longest", [1, 3, 4, 9, 32])
 def test_prompts_are_well_formed_and_fit(longest: int) -> None:
     state = after(Insert("h1", prompt_of("a8b4")), Match("h2", prompt_of("a4")))
-    chooser = RandomChooser(longest)
+    source = RandomChoices(longest)
     for _ in range(300):
-        prompt = draw_prompt(state, chooser, "abc", longest)
+        prompt = draw_prompt(state, source, "abc", longest)
         assert 1 <= prompt_len(prompt) <= longest
         assert all(piece.tokens >= 1 for piece in prompt)
         assert prompt == joined(prompt), "pieces that follow each other have different texts"
-        on = draw_prompt(state, chooser, "abc", max(4, longest), after=prompt_of("a4"))
+        on = draw_prompt(state, source, "abc", max(4, longest), after=prompt_of("a4"))
         assert shortened(on, 4) == prompt_of("a4")
 
 
 def test_a_sweep_stays_within_its_limit() -> None:
     state = after(Insert("h1", prompt_of("a16"), 16))
-    chooser = RandomChooser(0)
-    drawn = Counter(draw_evicted(state, chooser, key_of(prompt_of("a16b4")), 0, 12) for _ in range(300))
+    source = RandomChoices(0)
+    drawn = Counter(draw_evicted(state, source, key_of(prompt_of("a16b4")), 0, 12) for _ in range(300))
     assert set(drawn) <= set(range(13))
     assert all(drawn[length] > 10 for length in (0, 4, 8, 12)), "into the tombstone, page by page"
 
@@ -145,12 +145,12 @@ def test_runs_get_into_every_situation_and_leave_nothing_behind(machine: str) ->
     met: Counter[str] = Counter()
     commands = 0
     for run in range(20):
-        chooser = RandomChooser(f"reach/{machine}/{run}")
-        habits = draw_habits(chooser, Capabilities(), machine)
+        source = RandomChoices(f"reach/{machine}/{run}")
+        profile = draw_profile(source, Capabilities(), machine)
         geometry = replace(tuple(PRESETS.values())[run % len(PRESETS)], tree=True)
         state = model.initial(geometry, tuple(Mode)[run % 2])
         for _ in range(50):
-            command = propose(state, chooser, habits)
+            command = propose(state, source, profile)
             was, (state, outcome) = state, model.step(state, command)
             commands += 1
             if not isinstance(outcome, Refused):
@@ -158,6 +158,6 @@ def test_runs_get_into_every_situation_and_leave_nothing_behind(machine: str) ->
         for command in finale(state):
             state, _ = model.step(state, command)
         assert state.tree is not None and not state.tree.children and not state.tree.locks
-        assert not state.sessions and not state.requests and not guests(state)
+        assert not state.sessions and not state.requests and not lock_holders(state)
     rare = {situation: met[situation] for situation in WANTED[machine] if met[situation] * 500 < commands}
     assert not rare, f"fewer than one in 500 commands: {rare}"

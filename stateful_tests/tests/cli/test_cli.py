@@ -208,7 +208,7 @@ def test_check_that_conforms(fake: FakeSystem, kvspec: Check, monkeypatch: pytes
     assert any(line.startswith("LEN-2 ") and line.endswith(" 400 21") for line in seen)
     assert any(line.startswith("FREE-2 ") and line.endswith(" 400 never") for line in seen)
     assert "refusals met: out_of_full 30, no_row 2" in seen
-    assert "critical situation never reached: FREE-2" in seen
+    assert "situation never reached: FREE-2" in seen
     assert seen[-1] == "torch+pr22900: conforms (400 commands in 2.0 s)"
     assert max(map(len, out.splitlines())) <= 100
     assert not os.path.exists("traces")
@@ -305,7 +305,7 @@ def test_json_has_every_figure(fake: FakeSystem, kvspec: Check, monkeypatch: pyt
     assert data["machines"][0]["commands_per_s"] == 800
     told = {"id": "FREE-2", "title": "SWA pages freed as owed", "sentence": report.sentence("FREE-2")}
     told |= {"waived": None}
-    assert data["clauses"][1] == {**told, "evaluated": 400, "critical": 0, "reached": False}
+    assert data["clauses"][1] == {**told, "evaluated": 400, "times_reached": 0, "reached": False}
     [found] = data["findings"]
     assert found["saved"] == "traces/len-2-torch-pr22900.json"
     assert found["violation"]["observed"] == BAD.observed
@@ -385,8 +385,8 @@ BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError
         (checked(timed_out=True), 0, "nothing was found until the time limit of 60 s, after 10 of 13 runs"),
         (checked(finding("LEN-2"), timed_out=True), 1, "violates LEN-2; the time limit of 60 s, after 10 of"),
         (checked(finding("BROKEN", BROKE)), 3, "torch+pr22900: the system broke"),
-        (checked(tier="nightly"), 1, "never reached the critical situation of FREE-2"),
-        (checked(tier="nightly", timed_out=True), 0, "never reached the critical situation of FREE-2"),
+        (checked(tier="nightly"), 1, "never reached the situation of FREE-2"),
+        (checked(tier="nightly", timed_out=True), 0, "never reached the situation of FREE-2"),
     ],
     ids=["timed out", "timed out with a finding", "broke", "not reached", "not reached in time"],
 )

@@ -167,7 +167,7 @@ class OwnShape:
 
     def __init__(self, system: System) -> None:
         self._system = system
-        self.capabilities = replace(system.capabilities, own_shape=True)
+        self.capabilities = replace(system.capabilities, tree_policy_is_free=True)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._system, name)

@@ -22,9 +22,9 @@ from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import ids_text, small, variable
 from reference.commands import Mode, Open, shared_serial, token_id
 from reference.geometry import PRESETS
-from stateful_tests.generate.choice_source import RandomChooser, pick
+from stateful_tests.generate.choice_source import RandomChoices, pick
 from stateful_tests.generate.next_command import propose
-from stateful_tests.generate.run_profile import draw_geometry, draw_habits
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.planted_faults import PLANTED, plant
@@ -226,14 +226,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
 
 def played_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     """A random run as a test: where the driver has come to, to the slot, the test must come to."""
-    chooser = RandomChooser(f"alike {number}")
+    source = RandomChoices(f"alike {number}")
     machine = "sessions" if number % 3 == 0 else "both"
-    geometry = draw_geometry(chooser, pick(chooser, list(PRESETS.values())))
+    geometry = draw_geometry(source, pick(source, list(PRESETS.values())))
     geometry = replace(geometry, tree=machine == "both")
-    habits = draw_habits(chooser, replace(system.capabilities, mixed_decode=False), machine)
+    profile = draw_profile(source, replace(system.capabilities, mixed_decode=False), machine)
     lockstep, steps = Lockstep(system, geometry, Mode.FAITHFUL), []
     while len(steps) < 30 and lockstep.violation is None:
-        command = propose(lockstep.state, chooser, habits)
+        command = propose(lockstep.state, source, profile)
         if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
             system.calls = ()
             outcome = lockstep.do(command)

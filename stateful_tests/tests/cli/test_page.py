@@ -136,7 +136,7 @@ def test_a_page_that_is_free_twice() -> None:
     last = snapshots(run, 1)[-1]
     assert last["system"]["pools"] == {"full": {1: {"owners": [], "free": 2}}, "swa": {}}
     assert [d["system"] for d in last["differences"] if d["about"] == "full page 1"] == ["free 2 times"]
-    assert '<b>free+free</b>' in shown(run)
+    assert "<b>free+free</b>" in shown(run)
 
 
 def test_the_tree_as_data() -> None:
@@ -225,17 +225,19 @@ def test_each_side_says_where_its_turn_resumes() -> None:
     assert re.findall(r">(resumes at \d+)</text>", text)[-2:] == ["resumes at 0", "resumes at 2"]
 
 
-@pytest.mark.parametrize("own_shape", [False, True])
-def test_whose_shape_the_tree_by_the_rules_has(monkeypatch: pytest.MonkeyPatch, own_shape: bool) -> None:
+@pytest.mark.parametrize("tree_policy_is_free", [False, True])
+def test_whose_shape_the_tree_by_the_rules_has(
+    monkeypatch: pytest.MonkeyPatch, tree_policy_is_free: bool
+) -> None:
     """A release's tree is taken over; then the story tells what the sentence cannot."""
     system, trace = resolve("torch+pr26919"), fixture("a_fresh_leaf_pins_one_window")
-    can = replace(system.capabilities, own_shape=own_shape)
+    can = replace(system.capabilities, tree_policy_is_free=tree_policy_is_free)
     monkeypatch.setattr(type(system), "capabilities", can)
     run = lockstep.replay(system, trace)
     text = shown(run)
     assert run.violation is not None
-    assert text.count("(the shape that the system's has)") == len(run.rows) * own_shape
-    assert ('<details class="story" open>' in text) is own_shape
+    assert text.count("(the shape that the system's has)") == len(run.rows) * tree_policy_is_free
+    assert ('<details class="story" open>' in text) is tree_policy_is_free
 
 
 def test_a_row_that_names_what_the_tree_does_not_have() -> None:

@@ -161,7 +161,7 @@ _FAITHFUL = Scope(
 )  # fmt: skip
 _ONE = Scope("", "", Geometry(1, 1, 4, 4, 1, 4), sessions=1, submits=(1,), ahead=3)
 _TWO = Scope("", "", Geometry(1, 1, 2, 4, 2, 2), ordinary=2, submits=(1,), ahead=1)
-_GUEST = Scope("", "", Geometry(1, None, 2, 0, 1, 2, True), guests=1, texts="a", prompts=("a1",))
+_GUEST = Scope("", "", Geometry(1, None, 2, 0, 1, 2, True), lock_holders=1, texts="a", prompts=("a1",))
 _REFUSING = (
     _FAITHFUL,
     _ONE,
@@ -171,7 +171,7 @@ _REFUSING = (
     _GUEST,
     replace(_GUEST, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,)),
     Scope(
-        "", "", Geometry(1, 1, 2, 1, 1, 2, True), Mode.FAITHFUL, guests=2, texts="a",
+        "", "", Geometry(1, 1, 2, 1, 1, 2, True), Mode.FAITHFUL, lock_holders=2, texts="a",
         prompts=("a1", "a2", "a3", "b1"),
     ),
 )  # fmt: skip
@@ -200,7 +200,8 @@ def test_each_command_is_refused_for_the_reasons_told_and_no_other() -> None:
 
 # Commands: which cursors move and what is freed, by the formulas.
 
-_FAR = Scope("", "", Geometry(1, 1, 5, 4, 1, 5), sessions=1, submits=(1,), ahead=4, rude=False, marked=False)
+_FAR = Scope("", "", Geometry(1, 1, 5, 4, 1, 5), sessions=1, submits=(1,), ahead=4,
+             invalid=False, marked=False)  # fmt: skip
 _MOVING = (
     _FAR,  # a sweep passes the target
     replace(_FAR, geometry=Geometry(2, 1, 3, 3, 1, 5), ahead=3),
@@ -226,7 +227,7 @@ def _names(
     state: State, request: Request | None, session: Session | None, said: dict[str, int]
 ) -> dict[str, Any]:
     """What a formula may use."""
-    g, slot = state.scope.geometry, session.slot if session is not None else None
+    g, slot = state.config.geometry, session.slot if session is not None else None
     c = request.cursors if request is not None and request.cursors is not None else slot or ZERO
     lost = c.swa_evicted_seqlen if c.swa_evicted_seqlen > c.cache_protected_len else 0
     return {
@@ -260,7 +261,7 @@ def _case(rule: Rule, names: dict[str, Any]) -> Case:
 
 def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
     """What a transition does that the rule does not say, in a few words."""
-    size, window = was.scope.geometry.page_size, was.scope.geometry.window
+    size, window = was.config.geometry.page_size, was.config.geometry.window
     before, after = ({h.name: h.cursors for h in holders(state)} for state in (was, now))
     expected: dict[tuple[str, str], set[int]] = {}
     about = [(was.request(name), said) for name, said in _lanes(command)]

@@ -68,7 +68,7 @@ def test_nodes_with_why_they_stay_and_when_they_go(kvspec: Run) -> None:
         "full 12 12 24 48",
         "swa 12 8 16 36",
         "",
-        "guest h2 locks [0, 12) a12: pins 8 SWA tokens, a window needs 8",
+        "lock holder h2 locks [0, 12) a12: pins 8 SWA tokens, a window needs 8",
     ]
 
 
@@ -88,8 +88,8 @@ def test_the_last_step_is_the_default_and_holders_are_told_apart(kvspec: Run) ->
     _, out, _ = kvspec("tree", path)
     assert drawn(out)[0] == "t.json after step 10: admit r2 (done)"
     assert drawn(out)[-4:] == [
-        "guest h2 locks [0, 12) a12: pins 8 SWA tokens, a window needs 8",
-        "guest h3 has nothing locked",
+        "lock holder h2 locks [0, 12) a12: pins 8 SWA tokens, a window needs 8",
+        "lock holder h3 has nothing locked",
         "request r1 locks [0, 12) a8 c4: pins 8 SWA tokens, a window needs 8",
         "session s1 has nothing locked",
     ]
@@ -100,7 +100,7 @@ def test_a_tree_without_a_window(kvspec: Run) -> None:
     path = saved(Trace(none, Mode.FREE, (Insert("h1", prompt_of("a8")), Match("h2", prompt_of("a4")))))
     _, out, _ = kvspec("tree", path)
     assert "SWA" not in out and "swa" not in out
-    assert drawn(out)[-1] == "guest h2 locks [0, 4) a4"
+    assert drawn(out)[-1] == "lock holder h2 locks [0, 4) a4"
     assert drawn(kvspec("tree", path, "--step", "0")[1])[1:4] == [
         "root", "[0, 8) a8: 2 full pages", "full: LRU 1 (goes first)",
     ]  # fmt: skip
@@ -131,7 +131,7 @@ def test_json_has_every_figure(kvspec: Run) -> None:
     }  # fmt: skip
     assert data["pools"][1] == {"pool": "swa", "evictable": 12, "protected": 8, "free": 16, "total": 36}
     assert data["locks"] == [
-        {"holder": "h2", "kind": "guest", "length": 12, "text": "a12", "pins": 8, "needs": 8}
+        {"holder": "h2", "kind": "lock holder", "length": 12, "text": "a12", "pins": 8, "needs": 8}
     ]
 
 

@@ -48,7 +48,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def counts(e: Exploration) -> tuple[object, ...]:
-    # How often a situation was critical depends on page ids, thus on which of equal states was placed.
+    # How often a situation was met depends on page ids, thus on which of equal states was placed.
     asked = {clause: tally.evaluated for clause, tally in (e.tallies or {}).items()}
     return e.states, e.transitions, e.refused, e.depth, e.complete, e.situations, asked
 

@@ -20,11 +20,12 @@ from stateful_tests.lockstep.systems import resolve
 FOLDER = Path(__file__).parents[3] / "fixtures" / "tours"
 TOURS = sorted(FOLDER.glob("*.json.gz"))
 TINY = Scope(
-    "tiny", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, submits=(1,), ahead=2, rude=False, marked=False
+    "tiny", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, submits=(1,), ahead=2, invalid=False, marked=False
 )
 SHORT = replace(TINY, name="short", geometry=Geometry(1, 1, 2, 2, 1, 2))
 TREE = Scope(
-    "tiny-tree", "", Geometry(1, 1, 2, 2, 1, 2, True), guests=1, texts="a", prompts=("a1", "a2"), rude=False
+    "tiny-tree", "", Geometry(1, 1, 2, 2, 1, 2, True), lock_holders=1, texts="a", prompts=("a1", "a2"),
+    invalid=False,
 )
 
 

@@ -48,9 +48,9 @@ from reference.commands import (
 from reference.cursors import counted_full, counted_swa
 from reference.geometry import PRESETS, Geometry
 from reference.ledger import Cursors, Phase, State, text_len
-from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
-from stateful_tests.generate.run_profile import draw_geometry, draw_habits
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep, replay
 from stateful_tests.tests.torch_kv.test_cursors_on_device import Waits
 from stateful_tests.tests.torch_kv.test_devices import random_commands
@@ -76,7 +76,7 @@ def after(*commands: Command, geometry: Geometry = PAGE4, mode: Mode = Mode.FREE
 
 def every_command(state: State) -> Iterator[Command]:
     """All commands on one session and two requests that a tiny state tells apart."""
-    width = state.scope.geometry.width
+    width = state.config.geometry.width
     yield from (Open("s1"), Close("s1"))
     for name, session in (("r1", "s1"), ("r2", None)):
         yield from (Submit(name, session, 1), Submit(name, session, 3), Admit(name), Abort(name))
@@ -84,7 +84,7 @@ def every_command(state: State) -> Iterator[Command]:
         yield from (Extend((Chunk(name, n),)) for n in (1, 2, 3, 4))
         yield from (SpecDecode((Draft(name, a, k),)) for a, k in ((2, 1), (3, 3), (4, 1)))
         yield from (Finish(name, n) for n in (1, 2))
-        if state.scope.geometry.window is not None:
+        if state.config.geometry.window is not None:
             yield from (EvictSwa(name, n) for n in range(2, width + 1))
 
 
@@ -148,12 +148,12 @@ def test_no_shorter_trace_shows_a_lent_slot() -> None:
 def test_no_false_alarm_in_random_states(mode: Mode) -> None:
     terms = set()
     for seed in range(120):
-        chooser = RandomChooser(f"accounts {seed} {mode}")
-        habits = draw_habits(chooser, TorchKV().capabilities)
-        geometry = draw_geometry(chooser, PRESETS["page4" if seed % 3 else "no-swa"])
+        source = RandomChoices(f"accounts {seed} {mode}")
+        profile = draw_profile(source, TorchKV().capabilities)
+        geometry = draw_geometry(source, PRESETS["page4" if seed % 3 else "no-swa"])
         state = model.initial(geometry, mode)
         for _ in range(60):
-            state, _ = model.step(state, propose(state, chooser, habits))
+            state, _ = model.step(state, propose(state, source, profile))
             found = report(state)
             assert all(account.balances for account in found.accounts), (state, found)
             terms |= {(a.pool, a.session_held > 0, a.uncached > 0) for a in found.accounts}

@@ -61,7 +61,7 @@ def step_of(geometry: Geometry, *commands: Command) -> Step:
         state, expected, effects = model.step_with_effects(was, command)
         outcome = system.apply(command)
         after = facts_of(system.view(), geometry)
-    return Step(was.scope, command, expected, outcome, was, state, before, after, False, "", effects)
+    return Step(was.config, command, expected, outcome, was, state, before, after, False, "", effects)
 
 
 def changed(step: Step, *, before: bool = False, **facts: Any) -> Step:
@@ -237,7 +237,7 @@ CASES = [
     _holds("TREE-12", "a round", pages(step_of(TREE, *BY_TREE, Decode(("r1",))), "--")),
     _holds("TREE-12", "a retract", step_of(TREE, *BY_TREE, Retract("r1"))),
     _holds("TREE-12", "swept", step_of(TREE, Insert("h1", text("a8"), 4))),
-    _holds("TREE-12", "a shape of its own", replace(pages(INSERTED, "LLL-"), own_shape=True)),
+    _holds("TREE-12", "a shape of its own", replace(pages(INSERTED, "LLL-"), tree_policy_is_free=True)),
     _holds("TREE-12", "no tree", changed(INSERTED, tree=None)),
     _holds("TREE-12", "refused", _waits(pages(INSERTED, "LLL-"))),
     _holds("TREE-12", "one pool", pages(NO_SWA, "TTTT")),
@@ -256,7 +256,7 @@ CASES = [
     _holds("TREE-7", "no tree before", changed(LONG_LEAF, before=True, tree=None)),
     _holds("TREE-7", "a window in whole pages", step_of(replace(TREE, window=3), Insert("h1", text("a4")))),
     # A match can be resumed from.
-    _fails("TREE-5", "less", in_tree(MATCHED, guests={"h2": range(4)}), "h2: 5 tokens"),
+    _fails("TREE-5", "less", in_tree(MATCHED, lock_holders={"h2": range(4)}), "h2: 5 tokens"),
     _fails("TREE-5", "more", pages(MATCHED, "LLLLT", before=True), "h2: 4 tokens"),
     _fails("TREE-5", "of a request", changed(
         ADMITTED, requests=moved("r1", cache_protected_len=2)), "r1: 4 tokens"),
@@ -276,7 +276,7 @@ CASES = [
         ADMITTED, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)})),
     _holds("TREE-5", "no tree", changed(MATCHED, tree=None)),
     _holds("TREE-5", "no tree before", changed(MATCHED, before=True, tree=None)),
-    _holds("TREE-5", "refused", _waits(in_tree(MATCHED, guests={"h2": range(4)}))),
+    _holds("TREE-5", "refused", _waits(in_tree(MATCHED, lock_holders={"h2": range(4)}))),
     # What is locked stays.
     _fails("TREE-8", "a page went", pages(KEPT, "LLL-"), "[6, 8) of a8, locked by h1, is there"),
     _fails("TREE-8", "a tombstone", pages(KEPT, "LLLT"), "has SWA KV"),
@@ -355,11 +355,11 @@ CASES = [
         outcome=Done((Choice("r1", swa_evicted_seqlen=2, after=True),)))),
     _fails("SWA-1", "before it", cursors(PREFILLED, swa_evicted_seqlen=2), "in [0, 0]"),
     _holds("SWA-1", "into the tree's, by a shape of its own", replace(
-        cursors(SWEPT, swa_evicted_seqlen=10, cache_protected_len=10), own_shape=True)),
+        cursors(SWEPT, swa_evicted_seqlen=10, cache_protected_len=10), tree_policy_is_free=True)),
     _fails("SWA-1", "into what is the tree's", cursors(
         SWEPT, swa_evicted_seqlen=10, cache_protected_len=10), "in [0, 8]"),
     _fails("SWA-1", "by a shape of its own", replace(
-        cursors(SWEPT, swa_evicted_seqlen=10), own_shape=True), "in [0, 8]"),
+        cursors(SWEPT, swa_evicted_seqlen=10), tree_policy_is_free=True), "in [0, 8]"),
     _holds("SWA-1", "to the protected length", LIFTED),
     _holds("SWA-1", "below the protected length, not at all", cursors(LIFTED, swa_evicted_seqlen=0)),
     _holds("SWA-1", "as far as it is driven", cursors(FAR, swa_evicted_seqlen=10)),
@@ -391,7 +391,7 @@ CASES = [
         sessions=moved("s1", swa_evicted_seqlen=2))),
     _holds("REF-1", "admitted without a slot", changed(
         step_of(PLAIN, *SERVE[:2]), requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)})),
-    _fails("REF-1", "what a guest has", in_tree(MATCHED, guests={"h2": range(4)}), "guests"),
+    _fails("REF-1", "a lock holder", in_tree(MATCHED, lock_holders={"h2": range(4)}), "lock holders"),
     _fails("REF-1", "a full page more", _also_owned(DECODED, "full", Owned("s1", 5, 9)), "full pages"),
     _fails("REF-1", "an SWA page more", _also_owned(DECODED, "swa", Owned("s1", 5, 9)), "SWA pages"),
     _fails("REF-1", "a page of the tree", _also_owned(MATCHED, "full", Owned("tree b1", 0, 9)), "full pages"),
@@ -434,5 +434,5 @@ def test_a_spoilt_fact_is_told(clause: str, step: Step, says: str | None) -> Non
 )  # fmt: skip
 def test_what_can_be_resumed_from(window: int | None, pattern: str, length: int) -> None:
     step = pages(MATCHED, pattern, before=True)
-    scope = step.scope._replace(geometry=replace(ONE, window=window, swa_pages=12 if window else 0))
-    assert usable_length(replace(step, scope=scope), path("a5")[: len(pattern)]) == length
+    config = step.config._replace(geometry=replace(ONE, window=window, swa_pages=12 if window else 0))
+    assert usable_length(replace(step, config=config), path("a5")[: len(pattern)]) == length

@@ -1,4 +1,4 @@
-"""Real releases with a radix tree behind the adapter: guests, sessions and ordinary requests on it.
+"""Real releases with a radix tree behind the adapter: lock holders, sessions and ordinary requests on it.
 
 Skips, with the reason, where a release can be neither found nor fetched.
 """
@@ -163,7 +163,7 @@ def test_what_a_guest_inserts_another_matches(real, name):
         real, name, Insert("g", (Piece("a", 3 * page),)), Match("h", (Piece("a", 2 * page), Piece("b", 5)))
     )
     assert view.tree is not None
-    assert {n: len(g.slots) for n, g in view.tree.guests.items()} == {"h": 2 * page}
+    assert {n: len(g.slots) for n, g in view.tree.lock_holders.items()} == {"h": 2 * page}
     assert {locks[1] for (_, end), locks in nodes(view).items() if end <= 2 * page} == {1}
     assert {locks[1] for (_, end), locks in nodes(view).items() if end > 2 * page} == {0}
     assert view.tree.sizes is not None
@@ -181,11 +181,11 @@ def test_a_guest_that_goes_on_keeps_its_lock(real):
         Insert("g", (Piece("a", 5),), chunked=True), Insert("g", (Piece("a", 8),), chunked=True),
     )  # fmt: skip
     assert view.tree is not None
-    assert len(view.tree.guests["g"].slots) == 8
+    assert len(view.tree.lock_holders["g"].slots) == 8
     assert nodes(view) == {(0, 4): (True, 1, 0), (4, 8): (True, 1, 1)}
     view = play(real, "page2", Insert("g", (Piece("a", 5),), chunked=True), Insert("g", (Piece("a", 9),)))
     assert view.tree is not None
-    assert view.tree.guests == {}
+    assert view.tree.lock_holders == {}
     assert {locks[1] for locks in nodes(view).values()} == {0}
 
 
@@ -195,8 +195,8 @@ def test_what_was_swept_is_a_tombstone(real):
     assert len(view.free_swa) == sizes("page1").swa_pages - 6
     assert holds_what_it_says(view)
     assert real.apply(Match("h", (Piece("a", 6), Piece("b", 1)))) == Done()  # no window behind it
-    guests = real.view().tree.guests
-    assert len(guests["h"].slots) == 0
+    lock_holders = real.view().tree.lock_holders
+    assert len(lock_holders["h"].slots) == 0
 
 
 def test_a_sweep_that_no_scheduler_makes_is_refused(real):

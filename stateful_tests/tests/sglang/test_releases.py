@@ -124,7 +124,7 @@ class Known:
     def __init__(self, system: System, clause: str) -> None:
         self._system = system
         self.capabilities = replace(
-            system.capabilities, own_shape=True, known={clause: "#1, some_trace.json"}
+            system.capabilities, tree_policy_is_free=True, known={clause: "#1, some_trace.json"}
         )
 
     def __getattr__(self, name: str) -> object:

@@ -8,9 +8,9 @@ from impl.bugs import BUGS, broken
 from reference.clauses import CLAUSES
 from reference.commands import Mode
 from reference.geometry import PRESETS
-from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
-from stateful_tests.generate.run_profile import draw_habits
+from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 
 
@@ -33,11 +33,11 @@ def test_a_record_is_complete(bug: str) -> None:
 def test_a_bug_shows_as_a_violation_not_as_an_exception(bug: str) -> None:
     system = broken(bug)
     for preset, size in PRESETS.items():
-        chooser = RandomChooser(f"{bug} {preset}")
-        habits = draw_habits(chooser, system.capabilities)
+        source = RandomChoices(f"{bug} {preset}")
+        profile = draw_profile(source, system.capabilities)
         lockstep = Lockstep(system, size, Mode.FREE)
         for _ in range(30):
-            lockstep.do(propose(lockstep.state, chooser, habits))
+            lockstep.do(propose(lockstep.state, source, profile))
             if lockstep.violation is not None:
                 assert lockstep.violation.clause != "BROKEN", lockstep.violation
                 break

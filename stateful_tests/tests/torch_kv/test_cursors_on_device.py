@@ -15,9 +15,9 @@ from impl.torch_kv.sessions import Request, Slot
 from impl.torch_kv.store import KVStore
 from reference.commands import Admit, Chunk, Command, Decode, Draft, Extend, Mode, SpecDecode, Submit
 from reference.geometry import PRESETS, Geometry
-from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
-from stateful_tests.generate.run_profile import draw_habits
+from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.tests.torch_kv.test_devices import random_commands
 
@@ -80,11 +80,11 @@ def drifting(table: type[CursorTable], name: str) -> TorchKV:
 def test_a_side_that_drifts_is_caught(table: type[CursorTable], name: str) -> None:
     system = drifting(table, name)
     for seed in range(20):
-        chooser = RandomChooser(f"drift {seed}")
-        habits = draw_habits(chooser, system.capabilities)
+        source = RandomChoices(f"drift {seed}")
+        profile = draw_profile(source, system.capabilities)
         lockstep = Lockstep(system, PRESETS["page2"], Mode.FREE)
         for _ in range(60):
-            lockstep.do(propose(lockstep.state, chooser, habits))
+            lockstep.do(propose(lockstep.state, source, profile))
             if lockstep.violation is not None:
                 return
     pytest.fail("no violation")

@@ -9,19 +9,19 @@ from impl.torch_kv import TorchKV
 from reference import model
 from reference.commands import Command, Done, Mode
 from reference.geometry import PRESETS
-from stateful_tests.generate.choice_source import RandomChooser
+from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import draw_habits
+from stateful_tests.generate.run_profile import draw_profile
 
 
 def random_commands(preset: str, seed: int, steps: int = 40) -> list[Command]:
     """Commands as a client and a scheduler would give them, then everything ended."""
-    chooser = RandomChooser(f"{preset} {seed}")
-    habits = draw_habits(chooser, TorchKV().capabilities)
+    source = RandomChoices(f"{preset} {seed}")
+    profile = draw_profile(source, TorchKV().capabilities)
     state = model.initial(PRESETS[preset], Mode.FREE)
     commands: list[Command] = []
     for _ in range(steps):
-        commands.append(propose(state, chooser, habits))
+        commands.append(propose(state, source, profile))
         state, _ = model.step(state, commands[-1])
     return commands + finale(state)
 

@@ -1,4 +1,5 @@
-"""Requests, sessions and guests of torch_kv on the radix tree, by hand; the rules in full are lockstep's.
+"""Requests, sessions and lock holders of torch_kv on the radix tree, by hand; the rules in full are
+lockstep's.
 
 Page size 2 and shared text "a" throughout: what is matched, what is locked, what goes.
 """
@@ -107,7 +108,7 @@ def everything_goes(system: TorchKV) -> None:
         do(system, Abort(name))
     for name in list(system.sessions):
         do(system, Close(name))
-    for name in list(system.guests):
+    for name in list(system.lock_holders):
         do(system, Unlock(name))
     assert not system.locks
     do(system, Evict(ALL, 0 if system.window is None else ALL), CheckIdle())
@@ -208,8 +209,8 @@ def test_what_could_not_be_matched_again_is_not_inserted() -> None:
     clock = system.tree.clock if system.tree is not None else 0
     do(system, Extend((Chunk("r", 1),)))
     assert cursors(system, "r") == (1, 1, 0, 0) and system.tree is not None and system.tree.clock == clock
-    do(system, Insert("h", a(1), chunked=True))  # and neither is a guest's
-    assert tree(system).guests["h"].slots == [] and shape(system) == [(1, False, 1, 0), (2, True, 1, 1)]
+    do(system, Insert("h", a(1), chunked=True))  # and neither is a lock holder's
+    assert tree(system).lock_holders["h"].slots == [] and shape(system) == [(1, False, 1, 0), (2, True, 1, 1)]
     do(system, Unlock("g"), Extend((Chunk("r", 1),)))  # nobody reads through it: recovered
     assert cursors(system, "r")[3] == 2
     everything_goes(system)
@@ -312,7 +313,7 @@ def test_room_is_made_by_eviction_and_a_refusal_evicts_nothing(
     assert (system.view().tree, system.tree and system.tree.clock) == before
     do(system, Extend((Chunk("r", fits),)))
     do(system, *(Match(f"h{text[0].text}", text) for text in texts))
-    found = [len(tree(system).guests[f"h{text[0].text}"].slots) for text in texts]
+    found = [len(tree(system).lock_holders[f"h{text[0].text}"].slots) for text in texts]
     assert found == [4, 0, 4]  # one is locked, one the oldest that is not, of one no page was needed
     everything_goes(system)
 
@@ -326,7 +327,7 @@ def test_a_marked_abort_needs_a_page_of_the_tree() -> None:
     everything_goes(system)
 
 
-# Guests.
+# Lock holders.
 
 
 def test_guests_share_names_with_everybody_else() -> None:
@@ -352,7 +353,7 @@ def test_guests_share_names_with_everybody_else() -> None:
         (Submit("q", None, 9, prompt=(Piece("a", 0),)), Reason.EMPTY),
     ):
         assert system.apply(command) == Refused(reason), command
-    assert tree(system).guests.keys() == {"g"} and len(tree(system).guests["g"].slots) == 4
+    assert tree(system).lock_holders.keys() == {"g"} and len(tree(system).lock_holders["g"].slots) == 4
     everything_goes(system)
 
 
@@ -374,12 +375,12 @@ def test_without_a_tree_and_without_a_window() -> None:
 def test_a_guest_goes_on_from_what_it_inserted() -> None:
     system = built()
     do(system, Insert("g", a(5), chunked=True), Insert("g", a(9), evicted=3, chunked=True))
-    assert len(tree(system).guests["g"].slots) == 8 and list(system.locks) == ["g"]
+    assert len(tree(system).lock_holders["g"].slots) == 8 and list(system.locks) == ["g"]
     outcome = do(system, Evict(ALL, ALL))
     assert isinstance(outcome, Done) and outcome.freed is not None
     assert outcome.freed.full == 0  # all locked; SWA KV behind its window may go
     do(system, Insert("g", a(12)))
-    assert not system.guests and [full for _, _, full, _ in shape(system)] == [0] * len(nodes(system))
+    assert not system.lock_holders and [full for _, _, full, _ in shape(system)] == [0] * len(nodes(system))
     everything_goes(system)
 
 
