@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from reference.clauses.step import Step
 
 # What a predicate that does not hold returns: what was expected, what was observed.
 Failure = tuple[str, str]
 Check = Callable[[Step], Failure | None]
+# What a clause is about. The check of a state clause reads `config`, `now`, `after`, `tree_policy_is_free` of
+# a step, and what follows from these, alone: its verdict is the same for all steps that end there.
+About = Literal["state", "step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Clause:
     assumption: str
     rule: str
     source: str
+    about: About
     check: Check
     situation: Callable[[Step], bool]
 
@@ -47,6 +52,7 @@ def clause(
     rule: str,
     source: str,
     situation: Callable[[Step], bool],
+    about: About = "step",
     scope: str = "Every step.",
     settled: str = "",
     assumption: str = "",
@@ -55,7 +61,7 @@ def clause(
 
     def add(check: Check) -> Check:
         CLAUSES[id] = Clause(
-            id, title, sentence, scope, why, settled, assumption, rule, source, check, situation
+            id, title, sentence, scope, why, settled, assumption, rule, source, about, check, situation
         )
         return check
 

@@ -16,6 +16,7 @@ from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
     "READ-1",
     "full reads are right",
     "Every position below kv_committed_len reads the full KV of exactly that token of that text.",
+    about="state",
     why="This is what the bookkeeping is for.",
     rule="ledger.text_tokens",
     source="#22897",
@@ -59,6 +60,7 @@ def stamp_text(stamp: int | None) -> str:
     "SWA reads are right",
     "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that token; of"
     " the radix tree's prefix, those in the window of the next token.",
+    about="state",
     why="Every window of a later token lies in there.",
     rule="ledger.text_tokens, cursors.lost_below",
     source="kvspec",
@@ -85,6 +87,7 @@ def _swa_reads(step: Step) -> Failure | None:
     "REF-1",
     "system and reference agree",
     "The system's cursors, texts, owned positions and lock holders are the reference's.",
+    about="state",
     why="A rule that no clause states is still a rule of the operational model.",
     rule="model.step",
     source="kvspec",

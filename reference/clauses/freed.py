@@ -81,6 +81,7 @@ def _freed_swa(step: Step) -> Failure | None:
     "nothing lost at the end",
     "When no session keeps anything and no request runs, both pools, but for the radix tree's pages, and all"
     " rows are free.",
+    about="state",
     why="A leak of one token per turn is an outage after a day.",
     rule="ledger.free",
     source="#22862",

@@ -94,6 +94,7 @@ def _restored(step: Step) -> Failure | None:
     "cursors in order",
     "0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len <= row width,"
     " 0 <= swa_evicted_seqlen <= kv_allocated_len, and cache_protected_len is whole pages.",
+    about="state",
     why="Every free and every sum is a difference of two cursors.",
     rule="cursors.in_order",
     source="#20070",

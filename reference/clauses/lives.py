@@ -82,6 +82,7 @@ def _names(names: set[str]) -> str:
     "history is what the client saw",
     "A session's history is the text of its finished turns, each cut to the outputs that count; the"
     " next turn's input starts with it; an aborted turn leaves no trace in it.",
+    about="state",
     why="KV of tokens that the text does not have answers with somebody else's words.",
     rule="model._finish, ledger.text_cut",
     source="#22897, #22790",

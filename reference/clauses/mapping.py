@@ -13,6 +13,7 @@ from reference.clauses.step import Step
     "mapping is one to one",
     "No two positions are mapped to the same SWA slot, and the slots of a page to those of one page in"
     " order.",
+    about="state",
     why="Two tokens would write their SWA KV over each other.",
     rule="ledger.swa_pages",
     source="kvspec",
@@ -33,6 +34,7 @@ def _one_to_one(step: Step) -> Failure | None:
     "MAP-2",
     "live positions are mapped",
     "Every position from swa_evicted_seqlen to kv_allocated_len has an SWA slot.",
+    about="state",
     why="Its KV would be written to padding, over everybody else's.",
     rule="ledger.swa_pages",
     source="kvspec (page_size > 1, window 1)",
@@ -50,6 +52,7 @@ def _mapped(step: Step) -> Failure | None:
     "MAP-3",
     "swept positions are unmapped",
     "The entry of a position below swa_evicted_seqlen is 0.",
+    about="state",
     why="Freeing its full slot would free an SWA slot that is somebody else's by now.",
     rule="ledger.swa_pages",
     source="kvspec",
@@ -64,6 +67,7 @@ def _swept(step: Step) -> Failure | None:
     "MAP-4",
     "unused slots are unmapped",
     "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to nobody else.",
+    about="state",
     why="Whoever gets the full slot next would inherit it, unless every allocation overwrites it.",
     settled="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last page;"
     " it waives this.",

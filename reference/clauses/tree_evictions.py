@@ -20,6 +20,7 @@ SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  
     "TREE-9",
     "counters are sums",
     "The counters of evictable and protected tokens equal what a walk over the nodes gives.",
+    about="state",
     why="Admission and memory checks ask the counters, never the tree.",
     rule="tree.sizes",
     source="kvspec",

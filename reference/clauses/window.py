@@ -70,6 +70,7 @@ def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
     "SWA-2",
     "the window of the next token is live",
     "Whoever computes a token at position p finds an SWA slot for every position in [p - window, p).",
+    about="state",
     why="A turn resumed behind its window reads SWA KV that is gone.",
     settled="The literal prefix p = min(C, key) is safe unless p > R and some sweep of the row was driven"
     " with L >= W + 2P + floor(max(R, p - W)) tokens, and then it is not: proved both ways (`kvspec prove`)."

@@ -420,7 +420,9 @@ def test_a_spoilt_fact_is_told(clause: str, step: Step, says: str | None) -> Non
         assert failure is None
     else:
         assert failure is not None and says in ", not ".join(failure)
-
+    if CLAUSES[clause].about == "state":
+        end: Any = dict.fromkeys(("command", "expected", "outcome", "was", "before"))
+        assert CLAUSES[clause].check(replace(step, **end)) == failure, "it reads the state after the step alone"
 
 
 
