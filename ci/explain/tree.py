@@ -7,12 +7,13 @@ from collections.abc import Callable
 from ci.explain.history import Past, some
 from reference.clauses.contents import stamp_text
 from reference.clauses.facts import NodeFacts
+from reference.clauses.locks import Locked
 from reference.clauses.tree_evictions import SIZES, walked
 from reference.commands import Evict, Match
 from reference.cursors import ceil_page
 from reference.ledger import holders, text_tokens
 from reference.prefix_cache import lock_holders, key_of, path_text
-from reference.tree import Key, Lock, nodes
+from reference.tree import Key, nodes
 from stateful_tests.lockstep.results import Moment
 
 
@@ -30,19 +31,15 @@ def _page(m: Moment, path: Key) -> tuple[tuple[int, ...], bool] | None:
     return m.facts.tree.pages.get(path) if m.facts.tree is not None else None
 
 
-# Locks, as the rules keep them.
+# Locks.
 
 
-def _locks(m: Moment) -> tuple[Lock, ...]:
-    return m.state.tree.locks if m.state.tree is not None else ()
-
-
-def _needs(lock: Lock, path: Key, swa: bool) -> bool:
-    return lock.key[: len(path)] == path and (not swa or lock.swa_from < len(path))
+def _needs(lock: Locked, path: Key, swa: bool) -> bool:
+    return lock.key[: len(path)] == path and (not swa or lock.pinned_from < len(path))
 
 
 def _needed_by(m: Moment, holder: str, path: Key, swa: bool) -> bool:
-    return any(k.holder == holder and _needs(k, path, swa) for k in _locks(m))
+    return holder in m.locks and _needs(m.locks[holder], path, swa)
 
 
 def _count(m: Moment, path: Key, swa: bool) -> int | None:
@@ -55,7 +52,7 @@ def _lock_counts(past: Past) -> str | None:
     tree = past.now.facts.tree
     for node in tree.nodes if tree is not None else ():
         for swa in (False, True) if "swa" in past.now.facts.pools else (False,):
-            want = [k.holder for k in _locks(past.now) if k.key and _needs(k, node.path, swa)]
+            want = [name for name in sorted(past.now.locks) if _needed_by(past.now, name, node.path, swa)]
             count = node.swa_locks if swa else node.full_locks
             most = node.full_locks if past.step.tree_policy_is_free and swa else len(want)
             if not len(want) <= count <= most:
@@ -74,10 +71,10 @@ def _counted(past: Past, node: NodeFacts, swa: bool, count: int, want: list[str]
     said = f"{where} still counts {some(count, f'{kind} lock')}"
     said += f"; now it is needed only by {' and '.join(needs)}" if needs else "; nobody needs it now"
     gone = {
-        k.holder: at
+        name: at
         for at, m in enumerate(past.run.history[:-1])
-        for k in _locks(m)
-        if k.key and _needs(k, path, swa) and k.holder not in want
+        for name, lock in m.locks.items()
+        if _needs(lock, path, swa) and name not in want
     }
     for holder, last in gone.items():
         said += f", and {holder} let go at {past.command(last + 1 + past.run.first)}"
@@ -87,25 +84,25 @@ def _counted(past: Past, node: NodeFacts, swa: bool, count: int, want: list[str]
         split = past.first(f"{where} is a node", lambda m: _node(m, path) is not None)
         if taken + past.run.first < split:
             said += f", whose lock is older than the split of the node at {past.command(split)}"
-    for lock in _locks(past.now) if swa else ():
-        if lock.holder not in want and _needs(lock, path, False):
-            said += f": {lock.holder} needs SWA KV from position {lock.swa_from} on"
+    for name, lock in sorted(past.now.locks.items()) if swa else ():
+        if name not in want and _needs(lock, path, False):
+            said += f": {name} needs SWA KV from position {lock.pinned_from} on"
     return said
 
 
 def _pinned(past: Past) -> str | None:
     """TREE-8: a locked page that is gone, or has lost its SWA KV."""
     size, has_swa = past.page_size, "swa" in past.now.facts.pools
-    for lock in _locks(past.now):
+    for name, lock in sorted(past.now.locks.items()):
         for end in range(size, len(lock.key) + 1, size):
-            page = _page(past.now, lock.key[:end])
-            if page is not None and (page[1] or not has_swa or end <= lock.swa_from):
+            page, before = _page(past.now, lock.key[:end]), _page(past.before, lock.key[:end])
+            if page is not None and (page[1] or not has_swa or end <= lock.pinned_from):
                 continue
-            since = past.since(f"lock of {lock.holder}", lambda m, mine: mine in _locks(m), lock)
-            locked = f"{lock.holder} has [0, {len(lock.key)}) of {path_text(lock.key)} locked {since}"
+            since = past.since(f"lock of {name}", lambda m, n, mine: m.locks.get(n) == mine, name, lock)
+            locked = f"{name} has [0, {len(lock.key)}) of {path_text(lock.key)} locked {since}"
             at = f"[{end - size}, {end})"
-            if _page(past.before, lock.key[:end]) is None:
-                return f"{locked}, but {at} is not in the tree"
+            if before is None or page == before:
+                return f"{locked}, but {at} {'is not in the tree' if page is None else 'has no SWA KV'}"
             return f"{locked}, but {past.here} takes {'' if page is None else 'the SWA KV of '}{at}"
     return None
 

@@ -66,7 +66,7 @@ class _RowKeepsDuplicates(TorchKV):
 @bug(
     "insert-without-a-second-match",
     "a running request inserts what it cannot match again",
-    clause="TREE-6",
+    clause="TREE-8",
     story="""A running request loses its window. It inserts its prompt although the tree keeps a locked
     tombstone there: its own SWA KV is freed as a duplicate, and it reads on. Visible when a prompt is
     computed again over a locked tombstone. Fix: insert only if all of it can be matched again.""",

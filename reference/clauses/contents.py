@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.step import Step, cursors_text
+from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import POSITION_BITS, SHARED
-from reference.cursors import lost_below, window_start
 from reference.ledger import ZERO, Phase, full_pages, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
 
@@ -73,8 +72,8 @@ def _swa_reads(step: Step) -> Failure | None:
     for holder in step.held:
         c = holder.cursors
         length = c.kv_committed_len
-        seen = window_start(length, step.config.geometry.window)
-        start = max(lost_below(c), min(c.cache_protected_len, seen))
+        seen = length - step.config.geometry.window
+        start = max(swept_below(c), min(c.cache_protected_len, seen), 0)
         facts = step.after.holders.get(holder.name)
         got = list(facts.swa_read[start:length]) if facts is not None else []
         want = text_tokens(holder.text, length)[start:]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.step import Step, span
+from reference.clauses.step import Pages, Step, span
 from reference.ledger import Phase
-from reference.prefix_cache import NO_PAGES, pages_of
 
 
-def owed_and_freed(step: Step, pool: str) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """What FREE compares: holder -> page indices of its sequence, as the rules owe them and as the system
-    freed them. Beside a tree of its own shape of session slots alone, less what the tree has taken."""
-    owed, freed = step.owed(pool), step.freed(pool)
-    if (
-        step.tree_policy_is_free and step.now.tree is not None
-    ):  # what its tree takes or gives back is its own choice
+def owed_and_freed(step: Step, pool: str) -> tuple[Pages, Pages]:
+    """What FREE compares: what the rules owe and what the system freed. Where a tree chooses itself what it
+    takes and gives back: of session slots alone, less what the tree has taken."""
+    owed, freed = step.owed[pool], step.freed[pool]
+    if step.tree_policy_is_free and step.after.tree is not None:
         slots = {s.name for s in step.was.sessions if s.slot is not None}
         trees = {o.page for o in step.after.pools[pool].owned if o.holder.startswith("tree ")}
         taken = {(o.holder, o.at) for o in step.before.pools[pool].owned if o.page in trees}
@@ -51,10 +48,10 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
     settled="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
     " until it is freed whole.",
     assumption="If page_size is 1, the free may start at target itself.",
-    rule="cursors.owed_full, ledger.full_pages",
+    rule="cursors.cut, ledger.full_pages",
     source="#22862, #22862 review",
     scope="Which pages, not how often: a page freed twice in one command is OWN-2.",
-    situation=lambda s: s.done and bool(s.owed("full")),
+    situation=lambda s: s.done and bool(s.owed["full"]),
 )
 def _freed_full(step: Step) -> Failure | None:
     return _check_freed(step, "full")
@@ -67,10 +64,10 @@ def _freed_full(step: Step) -> Failure | None:
     " a sweep those between the old and the new swa_evicted_seqlen, an end, an insert and an eviction as in"
     " FREE-1, and nothing else frees.",
     why="What a sweep gave back may belong to somebody else by now.",
-    rule="cursors.owed_swa, ledger.swa_pages",
+    rule="cursors.cut, ledger.swa_pages",
     source="#22900, #22862",
     scope="Models with SWA. Which pages, not how often, as FREE-1.",
-    situation=lambda s: s.done and "swa" in s.after.pools and bool(s.owed("swa")),
+    situation=lambda s: s.done and "swa" in s.after.pools and bool(s.owed["swa"]),
 )
 def _freed_swa(step: Step) -> Failure | None:
     return _check_freed(step, "swa")
@@ -91,9 +88,8 @@ def _freed_swa(step: Step) -> Failure | None:
 def _all_back(step: Step) -> Failure | None:
     if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):  # may have a row already
         return None
-    cached = pages_of(step.now.tree) if step.now.tree is not None else NO_PAGES
     for name, pool in step.after.pools.items():
-        want = pool.size - len(cached[name])
+        want = pool.size - len({o.page for o in pool.owned if o.holder.startswith("tree ")})
         if len(set(pool.free)) < want:
             return f"{want} of {pool.size} pages of the {name} pool free", f"{len(set(pool.free))} are"
     if len(set(step.after.free_rows)) < step.after.rows:

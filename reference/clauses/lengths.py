@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.step import Step, cursors_text
+from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import Admit, EvictSwa, SpecDecode
-from reference.cursors import cut, in_order, lost_below, window_live
 from reference.ledger import ZERO, Cursors
+
+
+def capped(c: Cursors, target: int) -> Cursors:
+    """C, A and E each the smaller of what it was and target."""
+    committed, allocated, swept, protected = c
+    return Cursors(min(committed, target), min(allocated, target), min(swept, target), protected)
 
 
 @clause(
@@ -39,7 +44,7 @@ def _capped(step: Step) -> Failure | None:
     session = step.after.sessions.get(holder)
     if session is None or session.slot is None:
         return None  # SES-2 says so
-    want = cut(before, target)
+    want = capped(before, target)
     if session.slot == want:
         return None
     return f"target {target}: {cursors_text(want)}", f"slot of {holder}: {cursors_text(session.slot)}"
@@ -77,14 +82,15 @@ def _restored(step: Step) -> Failure | None:
         return None  # SES-2 says so
     got = request_after.cursors
     literal = min(session.slot.kv_committed_len, request.origin + request.output - 1)
-    allowed = [cut(session.slot, literal)]
+    want = capped(session.slot, literal)
+    allowed = [want]
     window = step.config.geometry.window
-    if window is not None and not window_live(lost_below(session.slot), literal, window):
-        allowed.append(cut(session.slot, session.slot.cache_protected_len))
+    if window is not None and swept_below(session.slot) > max(0, literal - window):
+        allowed.append(capped(session.slot, session.slot.cache_protected_len))
     if got in allowed and slot_after.slot == got:
         return None
     return (
-        f"request and slot both at prefix {literal}: {cursors_text(cut(session.slot, literal))}",
+        f"request and slot both at prefix {literal}: {cursors_text(want)}",
         f"request: {cursors_text(got)}; slot: {cursors_text(slot_after.slot)}",
     )
 
@@ -110,8 +116,9 @@ def _order(step: Step) -> Failure | None:
     for name, c in shown:
         if c is None:
             continue
-        aligned = c.cache_protected_len % geometry.page_size == 0
-        if not in_order(c) or c.kv_allocated_len > geometry.width or not aligned:
+        committed, allocated, swept, protected = c
+        rising = 0 <= protected <= committed <= allocated <= geometry.width and 0 <= swept <= allocated
+        if not rising or protected % geometry.page_size:
             return "cursors in order and in bounds", f"{name}: {cursors_text(c)}"
     return None
 

@@ -6,10 +6,11 @@ system's facts; each derived value is computed once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
-from reference.clauses.facts import Facts, Owned
+from reference.clauses.facts import Facts
+from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort,
     Admit,
@@ -17,25 +18,19 @@ from reference.commands import (
     Command,
     Decode,
     Done,
+    Evict,
     Extend,
     Finish,
+    Insert,
+    Match,
     Outcome,
     Retract,
     SpecDecode,
 )  # fmt: skip
-from reference.cursors import owed_full, owed_swa
-from reference.ledger import (
-    Cursors,
-    Holder,
-    Request,
-    RunConfig,
-    State,
-    full_pages,
-    holders,
-    swa_pages,
-    text_tokens,
-)  # fmt: skip
-from reference.prefix_cache import Effects, page_name
+from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
+from reference.prefix_cache import key_of, page_name
+
+Pages = dict[str, list[int]]  # holder -> page indices of its sequence
 
 
 @dataclass(eq=False)
@@ -44,8 +39,8 @@ class Step:
 
     before, after: the system's facts. unchanged: its view is the same as before. overreach: a choice of
     the system that the reference could not follow, in words; `now` then follows the default.
-    effects: what changed hands with the reference's tree. tree_policy_is_free: the system's tree picks
-    itself what it splits and evicts, and `now` has its shape.
+    tree_policy_is_free: the system's tree picks itself what it splits and evicts, and `now` has its shape.
+    locks_before: who had locked what in the tree, as the step before left it.
     """
 
     config: RunConfig
@@ -58,8 +53,8 @@ class Step:
     after: Facts
     unchanged: bool
     overreach: str = ""
-    effects: Effects = field(default_factory=Effects)
     tree_policy_is_free: bool = False
+    locks_before: Locks | None = None
 
     @cached_property
     def done(self) -> bool:
@@ -167,83 +162,111 @@ class Step:
         facts = self.after.requests.get(name)
         return facts.cursors.swa_evicted_seqlen if facts is not None and facts.cursors else 0
 
-    def freed(self, pool: str) -> dict[str, list[int]]:
-        """holder -> page indices of its sequence that it had before and the system gave back."""
+    @cached_property
+    def locked_before(self) -> Locks:
+        """Who had locked what in the system's tree; of a step that stands by itself, by the reference."""
+        return locks_of(self.was.tree) if self.locks_before is None else self.locks_before
+
+    @cached_property
+    def locks(self) -> Locks:
+        """Who has locked what in the system's tree now."""
+        if not self.done:
+            return self.locked_before
+        command, request = self.command, self.acted
+        again = None
+        if isinstance(command, Admit) and request is not None:
+            session = self.was.session(request.session)
+            again = request.holder if session is None or session.slot is None else None
+        prompt = key_of(command.prompt) if isinstance(command, (Match, Insert)) else ()
+        window, free = self.config.geometry.window, self.tree_policy_is_free
+        return locks_after(self.locked_before, self.after, again, prompt, window, free)
+
+    # What goes back. Pages are told by holder and by their place in its sequence.
+
+    @cached_property
+    def freed(self) -> dict[str, Pages]:
+        """By pool: pages that somebody had before and the system gave back."""
+        return {pool: self._freed_of(pool) for pool in self.after.pools}
+
+    @cached_property
+    def owed(self) -> dict[str, Pages]:
+        """By pool: pages that must go back."""
+        return {pool: self._owed_of(pool) if self.done else {} for pool in self.after.pools}
+
+    def _freed_of(self, pool: str) -> Pages:
         before, after = self.before.pools[pool], self.after.pools[pool]
-        free = set(after.free)
-        kept = set(after.owned)
+        free, kept = set(after.free), set(after.owned)
         others = {o.page: o.holder for o in after.owned}
-        freed: dict[str, list[int]] = {}
+        freed: Pages = {}
         for owned in before.owned:
-            gone = owned not in kept and owned.page in others
-            if owned.page in free or (gone and others[owned.page] != self._name_in_tree(owned)):
-                freed.setdefault(owned.holder, []).append(owned.at)
+            holder, at, page = owned
+            gone = owned not in kept and page in others
+            if page in free or (gone and others[page] != self._name_in_tree(holder, at)):
+                freed.setdefault(holder, []).append(at)
         return freed
 
-    def _name_in_tree(self, owned: Owned) -> str | None:
+    def _name_in_tree(self, holder: str, at: int) -> str | None:
         """What a page of a row is called once the tree has taken it over."""
-        if self.after.tree is None:
+        if self.after.tree is None or holder not in self._paths:
             return None
-        path = self._paths.get(owned.holder, ())[: (owned.at + 1) * self.config.geometry.page_size]
-        return page_name(path)
+        return page_name(self._paths[holder][: (at + 1) * self.config.geometry.page_size])
 
     @cached_property
     def _paths(self) -> dict[str, tuple[int, ...]]:
-        """The text of each holder before, as tokens."""
-        return {h.name: tuple(text_tokens(h.text)) for h in self.held_before}
+        """The text of each holder as tokens."""
+        return {h.name: tuple(text_tokens(h.text)) for h in (*self.held, *self.held_before)}
+
+    def _owed_of(self, pool: str) -> Pages:
+        size, swa = self.config.geometry.page_size, pool == "swa"
+        owed: dict[str, set[int]] = {}
+        goes = (*self.ended, 0) if self.ended is not None else self.cut_at
+        if goes is not None:  # from target on, as far as it has pages of its own
+            holder, c, target = goes
+            start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
+            owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
+        for was in self.was.requests if swa and goes is None else ():  # swept
+            if was.cursors is not None:
+                start = max(was.cursors.cache_protected_len, was.cursors.swa_evicted_seqlen)
+                owed[was.holder] = {*range(-(-start // size), self.frontier(was.name) // size)}
+        if self.after.tree is not None:
+            self._hand_over(pool, owed)
+        return {holder: sorted(pages) for holder, pages in owed.items() if pages}
+
+    def _hand_over(self, pool: str, owed: dict[str, set[int]]) -> None:
+        """What a row hands to the tree is owed, but for pages that the tree did not have: those it takes
+        over, each from the first of a batch who has it. What the tree gives up is owed."""
+        size = self.config.geometry.page_size
+        had, has = set(self.before.pools[pool].owned), set(self.after.pools[pool].owned)
+        own = {(o.holder, o.at) for o in had}
+        taken = {o.holder for o in has - had}
+        for holder, start, end, frontier in self._handed:
+            for at in range(start // size, -(-end // size)):
+                name = self._name_in_tree(holder, at)
+                if pool == "swa" and at * size < frontier:
+                    continue
+                if name in taken:
+                    taken.remove(name)
+                    owed.get(holder, set()).discard(at)
+                elif (holder, at) in own:
+                    owed.setdefault(holder, set()).add(at)
+        if isinstance(self.command, (Extend, Decode, SpecDecode, Finish, Abort, Insert, Evict)):
+            for gone in had - has:
+                if gone.holder.startswith("tree "):
+                    owed.setdefault(gone.holder, set()).add(gone.at)
 
     @cached_property
-    def _owed(self) -> dict[str, dict[str, list[int]]]:
-        owed = {pool: self._owed_of(pool) for pool in self.after.pools}
-        for pool, pages in owed.items() if self.after.tree is not None and self.done else ():
-            self._take_over(pool, pages)
-        return owed
-
-    def owed(self, pool: str) -> dict[str, list[int]]:
-        """The same, as the rules owe it."""
-        return self._owed[pool]
-
-    def _owed_of(self, pool: str) -> dict[str, list[int]]:
-        page_size = self.config.geometry.page_size
-        owed: dict[str, list[int]] = {}
-        if not self.done:
-            return owed
-        if self.ended is not None:
-            pages = full_pages if pool == "full" else swa_pages
-            owed[self.ended[0]] = list(pages(self.ended[1], page_size))
-        elif self.cut_at is not None:
-            holder, before, target = self.cut_at
-            low, high = (owed_full if pool == "full" else owed_swa)(before, target, page_size)
-            owed[holder] = list(range(low // page_size, high // page_size))
-        elif pool == "swa":
-            for was in self.was.requests:
-                facts = self.after.requests.get(was.name)
-                if was.cursors is None or facts is None or facts.cursors is None:
-                    continue
-                stop = facts.cursors.swa_evicted_seqlen // page_size
-                gone = [p for p in swa_pages(was.cursors, page_size) if p < stop]
-                owed[was.session or was.name] = gone
-        return {holder: pages for holder, pages in owed.items() if pages}
-
-
-    def _take_over(self, pool: str, owed: dict[str, list[int]]) -> None:
-        """Owed besides are duplicates and evicted nodes; not owed is what the tree has taken over."""
-        size = self.config.geometry.page_size
-        for was in self.was.requests if isinstance(self.command, Extend) else ():
-            now = self.now.request(was.name)
-            if was.cursors is not None and now is not None and now.cursors is not None:
-                pages = (full_pages if pool == "full" else swa_pages)(was.cursors, size)
-                given_up = [p for p in pages if p < now.cursors.cache_protected_len // size]
-                owed[was.holder] = sorted({*owed.get(was.holder, ()), *given_up})
-        for holder in list(owed):
-            owed[holder] = [p for p in owed[holder] if (holder, p) not in self.effects.adopted[pool]]
-            if not owed[holder]:
-                del owed[holder]
-        gone = self.effects.gone[pool]
-        # Taken over again in the same command, a page that was given back may be the very same one.
-        same = {(o.holder, o.at) for o in {*self.before.pools[pool].owned} & {*self.after.pools[pool].owned}}
-        for holder, page in gone - same if gone else ():
-            owed.setdefault(holder, []).append(page)
+    def _handed(self) -> list[tuple[str, int, int, int]]:
+        """(holder, start, end, its swa_evicted_seqlen) of what rows hand to the tree, in order."""
+        if isinstance(self.command, Finish) and self.ended is not None:
+            holder, c = self.ended
+            return [(holder, c.cache_protected_len, c.kv_allocated_len, c.swa_evicted_seqlen)]
+        handed = []
+        for name in self.progress if isinstance(self.command, Extend) else ():
+            was, now = self.was.request(name), self.after.requests.get(name)
+            if was is not None and was.cursors is not None and now is not None and now.cursors is not None:
+                end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
+                handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
+        return handed
 
 
 def span(pages: list[int], page_size: int) -> str:
@@ -262,3 +285,9 @@ def cursors_text(c: Cursors | None) -> str:
     if c is None:
         return "no cursors"
     return " ".join(f"{name} {value}" for name, value in zip(c._fields, c))
+
+
+def swept_below(c: Cursors) -> int:
+    """Positions of the row's own below this have no SWA KV any more: a sweep starts at R, so a frontier
+    within the tree's prefix has swept nothing."""
+    return c.swa_evicted_seqlen if c.swa_evicted_seqlen > c.cache_protected_len else 0

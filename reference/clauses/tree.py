@@ -8,10 +8,10 @@ from reference.clauses.base import Failure, clause
 from reference.clauses.facts import NodeFacts, TreeFacts
 from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, SpecDecode
-from reference.cursors import ceil_page, floor_page
+from reference.cursors import ceil_page
 from reference.ledger import text_tokens
-from reference.prefix_cache import lock_holders, key_of, pages_of, path_text
-from reference.tree import Key, Tree, nodes
+from reference.prefix_cache import key_of, path_text
+from reference.tree import Key
 
 WITH_TREE = "Servers with a radix tree."
 
@@ -32,7 +32,8 @@ def grew(step: Step) -> bool:
 
 
 def shrank(step: Step) -> bool:
-    return bool(step.effects.gone["full"] or step.effects.gone["swa"])
+    """The tree has given pages back."""
+    return any(holder.startswith("tree ") for freed in step.freed.values() for holder in freed)
 
 
 @clause(
@@ -137,51 +138,58 @@ def _contents(step: Step) -> Failure | None:
     situation=lambda s: any(True for _ in _inserted(s)),
 )
 def _inserted_found(step: Step) -> Failure | None:
-    keys = list(_inserted(step))
-    if not keys or step.after.tree is None or step.tree_policy_is_free:
+    if step.after.tree is None or step.before.tree is None or step.tree_policy_is_free:
         return None
-    pages, size = step.after.tree.pages, step.config.geometry.page_size
-    should = _should_live(step.now.tree)
-    if step.before.tree is not None and (evicted(step) or lost(step)):
-        should -= step.before.tree.pages.keys()  # what was there and is evicted on the way: TREE-11
-    for key in keys:
-        for end in range(size, len(key) + 1, size):
+    known, pages, geometry = step.before.tree.pages, step.after.tree.pages, step.config.geometry
+    for holder, key, brought, goes_on in _inserted(step):
+        others = (*step.locked_before.values(), *(k for name, k in step.locks.items() if name != holder))
+        ends = range(geometry.page_size, len(key) + 1, geometry.page_size)
+        dead = {  # tombstones that may be, for want of SWA KV or as somebody reads through them
+            end for end in ends
+            if not pages.get(key[:end], (None, False))[1]
+            and (end <= brought or any(k.key[:end] == key[:end] for k in others))
+        }  # fmt: skip
+        if goes_on and geometry.window is not None and dead and max(dead) > len(key) - geometry.window:
+            continue
+        for end in ends:
+            where = f"[{end - geometry.page_size}, {end}) of {path_text(key)}"
             if key[:end] not in pages:
-                return f"[{end - size}, {end}) of {path_text(key)} in the tree", "it is not"
-            if key[:end] in should and "swa" in step.after.pools and not pages[key[:end]][1]:
-                return f"[{end - size}, {end}) of {path_text(key)} live in the tree", "a tombstone"
+                return f"{where} in the tree", "it is not"
+            evicted = key[:end] in known and lost(step)  # what was there may go on the way: TREE-11
+            if geometry.window is not None and end not in dead and not pages[key[:end]][1] and not evicted:
+                return f"{where} live in the tree", "a tombstone"
     return None
 
 
-def _should_live(tree: Tree | None) -> set[Key]:
-    assert tree is not None
-    return {
-        p.path[:end]
-        for p in nodes(tree)
-        if p.node.live
-        for end in range(p.start + tree.page_size, p.end + 1, tree.page_size)
-    }
-
-
-def _inserted(step: Step) -> Iterator[Key]:
-    """The whole pages that the command has put into the tree."""
-    if not step.done or step.now.tree is None:
+def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
+    """Who puts whole pages into the tree, their tokens, up to where it brings no SWA KV, and whether it goes
+    on: then only if it could match all of them again."""
+    size, command = step.config.geometry.page_size, step.command
+    if not step.done or step.after.tree is None:
         return
-    size = step.config.geometry.page_size
-    if isinstance(step.command, Insert) and not step.command.chunked:
-        key = key_of(step.command.prompt)
-        yield key[: floor_page(len(key), size)]
-    elif isinstance(step.command, Insert):
-        yield lock_holders(step.now).get(step.command.holder, ())
-    elif isinstance(step.command, Finish) and (was := step.acted) is not None and was.session is None:
-        assert was.cursors is not None
-        length = min(was.cursors.kv_committed_len, was.origin + step.command.finished_len)
-        yield tuple(text_tokens(was.text, floor_page(length, size)))
-    elif isinstance(step.command, Extend):
-        for name in step.progress:
-            now = step.now.request(name)
-            if now is not None and now.cursors is not None:
-                yield tuple(text_tokens(now.text, now.cursors.cache_protected_len))
+    if isinstance(command, Insert):
+        key, lock = key_of(command.prompt), step.locked_before.get(command.holder)
+        had = len(lock.key) if lock is not None else 0
+        yield command.holder, _whole(key, size), ceil_page(max(command.evicted, had), size), command.chunked
+    elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
+        c = was.cursors
+        assert c is not None
+        length = min(c.kv_committed_len, was.origin + command.finished_len)
+        brought = ceil_page(max(c.swa_evicted_seqlen, c.cache_protected_len), size)
+        yield was.holder, _whole(tuple(text_tokens(was.text, length)), size), brought, False
+    elif isinstance(command, Extend):
+        for name, (committed, _) in step.progress.items():
+            was = step.was.request(name)
+            assert was is not None and was.cursors is not None
+            session, c = step.was.session(was.session), was.cursors
+            if session is None or session.slot is None:  # later turns stay outside of the tree
+                key = tuple(text_tokens(was.text, c.kv_committed_len + committed))
+                brought = ceil_page(max(step.frontier(name), c.cache_protected_len), size)
+                yield was.holder, _whole(key, size), brought, True
+
+
+def _whole(key: Key, size: int) -> Key:
+    return key[: len(key) // size * size]
 
 
 @clause(
@@ -224,17 +232,10 @@ def _fresh(step: Step) -> Iterator[NodeFacts]:
                 yield node
 
 
-def evicted(step: Step) -> bool:
-    """The rules have evicted something. A recovery gives back full pages alone, and has others for them."""
-    gone, tree = step.effects.gone, step.now.tree
-    return bool(gone["swa"]) or (tree is not None and not gone["full"] <= pages_of(tree)["full"])
-
-
 def lost(step: Step) -> bool:
     """The system's tree has given up pages, or their SWA KV."""
     before, after = step.before.tree, step.after.tree
-    assert after is not None
-    if before is None or before.pages is after.pages:
+    if before is None or after is None or before.pages is after.pages:
         return False
     kept = after.pages
     return any(path not in kept or (live and not kept[path][1]) for path, (_, live) in before.pages.items())

@@ -10,8 +10,8 @@ from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, grew, lost, shrank, tree_of
 from reference.clauses.tree_locks import locked
 from reference.commands import Evict
-from reference.prefix_cache import path_text
-from reference.tree import Key, nodes
+from reference.prefix_cache import pages_of, path_text
+from reference.tree import Key, Tree, nodes
 
 SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  # the counters of a tree
 
@@ -71,7 +71,7 @@ def _as_asked(step: Step) -> Failure | None:
         locks = [n.full_locks if pool == "full" else n.swa_locks for n in step.before.tree.nodes]
         held = [len(n.slots if pool == "full" else n.swa_slots) for n in step.before.tree.nodes]
         could = sum(tokens for tokens, lock in zip(held, locks) if not lock)
-        freed = sum(len(p) for h, p in step.freed(pool).items() if h.startswith("tree ")) * size
+        freed = sum(len(p) for h, p in step.freed[pool].items() if h.startswith("tree ")) * size
         want = min(asked[pool], could)
         if freed < want:
             return f"{want} {pool} tokens freed, of {could} that are not locked", f"{freed}"
@@ -91,17 +91,22 @@ def _as_asked(step: Step) -> Failure | None:
     why="What the next request will ask for is what the last ones asked for.",
     rule="tree._used, tree._oldest",
     source="#26615",
-    scope=f"{WITH_TREE} Not of systems that pick by rules of their own.",
+    scope=f"{WITH_TREE} Not of systems that pick by rules of their own. The reference remembers what was used"
+    " when: it says which nodes must go.",
     situation=shrank,
 )
 def _in_order(step: Step) -> Failure | None:
     if step.tree_policy_is_free or step.now.tree is None or step.after.tree is None:
         return None
-    if not shrank(step) and not lost(step):
+    if not lost(step) and not _must_shrink(step.was.tree, step.now.tree):
         return None
     want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
     got = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
     return _difference(want, got)
+
+
+def _must_shrink(was: Tree | None, now: Tree) -> bool:
+    return was is not None and any(not had <= pages_of(now)[pool] for pool, had in pages_of(was).items())
 
 
 def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:
@@ -125,7 +130,8 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     why="A lock pins nodes whole and eviction takes them whole: where they end decides how much.",
     rule="tree._entered, tree._grown",
     source="#26919",
-    scope=f"{WITH_TREE} Not of systems whose tree splits by rules of its own.",
+    scope=f"{WITH_TREE} Not of systems whose tree splits by rules of its own. The reference says where"
+    " nodes end.",
     situation=grew,
 )
 def _ends(step: Step) -> Failure | None:

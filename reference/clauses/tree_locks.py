@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
+from reference.clauses.locks import Locked
 from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, shrank, tree_of, where
 from reference.commands import Admit, Match
 from reference.ledger import text_tokens
-from reference.prefix_cache import lock_holders, key_of, path_text
-from reference.tree import Key, Lock
-
-
-def _locks(step: Step) -> tuple[Lock, ...]:
-    """The locks that there are, as the reference keeps them: those that pin something."""
-    return tuple(k for k in step.now.tree.locks if k.key) if step.now.tree is not None else ()
+from reference.prefix_cache import key_of, path_text
+from reference.tree import Key
 
 
 def locked(step: Step) -> bool:
-    return bool(_locks(step))
+    return bool(step.locks)
 
 
 @clause(
@@ -53,17 +49,16 @@ def _usable(step: Step) -> Failure | None:
     situation=lambda s: locked(s) and shrank(s),
 )
 def _kept(step: Step) -> Failure | None:
-    locks, size = _locks(step), step.config.geometry.page_size
-    if step.after.tree is None or not locks:
+    if step.after.tree is None:
         return None
-    pages, has_swa = step.after.tree.pages, "swa" in step.after.pools
-    for lock in locks:
-        for end in range(size, len(lock.key) + 1, size):
-            _, live = pages.get(lock.key[:end], (None, False))
-            where = f"[{end - size}, {end}) of {path_text(lock.key)}, locked by {lock.holder}"
-            if lock.key[:end] not in pages:
+    pages, size, has_swa = step.after.tree.pages, step.config.geometry.page_size, "swa" in step.after.pools
+    for holder, (key, pinned_from, _) in sorted(step.locks.items()):
+        for end in range(size, len(key) + 1, size):
+            _, live = pages.get(key[:end], (None, False))
+            where = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
+            if key[:end] not in pages:
                 return f"{where}, is there", "it is not"
-            if has_swa and end > lock.swa_from and not live:
+            if has_swa and end > pinned_from and not live:
                 return f"{where}, has SWA KV", "it is a tombstone"
     return None
 
@@ -83,20 +78,11 @@ def _kept(step: Step) -> Failure | None:
 def _prefixes(step: Step) -> Failure | None:
     if step.after.tree is None:
         return None
-    rows = {
-        h.name: (tuple(text_tokens(h.text, h.cursors.cache_protected_len)), step.after.holders[h.name].prefix)
-        for h in step.held
-        if h.cursors.cache_protected_len and h.name in step.after.holders
-    }
-    named = {
-        name: (key, step.after.tree.lock_holders.get(name, ()))
-        for name, key in lock_holders(step.now).items()
-    }
-    if not rows and not named:
-        return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
-    for name, (key, slots) in (rows | named).items():
-        for end in range(size, len(key) + 1, size):
+    named = {name: h.prefix for name, h in step.after.holders.items()} | step.after.tree.lock_holders
+    for name, (key, *_) in sorted(step.locks.items()):
+        slots = named.get(name, ())
+        for end in range(size, len(key) + 1, size) if name in named else ():  # who has no row yet names none
             want, _ = pages.get(key[:end], ((), False))
             got = tuple(slots[end - size : end])
             if want != got:
@@ -149,21 +135,23 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     assumption="If no pinned node is ever split, unlock may walk up again.",
     rule="tree.lock, tree.unlock",
     source="kvspec",
-    scope=WITH_TREE,
-    situation=lambda s: len(_locks(s)) > 1,
+    scope=f"{WITH_TREE} Locks follow from facts: who protects or has locked how much, and where nodes ended"
+    " when the lock was taken. SWA counters are asked within bounds where prompts of one batch begin alike,"
+    " and of systems whose tree splits by rules of its own. A step by itself (`kvspec explore`) starts from"
+    " the reference's locks.",
+    situation=lambda s: len(s.locks) > 1,
 )
 def _ledger(step: Step) -> Failure | None:
     tree = tree_of(step)
     if tree is None:
         return None
-    locks, has_swa = _locks(step), "swa" in step.after.pools
+    locks, has_swa = sorted(step.locks.items()), "swa" in step.after.pools
     for node in tree.nodes:
         end = len(node.path)
-        mine = [k for k in locks if k.key[:end] == node.path]
-        deep = [k for k in mine if has_swa and k.swa_from < end]
+        mine = [(name, k) for name, k in locks if k.key[:end] == node.path]
+        deep = [(name, k) for name, k in mine if k.pinned_from < end]
         pinned = node.swa_locks if has_swa else 0
-        # Where nodes are cut at other places a lock may reach further up than its window.
-        most = len(mine) if step.tree_policy_is_free and has_swa else len(deep)
+        most = sum(k.reaches < end for _, k in mine)
         if node.full_locks != len(mine) or not len(deep) <= pinned <= most:
             return (
                 f"{where(node)}: {_names(mine)} full, {_names(deep)} SWA",
@@ -172,5 +160,5 @@ def _ledger(step: Step) -> Failure | None:
     return None
 
 
-def _names(locks: list[Lock]) -> str:
-    return f"{len(locks)} ({', '.join(k.holder for k in locks)})" if locks else "0"
+def _names(locks: list[tuple[str, Locked]]) -> str:
+    return f"{len(locks)} ({', '.join(name for name, _ in locks)})" if locks else "0"

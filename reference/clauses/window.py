@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.step import Step
+from reference.clauses.step import Step, swept_below
 from reference.commands import EvictSwa, Extend
-from reference.cursors import lost_below, sweep_limit, window_live, window_start
 from reference.ledger import Request
 
 
@@ -31,16 +30,16 @@ from reference.ledger import Request
     situation=lambda s: any(sweeps(s, moved=True)),
 )
 def _sweep_bounds(step: Step) -> Failure | None:
-    geometry = step.config.geometry
+    size, window = step.config.geometry.page_size, step.config.geometry.window
     for was, length in sweeps(step):
-        assert was.cursors is not None and geometry.window is not None
+        assert was.cursors is not None and window is not None
         low = max(was.cursors.swa_evicted_seqlen, was.cursors.cache_protected_len)
-        high = max(low, sweep_limit(length, geometry.window, geometry.page_size))
+        high = max(low, (length - window) // size * size)
         got = step.frontier(was.name)
         cursors = step.after.requests[was.name].cursors
         if step.tree_policy_is_free and cursors is not None and got <= cursors.cache_protected_len:
             continue  # the tree's by now: nothing of its own was swept
-        bad = not low <= got <= high or got % geometry.page_size
+        bad = not low <= got <= high or got % size
         if bad and got != was.cursors.swa_evicted_seqlen:
             return f"{was.name}: swa_evicted_seqlen in [{low}, {high}]", f"{got}"
     return None
@@ -83,25 +82,23 @@ def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
     " scheduler has L <= p.",
     rule="cursors.resume, cursors.window_live",
     source="kvspec",
-    scope="Models with SWA; admitted, prefilling and running requests.",
+    scope="Models with SWA; admitted, prefilling and running requests, but for those whose window a sweep in"
+    " free mode has taken, by the reference: they may only end.",
     situation=lambda s: s.swept_any,
 )
 def _window(step: Step) -> Failure | None:
-    geometry = step.config.geometry
-    if geometry.window is None:
+    window = step.config.geometry.window
+    if window is None:
         return None
     for request in step.now.requests:
         facts = step.after.requests.get(request.name)
         if request.cursors is None or facts is None or facts.cursors is None:
             continue
-        c = facts.cursors
-        model = request.cursors
-        lost = not window_live(lost_below(model), model.kv_committed_len, geometry.window)
-        if lost:
+        if swept_below(request.cursors) > max(0, request.cursors.kv_committed_len - window):
             continue  # free mode: may only end
-        p = c.kv_committed_len
-        start = window_start(p, geometry.window)
-        seen = step.after.holders.get(request.session or request.name)
+        p = facts.cursors.kv_committed_len
+        start = max(0, p - window)
+        seen = step.after.holders.get(request.holder)
         dead = [q for q in range(start, p) if seen and q < len(seen.swa_read) and seen.swa_read[q] is None]
         if dead:
             return f"{request.name} at {p}: window from {start} live", f"no SWA KV for positions {dead}"

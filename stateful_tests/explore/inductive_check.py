@@ -76,7 +76,7 @@ class Checker:
         """Clauses that this step from the state breaks."""
         was, before, system = self._was, self._before, self._system
         assert was is not None and before is not None
-        now, expected, effects = model.step_with_effects(was, command)
+        now, expected = model.step(was, command)
         if not isinstance(expected, Done):  # the state is the very same: there is nothing to look at
             same = now is was
             return self._asked(Step(was.config, command, expected, expected, was, now, before, before, same))
@@ -85,7 +85,7 @@ class Checker:
         after = facts_of(system.view(), was.config.geometry)
         system.back_to(saved)
         return self._asked(
-            Step(was.config, command, expected, outcome, was, now, before, after, now == was, "", effects)
+            Step(was.config, command, expected, outcome, was, now, before, after, now == was)
         )
 
     def violation(self, command: Command) -> Violation | None:

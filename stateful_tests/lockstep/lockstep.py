@@ -13,6 +13,7 @@ from impl.adapter import LockHolderView, System, TreeView, UnusableImplementatio
 from reference import model
 from reference.clauses import CLAUSES, asked, broken
 from reference.clauses.facts import Facts
+from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
     Account,
@@ -30,7 +31,6 @@ from reference.commands import (
 from reference.cursors import ceil_page
 from reference.geometry import Geometry
 from reference.ledger import State, full_pages, holders, swa_pages
-from reference.prefix_cache import Effects
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.follow import followed
 from stateful_tests.lockstep.results import Moment, Row, Run, Tally, Trace, Violation
@@ -66,6 +66,7 @@ class Lockstep:
         can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         self._step: Step | None = None
+        self._locks: Locks = {}
         system.reset(geometry)
         try:
             self._view: View = _frozen(system.view())
@@ -101,15 +102,15 @@ class Lockstep:
             return expected
         choices = outcome.choices if isinstance(outcome, Done) else ()
         try:
-            now, expected, effects = model.step_with_effects(was, command, choices)
+            now, expected = model.step(was, command, choices)
             overreach = ""
         except model.ChoiceNotAllowed as error:
-            now, expected, effects = model.step_with_effects(was, command)
+            now, expected = model.step(was, command)
             overreach = str(error)
         can = self.system.capabilities
         if isinstance(outcome, Refused):
             if isinstance(expected, Done) and outcome.reason in can.may_refuse:
-                now, expected, effects = was, outcome, Effects()  # its policy: the reference follows
+                now, expected = was, outcome  # its policy: the reference follows
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
         done = isinstance(outcome, Done) and isinstance(expected, Done)
@@ -121,9 +122,9 @@ class Lockstep:
         before, self._facts = self._facts, facts
         step = Step(
             was.config, command, expected, outcome, was, self.state, before, self._facts,
-            unchanged, overreach, effects, can.tree_policy_is_free,
+            unchanged, overreach, can.tree_policy_is_free, self._locks,
         )  # fmt: skip
-        self._view, self._step = view, step
+        self._view, self._step, self._locks = view, step, step.locks
         failures = broken(step, waived=self.waived)
         if self._tallies is not None:
             self._tally(step)
@@ -136,7 +137,7 @@ class Lockstep:
 
     def moment(self) -> Moment:
         """Both sides as they are now."""
-        return Moment(self.state, self._view, self._facts, self._step)
+        return Moment(self.state, self._view, self._facts, self._step, self._locks)
 
     def _count(self, expected: Outcome) -> Outcome:
         if self._refusals is not None and isinstance(expected, Refused):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from impl.adapter import View
 from reference.clauses.facts import Facts
+from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
 from reference.geometry import Geometry
@@ -76,13 +77,15 @@ class Moment(NamedTuple):
     """Both sides at rest: the reference's state, the system's view and what that comes down to.
 
     step: the command that led here with everything that clauses ask about it; None at the start, where
-    nobody was asked (a faithful scheduler would not do it), and where the system broke.
+    nobody was asked (a faithful scheduler would not do it), and where the system broke. locks: who has locked
+    what in the tree, from facts.
     """
 
     state: State
     view: View
     facts: Facts
     step: Step | None
+    locks: Locks
 
 
 @dataclass(frozen=True, slots=True)

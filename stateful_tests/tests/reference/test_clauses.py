@@ -58,10 +58,10 @@ def step_of(geometry: Geometry, *commands: Command) -> Step:
     system.reset(geometry)
     for command in commands:
         before, was = facts_of(system.view(), geometry), state
-        state, expected, effects = model.step_with_effects(was, command)
+        state, expected = model.step(was, command)
         outcome = system.apply(command)
         after = facts_of(system.view(), geometry)
-    return Step(was.config, command, expected, outcome, was, state, before, after, False, "", effects)
+    return Step(was.config, command, expected, outcome, was, state, before, after, False)
 
 
 def changed(step: Step, *, before: bool = False, **facts: Any) -> Step:
@@ -422,7 +422,7 @@ def test_a_spoilt_fact_is_told(clause: str, step: Step, says: str | None) -> Non
         assert failure is not None and says in ", not ".join(failure)
     if CLAUSES[clause].about == "state":
         end: Any = dict.fromkeys(("command", "expected", "outcome", "was", "before"))
-        assert CLAUSES[clause].check(replace(step, **end)) == failure, "it reads the state after the step alone"
+        assert CLAUSES[clause].check(replace(step, **end)) == failure, "it reads the end of the step alone"
 
 
 

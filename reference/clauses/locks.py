@@ -1,0 +1,69 @@
+"""Who has locked what in the radix tree, from facts alone: the model's own ledger of locks is not asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from reference.clauses.facts import Facts, TreeFacts
+from reference.tree import Key, Tree
+
+
+class Locked(NamedTuple):
+    """A locked prefix. Its SWA KV is pinned from `pinned_from` on, and nothing before `reaches` is: the two
+    differ where facts do not tell how far up the lock went when it was taken."""
+
+    key: Key
+    pinned_from: int
+    reaches: int
+
+
+Locks = Mapping[str, Locked]  # by holder: a session, a request or a lock holder
+
+
+def locks_of(tree: Tree | None) -> Locks:
+    """The locks that the reference keeps, for a step that stands by itself."""
+    return {k.holder: Locked(k.key, k.swa_from, k.swa_from) for k in tree.locks if k.key} if tree else {}
+
+
+def locks_after(
+    before: Locks, facts: Facts, again: str | None, prompt: Key, window: int | None, policy_is_free: bool
+) -> Locks:
+    """The locks after a step that ended with `facts`.
+
+    Whoever protects another length than before has taken a new lock; so has `again`, who was matched again.
+    prompt: the text of a lock holder that the command names.
+    """
+    tree = facts.tree
+    if tree is None:
+        return {}
+    lengths = {n: s.slot.cache_protected_len for n, s in facts.sessions.items() if s.slot is not None}
+    for name, request in facts.requests.items():
+        if request.cursors is not None:
+            lengths[request.session or name] = request.cursors.cache_protected_len
+    lengths.update((name, len(slots)) for name, slots in tree.lock_holders.items())
+    locks = {n: k for n, k in before.items() if n != again and len(k.key) == lengths.get(n)}
+    taken: dict[str, Key] = {}
+    if any(length and name not in locks for name, length in lengths.items()):
+        texts: dict[str, Sequence[int]] = {name: s.history for name, s in facts.sessions.items()}
+        texts |= {r.session or name: r.text for name, r in facts.requests.items()}
+        taken = {n: tuple(texts.get(n, prompt)[:length]) for n, length in lengths.items() if n not in locks}
+    for name, key in taken.items():
+        if not key:
+            continue
+        # One that another prompt of the same batch has split since may have pinned more than is seen now.
+        split = any(n != name and other[:1] == key[:1] for n, other in taken.items())
+        if window is None:
+            locks[name] = Locked(key, len(key), len(key))
+        elif policy_is_free:
+            locks[name] = Locked(key, max(0, len(key) - window), 0)
+        else:
+            start = _node_start(tree, key, len(key) - window)
+            locks[name] = Locked(key, start, 0 if split else start)
+    return locks
+
+
+def _node_start(tree: TreeFacts, key: Key, position: int) -> int:
+    """Where the node of a path begins that holds a position: nodes are pinned whole."""
+    ends = (len(n.path) for n in tree.nodes if n.path == key[: len(n.path)])
+    return max((end for end in ends if end <= position), default=0)
