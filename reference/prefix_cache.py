@@ -1,7 +1,6 @@
-"""Requests and lock holders on the radix tree: room by eviction, matching, inserting, letting go.
+"""Requests and lock holders on the radix tree: names, room by eviction, matching, unlocking.
 
-`Effects` notes which pages changed hands on the way: what the tree gave back and what it took over.
-The rules of the tree itself are in `tree.py`.
+What is inserted is in `handover.py`; the rules of the tree itself are in `tree.py`.
 """
 
 from __future__ import annotations
@@ -10,16 +9,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from reference import tree as radix
-from reference.commands import (
-    POSITION_BITS,
-    SHARED,
-    Prompt,
-    Reason,
-    shared_serial,
-)  # fmt: skip
-from reference.cursors import ceil_page, floor_page
-from reference.ledger import Cursors, Request, State, Text, free, text_len, text_tokens
-from reference.tree import Insertion, Key, Tree
+from reference.commands import POSITION_BITS, SHARED, Prompt, Reason, shared_serial
+from reference.ledger import State, Text, free, text_len, text_tokens
+from reference.tree import Key, Tree
 
 
 @dataclass(slots=True)
@@ -131,7 +123,7 @@ def evicted(state: State, full: int, swa: int, effects: Effects) -> tuple[State,
     return state._replace(tree=tree), freed
 
 
-# Requests.
+# Locks.
 
 
 def unlocked(state: State, holder: str) -> State:
@@ -148,81 +140,9 @@ def matched(state: State, holder: str, key: Key) -> tuple[State, int]:
     return state._replace(tree=radix.lock(tree, holder, key[:length])), length
 
 
-def prompt_kept(state: State, request: Request, effects: Effects) -> State:
-    """The prompt so far goes into the tree, whose lock then reaches to its end (R), and the request on."""
-    assert state.tree is not None and request.cursors is not None
-    c = request.cursors
-    end = floor_page(c.kv_committed_len, state.tree.page_size)
-    if end == c.cache_protected_len:
-        return state
-    key = tuple(text_tokens(request.text, end))
-    kept = radix.kept(state.tree, request.holder, key, max(c.swa_evicted_seqlen, c.cache_protected_len))
-    if kept is None:
-        return state
-    tree, insertion = kept
-    _note(request.holder, key, c, insertion, state.tree, effects)
-    state = state._replace(tree=tree)
-    return state.with_request(request._replace(cursors=c._replace(cache_protected_len=end)))
-
-
-def text_left(state: State, request: Request, length: int, effects: Effects) -> State:
-    """A request has ended: the first `length` tokens of its text go into the tree, its lock goes."""
-    assert state.tree is not None and request.cursors is not None
-    c, tree = request.cursors, state.tree
-    key = radix.whole_pages(tree, tuple(text_tokens(request.text, length)))
-    if len(key) > c.cache_protected_len:
-        tree, insertion = radix.insert(tree, key, max(c.swa_evicted_seqlen, c.cache_protected_len))
-        _note(request.holder, key, c, insertion, state.tree, effects)
-    return unlocked(state._replace(tree=tree), request.holder)
-
-
-def _note(
-    holder: str, key: Key, c: Cursors | None, insertion: Insertion, before: Tree, effects: Effects
-) -> None:
-    """Which pages an insertion took over, and which of its own the tree gave back for them.
-
-    c: cursors of the inserter's row, None for a lock holder, which has none.
-    """
-    size = before.page_size
-    swa_from = ceil_page(max(c.swa_evicted_seqlen, c.cache_protected_len), size) if c is not None else 0
-    ranges = [*insertion.recovered, (insertion.matched, insertion.end)]
-    for start, end in ranges:
-        for at in range(start // size, end // size):
-            if start < insertion.matched:
-                effects.gone["full"].add((page_name(key[: (at + 1) * size]), at))
-            if c is not None:
-                effects.adopted["full"].add((holder, at))
-                if before.window is not None and at * size >= swa_from:
-                    effects.adopted["swa"].add((holder, at))
-
-
-# Lock holders.
-
-
 def lock_holders(state: State) -> dict[str, Key]:
     """Who has locked a prefix, and is neither session nor request; and the prefix."""
     if state.tree is None:
         return {}
     others = {s.name for s in state.sessions} | {r.name for r in state.requests}
     return {lock.holder: lock.key for lock in state.tree.locks if lock.holder not in others}
-
-
-def inserted(
-    state: State, holder: str, key: Key, prefix: int, swept: int, chunked: bool, effects: Effects
-) -> State:
-    """A lock holder that has computed `key`, and has its first `prefix` tokens locked, hands it to the
-    tree."""
-    assert state.tree is not None
-    tree = state.tree
-    key = radix.whole_pages(tree, key)
-    if len(key) > prefix and not chunked:
-        tree, insertion = radix.insert(tree, key, max(swept, prefix))
-        _note(holder, key, None, insertion, state.tree, effects)
-    elif len(key) > prefix and (kept := radix.kept(tree, holder, key, max(swept, prefix))) is not None:
-        tree, insertion = kept
-        _note(holder, key, None, insertion, state.tree, effects)
-    if not chunked:
-        tree = radix.unlock(tree, holder)
-    elif radix.lock_of(tree, holder) is None:
-        tree = radix.lock(tree, holder, ())
-    return state._replace(tree=tree)

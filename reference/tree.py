@@ -280,8 +280,8 @@ def whole_pages(tree: Tree, key: Key) -> Key:
 def lock(tree: Tree, holder: str, key: Key) -> Tree:
     """Pin `key`, which a match has handed out: full KV of the path, SWA KV until a window is covered.
 
-    A node is pinned whole, so a lock may pin up to a node more than one window (#26919 keeps fresh
-    leaves at one).
+    In the SWA pool that is every node that reaches into the last window of `key`, each of them whole: up
+    to a node more than one window (#26919 keeps fresh leaves at one). Nodes above pin full KV alone.
     """
     swa_from = len(key)
     for placed in reversed(path_of(tree, key)):
@@ -303,7 +303,7 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     through it. What is new becomes a leaf: a tombstone below `evicted`, live from there on, and of the
     live part no more than one window of whole pages is one node (#26919, #22470).
 
-    For a request that has ended; one that goes on uses `kept`.
+    For a request that has ended; one that goes on uses `insert_and_continue`.
     """
     key = whole_pages(tree, key)
     live_from = min(ceil_page(evicted, tree.page_size), len(key)) if tree.window is not None else 0
@@ -320,7 +320,9 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     return _used(tree, key), Insertion(len(there), len(key), tuple(recovered))
 
 
-def kept(tree: Tree, holder: str, key: Key, evicted: int) -> tuple[Tree, Insertion] | None:
+def insert_and_continue(
+    tree: Tree, holder: str, key: Key, evicted: int
+) -> tuple[Tree, Insertion] | None:
     """insert for a holder that goes on with its lock moved to the end of `key`, whole pages.
 
     None, and nothing is inserted, where not all of `key` could be matched again: where a recovery is

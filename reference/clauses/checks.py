@@ -81,7 +81,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     "checks only look",
     "A memory check changes no cursor, no row, no page and no text.",
     why="It runs between any two steps of a server.",
-    rule="model._check_busy, model._check_idle",
+    rule="rules.checks.check_busy, rules.checks.check_idle",
     source="kvspec",
     scope="Checks. The order of a free list is not looked at.",
     situation=_checked,

@@ -27,7 +27,7 @@ def capped(c: Cursors, target: int) -> Cursors:
     " open.",
     assumption="If no sweep is driven with L >= W + 2P + floor(target) tokens, E is not above target and"
     " needs no cap (`kvspec prove`). A faithful scheduler sweeps with what the turn keeps, so it never does.",
-    rule="cursors.cut, model._finish, model._retract",
+    rule="cursors.cut, rules.finish.finish, rules.retract.retract",
     source="#22897, #22900, #22213",
     scope="Turns of sessions that stay open.",
     situation=lambda s: (
@@ -59,7 +59,7 @@ def _capped(step: Step) -> Failure | None:
     settled="key is taken as it is: it is one token short already (#22862). In free mode the window behind"
     " min(C, key) may be gone; then the turn starts again from R, see SWA-2.",
     assumption="Under a faithful scheduler the prefix is min(C, key), always.",
-    rule="cursors.resume, cursors.cut, model._admit",
+    rule="cursors.resume, cursors.cut, rules.admit.admit",
     source="#22862, #20070",
     scope="Turns of sessions that have a slot; R is 0 without a radix tree."
     " That min(C, key) is not taken on a swept window: SWA-2.",
@@ -129,7 +129,7 @@ def _order(step: Step) -> Failure | None:
     "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a sweep"
     " moves neither; no cursor of a request that the command does not name moves.",
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
-    rule="model._extend, model._rounds",
+    rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode",
     source="#22753",
     situation=lambda s: (
         len(s.progress) > 1 or (isinstance(s.command, SpecDecode) and s.done)

@@ -14,7 +14,7 @@ from reference.ledger import Phase, text_len, text_tokens
     "restore is idempotent",
     "Admitting again, after the scheduler rejected the admission, changes nothing.",
     why="The slot keeps naming its row while it is lent, so that chunked prefill and budgets may retry.",
-    rule="model._admit",
+    rule="rules.admit.admit",
     source="kvspec",
     situation=lambda s: _readmitted(s),
 )
@@ -42,7 +42,7 @@ def _readmitted(step: Step) -> bool:
     settled="An abort of a turn that waits after a retract is midway too: its KV is in the slot. Leaving"
     " the slot untouched, as before an admission, would resume the next turn on tokens that the history"
     " does not have.",
-    rule="model._release, model._abort, model._close",
+    rule="rules.sessions.end_turn, rules.abort.abort, rules.sessions.close",
     source="#22273, #22790",
     situation=lambda s: (
         isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests)
@@ -84,7 +84,7 @@ def _names(names: set[str]) -> str:
     " next turn's input starts with it; an aborted turn leaves no trace in it.",
     about="state",
     why="KV of tokens that the text does not have answers with somebody else's words.",
-    rule="model._finish, ledger.text_cut",
+    rule="rules.finish.finish, ledger.text_cut",
     source="#22897, #22790",
     situation=lambda s: (
         (isinstance(s.command, Finish) and (r := s.acted) is not None

@@ -72,7 +72,7 @@ def difference(before: Facts, after: Facts) -> str:
     "Where the specification leaves a choice (how far to sweep, how far to allocate ahead), the"
     " system stays within it.",
     why="Servers differ in policy; only what no correct server may do is a violation.",
-    rule="model.ChoiceNotAllowed, model._swept",
+    rule="rules.base.ChoiceNotAllowed, rules.evict_swa.swept",
     source="kvspec",
     scope="Systems that report choices.",
     situation=lambda s: isinstance(s.command, (EvictSwa, SpecDecode)) and s.done,

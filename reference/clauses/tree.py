@@ -132,7 +132,7 @@ def _contents(step: Step) -> Failure | None:
     " and keep the lock, evict 1 SWA token, insert a1 and go on.",
     assumption="If every sweep stops a page short of the insert boundary and no lock passes through a"
     " tombstone, a request can always insert. The second cannot be had.",
-    rule="tree.insert, tree.kept",
+    rule="tree.insert, tree.insert_and_continue",
     source="#26919, kvspec",
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
     situation=lambda s: any(True for _ in _inserted(s)),

@@ -70,7 +70,7 @@ def _kept(step: Step) -> Failure | None:
     " the tree has for these tokens.",
     why="A row that still names its own pages after the tree has freed them as duplicates reads what somebody"
     " else writes there.",
-    rule="prefix_cache.matched, prefix_cache.prompt_kept",
+    rule="prefix_cache.matched, handover.insert_prompt",
     source="#20070",
     scope=WITH_TREE,
     situation=locked,

@@ -29,25 +29,25 @@ from reference.commands import (
 )  # fmt: skip
 from reference.geometry import Geometry
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.prove.integers import Int, Model, Undecided, refute
+from stateful_tests.prove.integers import Int
+from stateful_tests.prove.path_exploration import Model, Undecided, refute
 from stateful_tests.prove.symbolic_reference import SymbolicReference
-from stateful_tests.prove.transitions import Move, carried_out, noting, scope
+from stateful_tests.prove.transitions import Move, carried_out, config
 
 ROOM = 64  # pages of each pool: a trace is about lengths, not about memory
 
 
-class Refusal(Exception):
+class NoSuchRun(Exception):
     """The rules refuse a command of a script."""
 
 
 def play(ref: SymbolicReference, mode: Mode, commands: Sequence[Command]) -> Move:
     """Carry out commands from the empty state; the last one as a move."""
-    state = ref.ledger.State(scope(ref, mode))
+    state = ref.ledger.State(config(ref, mode))
     for command in commands[:-1]:
-        with noting(ref):
-            state, outcome = ref.model.step(state, command)
+        state, outcome = ref.model.step(state, command)
         if not isinstance(outcome, Done):
-            raise Refusal
+            raise NoSuchRun
     return carried_out(ref, state, commands[-1])
 
 
@@ -127,8 +127,5 @@ def _holds(
 ) -> Any:
     try:
         return holds(play(ref, mode, commands))
-    except Refusal:
+    except NoSuchRun:
         return True
-
-
-__all__ = ["Refusal", "play", "scripts", "trace_of"]

@@ -1,7 +1,7 @@
 """Integers of which nothing is known but what is assumed: plain Python runs on them as it stands.
 
 A symbolic integer answers arithmetic with a sum of unknowns and a comparison with a symbolic truth value;
-`symbolic_paths` runs the code on every path that such values leave. `range` and `len` want numbers, and
+`path_exploration` runs the code on every path that such values leave. `range` and `len` want numbers, and
 `min` and `max` would split the run for nothing: `BUILTINS` has stand-ins for them.
 
 Page sizes are unknowns too, and products of unknowns are what solvers fail at. So there are none: what
@@ -22,44 +22,26 @@ from typing import Any
 
 import z3
 
-from stateful_tests.prove.path_exploration import (
-    Abandoned,
-    Answer,
-    Bool,
-    Model,
-    NotPositive,
-    Path,
-    Undecided,
-    assume,
-    both,
-    current,
-    either,
-    explore,
-    implies,
-    refute,
-    solver_of,
-    truth,
-    unknown,
-)  # fmt: skip
+from stateful_tests.prove.path_exploration import Bool, NotPositive, both, current, either, unknown
 
 
 class NotLinear(Exception):
     """A product or quotient of two unknowns that is not of pages."""
 
 
-Key = tuple[tuple[str, int], ...]
+SumKey = tuple[tuple[str, int], ...]
 
 # Making terms takes as long as deciding them; most come up again on the next path.
 
 
 @lru_cache(maxsize=1 << 14)
-def _sum(key: Key) -> z3.ArithRef:
+def _sum(key: SumKey) -> z3.ArithRef:
     *factors, (_, constant) = key
     return z3.IntVal(constant) + z3.Sum([factor * unknown(name) for name, factor in factors])
 
 
 @lru_cache(maxsize=1 << 14)
-def _comparison(how: Callable[[Any, Any], Any], key: Key) -> z3.BoolRef:
+def _comparison(how: Callable[[Any, Any], Any], key: SumKey) -> z3.BoolRef:
     return how(_sum(key), 0)
 
 
@@ -79,7 +61,7 @@ class Int:
         return cls({name: 1})
 
     @property
-    def key(self) -> Key:
+    def key(self) -> SumKey:
         """The same for equal sums."""
         return (*sorted(self.factors.items()), ("", self.constant))
 
@@ -222,7 +204,7 @@ def _quotient(value: Int, by: Int) -> Int:
     return quotient + Int.of(run.rounded(rest, divisor, up=False))
 
 
-class Span:
+class SymbolicRange:
     """`range(start, stop)` of symbolic ends."""
 
     __slots__ = ("start", "stop")
@@ -240,17 +222,17 @@ class Span:
 
 def has(span: Any, at: Any) -> Any:
     """`at in span` for any range, without splitting the run."""
-    return span.has(at) if isinstance(span, Span) else Span(span.start, span.stop).has(at)
+    return span.has(at) if isinstance(span, SymbolicRange) else SymbolicRange(span.start, span.stop).has(at)
 
 
 def _range(*ends: Any) -> Any:
     if any(isinstance(end, Int) for end in ends):
-        return Span(*(ends if len(ends) == 2 else (0, *ends)))
+        return SymbolicRange(*(ends if len(ends) == 2 else (0, *ends)))
     return builtins.range(*ends)
 
 
 def _len(value: Any) -> Any:
-    if isinstance(value, Span):
+    if isinstance(value, SymbolicRange):
         return larger(value.stop - value.start, 0)
     return builtins.len(value)
 
@@ -288,9 +270,3 @@ def _extreme(
 
 # Those of Python but for those that want numbers, or would split the run for nothing.
 BUILTINS: dict[str, Any] = {**vars(builtins), "range": _range, "len": _len, "max": larger, "min": smaller}
-
-__all__ = [
-    "BUILTINS", "Abandoned", "Answer", "Bool", "Int", "Model", "NotLinear", "NotPositive", "Path", "Span",
-    "Undecided", "as_int", "assume", "both", "either", "explore", "has", "implies", "larger", "refute",
-    "smaller", "solver_of", "truth",
-]  # fmt: skip

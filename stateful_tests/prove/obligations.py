@@ -20,13 +20,11 @@ from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.prove.counterexamples import trace_of
-from stateful_tests.prove.instrumented import edited
-from stateful_tests.prove.integers import (
-    Int,
+from stateful_tests.prove.integers import Int, NotLinear
+from stateful_tests.prove.path_exploration import (
+    ExploredPath,
     Model,
-    NotLinear,
     NotPositive,
-    Path,
     Undecided,
     assume,
     refute,
@@ -35,7 +33,7 @@ from stateful_tests.prove.integers import (
 from stateful_tests.prove.properties import PROPERTIES, arguments, contract
 from stateful_tests.prove.symbolic_reference import Edits, SymbolicReference
 from stateful_tests.prove.transitions import RULES, Move, Moves
-from stateful_tests.prove.window_theorem import PARAGRAPH, PARTS
+from stateful_tests.prove.window_theorem import PARTS
 
 PROVED, REFUTED, UNDECIDED = "proved", "refuted", "undecided"
 
@@ -167,7 +165,7 @@ class Prover:
     @cached_property
     def _contracts(self) -> dict[str, Any]:
         """Every function with a contract, by the name of its obligation."""
-        laws = self.ref.load("stateful_tests.prove.laws", edited("stateful_tests.prove.laws"))
+        laws = self.ref.load("stateful_tests.prove.laws")
         found = {}
         for kind, module in (("contract", self.ref.cursors), ("law", laws)):
             for name, function in _functions(module).items():
@@ -278,7 +276,7 @@ def _ask(
     proof: Proof,
     goal: Callable[[], Any],
     shown: Mapping[str, Any],
-    base: Path[Any] | None = None,
+    base: ExploredPath[Any] | None = None,
     solver: Any = None,
 ) -> None:
     answer = refute(goal, shown, base, solver) if base is not None else refute(goal, shown)
@@ -317,9 +315,3 @@ def _shown(move: Move, any_of: str) -> dict[str, Any]:
         shown |= {f"{name} {when}": value for name, value in zip(c._fields, c)}
     more = {"target": move.target, "swept with": move.swept, any_of: Int.of(any_of)}
     return shown | {name: value for name, value in more.items() if name and value is not None}
-
-
-__all__ = [
-    "GROUPS", "LIMITS", "OBLIGATIONS", "PARAGRAPH", "PROVED", "REFUTED", "UNDECIDED", "Limit", "Obligation",
-    "Proof", "Prover", "chosen",
-]  # fmt: skip

@@ -1,8 +1,8 @@
-"""Every path of plain Python code that asks symbolic values for their truth, by z3.
+"""Path-enumerating symbolic execution of plain Python with z3.
 
-Where Python asks such a value for its truth (`if`, `and`, a chain of comparisons), the run splits: it follows
-one side, and the other side is run from the start with that answer given. What the values themselves are,
-and what is known of quotients, see `symbolic`.
+Where Python asks a symbolic value for its truth (`if`, `and`, a chain of comparisons), the run splits: it
+follows one side, and the other side is run from the start with that answer given. What the values are,
+and what is known of divisions, see `integers`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import z3
 
 T = TypeVar("T")
 TIMEOUT_MS = 20_000  # of one question; the slowest takes a hundredth
-STEPS = range(-2, 3)  # by how many pages quotients are told apart
+STEPS = range(-2, 3)  # by how many pages divisions are told apart
 
 
 class Abandoned(Exception):
@@ -88,7 +88,7 @@ def implies(condition: Any, value: Any) -> Bool:
     return Bool(z3.Implies(truth(condition), truth(value)))
 
 
-# Quotients.
+# Divisions.
 
 
 @lru_cache(maxsize=1 << 12)
@@ -97,7 +97,7 @@ def unknown(name: str) -> z3.ArithRef:
     return z3.Int(name)
 
 
-class Quotient(NamedTuple):
+class Division(NamedTuple):
     """A factor of the unknown `divisor`, by name, and the name of the unknown that is their product."""
 
     name: str
@@ -114,8 +114,8 @@ class Quotient(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)
-def _apart(one: Quotient, other: Quotient) -> z3.BoolRef:
-    """Two quotients differ by at least, or at most, k where their products do by k * P."""
+def _apart(one: Division, other: Division) -> z3.BoolRef:
+    """Two divisions differ by at least, or at most, k where their products do by k * P."""
     size = unknown(one.divisor)
     values, products = one.factor - other.factor, one.product - other.product
     return z3.And([
@@ -131,18 +131,18 @@ Extreme = tuple[Callable[..., Any], Any, Any]  # larger or smaller, and of which
 
 
 @dataclass(frozen=True)
-class Path(Generic[T]):
-    """What came out on one path, the conditions under which it is taken, and the quotients in them."""
+class ExploredPath(Generic[T]):
+    """What came out on one path, the conditions under which it is taken, and the divisions in them."""
 
     result: T
     conditions: tuple[z3.BoolRef, ...] = ()
-    quotients: tuple[Quotient, ...] = ()
+    divisions: tuple[Division, ...] = ()
     divisors: frozenset[str] = frozenset()
-    wholes: tuple[tuple[tuple[str, str], str], ...] = ()
-    defined: tuple[tuple[str, Extreme], ...] = ()
+    wholes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    defined: Mapping[str, Extreme] = field(default_factory=dict)
 
 
-START: Path[None] = Path(None)
+START: ExploredPath[None] = ExploredPath(None)
 
 
 Model = dict[str, int]
@@ -151,13 +151,13 @@ SIZES = SMALL[:5]  # what a counterexample is tried with, page sizes apart
 
 
 @dataclass
-class Run:
+class PathRun:
     """One path: the answers it was given, then those it chose; `open` collects the sides not taken.
 
     wholes: product and divisor -> the factor, as names of unknowns.
     """
 
-    base: Path[Any]
+    base: ExploredPath[Any]
     solver: z3.Solver
     given: tuple[bool, ...]
     open: list[tuple[bool, ...]]
@@ -165,18 +165,16 @@ class Run:
 
     def __post_init__(self) -> None:
         self.conditions = list(self.base.conditions)
-        self.quotients = list(self.base.quotients)
+        self.divisions = list(self.base.divisions)
         self.divisors = set(self.base.divisors)
         self.wholes = dict(self.base.wholes)
         self.defined = dict(self.base.defined)
         self.model: z3.ModelRef | None = None
         self.products = {(q, d): m for (m, d), q in self.wholes.items()}
 
-    def path(self, result: T) -> Path[T]:
-        return Path(
-            result, tuple(self.conditions), tuple(self.quotients), frozenset(self.divisors),
-            tuple(self.wholes.items()), tuple(self.defined.items()),
-        )  # fmt: skip
+    def path(self, result: T) -> ExploredPath[T]:
+        known = tuple(self.conditions), tuple(self.divisions), frozenset(self.divisors)
+        return ExploredPath(result, *known, self.wholes, self.defined)
 
     def define(self, name: str, extreme: Extreme, meaning: Bool) -> None:
         """Say, once, which of two the unknown `name` stands for."""
@@ -231,11 +229,11 @@ class Run:
             return known
         name = f"{factor}*{divisor}"
         self.wholes[name, divisor], self.products[factor, divisor] = factor, name
-        new = Quotient(factor, name, divisor)
-        for other in [Quotient("", "", divisor), *self.quotients]:
+        new = Division(factor, name, divisor)
+        for other in [Division("", "", divisor), *self.divisions]:
             if other.divisor == divisor:
                 self.add(_apart(new, other))
-        self.quotients.append(new)
+        self.divisions.append(new)
         return name
 
     def rounded(self, value: Any, divisor: str, *, up: bool) -> str:
@@ -256,7 +254,7 @@ class Run:
             for size in SIZES if self.divisors else SIZES[:1]:
                 self.solver.push()
                 self.solver.add(*(unknown(divisor) == size for divisor in self.divisors))
-                self.solver.add(*(q.product == size * q.factor for q in self.quotients))
+                self.solver.add(*(q.product == size * q.factor for q in self.divisions))
                 self.solver.add(*(z3.And(-bound <= term, term <= bound) for term in bounded))
                 found = self.solver.check()
                 model = self.solver.model() if found == z3.sat else None
@@ -266,16 +264,16 @@ class Run:
         raise Undecided("neither proved, nor refuted by small numbers")
 
 
-_runs: list[Run] = []
+_runs: list[PathRun] = []
 
 
-def current() -> Run:
+def current() -> PathRun:
     """The path that is being run."""
     return _runs[-1]
 
 
 @contextmanager
-def _running(run: Run) -> Iterator[None]:
+def _running(run: PathRun) -> Iterator[None]:
     _runs.append(run)
     try:
         yield
@@ -295,19 +293,19 @@ def assume(*values: Any) -> None:
         raise Abandoned
 
 
-def explore(work: Callable[[], T], base: Path[Any] = START) -> Iterator[Path[T]]:
+def explore(work: Callable[[], T], base: ExploredPath[Any] = START) -> Iterator[ExploredPath[T]]:
     """Run `work` on every path that the conditions of `base` leave possible."""
     for run, result in _runs_of(work, base, solver_of(base)):
         yield run.path(result)
 
 
 def _runs_of(
-    work: Callable[[], T], base: Path[Any], solver: z3.Solver
-) -> Generator[tuple[Run, T], None, None]:
+    work: Callable[[], T], base: ExploredPath[Any], solver: z3.Solver
+) -> Generator[tuple[PathRun, T], None, None]:
     """Each run with what came out; the solver, which knows `base`, then knows its conditions too."""
     todo: list[tuple[bool, ...]] = [()]
     while todo:
-        run = Run(base, solver, todo.pop(), todo)
+        run = PathRun(base, solver, todo.pop(), todo)
         solver.push()
         try:
             with _running(run):
@@ -319,7 +317,7 @@ def _runs_of(
             solver.pop()
 
 
-def solver_of(path: Path[Any]) -> z3.Solver:
+def solver_of(path: ExploredPath[Any]) -> z3.Solver:
     """A solver that knows the conditions of a path: the plain incremental one, and the simplex of old.
 
     The questions are many and small. Measured over all rules: 25 s, others took 33 to 57.
@@ -331,7 +329,7 @@ def solver_of(path: Path[Any]) -> z3.Solver:
     return solver
 
 
-class Answer(NamedTuple):
+class Refutation(NamedTuple):
     """Of how many paths a goal was asked, and a counterexample, if one was found."""
 
     paths: int
@@ -341,9 +339,9 @@ class Answer(NamedTuple):
 def refute(
     goal: Callable[[], Any],
     shown: Mapping[str, Any],
-    base: Path[Any] = START,
+    base: ExploredPath[Any] = START,
     solver: z3.Solver | None = None,
-) -> Answer:
+) -> Refutation:
     """Look for values for which the conditions of `base` hold and the goal does not; none: it is proved.
 
     shown: what is to be seen of a counterexample, by name. solver: one that knows `base`, if there is one
@@ -355,5 +353,5 @@ def refute(
             paths += 1
             run.add(z3.Not(truth(value)))
             if run.possible():
-                return Answer(paths, run.small(shown))
-    return Answer(paths, None)
+                return Refutation(paths, run.small(shown))
+    return Refutation(paths, None)

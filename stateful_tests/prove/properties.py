@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference.commands import Mode
-from stateful_tests.prove.integers import Bool, Span, both, has, implies, larger
+from stateful_tests.prove.integers import SymbolicRange, has, larger
+from stateful_tests.prove.path_exploration import Bool, both, implies
 from stateful_tests.prove.transitions import PAGE, POSITION, RULES, Move, P, W, invariant, live
 
 GROWS = ("extend", "decode", "spec_decode")
@@ -51,11 +52,11 @@ def _owned_as_moved(move: Move, pool: str) -> Any:
     owned, owns = has(move.pages(pool, move.was), PAGE), has(move.pages(pool, move.now), PAGE)
     if move.target is not None:
         low, high = (cursors.owed_full if pool == "full" else cursors.owed_swa)(before, move.target, P)
-        freed = Span(low // P, high // P).has(PAGE)
+        freed = SymbolicRange(low // P, high // P).has(PAGE)
         return both(implies(freed, owned), same(owns, owned & ~freed))
     if move.room is not None:
         first, end = (cursors.ceil_page(c.kv_allocated_len, P) // P for c in (before, after))
-        taken = Span(first, end).has(PAGE)
+        taken = SymbolicRange(first, end).has(PAGE)
         return both(implies(taken, ~owned), same(owns, owned | taken), move.room == end - first)
     if move.swept is not None and pool == "swa":
         freed = owned & (after.swa_evicted_seqlen // P > PAGE)

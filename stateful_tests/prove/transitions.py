@@ -4,19 +4,18 @@
 before is any that the invariant below allows, so what holds after every rule holds in all runs of any
 length; that it holds at the start needs no proof, as nothing is owned there.
 
-What the rest of a system does to the row is nothing: other rows have pages of their own, and the free
-pages are a number. A radix tree is taken for what TREE says: it has whole pages of a prompt, or takes them
-over, and a prefix that it has been found to have is live there. Requests without a session are prefilled and
-decoded by the same rules, and are never cut; what ends gives back all that it owns.
+The rest of a system does nothing to the row: other rows have pages of their own, and the free pages are a
+number. A radix tree is taken for what TREE says: it has whole pages of a prompt, or takes them over, and a
+prefix that it has been found to have is live there. Requests without a session are prefilled and decoded by
+the same rules, and are never cut; what ends gives back all that it owns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from reference.commands import (
@@ -35,7 +34,8 @@ from reference.commands import (
     SpecDecode,
     Submit,
 )  # fmt: skip
-from stateful_tests.prove.integers import Abandoned, Bool, Int, Path, assume, both, explore, larger, smaller
+from stateful_tests.prove.integers import Int, larger, smaller
+from stateful_tests.prove.path_exploration import Abandoned, ExploredPath, assume, both, explore
 from stateful_tests.prove.symbolic_reference import SymbolicReference
 
 P, W = Int.of("P"), Int.of("W")
@@ -64,7 +64,7 @@ class Move:
     target: Any = None
     swept: Any = None
     room: Any = None
-    calls: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    calls: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     @property
     def request(self) -> Any:
@@ -166,7 +166,7 @@ def _faithful(ref: SymbolicReference, state: Any) -> Any:
 # States before a rule.
 
 
-def scope(ref: SymbolicReference, mode: Mode) -> Any:
+def config(ref: SymbolicReference, mode: Mode) -> Any:
     """Sizes of which nothing is known but that they are positive."""
     width = Int.of("width")
     assume(P >= 1, W >= 1, width >= 1)
@@ -187,7 +187,7 @@ def _state(ref: SymbolicReference, mode: Mode, slot: Any, request: Any) -> Any:
     assume(Int.of("history") >= 0, Int.of("output") >= 0)
     session = ref.ledger.Session("s", history, slot, request.name if request is not None else None)
     requests = (request,) if request is not None else ()
-    state = ref.ledger.State(scope(ref, mode), (session,), requests)
+    state = ref.ledger.State(config(ref, mode), (session,), requests)
     for part in invariant(ref, state).values():
         assume(part())
     return state
@@ -227,17 +227,18 @@ def waiting(ref: SymbolicReference, mode: Mode, *, retracted: bool) -> Any:
 def carried_out(
     ref: SymbolicReference, state: Any, command: Command, choices: tuple[Choice, ...] = ()
 ) -> Move:
-    """Let the reference do it, and note what it does on the way. What it refuses is no move."""
-    with noting(ref) as noted:
-        try:
-            now, outcome = ref.model.step(state, command, choices)
-        except ref.model.ChoiceNotAllowed:
-            raise Abandoned from None
+    """Let the reference do it. What it refuses is no move."""
+    ref.calls.clear()
+    ref.room = None
+    try:
+        now, outcome = ref.model.step(state, command, choices)
+    except ref.model.ChoiceNotAllowed:
+        raise Abandoned from None
     if not isinstance(outcome, Done):
         raise Abandoned
     was = state.request("r")
     before, after = row(state) or ref.ledger.ZERO, row(now) or ref.ledger.ZERO
-    move = Move(ref, state, now, command, before, after, calls=noted.calls, room=noted.room)
+    move = Move(ref, state, now, command, before, after, room=ref.room, calls=tuple(ref.calls))
     if isinstance(command, Finish):
         move.target = was.origin + command.finished_len
     elif isinstance(command, Retract):
@@ -249,39 +250,33 @@ def carried_out(
     return move
 
 
-class Noted:
-    """What the rules do on the way: calls of the arithmetic, and pages asked for.
-
-    Whether those are there is not asked: a number decides that, and more moves are looked at, not fewer.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.room: Any = None
-
-    def watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            self.calls.append((name, arguments))
-            return function(*arguments)
-
-        return call
-
-    def asked(self, state: Any, pages: Any, _: Any) -> Any:
-        self.room = pages
-        return state
+TREE = SimpleNamespace(page_size=P, window=W)  # as much of one as a row sees
 
 
-@contextmanager
-def noting(ref: SymbolicReference) -> Iterator[Noted]:
-    """While the rules of `ref` run."""
-    noted, model = Noted(), ref.model
-    watched = {
-        name: noted.watched(name, value)
-        for name, value in vars(model).items()
-        if isinstance(value, FunctionType) and value.__module__ == ref.cursors.__name__
-    }
-    with _replaced(model, _room=noted.asked, free=lambda _: SimpleNamespace(rows=2), **watched):
-        yield noted
+def _insert_prompt(ref: SymbolicReference, state: Any) -> Move:
+    """The radix tree takes over what the first turn has computed of its prompt."""
+    was = state.request("r")
+    assume(was.cursors.kv_committed_len <= was.origin)
+    now = ref.handover.insert_prompt(state._replace(tree=TREE), was, None)
+    return Move(ref, state, now, None, was.cursors, now.request("r").cursors)
+
+
+def _admit_first(ref: SymbolicReference, state: Any) -> Move:
+    """The radix tree has whole pages of the key, maybe none."""
+    turn, length = state.request("r"), Int.of("R")
+    assume(length >= 0, length < turn.origin + turn.output, length % P == 0, length <= Int.of("width"))
+    return carried_out(ref, state._replace(tree=TREE), Admit("r"))
+
+
+def _own_sweep(ref: SymbolicReference, state: Any) -> Move:
+    """A server sweeps inside extend or decode, before it allocates."""
+    was = state.request("r")
+    try:
+        request = ref.evict_swa.own_sweep(state, was, SimpleNamespace(choices={"r": SWEPT[0]}))
+    except ref.model.ChoiceNotAllowed:
+        raise Abandoned from None
+    now, c = state.with_request(request), was.cursors
+    return Move(ref, state, now, None, c, request.cursors, swept=c.kv_committed_len)
 
 
 def _number(name: str) -> Any:
@@ -292,62 +287,7 @@ def _number(name: str) -> Any:
 ALLOCATED = (Choice("r", kv_allocated_len=_number("chosen_A")),)
 SWEPT = (Choice("r", swa_evicted_seqlen=_number("chosen_E")),)
 N, K, LENGTH = (_number(name) for name in "nkL")
-
-
-class _AnyTree:
-    """As much of reference.tree as a row sees: what it brings is kept, or is not."""
-
-    page_size, window = P, W
-
-    @staticmethod
-    def kept(tree: Any, *_: Any) -> Any:
-        return (tree, None) if Bool.unknown("kept") else None
-
-
-@contextmanager
-def _replaced(module: Any, **others: Any) -> Iterator[None]:
-    """For a while, a module's names mean something else."""
-    right = {name: getattr(module, name) for name in others}
-    for name, other in others.items():
-        setattr(module, name, other)
-    try:
-        yield
-    finally:
-        for name, value in right.items():
-            setattr(module, name, value)
-
-
-def _prompt_kept(ref: SymbolicReference, state: Any) -> Move:
-    """The radix tree takes over what the first turn has computed of its prompt."""
-    was, caching = state.request("r"), ref.prefix_cache
-    assume(was.cursors.kv_committed_len <= was.origin)
-    with _replaced(caching, radix=_AnyTree, text_tokens=lambda *_: (), _note=lambda *_: None):
-        now = caching.prompt_kept(state._replace(tree=_AnyTree), was, caching.Effects())._replace(tree=None)
-    return Move(ref, state, now, None, was.cursors, now.request("r").cursors)
-
-
-def _admit_first(ref: SymbolicReference, state: Any) -> Move:
-    """The radix tree has whole pages of the key, maybe none."""
-    turn, length = state.request("r"), Int.of("R")
-    assume(length >= 0, length < turn.origin + turn.output, length % P == 0, length <= Int.of("width"))
-    matched = {"matched": lambda state, *_: (state, length), "text_tokens": lambda *_: ()}
-    with _replaced(ref.model, **matched):
-        now = ref.model._admit(state._replace(tree=_AnyTree), Admit("r"), None)._replace(tree=None)
-    return Move(ref, state, now, Admit("r"), ref.ledger.ZERO, now.request("r").cursors)
-
-
-def _own_sweep(ref: SymbolicReference, state: Any) -> Move:
-    """A server sweeps inside extend or decode, before it allocates."""
-    was = state.request("r")
-    try:
-        now = state.with_request(ref.model._own_sweep(state, was, {"r": SWEPT[0]}))
-    except ref.model.ChoiceNotAllowed:
-        raise Abandoned from None
-    c = was.cursors
-    return Move(ref, state, now, None, c, now.request("r").cursors, swept=c.kv_committed_len)
-
-
-State = Callable[[SymbolicReference, Mode], Any]
+MakeState = Callable[[SymbolicReference, Mode], Any]
 
 
 def _commanded(command: Any, choices: tuple[Choice, ...] = ()) -> Callable[[SymbolicReference, Any], Move]:
@@ -361,31 +301,31 @@ NEXT, RETRACTED = partial(waiting, retracted=False), partial(waiting, retracted=
 
 
 @dataclass(frozen=True)
-class Rule:
+class SymbolicRule:
     """A rule, and the states before it."""
 
     name: str
     move: Callable[[SymbolicReference, Any], Move]
-    states: tuple[State, ...]
+    states: tuple[MakeState, ...]
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, SymbolicRule] = {
     rule.name: rule
     for rule in (
-        Rule("submit", _commanded(Submit("r", "s", N)), (IDLE, NEW)),
-        Rule("admit", _commanded(Admit("r")), (NEXT, RETRACTED)),
-        Rule("admit-first", _admit_first, (first_waiting,)),
-        Rule(
+        SymbolicRule("submit", _commanded(Submit("r", "s", N)), (IDLE, NEW)),
+        SymbolicRule("admit", _commanded(Admit("r")), (NEXT, RETRACTED)),
+        SymbolicRule("admit-first", _admit_first, (first_waiting,)),
+        SymbolicRule(
             "extend", _commanded(Extend((Chunk("r", N),))),
             (first_admitted, RESUMED, PREFILLS),
         ),
-        Rule("tree-takes-prompt", _prompt_kept, (PREFILLS, DECODES)),
-        Rule("decode", _commanded(Decode(("r",))), (DECODES,)),
-        Rule("spec_decode", _commanded(SpecDecode((Draft("r", N, K),)), ALLOCATED), (DECODES,)),
-        Rule("own-sweep", _own_sweep, (first_admitted, RESUMED, PREFILLS, DECODES)),
-        Rule("evict_swa", _commanded(EvictSwa("r", LENGTH), SWEPT), (PREFILLS, DECODES)),
-        Rule("finish", _commanded(Finish("r", K)), (DECODES,)),
-        Rule("retract", _commanded(Retract("r", K)), (DECODES,)),
+        SymbolicRule("tree-takes-prompt", _insert_prompt, (PREFILLS, DECODES)),
+        SymbolicRule("decode", _commanded(Decode(("r",))), (DECODES,)),
+        SymbolicRule("spec_decode", _commanded(SpecDecode((Draft("r", N, K),)), ALLOCATED), (DECODES,)),
+        SymbolicRule("own-sweep", _own_sweep, (first_admitted, RESUMED, PREFILLS, DECODES)),
+        SymbolicRule("evict_swa", _commanded(EvictSwa("r", LENGTH), SWEPT), (PREFILLS, DECODES)),
+        SymbolicRule("finish", _commanded(Finish("r", K)), (DECODES,)),
+        SymbolicRule("retract", _commanded(Retract("r", K)), (DECODES,)),
     )
 }  # fmt: skip
 
@@ -395,10 +335,10 @@ class Moves:
 
     def __init__(self, ref: SymbolicReference) -> None:
         self.ref = ref
-        self._states: dict[Any, list[Path[Any]]] = {}
-        self._moves: dict[Any, list[Path[Move]]] = {}
+        self._states: dict[Any, list[ExploredPath[Any]]] = {}
+        self._moves: dict[Any, list[ExploredPath[Move]]] = {}
 
-    def of(self, rule: Rule, mode: Mode) -> list[Path[Move]]:
+    def of(self, rule: SymbolicRule, mode: Mode) -> list[ExploredPath[Move]]:
         """Every path of the rule."""
         if (rule.name, mode) not in self._moves:
             self._moves[rule.name, mode] = [
@@ -409,7 +349,7 @@ class Moves:
             ]
         return self._moves[rule.name, mode]
 
-    def _before(self, make: State, mode: Mode) -> list[Path[Any]]:
+    def _before(self, make: MakeState, mode: Mode) -> list[ExploredPath[Any]]:
         if (make, mode) not in self._states:
             self._states[make, mode] = list(explore(partial(make, self.ref, mode)))
         return self._states[make, mode]

@@ -29,8 +29,9 @@ from reference.commands import (
     SpecDecode,
     Submit,
 )  # fmt: skip
-from stateful_tests.prove.counterexamples import Refusal, play
-from stateful_tests.prove.integers import Int, assume, both, has, implies, larger, smaller
+from stateful_tests.prove.counterexamples import NoSuchRun, play
+from stateful_tests.prove.integers import Int, has, larger, smaller
+from stateful_tests.prove.path_exploration import assume, both, implies
 from stateful_tests.prove.symbolic_reference import SymbolicReference
 from stateful_tests.prove.transitions import LENGTH, POSITION, P, W, cursors
 
@@ -217,7 +218,7 @@ def _reached(ref: SymbolicReference) -> Any:
     ]  # fmt: skip
     try:
         move = play(ref, Mode.FREE, commands)
-    except Refusal:
+    except NoSuchRun:
         return False
     literal = smaller(move.before.kv_committed_len, p)
     return both(literal == p, move.after.kv_committed_len == 0)
@@ -250,5 +251,3 @@ PARTS: tuple[Part, ...] = (
         _reached,
     ),
 )  # fmt: skip
-
-__all__ = ["PARAGRAPH", "PARTS", "POLICIES", "Part", "Policy"]

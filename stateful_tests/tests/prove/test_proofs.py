@@ -24,17 +24,7 @@ from reference.ledger import Cursors
 from stateful_tests.lockstep import lockstep
 from stateful_tests.prove import laws, window_theorem
 from stateful_tests.prove import obligations as proofs
-from stateful_tests.prove.instrumented import edited
-from stateful_tests.prove.integers import (
-    Abandoned,
-    Bool,
-    Int,
-    NotLinear,
-    NotPositive,
-    assume,
-    explore,
-    refute,
-)  # fmt: skip
+from stateful_tests.prove.integers import Int, NotLinear
 from stateful_tests.prove.obligations import (
     LIMITS,
     OBLIGATIONS,
@@ -45,8 +35,9 @@ from stateful_tests.prove.obligations import (
     Prover,
     chosen,
 )
+from stateful_tests.prove.path_exploration import Abandoned, Bool, NotPositive, assume, explore, refute
 from stateful_tests.prove.properties import contract
-from stateful_tests.prove.symbolic_reference import SymbolicReference
+from stateful_tests.prove.symbolic_reference import SymbolicReference, edited
 from stateful_tests.tests.support.arithmetic_mutants import FAULTS, Fault
 
 X, Y, P = Int.of("x"), Int.of("y"), Int.of("P")
@@ -65,7 +56,6 @@ def test_everything_is_proved(everything: dict[str, Any]) -> None:
     open_ones = [o["name"] for o in everything["obligations"] if o["verdict"] != PROVED]
     assert not open_ones and everything["exit_code"] == 0
     assert len(everything["obligations"]) == len(OBLIGATIONS) >= 140
-    assert everything["seconds"] < 60, "ten seconds on two cores that have nothing else to do"
 
 
 def test_no_proof_is_about_nothing(everything: dict[str, Any]) -> None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CURSORS, LEDGER, MODEL = "reference.cursors", "reference.ledger", "reference.model"
+CURSORS, LEDGER, ADMIT, DECODE, FINISH, RETRACT = (
+    f"reference.{name}"
+    for name in ("cursors", "ledger", "rules.admit", "rules.decode", "rules.finish", "rules.retract")
+)
 
 
 @dataclass(frozen=True)
@@ -138,43 +141,43 @@ FAULTS: tuple[Fault, ...] = (
         ("full-pages/spec_decode", "law/a-check-counts-full-pages"), (), "laws.a_check_counts_full_pages",
     ),
     Fault(
-        "finish does not trim", MODEL,
-        "slot=cut(_cursors(request), target), turn=None", "slot=_cursors(request), turn=None",
+        "finish does not trim", FINISH,
+        "slot=cut(cursors, target)", "slot=cursors",
         ("caps/finish",), ("pr22897",),
     ),
     Fault(
-        "retract does not trim", MODEL,
-        "session._replace(slot=cut(_cursors(request), target))", "session._replace(slot=_cursors(request))",
+        "retract does not trim", RETRACT,
+        "slot=cut(cursors_of(request), target)", "slot=cursors_of(request)",
         ("caps/retract",), ("pr22213-tail",),
     ),
     Fault(
-        "admit does not trim", MODEL,
+        "admit does not trim", ADMIT,
         "restored = cut(session.slot, prefix)", "restored = session.slot._replace(kv_committed_len=prefix)",
         ("caps/admit", "text/admit"), ("pr22862-tail",),
     ),
     Fault(
-        "the slot keeps the lengths of before", MODEL,
+        "the slot keeps the lengths of before", ADMIT,
         "state = state.with_session(session._replace(slot=restored))", "pass",
         ("caps/admit",), ("restore-caps-request-only",),
     ),
     Fault(
-        "the last token is left out twice", MODEL,
+        "the last token is left out twice", ADMIT,
         "    key = request.origin + request.output - 1\n", "    key = request.origin + request.output - 2\n",
         ("literal-resume/admit",), ("pr22862-prefix",),
     ),
     Fault(
-        "decode commits without a slot", MODEL,
+        "decode commits without a slot", DECODE,
         "        allocated = max(cursors.kv_allocated_len, cursors.kv_committed_len + ahead)",
         "        allocated = cursors.kv_allocated_len",
         ("order/decode", "slots/decode"), ("decode-commits-without-slot",),
     ),
     Fault(
-        "rejected drafts are committed", MODEL,
-        "kv_committed_len=cursors.kv_committed_len + accept,", "kv_committed_len=allocated,",
+        "rejected drafts are committed", DECODE,
+        "committed = cursors.kv_committed_len + accept", "committed = allocated",
         ("text/spec_decode",), ("spec-commits-drafts",),
     ),
     Fault(
-        "decode goes on without its window", MODEL,
+        "decode goes on without its window", DECODE,
         "or window_live(lost_below(cursors), cursors.kv_committed_len, geometry.window),", "or True,",
         ("window/decode", "reads/decode"), ("decode-past-lost-window",),
     ),

@@ -1,0 +1,94 @@
+"""A row's pages go into the radix tree: who owns them afterwards, and what is freed for it.
+
+Whoever inserts a text brings its whole pages past the prefix that it has locked. Of each of them:
+
+    the tree has there            | it has SWA KV                            | it was swept
+    nothing                       | the tree takes it, live                  | the tree takes it, a tombstone
+    a live page                   | freed: a duplicate                       | freed: a duplicate
+    a tombstone under a lock      | freed: a duplicate                       | freed: a duplicate
+    a tombstone, no lock there    | the tree takes it, and frees its own     | freed: a duplicate
+
+A lock keeps a tombstone as it is, because whoever holds it reads the tombstone's full slots. Whoever goes on
+hands pages over only if it can match all of them again (TREE-12): a duplicate's SWA KV is freed with it, and
+would be missed. Formulas of the same table are with `insert` in rules/tree.py; tests evaluate them.
+"""
+
+from __future__ import annotations
+
+from reference import tree as radix
+from reference.cursors import ceil_page, floor_page
+from reference.ledger import Cursors, Request, State, text_tokens
+from reference.prefix_cache import Effects, page_name, unlocked
+from reference.tree import Key
+
+
+def insert_prompt(state: State, request: Request, effects: Effects) -> State:
+    """A request goes on: the prompt so far goes into the tree, and its lock then reaches to its end (R)."""
+    assert state.tree is not None and request.cursors is not None
+    c = request.cursors
+    end = floor_page(c.kv_committed_len, state.tree.page_size)
+    if end == c.cache_protected_len:
+        return state
+    key = tuple(text_tokens(request.text, end))
+    now = _hand_over(state, request.holder, key, _swept(c), effects, goes_on=True, row=True)
+    if now is state:
+        return state
+    return now.with_request(request._replace(cursors=c._replace(cache_protected_len=end)))
+
+
+def insert_on_finish(state: State, request: Request, length: int, effects: Effects) -> State:
+    """A request has ended: the first `length` tokens of its text go into the tree, its lock goes."""
+    assert state.tree is not None and request.cursors is not None
+    c = request.cursors
+    key = radix.whole_pages(state.tree, tuple(text_tokens(request.text, length)))
+    if len(key) > c.cache_protected_len:
+        state = _hand_over(state, request.holder, key, _swept(c), effects, goes_on=False, row=True)
+    return unlocked(state, request.holder)
+
+
+def insert_by_lock_holder(
+    state: State, holder: str, key: Key, evicted: int, effects: Effects, *, goes_on: bool
+) -> State:
+    """A lock holder that has computed `key`, past what it has locked of it, hands that to the tree."""
+    assert state.tree is not None
+    lock = radix.lock_of(state.tree, holder)
+    prefix = len(lock.key) if lock is not None else 0
+    if len(key) > prefix:
+        state = _hand_over(state, holder, key, max(evicted, prefix), effects, goes_on=goes_on, row=False)
+    if not goes_on:
+        return unlocked(state, holder)
+    assert state.tree is not None
+    if radix.lock_of(state.tree, holder) is None:  # it stays, with nothing locked
+        return state._replace(tree=radix.lock(state.tree, holder, ()))
+    return state
+
+
+def _swept(c: Cursors) -> int:
+    """Below this the inserter has no SWA KV of its own."""
+    return max(c.swa_evicted_seqlen, c.cache_protected_len)
+
+
+def _hand_over(
+    state: State, holder: str, key: Key, swept: int, effects: Effects, *, goes_on: bool, row: bool
+) -> State:
+    """Insert `key`, whole pages, by the table above; the very same state where nothing can be inserted.
+
+    row: the pages come from the holder's row, else from nowhere (a lock holder has none).
+    """
+    assert state.tree is not None
+    if not goes_on:
+        tree, insertion = radix.insert(state.tree, key, swept)
+    elif (done := radix.insert_and_continue(state.tree, holder, key, swept)) is not None:
+        tree, insertion = done
+    else:
+        return state
+    size, live_from = tree.page_size, ceil_page(swept, tree.page_size)
+    for start, end in (*insertion.recovered, (insertion.matched, insertion.end)):
+        for page in range(start // size, end // size):
+            if start < insertion.matched:
+                effects.gone["full"].add((page_name(key[: (page + 1) * size]), page))
+            if row:
+                effects.adopted["full"].add((holder, page))
+                if tree.window is not None and page * size >= live_from:
+                    effects.adopted["swa"].add((holder, page))
+    return state._replace(tree=tree)

@@ -1,0 +1,53 @@
+"""Abort: a request is given up."""
+
+from __future__ import annotations
+
+from reference.commands import Abort, Reason
+from reference.ledger import Phase, State, free
+from reference.prefix_cache import unlocked
+from reference.rules.base import (
+    NO_REQUEST,
+    Case,
+    RuleContext,
+    known_request,
+    make_room,
+    require,
+    row_goes,
+    rule,
+)  # fmt: skip
+from reference.rules.sessions import end_turn
+
+
+@rule(
+    Abort,
+    "The request is gone and leaves no trace in the history. A turn that has written KV, also one that"
+    " waits after a retract, is midway: all that its session keeps is wiped, once, and the next turn"
+    " prefills from scratch. One that has written nothing leaves the slot alone.",
+    {
+        Reason.UNKNOWN_REQUEST: NO_REQUEST,
+        Reason.WRONG_PHASE: "marked, and it has been admitted before",
+        Reason.NO_ROW: "marked, and no row is free for its one-token prefill",
+        Reason.OUT_OF_FULL: "marked, and no page is to be had",
+        Reason.OUT_OF_SWA: "marked, and no SWA page is to be had",
+    },
+    cases=(
+        Case("nothing was written, and no close waits for it", "not started and not closing"),
+        row_goes("midway", "started"),
+        row_goes("nothing was written, and a close has waited for it: the session goes",
+                 "not started and closing"),
+    ),
+    tree="The lock of a wiped session, or that an admission without a slot has taken, is released.",
+)  # fmt: skip
+def abort(state: State, command: Abort, context: RuleContext) -> State:
+    request = known_request(state, command.request)
+    if command.marked:
+        require(request.phase is Phase.QUEUED and not request.started, Reason.WRONG_PHASE)
+        require(free(state).rows >= 1, Reason.NO_ROW)
+        state = make_room(state, 1, context)
+    state = state.without_request(request.name)
+    session = state.session(request.session)
+    if session is None or session.slot is None or request.started:
+        state = unlocked(state, request.holder)
+    if session is None:
+        return state
+    return end_turn(state, session._replace(slot=None) if request.started else session)

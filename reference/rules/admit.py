@@ -1,0 +1,45 @@
+"""Admit: a waiting request gets the KV that is there already."""
+
+from __future__ import annotations
+
+from reference.commands import Admit, Reason
+from reference.cursors import cut, resume
+from reference.ledger import ZERO, Cursors, Phase, State, text_tokens
+from reference.prefix_cache import matched
+from reference.rules.base import NO_REQUEST, Case, RuleContext, known_request, require, rule
+
+
+@rule(
+    Admit,
+    "Request and slot both get the cursors below, and the slot goes on naming the row while it is lent:"
+    " the scheduler may reject the admission and admit again. No row is taken and none is written.",
+    {Reason.UNKNOWN_REQUEST: NO_REQUEST, Reason.WRONG_PHASE: "it extends or runs already"},
+    where=(
+        ("key", "origin + output - 1"),
+        ("q", "min(C, key)"),
+        ("p", "q if live(q) else R"),
+    ),
+    cases=(
+        Case("its session has no slot, or it has no session", "not slot",
+             {"C": "0", "A": "0", "E": "0", "R": "0"}),
+        Case("its session has a slot", "slot", {"C": "p", "A": "p", "E": "min(E, p)"},
+             ("ceil(p)", "ceil(A)"), ("ceil(max(p, E))", "ceil(A)")),
+    ),
+    tree="A request without a slot gets the longest usable prefix of its key, locked under the session's name"
+    " or its own: C = A = R = the length of that, E = 0. Admitted again it locks anew, and once.",
+)  # fmt: skip
+def admit(state: State, command: Admit, _: RuleContext) -> State:
+    request = known_request(state, command.request)
+    require(request.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
+    session = state.session(request.session)
+    key = request.origin + request.output - 1
+    if session is None or session.slot is None:
+        restored = ZERO
+        if state.tree is not None:
+            state, length = matched(state, request.holder, tuple(text_tokens(request.text, key)))
+            restored = Cursors(length, length, 0, length)
+    else:
+        prefix = resume(session.slot, key, state.config.geometry.window or 0)
+        restored = cut(session.slot, prefix)
+        state = state.with_session(session._replace(slot=restored))
+    return state.with_request(request._replace(phase=Phase.ADMITTED, cursors=restored))

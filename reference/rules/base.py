@@ -1,0 +1,181 @@
+"""How a rule is written down: refusals, tables of cases, and the function that carries the command out.
+
+Formulas are expressions over C, A, E, R (the four cursors before the command: those of the request, or of
+the slot that it resumes), P (page_size), W (window) and the names under `where`. They are no comment:
+tests evaluate them, and the refusals, against `model.step` on every transition of small scopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from reference.commands import Choice, Done, Reason
+from reference.ledger import Cursors, Request, State
+from reference.prefix_cache import Effects, lock_holders, with_room
+
+Span = tuple[str, str]  # [start, end) in tokens; empty where end <= start
+NOTHING: Span = ("0", "0")
+
+
+class Refusal(Exception):
+    """The command is refused for this reason; nothing has changed."""
+
+    def __init__(self, reason: Reason) -> None:
+        self.reason = reason
+
+
+def require(condition: object, reason: Reason) -> None:
+    """Refuse the command unless the condition holds."""
+    if not condition:
+        raise Refusal(reason)
+
+
+class ChoiceNotAllowed(Exception):
+    """A system chose something that the specification does not leave to it (OUT-3)."""
+
+
+@dataclass(slots=True)
+class RuleContext:
+    """What a rule is given besides state and command: choices to follow; effects and outcome to fill in."""
+
+    choices: dict[str, Choice]
+    effects: Effects = field(default_factory=Effects)
+    done: Done = field(default_factory=Done)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a command does to a row in one case, on a server without a radix tree.
+
+    when: the case in words; holds: as an expression over `slot`, `session`, `closing`, `started`, `turn`
+    (what there is before the command). after: cursor -> formula, of those that move; None where the
+    row is given back. full, swa: positions whose pages of that pool are given back.
+    """
+
+    when: str
+    holds: str = "True"
+    after: dict[str, str] | None = field(default_factory=dict)
+    full: Span = NOTHING
+    swa: Span = NOTHING
+
+
+def row_is_cut(when: str, holds: str) -> Case:
+    """The row is kept up to target."""
+    caps = {"C": "min(C, target)", "A": "min(A, target)", "E": "min(E, target)"}
+    return Case(when, holds, caps, ("ceil(target)", "ceil(A)"), ("ceil(max(target, E))", "ceil(A)"))
+
+
+def row_goes(when: str, holds: str) -> Case:
+    """The row is given back, with every page that it owns."""
+    return Case(when, holds, None, ("R", "ceil(A)"), ("ceil(max(R, E))", "ceil(A)"))
+
+
+class Fate(StrEnum):
+    """What becomes of one page of a pool in a command on the radix tree."""
+
+    TAKEN = "the tree takes the inserter's"
+    SWAPPED = "the tree takes the inserter's and frees its own"
+    DUPLICATE = "the inserter's is freed"
+    KEPT_OUT = "the inserter's stays out of the tree"
+    LOCKED = "locked"
+    LET_GO = "no longer locked"
+    FREED = "freed"
+    UNTOUCHED = "as it was"
+
+
+@dataclass(frozen=True, slots=True)
+class PageCase:
+    """What a command on the radix tree does with a page, in one case; the first case that holds is the one.
+
+    when, holds: as in Case; the rule says which page it is about, and which names there are.
+    """
+
+    when: str
+    holds: str
+    full: Fate = Fate.UNTOUCHED
+    swa: Fate = Fate.UNTOUCHED
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One command. where: names used in the formulas.
+
+    refused: every reason that there is, in the order of Reason, and when. cases: none where no cursor moves
+    and nothing goes. page, pages: of a command on the radix tree, what its table is about, and the table.
+    choice: what is left to the system. tree: what is different, or more, on a server with a radix tree.
+    """
+
+    command: type
+    does: str
+    refused: dict[Reason, str]
+    carry_out: Callable[[State, Any, RuleContext], State]
+    where: tuple[tuple[str, str], ...]
+    cases: tuple[Case, ...]
+    page: str
+    pages: tuple[PageCase, ...]
+    choice: str
+    tree: str
+
+
+RULES: dict[type, Rule] = {}
+C = TypeVar("C")
+CarryOut = Callable[[State, C, RuleContext], State]
+
+
+def rule(
+    command: type[C],
+    does: str,
+    refused: dict[Reason, str],
+    *,
+    where: tuple[tuple[str, str], ...] = (),
+    cases: tuple[Case, ...] = (),
+    page: str = "",
+    pages: tuple[PageCase, ...] = (),
+    choice: str = "",
+    tree: str = "",
+) -> Callable[[CarryOut[C]], CarryOut[C]]:
+    """Register the decorated function as what carries out `command`."""
+
+    def add(carry_out: CarryOut[C]) -> CarryOut[C]:
+        RULES[command] = Rule(command, does, refused, carry_out, where, cases, page, pages, choice, tree)
+        return carry_out
+
+    return add
+
+
+# What several rules ask for.
+
+NAME_TAKEN = "a session, request or lock holder is called that"
+NO_REQUEST = "no request is called that"
+NOT_RUNNING = "the request does not run: its input is not complete, or it waits"
+
+
+def known_request(state: State, name: str) -> Request:
+    """The request of that name, or a refusal."""
+    request = state.request(name)
+    if request is None:
+        raise Refusal(Reason.UNKNOWN_REQUEST)
+    return request
+
+
+def is_taken(state: State, name: str) -> bool:
+    """Some session, request or lock holder is called that."""
+    known = state.session(name) or state.request(name)
+    return known is not None or name in lock_holders(state)
+
+
+def cursors_of(request: Request) -> Cursors:
+    """Cursors of a request that has some."""
+    assert request.cursors is not None
+    return request.cursors
+
+
+def make_room(state: State, pages: int, context: RuleContext) -> State:
+    """The state with so many pages free in each pool, or a refusal."""
+    found = with_room(state, pages, context.effects)
+    if isinstance(found, Reason):
+        raise Refusal(found)
+    return found

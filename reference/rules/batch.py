@@ -1,0 +1,49 @@
+"""What the rules of a batch (extend, decode, spec_decode) share: its lanes, and the room that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference.commands import Reason
+from reference.cursors import ceil_page
+from reference.ledger import Phase, Request, State, free
+from reference.rules.base import RuleContext, cursors_of, known_request, make_room, require
+from reference.rules.evict_swa import own_sweep
+
+LANES = {
+    Reason.EMPTY: "no lanes, or a lane with less than one token",
+    Reason.DUPLICATE_LANE: "a request is named twice",
+    Reason.UNKNOWN_REQUEST: "a lane's request is not there",
+}
+POOLS = {
+    Reason.OUT_OF_FULL: "the pages that the batch opens are not to be had",
+    Reason.OUT_OF_SWA: "the same of the SWA pool",
+}
+
+Grown = list[tuple[Request, int]]  # requests of a batch, each with the kv_allocated_len that it grows to
+
+
+def batch_of(state: State, names: Sequence[str], *phases: Phase) -> list[Request]:
+    """The requests of a batch, distinct and all in one of `phases`, or a refusal."""
+    require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
+    requests = [known_request(state, name) for name in names]
+    require(all(r.phase in phases for r in requests), Reason.WRONG_PHASE)
+    return requests
+
+
+def allocate(state: State, grown: Grown, context: RuleContext) -> tuple[State, Grown]:
+    """Room for every request to grow, after the sweep that the server may make before; or a refusal."""
+    geometry = state.config.geometry
+    swept = [(own_sweep(state, request, context), allocated) for request, allocated in grown]
+    pages = rows = 0
+    for request, allocated in swept:
+        state = state.with_request(request)
+        require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
+        opened = ceil_page(allocated, geometry.page_size) - ceil_page(
+            cursors_of(request).kv_allocated_len, geometry.page_size
+        )
+        pages += opened // geometry.page_size
+        session = state.session(request.session)
+        rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
+    require(rows <= free(state).rows, Reason.NO_ROW)
+    return make_room(state, pages, context), swept

@@ -1,0 +1,78 @@
+"""The window sweep: SWA KV that no later token reads is given back."""
+
+from __future__ import annotations
+
+from reference.commands import EvictSwa, Mode, Reason
+from reference.cursors import sweep, sweep_limit
+from reference.ledger import IN_BATCH, Request, State
+from reference.rules.base import (
+    NO_REQUEST,
+    Case,
+    ChoiceNotAllowed,
+    RuleContext,
+    cursors_of,
+    known_request,
+    require,
+    rule,
+)  # fmt: skip
+
+
+@rule(
+    EvictSwa,
+    "L is that length: SWA KV that no token at L or later reads is given back. Full KV stays.",
+    {
+        Reason.UNKNOWN_REQUEST: NO_REQUEST,
+        Reason.WRONG_PHASE: "it has no KV of its own: it waits",
+        Reason.NO_SWA: "the model has no window",
+        Reason.BAD_LENGTH: "not 0 <= L <= A",
+        Reason.UNFAITHFUL: "L > C",
+    },
+    where=(("F", "max(E, R, floor(L - W - P))"),),
+    cases=(Case("always", after={"E": "F"}, swa=("ceil(max(E, R))", "F")),),
+    choice="How far: F may be E (nothing swept), or any page boundary from max(E, R) to"
+    " floor(max(0, L - W)).",
+)
+def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:
+    request = known_request(state, command.request)
+    require(request.phase in IN_BATCH, Reason.WRONG_PHASE)
+    require(state.config.geometry.window is not None, Reason.NO_SWA)
+    cursors = cursors_of(request)
+    require(0 <= command.length <= cursors.kv_allocated_len, Reason.BAD_LENGTH)
+    faithful = state.config.mode is Mode.FAITHFUL
+    require(not faithful or command.length <= cursors.kv_committed_len, Reason.UNFAITHFUL)
+    choice = context.choices.get(request.name)
+    chosen = None if choice is None else choice.swa_evicted_seqlen
+    return state.with_request(swept(state, request, command.length, chosen))
+
+
+def swept(state: State, request: Request, length: int, chosen: int | None) -> Request:
+    """The request after a sweep with `length`; `chosen` is where the system stopped."""
+    geometry = state.config.geometry
+    window, page_size = geometry.window, geometry.page_size
+    if window is None:
+        raise ChoiceNotAllowed(f"{request.name}: swept without an SWA pool")
+    before = cursors_of(request)
+    after = sweep(before, length, window, page_size)
+    if chosen == before.swa_evicted_seqlen:
+        after = before  # there was nothing to do
+    elif chosen is not None and chosen != after.swa_evicted_seqlen:
+        low = max(before.swa_evicted_seqlen, before.cache_protected_len)
+        high = max(low, sweep_limit(length, window, page_size))
+        if not low <= chosen <= high or chosen % page_size:
+            raise ChoiceNotAllowed(
+                f"{request.name}: swa_evicted_seqlen {chosen} after a sweep with length {length};"
+                f" allowed are page boundaries in [{low}, {high}]"
+            )
+        after = before._replace(swa_evicted_seqlen=chosen)
+    return request._replace(cursors=after, swept=max(request.swept, length))
+
+
+def own_sweep(state: State, request: Request, context: RuleContext, *, after: bool = False) -> Request:
+    """A server may sweep inside an allocation, driven with the length committed before it; inside a prefill
+    `after` the forward pass instead, driven with the length committed then."""
+    choice, cursors = context.choices.get(request.name), cursors_of(request)
+    if choice is None or choice.swa_evicted_seqlen in (None, cursors.swa_evicted_seqlen):
+        return request
+    if choice.after is not after:
+        return request
+    return swept(state, request, cursors.kv_committed_len, choice.swa_evicted_seqlen)

@@ -1,0 +1,59 @@
+"""Finish: a request ends at its target."""
+
+from __future__ import annotations
+
+from reference.commands import Finish, Mode, Reason
+from reference.cursors import cut
+from reference.handover import insert_on_finish
+from reference.ledger import Phase, State, text_cut
+from reference.rules.base import (
+    NO_REQUEST,
+    NOT_RUNNING,
+    RuleContext,
+    cursors_of,
+    known_request,
+    require,
+    row_goes,
+    row_is_cut,
+    rule,
+)  # fmt: skip
+from reference.rules.sessions import end_turn
+
+
+@rule(
+    Finish,
+    "The session's history is the text up to target, and the session slot keeps the row, cut there. The"
+    " next turn's input will start with that history. The full page that target falls into stays. If it lies"
+    " below E, a sweep has freed its SWA half, which is not freed again: SWA pages go from ceil(E) on.",
+    {
+        Reason.UNKNOWN_REQUEST: NO_REQUEST,
+        Reason.WRONG_PHASE: NOT_RUNNING,
+        Reason.BAD_LENGTH: "not 1 <= finished_len <= output",
+        Reason.UNFAITHFUL: "target is below a length that a sweep of the turn was driven with, or takes"
+        " back more than two rounds",
+    },
+    where=(("target", "origin + finished_len"),),
+    cases=(
+        row_is_cut("a turn, and its session stays open", "session and not closing"),
+        row_goes("the turn that a deferred close has waited for: the session goes", "closing"),
+        row_goes("an ordinary request", "not session"),
+    ),
+    tree="An ordinary request inserts the whole pages of its text up to min(C, target) and releases its"
+    " lock; what the tree takes is not freed (the table of insert). A session's lock stays with its slot.",
+)
+def finish(state: State, command: Finish, context: RuleContext) -> State:
+    request = known_request(state, command.request)
+    require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
+    require(1 <= command.finished_len <= request.output, Reason.BAD_LENGTH)
+    target = request.origin + command.finished_len
+    faithful = target >= request.swept and command.finished_len > request.known[0]
+    require(faithful or state.config.mode is Mode.FREE, Reason.UNFAITHFUL)
+    state, cursors = state.without_request(request.name), cursors_of(request)
+    session = state.session(request.session)
+    if session is not None:
+        kept = session._replace(history=text_cut(request.text, target), slot=cut(cursors, target))
+        return end_turn(state, kept)
+    if state.tree is not None:
+        length = min(cursors.kv_committed_len, target)
+        state = insert_on_finish(state, request, length, context.effects)
+    return state

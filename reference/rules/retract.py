@@ -1,0 +1,51 @@
+"""Retract: a running request gives up its place and waits for another admission."""
+
+from __future__ import annotations
+
+from reference.commands import Mode, Reason, Retract
+from reference.cursors import cut
+from reference.ledger import Phase, State
+from reference.prefix_cache import unlocked
+from reference.rules.base import (
+    NO_REQUEST,
+    NOT_RUNNING,
+    RuleContext,
+    cursors_of,
+    known_request,
+    require,
+    row_goes,
+    row_is_cut,
+    rule,
+)  # fmt: skip
+
+
+@rule(
+    Retract,
+    "It is queued again with the outputs that are left, and has no cursors of its own until it is admitted."
+    " For a session turn, the slot keeps the KV, trimmed as by finish: kv_allocated_len is min(A, target)"
+    " there. An ordinary request keeps none.",
+    {
+        Reason.UNKNOWN_REQUEST: NO_REQUEST,
+        Reason.WRONG_PHASE: NOT_RUNNING,
+        Reason.BAD_LENGTH: "in_flight is not 0 or 1, or no output is left",
+        Reason.UNFAITHFUL: "target - 1 is below a length that a sweep of the turn was driven with",
+    },
+    where=(("target", "origin + output - in_flight"),),
+    cases=(row_is_cut("a turn", "session"), row_goes("an ordinary request", "not session")),
+    tree="An ordinary request inserts nothing and releases its lock; a session keeps its lock.",
+)
+def retract(state: State, command: Retract, _: RuleContext) -> State:
+    request = known_request(state, command.request)
+    require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
+    output = request.output - command.in_flight
+    require(command.in_flight in (0, 1) and output >= 1, Reason.BAD_LENGTH)
+    target = request.origin + output
+    require(state.config.mode is Mode.FREE or target - 1 >= request.swept, Reason.UNFAITHFUL)
+    session = state.session(request.session)
+    if session is not None:
+        state = state.with_session(session._replace(slot=cut(cursors_of(request), target)))
+    else:
+        state = unlocked(state, request.name)
+    return state.with_request(
+        request._replace(phase=Phase.QUEUED, output=output, known=(output, output), cursors=None)
+    )

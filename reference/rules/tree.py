@@ -1,0 +1,145 @@
+"""The radix tree by itself: match, unlock, insert, evict."""
+
+from __future__ import annotations
+
+from reference.commands import Done, Evict, Freed, Insert, Match, Mode, Reason, Unlock, prompt_len
+from reference.cursors import floor_page, sweep_limit
+from reference.handover import insert_by_lock_holder
+from reference.ledger import State
+from reference.prefix_cache import evicted, key_of, lock_holders, matched, unlocked, well_formed
+from reference.rules.base import NAME_TAKEN, Fate, PageCase, RuleContext, is_taken, make_room, require, rule
+
+_PROMPT = "no prompt, or an ill-formed one"
+_NO_TREE = "the server has none"
+_TOO_LONG = "the prompt is longer than a row"
+
+
+@rule(
+    Match,
+    "The prefix [0, L) ends with a node, or where the prompt leaves the tree: the node there is split."
+    " Nothing is freed.",
+    {
+        Reason.EMPTY: _PROMPT,
+        Reason.REQUEST_EXISTS: NAME_TAKEN,
+        Reason.NO_TREE: _NO_TREE,
+        Reason.ROW_TOO_SHORT: _TOO_LONG,
+    },
+    where=(("L", "max(e for e in ends if live(e - W, e))"),),
+    page="a page of the prompt that the tree has; e is the end of its node, ends are those of all nodes on"
+    " the way (and 0), live says that the SWA KV of these positions is there",
+    pages=(
+        PageCase("past the prefix", "e > L"),
+        PageCase("its node reaches into the last window of the prefix", "e > L - W",
+                 Fate.LOCKED, Fate.LOCKED),
+        PageCase("further up", "e <= L - W", Fate.LOCKED),
+    ),
+)  # fmt: skip
+def match(state: State, command: Match, _: RuleContext) -> State:
+    require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
+    require(not is_taken(state, command.holder), Reason.REQUEST_EXISTS)
+    require(state.tree is not None, Reason.NO_TREE)
+    require(prompt_len(command.prompt) <= state.config.geometry.width, Reason.ROW_TOO_SHORT)
+    return matched(state, command.holder, key_of(command.prompt))[0]
+
+
+@rule(
+    Unlock,
+    "It releases exactly what its lock pinned, whatever was split since. Nothing is freed: what nobody else"
+    " has locked can be evicted from now on.",
+    {Reason.UNKNOWN_REQUEST: "no lock holder is called that"},
+    page="a page that the lock pinned; others: another lock passes through it, window: that of another"
+    " reaches up to it",
+    pages=(
+        PageCase("the window of another lock reaches it", "window"),
+        PageCase("another lock passes through it", "others", Fate.UNTOUCHED, Fate.LET_GO),
+        PageCase("no other lock does", "not others", Fate.LET_GO, Fate.LET_GO),
+    ),
+)
+def unlock(state: State, command: Unlock, _: RuleContext) -> State:
+    require(command.holder in lock_holders(state), Reason.UNKNOWN_REQUEST)
+    return unlocked(state, command.holder)
+
+
+@rule(
+    Insert,
+    "The whole pages of the prompt are in the tree. Those past the lock holder's prefix it brings itself;"
+    " missing pages are evicted first. Who goes on brings them only if it can match all of them again, else"
+    " it keeps its lock as it is.",
+    {
+        Reason.EMPTY: _PROMPT,
+        Reason.REQUEST_EXISTS: "a session or request is called that",
+        Reason.SHRINKING_PREFIX: "the prompt does not start with what the lock holder has locked",
+        Reason.NO_SWA: "evicted, and the model has no window",
+        Reason.NO_TREE: _NO_TREE,
+        Reason.BAD_LENGTH: "evicted is negative, or past the prompt",
+        Reason.UNFAITHFUL: "evicted is past the lock holder's prefix and past what a sweep of the"
+        " prompt may reach",
+        Reason.ROW_TOO_SHORT: _TOO_LONG,
+        Reason.OUT_OF_FULL: "the lock holder's own pages are not to be had",
+        Reason.OUT_OF_SWA: "the same of the SWA pool",
+    },
+    where=(("matched_again", "not goes_on or live(length - W, length)"),),
+    page="a page that the inserter brings; there, tombstone, locked: what the tree has of it; swept: it ends"
+    " at or below ceil(evicted), so the inserter has no SWA KV of it; live: as this table leaves it",
+    pages=(
+        PageCase("the inserter goes on and could not match all of its pages again", "not matched_again",
+                 Fate.KEPT_OUT, Fate.KEPT_OUT),
+        PageCase("the tree has nothing there", "not there and not swept", Fate.TAKEN, Fate.TAKEN),
+        PageCase("nothing there, and the inserter's was swept: a tombstone", "not there", Fate.TAKEN),
+        PageCase("a live page: a duplicate", "not tombstone", Fate.DUPLICATE, Fate.DUPLICATE),
+        PageCase("a tombstone that a lock passes through: a duplicate", "locked",
+                 Fate.DUPLICATE, Fate.DUPLICATE),
+        PageCase("a tombstone, no lock passes through it", "not swept", Fate.SWAPPED, Fate.TAKEN),
+        PageCase("a tombstone, and the inserter's was swept: a duplicate", "swept", Fate.DUPLICATE),
+    ),
+)  # fmt: skip
+def insert(state: State, command: Insert, context: RuleContext) -> State:
+    require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
+    locked = lock_holders(state).get(command.holder)
+    require(locked is not None or not is_taken(state, command.holder), Reason.REQUEST_EXISTS)
+    key, geometry = key_of(command.prompt), state.config.geometry
+    length, prefix = len(key), len(locked or ())
+    require(key[:prefix] == (locked or ()), Reason.SHRINKING_PREFIX)
+    require(command.evicted == 0 or geometry.window is not None, Reason.NO_SWA)
+    require(state.tree is not None, Reason.NO_TREE)
+    require(0 <= command.evicted <= length, Reason.BAD_LENGTH)
+    if state.config.mode is Mode.FAITHFUL and geometry.window is not None:
+        reach = sweep_limit(length, geometry.window, geometry.page_size)
+        require(command.evicted <= max(prefix, reach), Reason.UNFAITHFUL)
+    require(length <= geometry.width, Reason.ROW_TOO_SHORT)
+    whole = key[: floor_page(length, geometry.page_size)]
+    state = make_room(state, (len(whole) - prefix) // geometry.page_size, context)
+    return insert_by_lock_holder(
+        state, command.holder, whole, command.evicted, context.effects, goes_on=command.chunked
+    )
+
+
+@rule(
+    Evict,
+    "The first case that some node meets is carried out, for the least recently used of those nodes in the"
+    " pool that is short (of nodes used at one moment, the one nearer to the root), and so on until none"
+    " is met. full and swa are the tokens that are still asked for.",
+    {
+        Reason.EMPTY: "nothing is asked for",
+        Reason.NO_SWA: "SWA tokens, and the model has no window",
+        Reason.NO_TREE: _NO_TREE,
+        Reason.BAD_LENGTH: "a negative number",
+    },
+    page="a node; locked: a lock passes through it, window: that of a lock reaches up to it",
+    pages=(
+        PageCase("a tombstone that this eviction has left without children, or made of a leaf",
+                 "changed and leaf and not live", Fate.FREED),
+        PageCase("full is short: a leaf without a lock", "full > 0 and leaf and not locked",
+                 Fate.FREED, Fate.FREED),
+        PageCase("swa is short: it has SWA KV that no lock needs, and becomes a tombstone",
+                 "swa > 0 and live and not window", Fate.UNTOUCHED, Fate.FREED),
+    ),
+)  # fmt: skip
+def evict(state: State, command: Evict, context: RuleContext) -> State:
+    require(command.full or command.swa, Reason.EMPTY)
+    require(command.swa == 0 or state.config.geometry.window is not None, Reason.NO_SWA)
+    require(state.tree is not None, Reason.NO_TREE)
+    require(command.full >= 0 and command.swa >= 0, Reason.BAD_LENGTH)
+    state, freed = evicted(state, command.full, command.swa, context.effects)
+    context.done = Done(freed=Freed(*freed))
+    return state
