@@ -139,7 +139,7 @@ def draw(mode: Mode, seed: int, run: int, steps: int = STEPS, machine: str = "se
 
 def _draw(mode: Mode, seed: str, run: int, steps: int, machine: str) -> tuple[int, Drive]:
     source = RandomChoices(f"blindspots/{seed}")
-    profile = replace(draw_profile(source, Capabilities(), machine), invalid=_RUDE)
+    profile = replace(draw_profile(source, Capabilities(), machine), invalid_rate=_RUDE)
     name = tuple(PRESETS)[run % len(PRESETS)]
     geometry = sizes_for(machine, name)
     if run % 4 == 3:

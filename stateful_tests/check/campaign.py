@@ -147,7 +147,7 @@ class _Caught:
     retries: int = 0
 
 
-_ONCE = "(did not show again: the system is not deterministic, or keeps something over reset)"
+ONCE = "(did not show again: the system is not deterministic, or keeps something over reset)"
 _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
 _RETRIES = 4
 # Candidates for a clause that another one's trace tells of already: it came up at the same step.
@@ -312,7 +312,7 @@ class _Campaign:
         run = replay(self.system, replace(caught.trace, clause=clause))
         if run.violation is None:
             # Told all the same: a fault that comes and goes is one, and so is a reset that forgets.
-            told = replace(caught.violation, observed=f"{caught.violation.observed} {_ONCE}")
+            told = replace(caught.violation, observed=f"{caught.violation.observed} {ONCE}")
             run = replace(run, violation=told)
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(clause, run, modes, caught.times, caught.after_s, caught.after_commands)

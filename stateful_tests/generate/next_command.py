@@ -1,64 +1,53 @@
-"""What to do next: commands drawn from the vocabulary and the reference's state, never from a system.
+"""The next command: which kind the reference's state calls for, and with which arguments.
 
-Mostly commands that apply, sometimes ones that must be refused. A `ChoiceSource` makes the decisions, so
-that one generator serves a plain random source (volume) and Hypothesis (shrinking, database).
+Mostly commands that apply; one in N ignores its precondition, and may be refused. A choice source makes the
+decisions: a plain random one for volume (`kvspec check`), one seeded by a drawn integer under Hypothesis.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
+
 from impl.adapter import Capabilities
 from reference.commands import (
-    Abort,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Close,
-    Command,
-    Decode,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Mode,
-    Open,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
+    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish,
+    Insert, Match, Mode, Open, Retract, SpecDecode, Submit, Unlock, prompt_len,
 )  # fmt: skip
-from reference.ledger import Phase, State, free
-from reference.prefix_cache import lock_holders
-from stateful_tests.generate.arguments import GENERATORS
-from stateful_tests.generate.choice_source import ChoiceSource, RandomChoices, once_in
-from stateful_tests.generate.enabled import Enabled, ahead_of, cursors_of, may_overshoot, pages_left
+from reference.cursors import sweep_limit
+from reference.ledger import Phase, State, free, text_len
+from reference.prefix_cache import key_of, lock_holders
+from reference.tree import Key, Sizes, nodes, sizes
+from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
+from stateful_tests.generate.enabled import (
+    Enabled, ahead_of, cursors_of, may_overshoot, pages_left, room_of,
+)  # fmt: skip
+from stateful_tests.generate.prompts import asked, draw_evicted, draw_prompt, spelt
 from stateful_tests.generate.run_profile import RunProfile
 
 
 def propose(state: State, source: ChoiceSource, profile: RunProfile) -> Command:
     """The next command for `state`."""
-    invalid = once_in(source, profile.invalid)
-    context = Enabled(state, source, profile, invalid)
-    weights = _weights(context)
-    used = [k for k in GENERATORS if k.__name__ not in profile.off]
-    kinds = [k for k in used if invalid or weights[k]] or used  # a small engine may have come to a stop
-    total = [max(1, weights[k]) * (4 if k.__name__ in profile.loved else 1) for k in kinds]
-    at = source.upto(sum(total) - 1)
-    while at >= total[0]:
-        at -= total.pop(0)
-        kinds.pop(0)
-    return GENERATORS[kinds[0]](context)
+    enabled = next_enabled(state, source, profile)
+    weights = kind_weights(enabled)
+    at = source.upto(sum(weights.values()) - 1)
+    kind = next(kind for kind, end in zip(weights, accumulate(weights.values())) if at < end)
+    return GENERATORS[kind](enabled)
 
 
-def applies(kind: type, state: State, machine: str = "sessions") -> bool:
-    """Whether a command of this kind has something to work on."""
-    return bool(_weights(Enabled(state, RandomChoices(0), RunProfile(machine=machine), invalid=False))[kind])
+def next_enabled(state: State, source: ChoiceSource, profile: RunProfile) -> Enabled:
+    """What `state` has to offer to the next command, and whether that command keeps to it."""
+    return Enabled(state, source, profile, once_in(source, profile.invalid_rate))
 
 
-def draw_command(kind: type, state: State, source: ChoiceSource, machine: str = "sessions") -> Command:
-    """A command of one kind; once in a while one that does not apply."""
-    return GENERATORS[kind](Enabled(state, source, RunProfile(machine=machine), once_in(source, 8)))
+def kind_weights(c: Enabled) -> dict[type, int]:
+    """How much each kind that may come next is called for; the others are left out."""
+    weights = _weights(c)
+    used = [k for k in GENERATORS if k.__name__ not in c.profile.disabled]
+    kinds = [k for k in used if c.invalid or weights[k]] or used  # a small engine may have come to a stop
+    boosted = c.profile.boosted
+    return {k: max(1, weights[k]) * (4 if k.__name__ in boosted else 1) for k in kinds}
 
 
 def _weights(c: Enabled) -> dict[type, int]:
@@ -68,17 +57,15 @@ def _weights(c: Enabled) -> dict[type, int]:
     admitted = any(r.phase is Phase.ADMITTED for r in state.requests)
     queued = any(r.phase is Phase.QUEUED for r in state.requests)
     crowded = len(state.requests) >= len(profile.requests)
-    free_mode = state.config.mode is Mode.FREE
     # In a run that allocates ahead: sweep over it, then take it back.
-    ahead = profile.ahead and free_mode and any(ahead_of(r) > 0 for r in c.running)
-    swept = (
-        profile.ahead and free_mode and any(cursors_of(r).swa_evicted_seqlen > r.origin for r in c.running)
-    )
+    overshoots = profile.allocate_ahead and state.config.mode is Mode.FREE
+    ahead = overshoots and any(ahead_of(r) > 0 for r in c.running)
+    swept = overshoots and any(cursors_of(r).swa_evicted_seqlen > r.origin for r in c.running)
     # A frontier inside a page (free mode alone) is there for as long as the slot is idle: count it.
     page_size = state.config.geometry.page_size
     odd = any(s.slot is not None and s.slot.swa_evicted_seqlen % page_size for s in resumable)
     # A turn that may overshoot: let it, before it ends.
-    short = profile.ahead and free_mode and any(may_overshoot(state, r) for r in c.running)
+    short = overshoots and any(may_overshoot(state, r) for r in c.running)
     submit = 9 if resumable else 6 if c.idle or len(state.requests) < 2 else 0
     weights = {
         Open: 4 * (len(state.sessions) < len(profile.sessions)),
@@ -92,12 +79,12 @@ def _weights(c: Enabled) -> dict[type, int]:
         Retract: (30 if swept else 3) * bool(c.running),
         Abort: 1 * bool(state.requests) + 5 * bool(c.abortable),
         Close: 1 * bool(state.sessions) + 2 * bool(c.closable),
-        CheckBusy: (30 if odd else 6 if profile.ahead else 3) * bool(resumable or c.held),
+        CheckBusy: (30 if odd else 6 if profile.allocate_ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
     if profile.machine != "sessions":
         weights |= _tree_weights(c)
-    if profile.gather:
+    if profile.synchronise:
         weights[Submit] *= 2
         if queued:
             weights[Extend] = min(1, weights[Extend])
@@ -139,3 +126,222 @@ def finale(state: State, capabilities: Capabilities | None = None) -> list[Comma
         ends += [*(Unlock(name) for name in lock_holders(state)), Evict(*everything), CheckIdle()]
     offered = (capabilities or Capabilities()).commands
     return [command for command in ends if type(command).__name__ in offered]
+
+
+def _make_open(c: Enabled) -> Open:
+    names = c.profile.sessions
+    unknown = [s for s in names if c.state.session(s) is None]
+    return Open(pick(c.source, names if c.invalid or not unknown else unknown))
+
+
+def _make_submit(c: Enabled) -> Submit:
+    names = c.profile.requests
+    free = [r for r in names if c.state.request(r) is None]
+    name = pick(c.source, names if c.invalid or not free else free)
+    idle = c.idle
+    if c.invalid:
+        session = pick(c.source, (*c.profile.sessions, None))
+    else:
+        # What ordinary requests leave in a radix tree is for everybody.
+        often = 5 if c.profile.machine == "sessions" or c.profile.allocate_ahead else 2
+        ordinary = not idle or once_in(c.source, often)
+        wiped = [s for s in c.wiped if s.turn is None]
+        session = None if ordinary else pick(c.source, wiped or idle).name
+        if wiped and session is not None and not once_in(c.source, 3):
+            return Submit(name, session, 1)
+    width = c.state.config.geometry.width
+    tokens = c.length(width // (2 if c.profile.long_prompts else 4))
+    if c.profile.long_prompts and once_in(c.source, 2):
+        tokens = 1 + c.source.upto(width // 2)
+    if c.invalid and once_in(c.source, 6):
+        tokens = pick(c.source, (0, -1))
+    rewind = pick(c.source, (1, -1)) if c.invalid and once_in(c.source, 4) else 0
+    plain = Submit(name, session, tokens, rewind)
+    return plain if c.profile.machine == "sessions" or once_in(c.source, 6) else _prompted(c, plain)
+
+
+def _prompted(c: Enabled, plain: Submit) -> Submit:
+    """The same with a prompt, mostly instead of tokens of its own."""
+    session = c.state.session(plain.session)
+    before = text_len(session.history) if session is not None else 0
+    # Room for some output, and in a session for later turns: their sweeps pass what the tree has.
+    quarters = (3 if c.profile.long_prompts else 2) - (plain.session is not None)
+    longest = max(1, (c.state.config.geometry.width - before) * quarters // 4)
+    twins = [prompt for r in c.state.requests if (prompt := asked(r))]
+    if twins and not before and once_in(c.source, 4):
+        prompt = pick(c.source, twins)
+    else:
+        prompt = c.prompt(longest, fresh=before > 0)
+    tokens = 1 + c.source.upto(1) if c.profile.own_tokens or once_in(c.source, 4) else 0
+    return replace(plain, prompt=prompt, tokens=c.source.upto(4) - 1 if c.invalid else tokens)
+
+
+def _make_admit(c: Enabled) -> Admit:
+    return Admit(c.request(c.waiting))
+
+
+def _make_extend(c: Enabled) -> Extend:
+    chunks = []
+    for name in c.lanes(c.extending):
+        request = c.state.request(name)
+        done = request.cursors.kv_committed_len if request is not None and request.cursors else 0
+        left = request.origin + request.output - done if request is not None else 1
+        whole = not once_in(c.source, 3)
+        tokens = left if whole else c.length(left)
+        if c.profile.machine != "sessions" and request is not None and not once_in(c.source, 3):
+            tokens = max(1, min(tokens, room_of(c.state, request.cursors)))
+            if tokens == left > 1 and free(c.state).full < 2:  # a chunk for which the tree makes room
+                tokens = c.length(left - 1)
+        if c.invalid and once_in(c.source, 3):
+            tokens = pick(c.source, (left + 1, 0, -1))
+        chunks.append(Chunk(name, tokens))
+    return Extend(tuple(chunks))
+
+
+def _make_decode(c: Enabled) -> Decode:
+    return Decode(tuple(c.lanes(c.running)))
+
+
+def _make_spec_decode(c: Enabled) -> SpecDecode:
+    drafts = []
+    for name in c.lanes(c.running):
+        request = c.state.request(name)
+        room = room_of(c.state, request.cursors if request is not None else None)
+        allocate = c.length(room + c.invalid)
+        accept = allocate if once_in(c.source, 4) else 1 + c.source.upto(allocate - 1)
+        if c.profile.allocate_ahead and not once_in(c.source, 3):
+            allocate = max(1, room - c.source.upto(room // 3))
+            accept = 1 if once_in(c.source, 2) else 1 + c.source.upto(allocate - 1)
+        elif c.profile.allocate_ahead and request in c.running and ahead_of(request) > 1:
+            allocate = accept = 1  # what is left of the round before stays ahead
+        if c.invalid and once_in(c.source, 4):
+            allocate, accept = pick(c.source, ((allocate, allocate + 1), (0, 0), (1, 0), (-1, 1)))
+        drafts.append(Draft(name, allocate, accept))
+    return SpecDecode(tuple(drafts))
+
+
+def _make_evict_swa(c: Enabled) -> EvictSwa:
+    over = [r for r in c.running if ahead_of(r) > 0] if c.profile.allocate_ahead else []
+    name = c.request(over or c.held)
+    request = c.state.request(name)
+    cursors = request.cursors if request is not None else None
+    if cursors is None:
+        return EvictSwa(name, c.source.upto(4))
+    top = cursors.kv_committed_len
+    if (c.state.config.mode is Mode.FREE or c.invalid) and (c.profile.allocate_ahead or once_in(c.source, 3)):
+        top = cursors.kv_allocated_len + (c.invalid and once_in(c.source, 3))
+    if c.invalid and once_in(c.source, 8):
+        return EvictSwa(name, -1)
+    return EvictSwa(name, top if not once_in(c.source, 4) else c.source.upto(top))
+
+
+def _make_finish(c: Enabled) -> Finish:
+    name = c.request(c.running)
+    request = c.state.request(name)
+    output = request.output if request is not None else 1
+    if c.invalid:
+        return Finish(name, c.source.upto(output + 1))
+    low = 1
+    if request is not None and c.state.config.mode is Mode.FAITHFUL:
+        low = max(request.known[0] + 1, request.swept - request.origin)
+    if low >= output or once_in(c.source, 6 if c.profile.allocate_ahead else 3):
+        return Finish(name, output)
+    if once_in(c.source, 2):  # far back: most of what was accepted was past the limit
+        return Finish(name, low)
+    return Finish(name, low + c.source.upto(output - low))
+
+
+def _make_retract(c: Enabled) -> Retract:
+    return Retract(c.request(c.running), c.source.upto(3) - 1 if c.invalid else c.source.upto(1))
+
+
+def _make_abort(c: Enabled) -> Abort:
+    special = c.abortable
+    return Abort(c.request(special if special and not c.invalid else c.state.requests), once_in(c.source, 2))
+
+
+def _make_close(c: Enabled) -> Close:
+    known = [s.name for s in c.closable or c.state.sessions]
+    return Close(pick(c.source, known if known and not c.invalid else c.profile.sessions))
+
+
+def _make_check_busy(c: Enabled) -> CheckBusy:
+    return CheckBusy(pick(c.source, (3, -1)) if c.invalid and once_in(c.source, 4) else 2 - c.source.upto(2))
+
+
+def _make_check_idle(c: Enabled) -> CheckIdle:  # noqa: ARG001
+    return CheckIdle()
+
+
+def _make_match(c: Enabled) -> Match:
+    staying = lock_holders(c.state)
+    name = c.lock_holder([g for g in c.profile.lock_holders if g not in staying])
+    return Match(name, c.prompt(c.state.config.geometry.width))
+
+
+def _make_unlock(c: Enabled) -> Unlock:
+    return Unlock(c.lock_holder(list(lock_holders(c.state))))
+
+
+def _make_insert(c: Enabled) -> Insert:
+    """Half the time somebody new inserts, else a lock holder whose lock can be spelt goes on from there."""
+    staying = {name: key for name, key in lock_holders(c.state).items() if prompt_len(spelt(key)) == len(key)}
+    new = [g for g in c.profile.lock_holders if g not in lock_holders(c.state)]
+    name = c.lock_holder(new if new and (not staying or once_in(c.source, 2)) else list(staying))
+    locked: Key = staying.get(name, ())
+    geometry = c.state.config.geometry
+    longest = len(locked) + pages_left(c.state) * geometry.page_size + c.source.upto(geometry.page_size - 1)
+    longest = max(1, min(geometry.width, longest))
+    if c.invalid:
+        prompt = c.prompt(longest)
+    else:
+        after = spelt(locked) if locked else None
+        prompt = draw_prompt(c.state, c.source, c.profile.texts, longest, after=after)
+    chunked = once_in(c.source, 2)
+    if geometry.window is None or c.state.tree is None:
+        return Insert(name, prompt, int(c.invalid and once_in(c.source, 4)), chunked)
+    limit = prompt_len(prompt) + c.invalid
+    if c.state.config.mode is Mode.FAITHFUL and not c.invalid:
+        reach = sweep_limit(prompt_len(prompt), geometry.window, geometry.page_size)
+        limit = min(limit, max(len(locked), reach))
+    evicted = draw_evicted(c.state, c.source, key_of(prompt), len(locked), limit)
+    return Insert(name, prompt, -1 if c.invalid and once_in(c.source, 8) else evicted, chunked)
+
+
+def _make_evict(c: Enabled) -> Evict:
+    """A page, a node, all that can be had, or more; of one pool or of both."""
+    geometry, tree = c.state.config.geometry, c.state.tree
+    if c.invalid and once_in(c.source, 2):
+        return Evict(*pick(c.source, ((0, 0), (-1, 0), (0, -1), (1, 1))))
+    lengths = [len(placed.node.key) for placed in nodes(tree)] if tree is not None else []
+    can = sizes(tree) if tree is not None else Sizes(0, 0, 0, 0)
+
+    def amount(evictable: int) -> int:
+        node = pick(c.source, lengths or [1])
+        return pick(c.source, (*[geometry.page_size] * 2, node, max(1, evictable), evictable + 1))
+
+    # SWA alone leaves tombstones: as often as the other two together.
+    pools = pick(c.source, ("full", "swa", "swa", "both")) if geometry.window is not None else "full"
+    full = amount(can.full_evictable) if pools != "swa" else 0
+    return Evict(full, amount(can.swa_evictable) if pools != "full" else 0)
+
+
+GENERATORS: dict[type, Callable[[Enabled], Command]] = {
+    Open: _make_open,
+    Submit: _make_submit,
+    Admit: _make_admit,
+    Extend: _make_extend,
+    Decode: _make_decode,
+    SpecDecode: _make_spec_decode,
+    EvictSwa: _make_evict_swa,
+    Finish: _make_finish,
+    Retract: _make_retract,
+    Abort: _make_abort,
+    Close: _make_close,
+    CheckBusy: _make_check_busy,
+    CheckIdle: _make_check_idle,
+    Match: _make_match,
+    Unlock: _make_unlock,
+    Insert: _make_insert,
+    Evict: _make_evict,
+}

@@ -1,4 +1,4 @@
-"""What a run is like: which commands, how many names, how long prompts; and sizes that no preset has."""
+"""What a run is like: its commands, names and lengths; and sizes that no preset has."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from reference.geometry import Geometry
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
 
 SESSIONS = ("s1", "s2", "s3")
-
 REQUESTS = ("r1", "r2", "r3", "r4")
-
 LOCK_HOLDERS = ("h1", "h2", "h3")
-
 TEXTS = "abc"
 
 # What is driven, by name: sessions and requests without a radix tree, the tree by itself, both together.
@@ -27,28 +24,28 @@ MACHINES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunProfile:
-    """What a run is like: some commands are off, few or many names, short or long prompts.
+    """What one run is like (swarm testing): commands that are disabled, few or many names, long prompts.
 
-    off: names of command classes that this run does not use. invalid: once in how many commands the
-    generator stops caring whether a command applies. long: prompts of half a row instead of a page.
-    sessions, requests: names in use; few make long conversations, many make crowds.
-    loved: command classes that this run uses four times as much. ahead: slots are allocated far past
-    the commit and, in free mode, sweeps are driven with all of them. gather: requests wait for each
-    other, so that batches are large.
+    disabled, boosted: names of command classes that this run leaves out, or uses four times as much.
+    invalid_rate: one command in so many ignores its precondition.
+    long_prompts: of half a row instead of a page. own_tokens: prompts end with tokens that nobody shares.
+    sessions, requests, lock_holders, texts: names in use; few make long conversations, many make crowds.
+    allocate_ahead: slots are allocated far past the commit and, in free mode, sweeps are driven with all
+    of them. synchronise: requests wait for each other, so that batches are large.
     """
 
-    off: frozenset[str] = frozenset()
-    invalid: int = 12
-    long: bool = False
+    machine: str = "sessions"
+    disabled: frozenset[str] = frozenset()
+    boosted: frozenset[str] = frozenset()
+    invalid_rate: int = 12
+    long_prompts: bool = False
+    own_tokens: bool = False
     sessions: tuple[str, ...] = SESSIONS
     requests: tuple[str, ...] = REQUESTS
-    loved: frozenset[str] = frozenset()
-    ahead: bool = False
-    gather: bool = False
-    machine: str = "sessions"
     lock_holders: tuple[str, ...] = LOCK_HOLDERS
     texts: str = TEXTS
-    own: bool = False
+    allocate_ahead: bool = False
+    synchronise: bool = False
 
 
 # Without these nothing ever runs.
@@ -67,29 +64,29 @@ def draw_geometry(source: ChoiceSource, like: Geometry) -> Geometry:
 
 
 def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str = "sessions") -> RunProfile:
-    """RunProfile for one run of a machine, within what the system can do."""
+    """A profile for one run of a machine, within what the system can do."""
     kinds = {c.__name__ for c in MACHINES[machine]}
-    off = {name for name in sorted((capabilities.commands & kinds) - _ESSENTIAL) if once_in(source, 6)}
+    disabled = {name for name in sorted((capabilities.commands & kinds) - _ESSENTIAL) if once_in(source, 6)}
     if not capabilities.mixed_decode or once_in(source, 3):
-        off.add(pick(source, ("Decode", "SpecDecode")))
-    if {"Decode", "SpecDecode"} <= off:
-        off.discard("Decode")
+        disabled.add(pick(source, ("Decode", "SpecDecode")))
+    if {"Decode", "SpecDecode"} <= disabled:
+        disabled.discard("Decode")
     ahead = once_in(source, 2)
     if ahead:
-        off -= {"SpecDecode", "EvictSwa", "Finish"}
+        disabled -= {"SpecDecode", "EvictSwa", "Finish"}
         if not capabilities.mixed_decode:
-            off.add("Decode")
-    off |= {c.__name__ for c in COMMANDS} - (capabilities.commands & kinds)
+            disabled.add("Decode")
+    disabled |= {c.__name__ for c in COMMANDS} - (capabilities.commands & kinds)
     profile = RunProfile(
-        frozenset(off),
-        pick(source, (6, 12, 30)),
-        once_in(source, 3) and not ahead,
-        SESSIONS[: 1 + source.upto(len(SESSIONS) - 1)],
-        REQUESTS[: 1 + source.upto(len(REQUESTS) - 1)],
-        frozenset(pick(source, MACHINES[machine]).__name__ for _ in range(source.upto(3))),
-        ahead,
-        once_in(source, 4),
         machine,
+        frozenset(disabled),
+        invalid_rate=pick(source, (6, 12, 30)),
+        long_prompts=once_in(source, 3) and not ahead,
+        sessions=SESSIONS[: 1 + source.upto(len(SESSIONS) - 1)],
+        requests=REQUESTS[: 1 + source.upto(len(REQUESTS) - 1)],
+        boosted=frozenset(pick(source, MACHINES[machine]).__name__ for _ in range(source.upto(3))),
+        allocate_ahead=ahead,
+        synchronise=once_in(source, 4),
     )
     if machine == "sessions":
         return profile
@@ -98,4 +95,6 @@ def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str 
         crowd = min(crowd, source.upto(2))
         profile = replace(profile, sessions=profile.sessions[:2])
     texts = TEXTS[: 1 + source.upto(len(TEXTS) - 1)]
-    return replace(profile, lock_holders=LOCK_HOLDERS[:crowd], texts=texts, own=once_in(source, 4))
+    return replace(
+        profile, lock_holders=LOCK_HOLDERS[:crowd], texts=texts, own_tokens=once_in(source, 4)
+    )

@@ -1,0 +1,54 @@
+"""The pytest plugin: options that aim `kvspec.machine`, `kvspec.check` and `kvspec.replay` at another system.
+
+Loaded by every pytest that runs where kvspec is installed, so it imports nothing but pytest, and does nothing
+where no test uses kvspec.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import NamedTuple
+
+import pytest
+
+
+class Options(NamedTuple):
+    """What the command line asks for; None: what the test itself says."""
+
+    impl: str | None = None
+    tier: str | None = None
+    device: str = "cpu"
+    sglang_path: str | None = None
+    save: str = "traces"
+
+
+chosen = Options()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kvspec", "kvspec: the specification of KV-cache bookkeeping")
+    option = group.addoption
+    option("--kvspec-impl", metavar="IMPL", help="system to drive, as `kvspec check --impl` takes it")
+    option("--kvspec-tier", choices=("smoke", "pr", "nightly"), help="how much a test does")
+    option("--kvspec-device", metavar="cpu|cuda", help="where the torch implementation keeps its pools")
+    option("--kvspec-sglang-path", metavar="DIR", help="a checkout of SGLang, for --kvspec-impl sglang")
+    option("--kvspec-save", metavar="DIR", help="where smallest traces are saved (default: traces)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global chosen
+    given = {name: config.getoption(f"kvspec_{name}", None) for name in Options._fields}
+    chosen = Options(**{name: value for name, value in given.items() if value is not None})
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A violated clause is shown as its message: its traceback leads through Hypothesis, not to the fault."""
+    report = yield
+    testing, error = sys.modules.get("kvspec.testing"), call.excinfo
+    if testing is not None and error is not None and error.errisinstance(testing.ClauseViolated):
+        report.longrepr = str(error.value)
+    return report

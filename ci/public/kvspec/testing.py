@@ -1,0 +1,215 @@
+"""Tests of an engine beside the reference: a Hypothesis machine, a check of some volume, a saved trace."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import time
+import unittest
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Union
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import Flaky
+from hypothesis.stateful import run_state_machine_as_test
+
+from ci.commands.shared import impl_options, save_traces
+from ci.report import data as report
+from ci.report import render
+from impl.adapter import System, UnusableImplementation
+from kvspec import plugin
+from reference.commands import Mode
+from reference.geometry import PRESETS, Geometry, preset
+from stateful_tests.check import campaign
+from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.machines.operations import Operations, Target
+from stateful_tests.shrink.minimise import minimise
+from stateful_tests.traces import files
+
+# A factory, a system, or what `kvspec check --impl` takes; None: torch. `--kvspec-impl` overrides them all.
+Make = Union[Callable[[], System], System, str, None]
+
+_EXAMPLES = {"smoke": 50, "pr": 500, "nightly": 5000}  # runs of a machine, where a tier is asked for
+
+
+class ClauseViolated(AssertionError):
+    """A system left the specification. The message has the smallest trace; runs: a replay of each."""
+
+    def __init__(self, message: str, runs: Sequence[Run]) -> None:
+        super().__init__(message)
+        self.runs = tuple(runs)
+
+
+def machine(
+    make: Make = None,
+    *,
+    machines: Sequence[str] = tuple(MACHINES),
+    presets: Sequence[str] | None = None,
+    geometry: Geometry | None = None,
+    modes: Sequence[Mode] = (),
+) -> type[Operations]:
+    """A Hypothesis machine that drives what `make` returns beside the reference; its `TestCase` is a test.
+
+    machines: sessions, tree, both. presets or geometry: sizes to run with; without them all presets, and
+    drawn sizes. modes: free, faithful; without them those of the system. What it cannot do is left out.
+    Settings are Hypothesis's own (`TestMyEngine.settings`), but for shrinking: a failing trace is shrunk by
+    command, which takes a second where Hypothesis takes minutes.
+    """
+    sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
+    vary = presets is None and geometry is None
+    campaign.plan("smoke", machines=machines)  # raises ValueError for an unknown name
+    target = Target(lambda: _system(make), machines, sizes, modes, vary)
+    # The name is what Hypothesis's database knows a machine by.
+    name = " ".join([_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes])
+    driven = type(name, (Operations,), {"target": target, "__doc__": Operations.__doc__})
+    quiet = settings(deadline=None, suppress_health_check=list(HealthCheck))
+    body = {"machine": driven, "make": staticmethod(lambda: make), "settings": quiet}
+    driven.TestCase = type(f"{name}.TestCase", (_MachineTest,), body)  # type: ignore[attr-defined]
+    return driven
+
+
+class _MachineTest(unittest.TestCase):
+    """A machine as a test."""
+
+    machine: ClassVar[type[Operations]]
+    make: ClassVar[Callable[[], Make]]
+    settings: ClassVar[settings]
+
+    def runTest(self) -> None:  # noqa: N802
+        __tracebackhide__ = True
+        driven, asked, began = self.machine, self.settings, time.monotonic()
+        self._fits(driven.target)
+        driven.found, driven.driven = None, 0
+        phases = [phase for phase in asked.phases if phase not in (Phase.shrink, Phase.explain)]
+        runs = _EXAMPLES.get(plugin.chosen.tier or "", asked.max_examples)
+        asked = settings(asked, phases=phases, max_examples=runs, report_multiple_bugs=False)
+        notes: list[str] = []
+        try:
+            run_state_machine_as_test(driven, settings=asked)
+        except (AssertionError, Flaky) as error:
+            if driven.found is None:
+                raise
+            notes = getattr(error, "__notes__", [])
+        if driven.found is None:
+            return
+        system, violation, trace = driven.target.system, driven.found.violation, driven.found.trace
+        found_after = time.monotonic() - began
+        run = lockstep.replay(
+            system, replace(minimise(system, trace, violation.clause), clause=violation.clause)
+        )
+        if run.violation is None:  # reported all the same: a fault that comes and goes is one
+            run = replace(run, violation=replace(violation, observed=f"{violation.observed} {campaign.ONCE}"))
+        finding = Finding(violation.clause, run, (trace.mode,), 1, found_after, driven.driven)
+        blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
+        again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
+        raise _failure([finding], self.make(), again) from None
+
+    runTest.is_hypothesis_test = True  # type: ignore[attr-defined]
+
+    def _fits(self, target: Target) -> None:
+        try:
+            assert target.cells
+        except UnusableImplementation as error:
+            if plugin.chosen.impl is None:
+                raise
+            self.skipTest(str(error))
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.machine.target.close()
+
+
+def check(
+    make: Make = None,
+    *,
+    tier: str | None = None,
+    machines: Sequence[str] | None = None,
+    presets: Sequence[str] | None = None,
+    modes: Sequence[Mode] | None = None,
+    examples: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+) -> CheckResult:
+    """What `kvspec check` does. Raises ClauseViolated with the smallest trace of every violated clause."""
+    __tracebackhide__ = True
+    plan = campaign.plan(
+        plugin.chosen.tier or tier or "smoke", machines=machines, presets=presets, modes=modes,
+        examples=examples, steps=steps, seed=seed,
+    )  # fmt: skip
+    system = _system(make)
+    try:
+        result = campaign.run(system, plan)
+        if result.findings:
+            raise _failure(result.findings, make)
+        return result
+    finally:
+        if system is not make:
+            system.close()
+
+
+def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
+    """Run a trace, or a file with one. Raises ClauseViolated where the system leaves the specification."""
+    __tracebackhide__ = True
+    loaded = trace if isinstance(trace, Trace) else files.load(trace)
+    system = _system(make)
+    try:
+        run = lockstep.replay(system, loaded)
+    finally:
+        if system is not make:
+            system.close()
+    if run.violation is not None:
+        text = io.StringIO()
+        name = "a trace" if loaded is trace else str(trace)
+        render.replay(render.console(text), report.replay_data(name, run))
+        raise ClauseViolated(text.getvalue(), [run])
+    return run
+
+
+def _system(make: Make) -> System:
+    chosen = plugin.chosen
+    if chosen.impl is not None or make is None or isinstance(make, str):
+        spec = chosen.impl or (make if isinstance(make, str) else "torch")
+        return resolve(spec, device=chosen.device, sglang_path=chosen.sglang_path)
+    return make() if callable(make) else make
+
+
+def _spelled(make: Make) -> str | None:
+    """What `--impl` calls it; None when only Python can."""
+    if plugin.chosen.impl is not None or make is None or isinstance(make, str):
+        return plugin.chosen.impl or (make if isinstance(make, str) else "torch")
+    name = getattr(make, "__qualname__", "<>")
+    return f"{make.__module__}:{name}" if name.isidentifier() else None
+
+
+def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> ClauseViolated:
+    """Save the traces and tell all: the clause, the ledger, because, where the trace is, how to replay it."""
+    spelled, chosen = _spelled(make), plugin.chosen
+    told = [report.finding_data(group) for group in report.groups(findings)]
+    save_traces(findings, told, chosen.save, impl_options(spelled or "", chosen.device, chosen.sglang_path))
+    text = io.StringIO()
+    out = render.console(text)
+    for number, found in enumerate(told, 1):
+        if found["replay"] is not None:
+            python = f"kvspec.replay({found['saved']!r}, make)"
+            found["replay"] = _python_path(spelled) + found["replay"] if spelled else python
+        which = f" (violation {number} of {len(told)})" if len(told) > 1 else ""
+        render.finding(out, found, f"{found['implementation']} violates{which}")
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    return ClauseViolated("\n".join([*lines, again]).rstrip(), [f.run for f in findings])
+
+
+def _python_path(spelled: str) -> str:
+    """Where a factory's module is found, if that is below this folder: `kvspec replay` looks only here."""
+    module = sys.modules.get(spelled.partition(":")[0])
+    if ":" not in spelled or module is None or module.__file__ is None:
+        return ""
+    folder = Path(module.__file__).absolute().parents[module.__name__.count(".")]
+    here = Path.cwd()
+    return f"PYTHONPATH={folder.relative_to(here)} " if folder != here and folder.is_relative_to(here) else ""
