@@ -29,7 +29,10 @@ class _UnalignedPrefix(TorchKV):
 
 
 @bug(
-    "no-cap-above-a-prefix", "LEN-2", "finish forgets the window's cursor of a turn with a prefix", modes=FREE_ONLY
+    "no-cap-above-a-prefix",
+    "LEN-2",
+    "finish forgets the window's cursor of a turn with a prefix",
+    modes=FREE_ONLY,
 )
 class _NoCapAboveAPrefix(TorchKV):
     """As pr22900, of sessions whose first prompt the tree has: swa_evicted_seqlen is taken for the tree's,
@@ -184,7 +187,9 @@ class _SweepsPrefix(TorchKV):
 
 
 @bug(
-    "frontier-in-the-prefix-counts-as-swept", "OUT-1", "a request behind its prefix is said to have lost its window"
+    "frontier-in-the-prefix-counts-as-swept",
+    "OUT-1",
+    "a request behind its prefix is said to have lost its window",
 )
 class _RawFrontier(TorchKV):
     """A request cannot go on after its first sweep. The sweep lifts swa_evicted_seqlen to the protected

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import RowCursors, N
-from impl.torch_kv.sessions import KVRequest, KVSession, Slot
+from impl.torch_kv.sessions import Holders, KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 
 
@@ -59,7 +59,7 @@ class _Pr22862Align(TorchKV):
     def free_start(self, target: N) -> N:
         return self.floor(target)
 
-    def free_beyond(self, holders: Sequence[KVRequest | Slot], targets: list[int]) -> None:
+    def free_beyond(self, holders: Holders, targets: list[int]) -> None:
         over = [i for i, target in enumerate(targets) if target < holders[i].cursors.kv_allocated_len]
         super().free_beyond([holders[i] for i in over], [targets[i] for i in over])
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import RowCursors, N, larger
 from impl.torch_kv.lazy import Tensor, torch
-from impl.torch_kv.sessions import RequestPhase, KVRequest, KVSession
+from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.steps import Verdict
 from impl.torch_kv.system import TorchKV
+from impl.vocabulary import RequestPhase
 from reference.commands import MEMORY_REASONS, Choice, Draft, Extend, Reason
 
 

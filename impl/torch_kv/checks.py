@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from impl.torch_kv.cursors import larger
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.radix import PrefixRules
-from impl.torch_kv.sessions import RequestPhase, KVRequest, KVSession, Slot
+from impl.torch_kv.sessions import KVRequest, KVSession, Slot
+from impl.vocabulary import RequestPhase
 from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
 
 HELD, UNCACHED = "session_held", "uncached"

@@ -72,6 +72,9 @@ class CursorHolder(Protocol):
     def row(self) -> int | None: ...
 
 
+CursorHolders = Sequence[CursorHolder]
+
+
 class Lanes:
     """A batch of holders with their rows and arguments, on both sides: one transfer for all of it.
 
@@ -82,7 +85,7 @@ class Lanes:
     __slots__ = ("arguments", "columns", "holders", "row", "tail")
 
     def __init__(
-        self, device: torch.device, holders: Sequence[CursorHolder], *arguments: list[int], tail: Sequence[int] = ()
+        self, device: torch.device, holders: CursorHolders, *arguments: list[int], tail: Sequence[int] = ()
     ) -> None:
         self.holders = holders
         self.arguments = arguments
@@ -118,7 +121,7 @@ class CursorTable:
         self.lines.index_copy_(0, lanes.row, torch.stack(after, 1))
         return before, after
 
-    def copy(self, source: CursorTable, holders: Sequence[CursorHolder], origins: Sequence[CursorHolder]) -> None:
+    def copy(self, source: CursorTable, holders: CursorHolders, origins: CursorHolders) -> None:
         """Both sides of each holder become those of its origin in `source`, which has the same row."""
         for holder, origin in zip(holders, origins, strict=True):
             holder.cursors = origin.cursors

@@ -1,4 +1,4 @@
-"""torch, imported when one of its names is first used: that takes seconds, and who reads of bugs needs none."""
+"""torch, imported when one of its names is first used: it takes seconds, and lists of bugs need none."""
 
 import importlib
 import types

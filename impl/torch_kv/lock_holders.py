@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from impl import adapter
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key
-from impl.prompts import spelled, well_formed
 from impl.torch_kv.sessions import KVSession
 from impl.torch_kv.steps import Steps, Verdict
+from impl.vocabulary import spelled, well_formed
 from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock, prompt_len
 
 
@@ -136,7 +136,7 @@ class LockHolders(Steps):
         self.store.free_starts(full[::size], swa[::size] if self.window is not None else swa[:0])
 
     def view_tree(self, full_to_swa: list[int]) -> adapter.TreeView | None:
-        """Nodes, lock holders and counters now; waits for the device. full_to_swa: the mapping on the host."""
+        """Nodes, lock holders and counters; waits for the device. full_to_swa: the mapping on the host."""
         if self.tree is None:
             return None
         held = {name: adapter.LockHolderView(it.slots.tolist()) for name, it in self.lock_holders.items()}

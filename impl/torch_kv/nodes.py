@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from impl.torch_kv.lazy import Tensor
+
 Key = tuple[int, ...]
 
 # Components of a node: what is counted once for each.

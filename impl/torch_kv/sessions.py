@@ -10,22 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import overload
 
 from impl.torch_kv.cursors import ZERO, RowCursors, CursorTable, Lanes, N, Rule, larger, smaller, whole
 from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.store import KVStore
+from impl.vocabulary import RequestPhase
 from reference.commands import token_id
-
-
-class RequestPhase(Enum):
-    """Where a request is. QUEUED: submitted or retracted. ADMITTED: nothing extended since."""
-
-    QUEUED = auto()
-    ADMITTED = auto()
-    EXTENDING = auto()
-    RUNNING = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +62,9 @@ class KVRequest:
         """Append the next `count` tokens, as the deterministic sampler yields them."""
         length = len(self.text)
         self.text.extend(token_id(self.serial, p) for p in range(length, length + count))
+
+
+Holders = Sequence[KVRequest | Slot]
 
 
 class SessionRules:
@@ -121,7 +115,7 @@ class SessionRules:
         """Where the cursors of a holder are."""
         return self.store.cursors if isinstance(holder, KVRequest) else self.store.slot_cursors
 
-    def move(self, holders: Sequence[KVRequest | Slot], rule: Rule, *arguments: list[int]) -> None:
+    def move(self, holders: Holders, rule: Rule, *arguments: list[int]) -> None:
         """Move the cursors of a batch by `rule`, on the device and in the mirror."""
         if holders:
             self.table_of(holders[0]).move(Lanes(self.store.device, holders, *arguments), rule)
@@ -131,7 +125,7 @@ class SessionRules:
         self.table_of(holder).put(holder, cursors)
 
     def free_ranges(
-        self, holders: Sequence[KVRequest | Slot], ranges: Callable[..., tuple[N, N, N]], *arguments: list[int]
+        self, holders: Holders, ranges: Callable[..., tuple[N, N, N]], *arguments: list[int]
     ) -> None:
         """Free pages of a batch in one pass: [first, end) and SWA [swa_first, end), by page index.
 
@@ -179,7 +173,7 @@ class SessionRules:
             whole(self.ceil(cursors.kv_allocated_len), size),
         )
 
-    def free_beyond(self, holders: Sequence[KVRequest | Slot], targets: list[int]) -> None:
+    def free_beyond(self, holders: Holders, targets: list[int]) -> None:
         """Free the pages past `targets` of a batch, in one pass. Caps nothing."""
         self.free_ranges(holders, self.beyond, targets)
 

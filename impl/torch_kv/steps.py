@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from impl.torch_kv.checks import MemoryChecks
 from impl.torch_kv.cursors import RowCursors, Lanes, N, larger
 from impl.torch_kv.lazy import Tensor, torch
-from impl.torch_kv.sessions import RequestPhase, KVRequest
+from impl.torch_kv.sessions import KVRequest
+from impl.vocabulary import RequestPhase
 from reference.commands import (
     Admit,
     Choice,

@@ -13,11 +13,11 @@ from impl.torch_kv.checks import Batch
 from impl.torch_kv.cursors import ZERO
 from impl.torch_kv.lazy import torch
 from impl.torch_kv.lock_holders import LockHolders
-from impl.prompts import spelled, well_formed
-from impl.torch_kv.sessions import RequestPhase, KVRequest, KVSession
+from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.steps import Verdict
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.tree import RadixTree
+from impl.vocabulary import RequestPhase, spelled, well_formed
 from reference import commands as c
 from reference.commands import (
     Abort,

@@ -186,7 +186,8 @@ class RadixTree:
 
     def sizes(self) -> TreeSizes:
         """Tokens per pool, evictable and protected: host numbers, kept as they change."""
-        return TreeSizes(self._evictable[FULL], self._protected[FULL], self._evictable[SWA], self._protected[SWA])
+        full, swa = zip(self._evictable, self._protected)
+        return TreeSizes(*full, *swa)
 
     def view(self, full_to_swa: Sequence[int]) -> list[NodeView]:
         """All nodes, parents first. Walks the tree and waits for the device: for tests and reports."""

@@ -14,8 +14,8 @@ from impl.torch_kv.store import KVStore
 class Operators(TorchDispatchMode):
     """Counts operators while it is active.
 
-    seen: by name. waits: those that need a value, or a size, from the device. elements: how many the operators
-    produce or write; views cost nothing.
+    seen: by name. waits: those that need a value, or a size, from the device. elements: how many they produce
+    or write; views cost nothing.
     """
 
     values = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"})

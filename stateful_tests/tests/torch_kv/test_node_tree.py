@@ -1,4 +1,4 @@
-"""The radix tree of torch_kv: what its methods refuse, what they cost. What it does is in test_conformance."""
+"""The radix tree of torch_kv: what its methods refuse and cost. What it does is in test_conformance."""
 
 from __future__ import annotations
 
