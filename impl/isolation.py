@@ -1,9 +1,9 @@
-"""Load a release's memory-cache and session modules alone, without what a server needs besides.
+"""Load the bookkeeping of an engine's release alone, without what a server needs besides.
 
-An import hook answers every `sglang.*` import: modules of the bookkeeping are the release's own
-files, every other module is inert. So no model, no GPU and none of the release's dependencies is
-needed; a few utilities are cut out of the release's own file. One release per process: its module
-state is global, and the hook stays.
+An import hook answers every import of the engine's package: the modules of its bookkeeping are the
+release's own files, every other module is inert. So no model, no GPU and none of the release's
+dependencies is needed. One release per process: its module state is global, and the hook stays.
+Which modules these are is said by each engine (impl.sglang.parts.modules).
 """
 
 from __future__ import annotations
@@ -13,58 +13,38 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import logging
-import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The release's own files, by prefix.
-REAL = (
-    "sglang.srt.constants",
-    "sglang.srt.environ",
-    "sglang.srt.managers.schedule_batch",
-    "sglang.srt.managers.scheduler_components.invariant_checker",
-    "sglang.srt.managers.scheduler_components.pool_stats_observer",
-    "sglang.srt.managers.scheduler_runtime_checker_mixin",
-    "sglang.srt.managers.session_controller",
-    "sglang.srt.mem_cache",
-    "sglang.srt.rust_extensions",
-    "sglang.srt.session",
-    "sglang.srt.utils.token_sequence_matcher",
-    "sglang.kernels.ops.memory",
-)
-# Inside those: what serves other storage than the GPU pools, and drags dependencies in.
-INERT = (
-    "sglang.srt.mem_cache.buffer_mode",
-    "sglang.srt.mem_cache.cpp_radix_tree",
-    "sglang.srt.mem_cache.hicache_storage",
-    "sglang.srt.mem_cache.hybrid_cache",
-    "sglang.srt.mem_cache.kv_vmm_backing",
-    "sglang.srt.mem_cache.memory_pool_host",
-    "sglang.srt.mem_cache.pool_host",
-    "sglang.srt.mem_cache.sparsity",
-    "sglang.srt.mem_cache.storage",
-    "sglang.srt.mem_cache.storage_prefetch",
-    "sglang.srt.mem_cache.unified_cache.storage_attachment",
-    "sglang.srt.mem_cache.unified_cache.unified_cache_linker",
-)
-# Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.
-UTILITIES = frozenset(
-    {"ceil_align", "ceil_div", "floor_align", "flatten_arrays_to_pinned_cpu", "flatten_nested_list",
-     "get_bool_env_var", "get_num_new_pages", "next_power_of_2", "raise_error_or_warn"}
-)  # fmt: skip
-# Questions about the host in the same file: a CPU and nothing special.
-HOST_QUESTIONS = (
-    "cpu_has_amx_support", "is_cpu", "is_cuda", "is_cuda_alike", "is_float4_e2m1fn_x2", "is_hip",
-    "is_hpu", "is_mps", "is_musa", "is_npu", "is_pin_memory_available", "is_xpu", "support_triton",
-)  # fmt: skip
-# Packages that the bookkeeping imports and hardly uses: inert where they are not installed.
-IMPORTED_ONLY = ("numpy", "psutil")
+Provided = dict[str, dict[str, Any]]  # module -> the names in it that are not inert
 
-Provided = dict[str, dict[str, Any]]
+
+@dataclass(frozen=True)
+class Bookkeeping:
+    """Which modules of a package are the release's own files.
+
+    real: names of modules, whose submodules are real as well; inert: those of them that are not after all.
+    absent: other packages that the release imports and does not need, inert even where they are installed.
+    imported_only: those that it hardly uses, inert where they are not installed.
+    """
+
+    package: str
+    real: tuple[str, ...]
+    inert: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    imported_only: tuple[str, ...] = ()
+
+    def is_real(self, name: str) -> bool:
+        """Whether a module of this name is the release's own file, if it has one."""
+        return _within(name, self.real) and not _within(name, self.inert)
+
+
+def _within(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
 class Inert:
@@ -124,13 +104,16 @@ class InertModule(types.ModuleType):
         return value
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers imports of `sglang.*`, and of packages that are needed for imports only."""
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Answers imports of the release's package, and of those that are needed for imports only."""
 
-    def __init__(self, root: Path, provided: Provided, absent: Iterable[str]) -> None:
+    def __init__(
+        self, root: Path, modules: Bookkeeping, provided: Mapping[str, dict[str, Any]], inert: Sequence[str]
+    ) -> None:
         self.root = root
+        self.modules = modules
         self.provided = provided
-        self.packages = frozenset({"sglang", *absent})
+        self.packages = frozenset({modules.package, *inert})
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -138,16 +121,13 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         del path, target
         if fullname.partition(".")[0] not in self.packages:
             return None
-        if real(fullname):
-            stem = self.root.joinpath(*fullname.split("."))
-            if (stem / "__init__.py").is_file():
+        if self.modules.is_real(fullname):
+            if (file := source_of(self.root, fullname)) is not None:
+                folder = [str(file.parent)] if file.name == "__init__.py" else None
                 return importlib.util.spec_from_file_location(
-                    fullname, stem / "__init__.py", submodule_search_locations=[str(stem)]
+                    fullname, file, submodule_search_locations=folder
                 )
-            for suffix in (".py", *importlib.machinery.EXTENSION_SUFFIXES):
-                if (file := stem.with_suffix(suffix)).is_file():
-                    return importlib.util.spec_from_file_location(fullname, file)
-            if stem.is_dir():
+            if (stem := self.root.joinpath(*fullname.split("."))).is_dir():
                 spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
                 spec.submodule_search_locations = [str(stem)]
                 return spec
@@ -162,44 +142,26 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         vars(module).update(self.provided.get(module.__name__, {}))
 
 
-def real(name: str) -> bool:
-    """Whether a module of this name is the release's own file, if it has one."""
-    return _within(name, REAL) and not _within(name, INERT)
+def source_of(root: Path, name: str) -> Path | None:
+    """The file under `root` that a module is loaded from; None for one that is missing, or a bare folder."""
+    stem = root.joinpath(*name.split("."))
+    suffixes = (".py", *importlib.machinery.EXTENSION_SUFFIXES)
+    files = (stem / "__init__.py", *(stem.with_suffix(suffix) for suffix in suffixes))
+    return next((file for file in files if file.is_file()), None)
 
 
-def _within(name: str, prefixes: tuple[str, ...]) -> bool:
-    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
-
-
-def install(root: Path, provided: Provided) -> None:
-    """Hook the imports of this process up to the release under `root`.
-
-    provided: module name -> names that are not inert in it. Triton is imported by the releases but
-    runs nothing on their plain torch paths, so it is inert whether or not it is installed.
-    """
+def install(root: Path, modules: Bookkeeping, provided: Provided) -> None:
+    """Hook the imports of this process up to the release under `root`; `provided` may still be added to."""
     importlib.import_module("torch")  # before the hook: torch must find the real packages
-    absent = ["triton", *(name for name in IMPORTED_ONLY if importlib.util.find_spec(name) is None)]
-    for name in set(IMPORTED_ONLY).difference(absent):
-        importlib.import_module(name)
-    for name in [m for m in sys.modules if m == "triton" or m.startswith("triton.")]:
+    inert = list(modules.absent)
+    for name in modules.imported_only:
+        if importlib.util.find_spec(name) is None:
+            inert.append(name)
+        else:
+            importlib.import_module(name)
+    for name in [m for m in sys.modules if m.partition(".")[0] in modules.absent]:
         del sys.modules[name]
-    env: dict[str, Any] = {
-        "torch": sys.modules["torch"],
-        "np": sys.modules.get("numpy"),
-        "os": os,
-        "logger": logging.getLogger("sglang"),
-        "_warned_bool_env_var_keys": set(),
-    }
-    utilities: dict[str, Any] = {**cut(root / "sglang/srt/utils/common.py", UTILITIES, env)}
-    for question in HOST_QUESTIONS:
-        utilities[question] = _no
-    for name in ("sglang.srt.utils", "sglang.srt.utils.common"):
-        provided[name] = {**utilities, **provided.get(name, {})}
-    sys.meta_path.insert(0, Finder(root, provided, absent))
-
-
-def _no(*_: Any, **__: Any) -> bool:
-    return False
+    sys.meta_path.insert(0, _Finder(root, modules, provided, inert))
 
 
 def cut(path: Path, names: frozenset[str], env: dict[str, Any]) -> dict[str, Callable[..., Any]]:

@@ -4,57 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.checks import Batch, Named
 from impl.torch_kv.cursors import larger
-from impl.torch_kv.sessions import Request, Session
+from impl.torch_kv.lazy import Tensor
+from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 from reference.commands import Command, Outcome, Report
 from reference.geometry import Geometry
 
 
-@bug(
-    "pr22213-double-count",
-    "a lent slot is counted twice",
-    source="#22213",
-    clause="CHK-1",
-    story="""A server under strict checks dies of a leak that is none. A lent slot goes on naming its row,
-    so that an admission can be repeated, and is counted as session_held; the request that runs on the row
-    is counted as uncached. Visible in a busy check as soon as a turn with a slot is in a batch, which takes
-    a turn that was saved (finished or retracted) and admitted again. Fix: count a lent slot once.""",
-)
+@bug("pr22213-double-count", "CHK-1", "a lent slot is counted twice", source="#22213")
 class _DoubleCount(TorchKV):
+    """A server under strict checks dies of a leak that is none. A lent slot goes on naming its row, so that
+    an admission can be repeated, and is counted as session_held; the request that runs on the row is counted
+    as uncached. Visible in a busy check as soon as a turn with a slot is in a batch, which takes a turn that
+    was saved (finished or retracted) and admitted again. Fix: count a lent slot once."""
+
     def held(self) -> Named:
         return [(s.name, s.slot) for s in self.sessions.values() if s.slot is not None]
 
 
-@bug(
-    "pr22753-stale-flag",
-    "a flag says who counts",
-    source="#22753",
-    clause="CHK-1",
-    story="""The first fix of #22213: restore marks the slot as active, save clears the mark, marked slots
-    are not counted. When the scheduler rejects the admission, or the waiting turn is aborted, nothing
-    clears it: no batch lists the row, and the slot is not counted either, so its tokens seem lost. Visible
-    in any check after an admission that came to nothing. Fix: recompute who is active from the running
-    batches at each check.""",
-)
+@bug("pr22753-stale-flag", "CHK-1", "a flag says who counts", source="#22753")
 class _StaleFlag(TorchKV):
+    """The first fix of #22213: restore marks the slot as active, save clears the mark, marked slots are not
+    counted. When the scheduler rejects the admission, or the waiting turn is aborted, nothing clears it: no
+    batch lists the row, and the slot is not counted either, so its tokens seem lost. Visible in any check
+    after an admission that came to nothing. Fix: recompute who is active from the running batches at each
+    check."""
+
     def reset(self, geometry: Geometry) -> None:
         self.is_active: set[str] = set()
         super().reset(geometry)
 
-    def lend(self, requests: Sequence[Request]) -> None:
+    def lend(self, requests: Sequence[KVRequest]) -> None:
         super().lend(requests)
         self.is_active |= {r.session.name for r in requests if r.session is not None}
 
-    def save(self, session: Session, request: Request) -> None:
+    def save(self, session: KVSession, request: KVRequest) -> None:
         super().save(session, request)
         self.is_active.discard(session.name)
 
-    def close_now(self, session: Session) -> None:
+    def close_now(self, session: KVSession) -> None:
         super().close_now(session)
         self.is_active.discard(session.name)
 
@@ -63,58 +54,48 @@ class _StaleFlag(TorchKV):
         return [(name, slot) for name, slot in slots if name not in self.is_active]
 
 
-@bug(
-    "pr21499",
-    "one-pool sizes of a two-pool cache",
-    source="#21499",
-    clause="BROKEN",
-    story="""The busy check of a model with a window raises. It asks for protected_size() and
-    evictable_size(), which a cache with two pools does not have. Visible at the first check that is
-    switched on; models without a window are fine. Fix: check each pool by itself.""",
-)
+@bug("pr21499", "BROKEN", "one-pool sizes of a two-pool cache", source="#21499")
 class _OnePoolSizes(TorchKV):
+    """The busy check of a model with a window raises. It asks for protected_size() and evictable_size(),
+    which a cache with two pools does not have. Visible at the first check that is switched on; models without
+    a window are fine. Fix: check each pool by itself."""
+
     def report(self, *, log: bool = False) -> Report:
         if self.store.swa is not None:
             raise NotImplementedError("protected_size() of a cache with two pools")
         return super().report(log=log)
 
 
-@bug(
-    "check-counts-one-batch-twice",
-    "last and running batch are one",
-    clause="CHK-1",
-    story="""After a decode of everybody the last batch and the running batch are the same object, and a
-    check that walks both counts every request twice. Visible after any decode. Fix: each request once.""",
-)
+@bug("check-counts-one-batch-twice", "CHK-1", "last and running batch are one")
 class _OneBatchTwice(TorchKV):
-    def listed(self) -> list[Request]:
+    """After a decode of everybody the last batch and the running batch are the same object, and a check that
+    walks both counts every request twice. Visible after any decode. Fix: each request once."""
+
+    def listed(self) -> list[KVRequest]:
         return self.last_batch.requests + self.running_batch.requests
 
 
 class _RowsAtLaunch(Batch):
     """A batch that remembers the rows with which it was launched, as its tensors do."""
 
-    def __init__(self, requests: Sequence[Request] = ()) -> None:
+    def __init__(self, requests: Sequence[KVRequest] = ()) -> None:
         super().__init__(requests)
         self.rows = {r.row for r in requests}
 
 
-@bug(
-    "check-trusts-the-batch",
-    "rows of finished requests stay active",
-    clause="CHK-1",
-    story="""With overlap scheduling the batch that is under way was launched before the result of the one
-    before it was looked at, so it still lists a request that has finished. Its KV is in the slot; a check
-    that takes the active rows from the batch's own tensors skips the slot, and skips the request as it
-    has given its KV back. Visible in any check between the finish of a session's turn and the next launch.
-    Fix: a finished request makes no row active.""",
-)
+@bug("check-trusts-the-batch", "CHK-1", "rows of finished requests stay active")
 class _TrustsTheBatch(TorchKV):
-    def launch(self, requests: Sequence[Request]) -> None:
+    """With overlap scheduling the batch that is under way was launched before the result of the one before it
+    was looked at, so it still lists a request that has finished. Its KV is in the slot; a check that takes
+    the active rows from the batch's own tensors skips the slot, and skips the request as it has given its KV
+    back. Visible in any check between the finish of a session's turn and the next launch. Fix: a finished
+    request makes no row active."""
+
+    def launch(self, requests: Sequence[KVRequest]) -> None:
         super().launch(requests)
         self.launched = _RowsAtLaunch(requests)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: KVRequest) -> None:
         super().leave(request)
         self.launched = _RowsAtLaunch([r for r in self.launched.requests if r is not request])
 
@@ -123,56 +104,43 @@ class _TrustsTheBatch(TorchKV):
         return super().active_rows() | stale
 
 
-@bug(
-    "check-forgets-page-rounding",
-    "tokens instead of pages",
-    clause="CHK-1",
-    story="""A leak of up to page_size - 1 tokens per request is reported. What a row holds is counted as
-    A - R, but the pool gives out whole pages. Visible whenever a length is not a multiple of the page
-    size. Fix: round A up.""",
-)
+@bug("check-forgets-page-rounding", "CHK-1", "tokens instead of pages")
 class _ForgetsPageRounding(TorchKV):
+    """A leak of up to page_size - 1 tokens per request is reported. What a row holds is counted as A - R, but
+    the pool gives out whole pages. Visible whenever a length is not a multiple of the page size. Fix: round A
+    up."""
+
     def counted_full(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:  # noqa: ARG002
         return allocated - protected
 
 
-@bug(
-    "check-ignores-the-sweep",
-    "swept SWA tokens are counted",
-    clause="CHK-1",
-    story="""The SWA pool seems to hold more than it has. Its tokens are counted like those of the full
-    pool, with what the window sweep freed. Visible in any check after a sweep that freed something.
-    Fix: start at max(R, E).""",
-)
+@bug("check-ignores-the-sweep", "CHK-1", "swept SWA tokens are counted")
 class _IgnoresTheSweep(TorchKV):
+    """The SWA pool seems to hold more than it has. Its tokens are counted like those of the full pool, with
+    what the window sweep freed. Visible in any check after a sweep that freed something. Fix: start at max(R,
+    E)."""
+
     def counted_swa(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
         return self.counted_full(allocated, evicted, protected)
 
 
-@bug(
-    "check-frontier-inside-a-page",
-    "E is taken for a page boundary",
-    clause="CHK-1",
-    modes=FREE_ONLY,
-    story="""The literal rule ceil(A) - max(R, E). A sweep ends at a page boundary, but a finish or a
-    restore caps E at a target inside a page, whose SWA half then is gone: the sum is a few tokens too
-    many. Visible in a check after such a cut. Safe where no sweep passes what the turn keeps, as a
-    faithful scheduler guarantees. Fix: round max(R, E) up.""",
-)
+@bug("check-frontier-inside-a-page", "CHK-1", "E is taken for a page boundary", modes=FREE_ONLY)
 class _FrontierInsideAPage(TorchKV):
+    """The literal rule ceil(A) - max(R, E). A sweep ends at a page boundary, but a finish or a restore caps E
+    at a target inside a page, whose SWA half then is gone: the sum is a few tokens too many. Visible in a
+    check after such a cut. Safe where no sweep passes what the turn keeps, as a faithful scheduler
+    guarantees. Fix: round max(R, E) up."""
+
     def counted_swa(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
         return self.ceil(allocated) - larger(protected, evicted)
 
 
-@bug(
-    "check-swaps-the-terms",
-    "held and uncached are mistaken for each other",
-    clause="CHK-2",
-    story="""The sums are right and the metrics are not: idle sessions show as running requests. Nothing
-    alarms, as a wrong split balances. Visible in any check while a slot or a request holds something.
-    Fix: name the terms by who holds.""",
-)
+@bug("check-swaps-the-terms", "CHK-2", "held and uncached are mistaken for each other")
 class _SwapsTheTerms(TorchKV):
+    """The sums are right and the metrics are not: idle sessions show as running requests. Nothing alarms, as
+    a wrong split balances. Visible in any check while a slot or a request holds something. Fix: name the
+    terms by who holds."""
+
     def held(self) -> Named:
         return [(r.name, r) for r in self.active()]
 
@@ -184,15 +152,12 @@ class _SwapsTheTerms(TorchKV):
         return amounts.roll(len(held), 1)
 
 
-@bug(
-    "check-sweeps-too",
-    "the check tidies up",
-    clause="CHK-3",
-    story="""Lengths change when nobody ran. The check takes the chance to drop what was allocated ahead,
-    as its author saw a leak there. Visible in a check while slots are allocated past the commit. Fix: look,
-    do not touch.""",
-)
+@bug("check-sweeps-too", "CHK-3", "the check tidies up")
 class _SweepsToo(TorchKV):
+    """Lengths change when nobody ran. The check takes the chance to drop what was allocated ahead, as its
+    author saw a leak there. Visible in a check while slots are allocated past the commit. Fix: look, do not
+    touch."""
+
     def apply(self, command: Command) -> Outcome:
         outcome = super().apply(command)
         if getattr(outcome, "report", None) is not None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from impl.bugs.register import bug, store_bug
-from impl.torch_kv.cursors import Cursors, N, whole
+from impl.bugs.register import bug
+from impl.torch_kv.cursors import RowCursors, N, whole
+from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
-from impl.torch_kv.sessions import Request, Session
-from impl.torch_kv.store import KVStore, Span
+from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.store import KVStore, BatchSpan
 from impl.torch_kv.system import TorchKV
 
 
@@ -19,26 +17,20 @@ class _PoolFromZero(PagePool):
     first_page = 0
 
 
-@store_bug(
-    "padding-page-handed-out",
-    "the free list starts at page 0",
-    clause="OWN-2",
-    story="""Everybody's dummy writes land in somebody's KV. The free list is numbered from 0, so the
-    padding page is handed out and the last page never. Visible from the start. Fix: number from 1.""",
-)
+@bug("padding-page-handed-out", "OWN-2", "the free list starts at page 0")
 class _PaddingPageHandedOut(KVStore):
+    """Everybody's dummy writes land in somebody's KV. The free list is numbered from 0, so the padding page
+    is handed out and the last page never. Visible from the start. Fix: number from 1."""
+
     pool_class = _PoolFromZero
 
 
-@bug(
-    "free-list-duplicate",
-    "close gives a page back twice",
-    clause="OWN-2",
-    story="""Two requests get the same page much later. Close frees the pages of the slot and then the
-    last page again, as the open page. Visible when a session with KV is closed. Fix: once.""",
-)
+@bug("free-list-duplicate", "OWN-2", "close gives a page back twice")
 class _FreeListDuplicate(TorchKV):
-    def close_now(self, session: Session) -> None:
+    """Two requests get the same page much later. Close frees the pages of the slot and then the last page
+    again, as the open page. Visible when a session with KV is closed. Fix: once."""
+
+    def close_now(self, session: KVSession) -> None:
         slot = session.slot
         length = 0 if slot is None else slot.cursors.kv_allocated_len
         super().close_now(session)
@@ -47,15 +39,12 @@ class _FreeListDuplicate(TorchKV):
             self.store.full.give(last // self.page_size)
 
 
-@store_bug(
-    "lanes-share-new-pages",
-    "all lanes start at the batch's first page",
-    clause="OWN-1",
-    story="""Two prompts of one prefill batch overwrite each other. Each lane takes its new pages from the
-    start of the batch's pages, as if it were alone. Visible when two lanes of a batch open a page. Fix:
-    each lane starts where the one before ended.""",
-)
+@bug("lanes-share-new-pages", "OWN-1", "all lanes start at the batch's first page")
 class _LanesShareNewPages(KVStore):
+    """Two prompts of one prefill batch overwrite each other. Each lane takes its new pages from the start of
+    the batch's pages, as if it were alone. Visible when two lanes of a batch open a page. Fix: each lane
+    starts where the one before ended."""
+
     def _lane_offset(self, take: Tensor) -> Tensor:
         return torch.zeros_like(take)
 
@@ -65,15 +54,12 @@ class _PoolGivesOnePage(PagePool):
         return super().take(count)[:1].expand(count)
 
 
-@store_bug(
-    "alloc-repeats-a-page",
-    "one new page for all of a chunk",
-    clause="OWN-1",
-    story="""A long prompt overwrites itself. As many pages are taken as are needed and the first is used
-    for all of them, so the row has it twice and the others are nowhere; every sum is right. Visible when
-    an allocation takes two pages. Fix: each page once.""",
-)
+@bug("alloc-repeats-a-page", "OWN-1", "one new page for all of a chunk")
 class _AllocRepeatsAPage(KVStore):
+    """A long prompt overwrites itself. As many pages are taken as are needed and the first is used for all of
+    them, so the row has it twice and the others are nowhere; every sum is right. Visible when an allocation
+    takes two pages. Fix: each page once."""
+
     pool_class = _PoolGivesOnePage
 
 
@@ -85,62 +71,50 @@ class _PoolDropsTheNext(PagePool):
         return taken
 
 
-@store_bug(
-    "alloc-drops-the-next-page",
-    "handed out and still free",
-    clause="OWN-1",
-    story="""A page is handed out again while its owner reads it. The free list loses the page behind the
-    one that it hands out, so the latter is owned and free, the former nowhere; every sum is right. Visible
-    at the first allocation that leaves a page. Fix: take off what is handed out.""",
-)
+@bug("alloc-drops-the-next-page", "OWN-1", "handed out and still free")
 class _AllocDropsTheNextPage(KVStore):
+    """A page is handed out again while its owner reads it. The free list loses the page behind the one that
+    it hands out, so the latter is owned and free, the former nowhere; every sum is right. Visible at the
+    first allocation that leaves a page. Fix: take off what is handed out."""
+
     pool_class = _PoolDropsTheNext
 
 
-@store_bug(
-    "free-repeats-a-page",
-    "one page for all that is freed",
-    clause="FREE-1",
-    story="""Two requests get the same page. Freeing a range puts its first page on the free list as often
-    as there are pages in the range, and the others are nowhere; every sum is right. Visible when a free
-    gives back two pages. Fix: each page once.""",
-)
+@bug("free-repeats-a-page", "FREE-1", "one page for all that is freed")
 class _FreeRepeatsAPage(KVStore):
+    """Two requests get the same page. Freeing a range puts its first page on the free list as often as there
+    are pages in the range, and the others are nowhere; every sum is right. Visible when a free gives back two
+    pages. Fix: each page once."""
+
     def _free_full(self, pages: Tensor) -> None:
         self.full.give(pages[:1].expand(len(pages)))
         self._unmap(pages)
 
 
-@bug(
-    "trim-frees-the-front",
-    "a trim takes from the wrong end",
-    clause="FREE-1",
-    story="""The next turn reads KV that is free. Finish gives back as many pages as lie past the target,
-    but from the front of the row: the slot names pages that are free, those past the target are nowhere;
-    every sum is right. Visible when a finish frees something. Fix: free [ceil(target), ceil(A)).""",
-)
+@bug("trim-frees-the-front", "FREE-1", "a trim takes from the wrong end")
 class _TrimFreesTheFront(TorchKV):
-    def trim_overshoot(self, requests: Sequence[Request], targets: list[int]) -> None:
+    """The next turn reads KV that is free. Finish gives back as many pages as lie past the target, but from
+    the front of the row: the slot names pages that are free, those past the target are nowhere; every sum is
+    right. Visible when a finish frees something. Fix: free [ceil(target), ceil(A))."""
+
+    def trim_overshoot(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
         self.free_ranges(requests, self.front, targets)
         self.move(requests, self.capped_kept, targets)
 
-    def front(self, cursors: Cursors[N], target: N) -> tuple[N, N, N]:
+    def front(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
         """As many pages as `beyond` has, from the first of the row on."""
         first, swa_first, end = self.beyond(cursors, target)
         start = whole(cursors.cache_protected_len, self.page_size)
         return start, start + swa_first - first, start + end - first
 
 
-@bug(
-    "save-mixes-rows",
-    "a slot names another row's pages",
-    clause="OWN-1",
-    story="""Two conversations read each other's KV. Saving copies the row of another lane of the batch over
-    the slot's own: the slot names pages of that row, its own are nowhere; every sum is right. Visible when
-    a turn is saved while another row is in use. Fix: the slot keeps its own row.""",
-)
+@bug("save-mixes-rows", "OWN-1", "a slot names another row's pages")
 class _SaveMixesRows(TorchKV):
-    def save(self, session: Session, request: Request) -> None:
+    """Two conversations read each other's KV. Saving copies the row of another lane of the batch over the
+    slot's own: the slot names pages of that row, its own are nowhere; every sum is right. Visible when a turn
+    is saved while another row is in use. Fix: the slot keeps its own row."""
+
+    def save(self, session: KVSession, request: KVRequest) -> None:
         super().save(session, request)
         assert session.slot is not None
         rows = [r.row for r in self.requests.values() if r.row is not None]
@@ -148,57 +122,45 @@ class _SaveMixesRows(TorchKV):
             self.store.req_to_token[session.slot.row] = self.store.req_to_token[rows[0]]
 
 
-@store_bug(
-    "alloc-takes-a-page-too-many",
-    "new pages counted without the open page",
-    clause="OWN-3",
-    story="""A page is lost now and then. The number of pages to take is the chunk rounded up by itself,
-    without the room left in the open page; the one too many is written nowhere. Visible when a chunk fits
-    the open page. Fix: round both ends.""",
-)
+@bug("alloc-takes-a-page-too-many", "OWN-3", "new pages counted without the open page")
 class _AllocTakesAPageTooMany(KVStore):
+    """A page is lost now and then. The number of pages to take is the chunk rounded up by itself, without the
+    room left in the open page; the one too many is written nowhere. Visible when a chunk fits the open page.
+    Fix: round both ends."""
+
     def pages(self, starts: Sequence[int], ends: Sequence[int]) -> int:
         return sum(-(-(end - start) // self.page_size) for start, end in zip(starts, ends, strict=True))
 
 
-@store_bug(
-    "alloc-skips-open-page",
-    "extend opens a page although one is open",
-    clause="OWN-5",
-    story="""A row has two pages where one belongs, and one of them is never freed. The first new page is
-    found by rounding the length down, so the open page is left half full. Visible when an allocation
-    starts inside a page. Fix: round up: fill the open page first.""",
-)
+@bug("alloc-skips-open-page", "OWN-5", "extend opens a page although one is open")
 class _AllocSkipsOpenPage(KVStore):
+    """A row has two pages where one belongs, and one of them is never freed. The first new page is found by
+    rounding the length down, so the open page is left half full. Visible when an allocation starts inside a
+    page. Fix: round up: fill the open page first."""
+
     def open_index(self, start: N) -> N:
         return start // self.page_size
 
 
-@store_bug(
-    "mapping-to-page-start",
-    "all slots of a page are mapped to its first",
-    clause="MAP-1",
-    story="""Tokens of a page overwrite each other's SWA KV. The mapping gets the SWA page's first slot
-    for every slot of the full page: the offset in the page is lost. Visible with page_size above 1. Fix:
-    add the offset.""",
-)
+@bug("mapping-to-page-start", "MAP-1", "all slots of a page are mapped to its first")
 class _MappingToPageStart(KVStore):
+    """Tokens of a page overwrite each other's SWA KV. The mapping gets the SWA page's first slot for every
+    slot of the full page: the offset in the page is lost. Visible with page_size above 1. Fix: add the
+    offset."""
+
     def _map(self, slots: Tensor, swa_slots: Tensor) -> None:
         super()._map(slots, swa_slots // self.page_size * self.page_size)
 
 
-@store_bug(
-    "decode-forgets-mapping",
-    "decoded tokens have no SWA slot",
-    clause="MAP-2",
-    story="""SWA layers forget every decoded token. Decode allocates in both pools and does not enter the
-    pair in the mapping, so the SWA page is lost and its KV goes to padding. Visible at the first decode
-    on a model with SWA. Fix: enter it, as extend does.""",
-)
+@bug("decode-forgets-mapping", "MAP-2", "decoded tokens have no SWA slot")
 class _DecodeForgetsMapping(KVStore):
+    """SWA layers forget every decoded token. Decode allocates in both pools and does not enter the pair in
+    the mapping, so the SWA page is lost and its KV goes to padding. Visible at the first decode on a model
+    with SWA. Fix: enter it, as extend does."""
+
     _decoding = False
 
-    def alloc_decode(self, row: Tensor, start: Tensor, span: Span, pages: int) -> Tensor:
+    def alloc_decode(self, row: Tensor, start: Tensor, span: BatchSpan, pages: int) -> Tensor:
         self._decoding = True
         slots = super().alloc_decode(row, start, span, pages)
         self._decoding = False
@@ -209,29 +171,23 @@ class _DecodeForgetsMapping(KVStore):
             super()._map(slots, swa_slots)
 
 
-@store_bug(
-    "sweep-keeps-mapping",
-    "a sweep leaves its entries",
-    clause="MAP-3",
-    story="""A page of the SWA pool has two owners after a while. The sweep frees SWA pages and leaves
-    the entries that led there, so the next free through them frees somebody else's. Visible at once as a
-    swept slot that is still mapped. Fix: clear the entries with the page.""",
-)
+@bug("sweep-keeps-mapping", "MAP-3", "a sweep leaves its entries")
 class _SweepKeepsMapping(KVStore):
+    """A page of the SWA pool has two owners after a while. The sweep frees SWA pages and leaves the entries
+    that led there, so the next free through them frees somebody else's. Visible at once as a swept slot that
+    is still mapped. Fix: clear the entries with the page."""
+
     def _free_swa(self, slots: Tensor) -> None:
         assert self.swa is not None
         self.swa.give(self.full_to_swa[slots] // self.page_size)
 
 
-@store_bug(
-    "release-keeps-mapping",
-    "a freed page keeps an entry",
-    clause="MAP-4",
-    story="""Nothing is wrong until an allocation forgets to overwrite it: then two tokens share an SWA slot.
-    Freeing clears the entries of a page but for its last slot, as servers do that free a row up to
-    kv_allocated_len and no further. Visible as an entry of a free full slot. Fix: clear the whole page.""",
-)
+@bug("release-keeps-mapping", "MAP-4", "a freed page keeps an entry")
 class _ReleaseKeepsMapping(KVStore):
+    """Nothing is wrong until an allocation forgets to overwrite it: then two tokens share an SWA slot.
+    Freeing clears the entries of a page but for its last slot, as servers do that free a row up to
+    kv_allocated_len and no further. Visible as an entry of a free full slot. Fix: clear the whole page."""
+
     def free(
         self, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
     ) -> None:
@@ -242,20 +198,17 @@ class _ReleaseKeepsMapping(KVStore):
             self.full_to_swa[last] = entries[last]
 
 
-@store_bug(
-    "swa-written-before-mapped",
-    "SWA KV goes where the mapping led before",
-    clause="READ-2",
-    story="""SWA layers read nothing of the latest tokens. The write uses a copy of the mapping from
-    before the allocation, so new tokens go to padding. Visible at the first write to a page that has just
-    been opened. Fix: map first, then write.""",
-)
+@bug("swa-written-before-mapped", "READ-2", "SWA KV goes where the mapping led before")
 class _SwaWrittenBeforeMapped(KVStore):
-    def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: Span, pages: int) -> Tensor:
+    """SWA layers read nothing of the latest tokens. The write uses a copy of the mapping from before the
+    allocation, so new tokens go to padding. Visible at the first write to a page that has just been opened.
+    Fix: map first, then write."""
+
+    def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int) -> Tensor:
         self._stale = self.full_to_swa.clone()
         return super().alloc_extend(row, start, end, span, pages)
 
-    def alloc_decode(self, row: Tensor, start: Tensor, span: Span, pages: int) -> Tensor:
+    def alloc_decode(self, row: Tensor, start: Tensor, span: BatchSpan, pages: int) -> Tensor:
         self._stale = self.full_to_swa.clone()
         return super().alloc_decode(row, start, span, pages)
 

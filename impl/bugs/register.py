@@ -1,17 +1,25 @@
-"""The register that the modules beside this one fill."""
+"""The register that the modules beside this one fill, and how a faulty part becomes a faulty system."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
+from impl.torch_kv.pool import PagePool
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.system import TorchKV
 from impl.torch_kv.tree import RadixTree
 from reference.commands import Mode
 
-BOTH = (Mode.FAITHFUL, Mode.FREE)
-FREE_ONLY = (Mode.FREE,)
+BOTH, FREE_ONLY = (Mode.FAITHFUL, Mode.FREE), (Mode.FREE,)
+F = TypeVar("F", bound=TorchKV | KVStore | PagePool | RadixTree)
+# Part -> what it is a part of, and where that names the class to use.
+_PARTS: dict[type, tuple[type, str]] = {
+    PagePool: (KVStore, "pool_class"),
+    KVStore: (TorchKV, "store_class"),
+    RadixTree: (TorchKV, "tree_class"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,53 +49,17 @@ def broken(id: str, device: str = "cpu", checked: bool = False) -> TorchKV:  # n
 
 
 def bug(
-    name: str,
-    title: str,
-    *,
-    clause: str,
-    story: str,
-    source: str = "kvspec",
-    modes: tuple[Mode, ...] = BOTH,
-) -> Callable[[type[TorchKV]], type[TorchKV]]:
-    def register(system: type[TorchKV]) -> type[TorchKV]:
-        system.name = f"torch+{name}"
-        BUGS[name] = Bug(name, title, source, clause, modes, " ".join(story.split()), system)
-        return system
+    name: str, clause: str, title: str, *, source: str = "kvspec", modes: tuple[Mode, ...] = BOTH
+) -> Callable[[type[F]], type[F]]:
+    """Register a fault of TorchKV or of a part of it: a subclass whose docstring is the story."""
 
-    return register
-
-
-def store_bug(
-    name: str,
-    title: str,
-    *,
-    clause: str,
-    story: str,
-    modes: tuple[Mode, ...] = BOTH,
-) -> Callable[[type[KVStore]], type[KVStore]]:
-    """A bug of the physical side: a TorchKV over a faulty store."""
-
-    def register(store: type[KVStore]) -> type[KVStore]:
-        system = type(store.__name__, (TorchKV,), {"store_class": store})
-        bug(name, title, clause=clause, story=story, modes=modes)(system)
-        return store
-
-    return register
-
-
-def tree_bug(
-    name: str,
-    title: str,
-    *,
-    clause: str,
-    story: str,
-    source: str = "kvspec",
-) -> Callable[[type[RadixTree]], type[RadixTree]]:
-    """A bug of the radix tree: a TorchKV with a faulty one."""
-
-    def register(tree: type[RadixTree]) -> type[RadixTree]:
-        system = type(tree.__name__, (TorchKV,), {"tree_class": tree})
-        bug(name, title, clause=clause, story=story, source=source)(system)
-        return tree
+    def register(fault: type[F]) -> type[F]:
+        system: type = fault
+        for part, (whole, attribute) in _PARTS.items():
+            if issubclass(system, part):
+                system = type(fault.__name__, (whole,), {attribute: system})
+        system.name = f"torch+{name}"  # type: ignore[attr-defined]
+        BUGS[name] = Bug(name, title, source, clause, modes, " ".join((fault.__doc__ or "").split()), system)
+        return fault
 
     return register

@@ -5,169 +5,129 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
-from impl.torch_kv.cursors import Cursors, N
-from impl.torch_kv.sessions import Request, Session, Slot
+from impl.torch_kv.cursors import RowCursors, N
+from impl.torch_kv.sessions import Holders, KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 
 
 @bug(
-    "pr22900",
-    "finish caps two cursors of three",
-    source="sgl-project/sglang#22900",
-    clause="LEN-2",
-    modes=FREE_ONLY,
-    story="""The SWA pool leaks slowly. Finish and retract cap committed and allocated length at the
-    target but leave swa_evicted_seqlen above it, so slots written later in between look swept and are
-    never freed. Visible once a sweep ran past the target, which only a sweep driven beyond the commit
-    does. Fix: cap all three.""",
+    "pr22900", "LEN-2", "finish caps two cursors of three", source="sgl-project/sglang#22900", modes=FREE_ONLY
 )
 class _Pr22900(TorchKV):
-    def capped_kept(self, cursors: Cursors[N], target: N) -> Cursors[N]:
+    """The SWA pool leaks slowly. Finish and retract cap committed and allocated length at the target but
+    leave swa_evicted_seqlen above it, so slots written later in between look swept and are never freed.
+    Visible once a sweep ran past the target, which only a sweep driven beyond the commit does. Fix: cap all
+    three."""
+
+    def capped_kept(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
         capped = super().capped_kept(cursors, target)
         return capped._replace(swa_evicted_seqlen=cursors.swa_evicted_seqlen)
 
 
-@bug(
-    "pr22897",
-    "finish does not trim",
-    source="sgl-project/sglang#22897",
-    clause="LEN-2",
-    story="""The next turn reads KV of words that nobody said. A verify round overshoots the finished
-    length, and the slot is saved as it stands: overshoot committed and allocated, while the next input
-    leaves it out. Visible when speculation runs past finished_len. Fix: trim to target at finish.""",
-)
+@bug("pr22897", "LEN-2", "finish does not trim", source="sgl-project/sglang#22897")
 class _Pr22897(TorchKV):
-    def trim_overshoot(self, requests: Sequence[Request], targets: list[int]) -> None:
+    """The next turn reads KV of words that nobody said. A verify round overshoots the finished length, and
+    the slot is saved as it stands: overshoot committed and allocated, while the next input leaves it out.
+    Visible when speculation runs past finished_len. Fix: trim to target at finish."""
+
+    def trim_overshoot(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
         pass
 
 
-@bug(
-    "pr22862-tail",
-    "admit leaves the tail to be overwritten",
-    source="sgl-project/sglang#22862",
-    clause="LEN-3",
-    story="""A token leaks on every retract, a draft tail on every speculative turn. Restore hands out
-    the prefix but frees nothing behind it; the next extend allocates from the prefix on and overwrites
-    row entries that still name slots. Visible when the slot holds more than the prefix. Fix: free the
-    tail on admit.""",
-)
+@bug("pr22862-tail", "LEN-3", "admit leaves the tail to be overwritten", source="sgl-project/sglang#22862")
 class _Pr22862Tail(TorchKV):
-    def free_tail(self, requests: Sequence[Request], prefixes: list[int]) -> None:
+    """A token leaks on every retract, a draft tail on every speculative turn. Restore hands out the prefix
+    but frees nothing behind it; the next extend allocates from the prefix on and overwrites row entries that
+    still name slots. Visible when the slot holds more than the prefix. Fix: free the tail on admit."""
+
+    def free_tail(self, requests: Sequence[KVRequest], prefixes: list[int]) -> None:
         pass
 
-    def lend(self, requests: Sequence[Request]) -> None:
+    def lend(self, requests: Sequence[KVRequest]) -> None:
         super().lend(requests)
         for request in requests:
             prefix = self.resume_length(request, self.key_length(request))
             self.put(request, request.cursors._replace(kv_committed_len=prefix))
 
 
-@bug(
-    "pr22862-align",
-    "freeing starts inside a page",
-    source="sgl-project/sglang#22862",
-    clause="FREE-1",
-    story="""Pages are corrupted with page_size above 1. Trimming frees from the target itself; a paged
-    allocator frees whole pages, so the page that holds the last kept tokens goes too and is handed to
-    somebody else. Visible when the target is inside a page. Fix: start at the next page boundary.""",
-)
+@bug("pr22862-align", "FREE-1", "freeing starts inside a page", source="sgl-project/sglang#22862")
 class _Pr22862Align(TorchKV):
+    """Pages are corrupted with page_size above 1. Trimming frees from the target itself; a paged allocator
+    frees whole pages, so the page that holds the last kept tokens goes too and is handed to somebody else.
+    Visible when the target is inside a page. Fix: start at the next page boundary."""
+
     def free_start(self, target: N) -> N:
         return self.floor(target)
 
-    def free_beyond(self, holders: Sequence[Request | Slot], targets: list[int]) -> None:
+    def free_beyond(self, holders: Holders, targets: list[int]) -> None:
         over = [i for i, target in enumerate(targets) if target < holders[i].cursors.kv_allocated_len]
         super().free_beyond([holders[i] for i in over], [targets[i] for i in over])
 
 
-@bug(
-    "pr22862-prefix",
-    "the last token is left out twice",
-    source="sgl-project/sglang#22862",
-    clause="LEN-3",
-    story="""Every restore comes out one token short, which is recomputed for nothing. The key excludes
-    the last input token already, and the prefix takes one off again. Visible when the key is no longer
-    than what is committed, as after a retract. Fix: take the key's length as it is.""",
-)
+@bug("pr22862-prefix", "LEN-3", "the last token is left out twice", source="sgl-project/sglang#22862")
 class _Pr22862Prefix(TorchKV):
-    def key_length(self, request: Request) -> int:
+    """Every restore comes out one token short, which is recomputed for nothing. The key excludes the last
+    input token already, and the prefix takes one off again. Visible when the key is no longer than what is
+    committed, as after a retract. Fix: take the key's length as it is."""
+
+    def key_length(self, request: KVRequest) -> int:
         return max(0, super().key_length(request) - 1)
 
 
-@bug(
-    "pr22213-tail",
-    "retract keeps what was allocated ahead",
-    source="sgl-project/sglang#22213",
-    clause="LEN-2",
-    story="""Memory stays short although requests are retracted. Retract saves the slot as it stands
-    and skips the tail that speculation allocated ahead of the commit. Visible when kv_allocated_len is
-    above the retracted text. Fix: trim as finish does.""",
-)
+@bug("pr22213-tail", "LEN-2", "retract keeps what was allocated ahead", source="sgl-project/sglang#22213")
 class _Pr22213Tail(TorchKV):
-    def drop_overallocated(self, requests: Sequence[Request], targets: list[int]) -> None:
+    """Memory stays short although requests are retracted. Retract saves the slot as it stands and skips the
+    tail that speculation allocated ahead of the commit. Visible when kv_allocated_len is above the retracted
+    text. Fix: trim as finish does."""
+
+    def drop_overallocated(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
         pass
 
 
-@bug(
-    "pr20070",
-    "protected length taken from the prefix",
-    source="sgl-project/sglang#20070",
-    clause="LEN-3",
-    story="""A crash with page_size above 1, a leak with 1. Restore sets cache_protected_len to the
-    length of the restored prefix, which is neither page-aligned nor owned by any tree, so the release
-    starts there. Visible with the first restored prefix. Fix: keep the length that the tree gave.""",
-)
+@bug("pr20070", "LEN-3", "protected length taken from the prefix", source="sgl-project/sglang#20070")
 class _Pr20070(TorchKV):
-    def lend(self, requests: Sequence[Request]) -> None:
+    """A crash with page_size above 1, a leak with 1. Restore sets cache_protected_len to the length of the
+    restored prefix, which is neither page-aligned nor owned by any tree, so the release starts there. Visible
+    with the first restored prefix. Fix: keep the length that the tree gave."""
+
+    def lend(self, requests: Sequence[KVRequest]) -> None:
         super().lend(requests)
         for request in requests:
             prefix = request.cursors.kv_committed_len
             self.put(request, request.cursors._replace(cache_protected_len=prefix))
 
 
-@bug(
-    "pr22273",
-    "an aborted request writes itself into the slot",
-    source="sgl-project/sglang#22273",
-    clause="SES-2",
-    story="""The memory held by sessions turns negative and a conversation loses its KV. A request marked
-    aborted while queued still runs a one-token prefill, and finishing that saves its one token over the
-    session's slot. Visible with any such abort in a session. Fix: detach it from the session first.""",
-)
+@bug("pr22273", "SES-2", "an aborted request writes itself into the slot", source="sgl-project/sglang#22273")
 class _Pr22273(TorchKV):
-    def run_marked(self, request: Request) -> None:
+    """The memory held by sessions turns negative and a conversation loses its KV. A request marked aborted
+    while queued still runs a one-token prefill, and finishing that saves its one token over the session's
+    slot. Visible with any such abort in a session. Fix: detach it from the session first."""
+
+    def run_marked(self, request: KVRequest) -> None:
         if request.session is None:
             super().run_marked(request)
         else:
             self.save(request.session, self.prefill_marked(request))
 
 
-@bug(
-    "pr22790-history",
-    "a midway abort saves the aborted turn",
-    source="sgl-project/sglang#22790",
-    clause="SES-2",
-    story="""After an abort the next turn answers out of a turn that was taken back. The abort saves the
-    running lengths into the slot, while the history ends at the turn before. Visible when a turn is
-    aborted after its first extend. Fix: wipe the session's KV, keep its history.""",
-)
+@bug("pr22790-history", "SES-2", "a midway abort saves the aborted turn", source="sgl-project/sglang#22790")
 class _Pr22790History(TorchKV):
-    def wipe(self, session: Session, request: Request) -> None:
+    """After an abort the next turn answers out of a turn that was taken back. The abort saves the running
+    lengths into the slot, while the history ends at the turn before. Visible when a turn is aborted after its
+    first extend. Fix: wipe the session's KV, keep its history."""
+
+    def wipe(self, session: KVSession, request: KVRequest) -> None:
         if request.row is not None:
             self.save(session, request)
 
 
-@bug(
-    "pr22790-row-twice",
-    "a midway abort returns the row twice",
-    source="sgl-project/sglang#22790",
-    clause="OWN-4",
-    story="""Two conversations share a row of req_to_token and read each other. The abort returns the
-    row with the session's KV and once more with the request. Visible at any midway abort in a session.
-    Fix: one of the two owns the row.""",
-)
+@bug("pr22790-row-twice", "OWN-4", "a midway abort returns the row twice", source="sgl-project/sglang#22790")
 class _Pr22790RowTwice(TorchKV):
-    def wipe(self, session: Session, request: Request) -> None:
+    """Two conversations share a row of req_to_token and read each other. The abort returns the row with the
+    session's KV and once more with the request. Visible at any midway abort in a session. Fix: one of the two
+    owns the row."""
+
+    def wipe(self, session: KVSession, request: KVRequest) -> None:
         held = self.held_by(session, request)
         row = None if held is None else held.row
         super().wipe(session, request)
@@ -175,17 +135,13 @@ class _Pr22790RowTwice(TorchKV):
             self.store.give_row(row)
 
 
-@bug(
-    "pr22790-row-never",
-    "a midway abort keeps the row",
-    source="sgl-project/sglang#22790",
-    clause="END-1",
-    story="""After some aborts no request is admitted any more: the rows are used up. The abort frees
-    the pages and leaves the row to a slot that it then drops. Visible at any midway abort in a session;
-    with others still running it shows as a row that is neither free nor held. Fix: return it, once.""",
-)
+@bug("pr22790-row-never", "END-1", "a midway abort keeps the row", source="sgl-project/sglang#22790")
 class _Pr22790RowNever(TorchKV):
-    def wipe(self, session: Session, request: Request) -> None:
+    """After some aborts no request is admitted any more: the rows are used up. The abort frees the pages and
+    leaves the row to a slot that it then drops. Visible at any midway abort in a session; with others still
+    running it shows as a row that is neither free nor held. Fix: return it, once."""
+
+    def wipe(self, session: KVSession, request: KVRequest) -> None:
         held = self.held_by(session, request)
         if held is not None:
             self.release_pages(held)

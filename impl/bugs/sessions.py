@@ -4,69 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from impl.bugs.register import FREE_ONLY, bug
-from impl.torch_kv.cursors import Cursors, N, larger
-from impl.torch_kv.sessions import Phase, Request, Session
+from impl.torch_kv.cursors import RowCursors, N, larger
+from impl.torch_kv.lazy import Tensor, torch
+from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.steps import Verdict
 from impl.torch_kv.system import TorchKV
+from impl.vocabulary import RequestPhase
 from reference.commands import MEMORY_REASONS, Choice, Draft, Extend, Reason
 
 
-@bug(
-    "restore-not-idempotent",
-    "lending empties the slot",
-    clause="SES-3",
-    story="""A turn whose admission the scheduler repeats starts over on an empty row. The first restore
-    takes the row out of the slot, so the second finds none and takes a fresh one. Visible when a turn
-    with a slot is admitted twice. Fix: the slot goes on naming its row while it is lent.""",
-)
+@bug("restore-not-idempotent", "SES-3", "lending empties the slot")
 class _RestoreNotIdempotent(TorchKV):
-    def lend(self, requests: Sequence[Request]) -> None:
+    """A turn whose admission the scheduler repeats starts over on an empty row. The first restore takes the
+    row out of the slot, so the second finds none and takes a fresh one. Visible when a turn with a slot is
+    admitted twice. Fix: the slot goes on naming its row while it is lent."""
+
+    def lend(self, requests: Sequence[KVRequest]) -> None:
         super().lend(requests)
         for request in requests:
-            if request.phase is Phase.ADMITTED and self.store.free_rows:
+            if request.phase is RequestPhase.ADMITTED and self.store.free_rows:
                 request.row = self.store.take_row()
                 self.put(request, request.cursors)
 
 
-@bug(
-    "second-turn-accepted",
-    "a second turn while one runs",
-    clause="OUT-1",
-    story="""Two turns of one session run at once over one row. Submit does not look for a turn in
-    flight. Visible at the second submit. Fix: refuse it until the first has ended.""",
-)
+@bug("second-turn-accepted", "OUT-1", "a second turn while one runs")
 class _SecondTurnAccepted(TorchKV):
-    def turn_in_flight(self, session: Session) -> bool:  # noqa: ARG002
+    """Two turns of one session run at once over one row. Submit does not look for a turn in flight. Visible
+    at the second submit. Fix: refuse it until the first has ended."""
+
+    def turn_in_flight(self, session: KVSession) -> bool:  # noqa: ARG002
         return False
 
 
-@bug(
-    "decode-past-lost-window",
-    "decode goes on without its window",
-    clause="OUT-1",
-    modes=FREE_ONLY,
-    story="""A token is computed from padding. A sweep driven past the commit freed slots that the next
-    token reads, and decode does not look. Visible only when sweeps may run ahead of the commit. Fix:
-    refuse to decode; the turn may still be finished, retracted or aborted.""",
-)
+@bug("decode-past-lost-window", "OUT-1", "decode goes on without its window", modes=FREE_ONLY)
 class _DecodePastLostWindow(TorchKV):
-    def window_lost(self, requests: Sequence[Request]) -> Reason | None:  # noqa: ARG002
+    """A token is computed from padding. A sweep driven past the commit freed slots that the next token reads,
+    and decode does not look. Visible only when sweeps may run ahead of the commit. Fix: refuse to decode; the
+    turn may still be finished, retracted or aborted."""
+
+    def window_lost(self, requests: Sequence[KVRequest]) -> Reason | None:  # noqa: ARG002
         return None
 
 
-@bug(
-    "batch-not-atomic",
-    "a refused batch keeps its first lanes",
-    clause="OUT-2",
-    story="""The scheduler retries a prefill batch and some prompts are in twice. Lanes are prefilled one
-    by one until one does not fit, and those before stay. Visible when a batch of two or more runs out of
-    pages or rows and its first lane alone fits. Fix: check the whole batch first.""",
-)
+@bug("batch-not-atomic", "OUT-2", "a refused batch keeps its first lanes")
 class _BatchNotAtomic(TorchKV):
+    """The scheduler retries a prefill batch and some prompts are in twice. Lanes are prefilled one by one
+    until one does not fit, and those before stay. Visible when a batch of two or more runs out of pages or
+    rows and its first lane alone fits. Fix: check the whole batch first."""
+
     def extend(self, command: Extend) -> Verdict:
         verdict = super().extend(command)
         if isinstance(verdict, Reason) and verdict in MEMORY_REASONS:
@@ -76,181 +62,140 @@ class _BatchNotAtomic(TorchKV):
         return verdict
 
 
-@bug(
-    "sweep-off-the-page",
-    "the sweep does not round",
-    clause="OUT-3",
-    story="""A page is swept in part. The policy stops exactly window and page behind the length and says
-    so, without rounding down to a page. Visible with page_size above 1. Fix: round down.""",
-)
+@bug("sweep-off-the-page", "OUT-3", "the sweep does not round")
 class _SweepOffThePage(TorchKV):
-    def sweep_reach(self, cursors: Cursors[int], length: int) -> int:  # noqa: ARG002
+    """A page is swept in part. The policy stops exactly window and page behind the length and says so,
+    without rounding down to a page. Visible with page_size above 1. Fix: round down."""
+
+    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:  # noqa: ARG002
         assert self.window is not None
         return length - self.window - self.page_size
 
-    def sweep_choice(self, request: Request) -> Verdict:
+    def sweep_choice(self, request: KVRequest) -> Verdict:
         return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
 
 
-@bug(
-    "decode-commits-without-slot",
-    "decode trusts that slots are ahead",
-    clause="LEN-1",
-    story="""A token's KV lands in padding or in a slot of a former request. Decode commits without
-    allocating, as if a draft had always allocated ahead. Visible at the first decode whose
-    kv_allocated_len equals its kv_committed_len. Fix: allocate when nothing is ahead.""",
-)
+@bug("decode-commits-without-slot", "LEN-1", "decode trusts that slots are ahead")
 class _DecodeCommitsWithoutSlot(TorchKV):
-    def decoded(self, cursors: Cursors[N]) -> Cursors[N]:
+    """A token's KV lands in padding or in a slot of a former request. Decode commits without allocating, as
+    if a draft had always allocated ahead. Visible at the first decode whose kv_allocated_len equals its
+    kv_committed_len. Fix: allocate when nothing is ahead."""
+
+    def decoded(self, cursors: RowCursors[N]) -> RowCursors[N]:
         committed, allocated, evicted, protected = cursors
         full = committed >= self.width  # a row that ends is still noticed
-        return Cursors(committed + 1, allocated + full, evicted, protected)
+        return RowCursors(committed + 1, allocated + full, evicted, protected)
 
 
-@bug(
-    "restore-caps-request-only",
-    "the slot keeps the lengths of before",
-    clause="LEN-3",
-    story="""An admission that is taken back frees the tail a second time later. Free-tail caps the
-    request's cursors and forgets the slot's. Visible when the slot held more than the prefix. Fix: cap
-    both sides.""",
-)
+@bug("restore-caps-request-only", "LEN-3", "the slot keeps the lengths of before")
 class _RestoreCapsRequestOnly(TorchKV):
-    def free_tail(self, requests: Sequence[Request], prefixes: list[int]) -> None:
+    """An admission that is taken back frees the tail a second time later. Free-tail caps the request's
+    cursors and forgets the slot's. Visible when the slot held more than the prefix. Fix: cap both sides."""
+
+    def free_tail(self, requests: Sequence[KVRequest], prefixes: list[int]) -> None:
         self._before = [slot.cursors for slot in self.slots_of(requests)]
         super().free_tail(requests, prefixes)
 
-    def lend(self, requests: Sequence[Request]) -> None:
+    def lend(self, requests: Sequence[KVRequest]) -> None:
         super().lend(requests)
         for slot, cursors in zip(self.slots_of(requests), self._before, strict=True):
             self.put(slot, cursors)
 
 
-@bug(
-    "spec-commits-drafts",
-    "rejected drafts are committed",
-    clause="LEN-4",
-    story="""The conversation reads KV of drafts that were rejected. A verify round commits what it
-    allocated instead of what was accepted. Visible when a round accepts less than it drafts. Fix: commit
-    the accepted tokens.""",
-)
+@bug("spec-commits-drafts", "LEN-4", "rejected drafts are committed")
 class _SpecCommitsDrafts(TorchKV):
+    """The conversation reads KV of drafts that were rejected. A verify round commits what it allocated
+    instead of what was accepted. Visible when a round accepts less than it drafts. Fix: commit the accepted
+    tokens."""
+
     def commits(self, draft: Draft) -> int:
         return draft.allocate
 
 
-@bug(
-    "output-not-cut",
-    "history keeps what came after the stop",
-    clause="SES-1",
-    story="""The next turn's input holds words that the client never saw. Finish trims the KV and keeps
-    the whole output as history. Visible when finished_len is below the output. Fix: cut the output.""",
-)
+@bug("output-not-cut", "SES-1", "history keeps what came after the stop")
 class _OutputNotCut(TorchKV):
-    def history_after(self, request: Request, target: int) -> list[int]:  # noqa: ARG002
+    """The next turn's input holds words that the client never saw. Finish trims the KV and keeps the whole
+    output as history. Visible when finished_len is below the output. Fix: cut the output."""
+
+    def history_after(self, request: KVRequest, target: int) -> list[int]:  # noqa: ARG002
         return list(request.text)
 
 
-@bug(
-    "close-while-running",
-    "close does not wait for the turn",
-    clause="SES-2",
-    story="""A running turn writes into pages of others. Close releases the session's KV at once although
-    a turn uses it. Visible when a session is closed with a turn in flight. Fix: defer it.""",
-)
+@bug("close-while-running", "SES-2", "close does not wait for the turn")
 class _CloseWhileRunning(TorchKV):
-    def must_defer_close(self, session: Session) -> bool:  # noqa: ARG002
+    """A running turn writes into pages of others. Close releases the session's KV at once although a turn
+    uses it. Visible when a session is closed with a turn in flight. Fix: defer it."""
+
+    def must_defer_close(self, session: KVSession) -> bool:  # noqa: ARG002
         return False
 
 
-@bug(
-    "close-forgotten",
-    "a deferred close never happens",
-    clause="SES-2",
-    story="""Closed sessions keep their KV for ever. Close notes that it must wait, and the end of the
-    turn does not look at the note. Visible when a turn ends in a closing session. Fix: look.""",
-)
+@bug("close-forgotten", "SES-2", "a deferred close never happens")
 class _CloseForgotten(TorchKV):
-    def close_is_due(self, session: Session) -> bool:  # noqa: ARG002
+    """Closed sessions keep their KV for ever. Close notes that it must wait, and the end of the turn does not
+    look at the note. Visible when a turn ends in a closing session. Fix: look."""
+
+    def close_is_due(self, session: KVSession) -> bool:  # noqa: ARG002
         return False
 
 
-@bug(
-    "abort-keeps-retracted-kv",
-    "an abort in the queue takes a retracted turn for a new one",
-    clause="SES-2",
-    story="""The next turn resumes on KV of a turn that was aborted. Abort leaves the slot alone because
-    the request waits in the queue, but it is there after a retract and the slot holds its tokens. Visible
-    when a retracted turn is aborted before its next extend. Fix: wipe whatever has extended.""",
-)
+@bug("abort-keeps-retracted-kv", "SES-2", "an abort in the queue takes a retracted turn for a new one")
 class _AbortKeepsRetractedKv(TorchKV):
-    def wipes(self, request: Request) -> bool:
-        return request.started and request.phase is not Phase.QUEUED
+    """The next turn resumes on KV of a turn that was aborted. Abort leaves the slot alone because the request
+    waits in the queue, but it is there after a retract and the slot holds its tokens. Visible when a
+    retracted turn is aborted before its next extend. Fix: wipe whatever has extended."""
+
+    def wipes(self, request: KVRequest) -> bool:
+        return request.started and request.phase is not RequestPhase.QUEUED
 
 
-@bug(
-    "release-stops-at-commit",
-    "a release forgets what was allocated ahead",
-    clause="FREE-1",
-    story="""Pages leak with every request that ends on a draft tail. The release frees up to
-    kv_committed_len. Visible when kv_allocated_len is a page further. Fix: free up to the latter.""",
-)
+@bug("release-stops-at-commit", "FREE-1", "a release forgets what was allocated ahead")
 class _ReleaseStopsAtCommit(TorchKV):
-    def owned(self, cursors: Cursors[N]) -> tuple[N, N, N]:
+    """Pages leak with every request that ends on a draft tail. The release frees up to kv_committed_len.
+    Visible when kv_allocated_len is a page further. Fix: free up to the latter."""
+
+    def owned(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
         return super().owned(self.capped(cursors, cursors.kv_committed_len))
 
 
-@bug(
-    "trim-forgets-swa",
-    "a trim frees one pool of two",
-    clause="FREE-2",
-    story="""The SWA pool fills up, the full pool does not. Trimming frees the full pages of the tail and
-    drops their mapping, so that nothing leads to the SWA pages any more. Visible when a trim frees a
-    page on a model with SWA. Fix: free both sides.""",
-)
+@bug("trim-forgets-swa", "FREE-2", "a trim frees one pool of two")
 class _TrimForgetsSwa(TorchKV):
+    """The SWA pool fills up, the full pool does not. Trimming frees the full pages of the tail and drops
+    their mapping, so that nothing leads to the SWA pages any more. Visible when a trim frees a page on a
+    model with SWA. Fix: free both sides."""
+
     def swa_free_start(self, target: N, evicted: N) -> N:  # noqa: ARG002
         return larger(target, target * 0 + self.ceil(self.width))
 
 
-@bug(
-    "cut-frees-swept-twice",
-    "a trim frees what a sweep has freed",
-    clause="OWN-2",
-    modes=FREE_ONLY,
-    story="""The padding page turns up in the free list. The SWA side of a trim starts at the target
-    although the sweep went further: the mapping there is 0, and 0 is freed. Visible when a sweep ran past
-    the target, so with sweeps driven beyond the commit. Fix: start at swa_evicted_seqlen.""",
-)
+@bug("cut-frees-swept-twice", "OWN-2", "a trim frees what a sweep has freed", modes=FREE_ONLY)
 class _CutFreesSweptTwice(TorchKV):
+    """The padding page turns up in the free list. The SWA side of a trim starts at the target although the
+    sweep went further: the mapping there is 0, and 0 is freed. Visible when a sweep ran past the target, so
+    with sweeps driven beyond the commit. Fix: start at swa_evicted_seqlen."""
+
     def swa_free_start(self, target: N, evicted: N) -> N:  # noqa: ARG002
         start: N = self.free_start(target)
         return start
 
 
-@bug(
-    "sweep-moves-back",
-    "a shorter sweep forgets the longer one",
-    clause="MAP-2",
-    story="""Swept slots count as owned again and are freed twice. The frontier is computed from the
-    length alone, so a sweep driven with less than the last one moves it back. Visible when lengths of
-    sweeps fall. Fix: never below swa_evicted_seqlen.""",
-)
+@bug("sweep-moves-back", "MAP-2", "a shorter sweep forgets the longer one")
 class _SweepMovesBack(TorchKV):
-    def swept(self, cursors: Cursors[N], reach: N) -> Cursors[N]:
+    """Swept slots count as owned again and are freed twice. The frontier is computed from the length alone,
+    so a sweep driven with less than the last one moves it back. Visible when lengths of sweeps fall. Fix:
+    never below swa_evicted_seqlen."""
+
+    def swept(self, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
         swept = super().swept(cursors, reach)
         return swept._replace(swa_evicted_seqlen=larger(cursors.cache_protected_len, reach))
 
 
-@bug(
-    "sweep-into-window",
-    "the sweep reaches a page too far",
-    clause="SWA-1",
-    story="""SWA layers lose the oldest tokens of the window. The frontier is rounded up instead of down.
-    Visible once a sweep has something to free. Fix: stop short of the window, at a page boundary.""",
-)
+@bug("sweep-into-window", "SWA-1", "the sweep reaches a page too far")
 class _SweepIntoWindow(TorchKV):
-    def sweep_reach(self, cursors: Cursors[int], length: int) -> int:
+    """SWA layers lose the oldest tokens of the window. The frontier is rounded up instead of down. Visible
+    once a sweep has something to free. Fix: stop short of the window, at a page boundary."""
+
+    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
         assert self.window is not None
         reach: int = self.floor(length - self.window + 1) + self.page_size
         if reach > cursors.kv_allocated_len:
@@ -258,47 +203,37 @@ class _SweepIntoWindow(TorchKV):
         return reach
 
 
-@bug(
-    "resume-on-dead-window",
-    "restore does not look at the window",
-    clause="SWA-2",
-    modes=FREE_ONLY,
-    story="""A resumed turn attends to padding. The prefix is as long as what is committed, although a
-    sweep has freed SWA KV that its next token reads. Visible when a sweep ran past the point where the
-    turn resumes, so with sweeps driven beyond the commit. Fix: start again from the protected prefix.""",
-)
+@bug("resume-on-dead-window", "SWA-2", "restore does not look at the window", modes=FREE_ONLY)
 class _ResumeOnDeadWindow(TorchKV):
-    def resume_length(self, request: Request, key_length: int) -> int:
+    """A resumed turn attends to padding. The prefix is as long as what is committed, although a sweep has
+    freed SWA KV that its next token reads. Visible when a sweep ran past the point where the turn resumes, so
+    with sweeps driven beyond the commit. Fix: start again from the protected prefix."""
+
+    def resume_length(self, request: KVRequest, key_length: int) -> int:
         slot = self.slot_of(request)
         assert slot is not None
         return min(slot.cursors.kv_committed_len, key_length)
 
 
-@bug(
-    "decode-trusts-rejected-drafts",
-    "decode skips slots that were written before",
-    clause="READ-1",
-    story="""A token reads KV of a draft that was rejected. Decode writes only where it allocates, and
-    the slot behind the commit is there already, with the draft's KV. Visible when a decode follows a
-    verify round that accepted less than it drafted. Fix: write every committed position.""",
-)
+@bug("decode-trusts-rejected-drafts", "READ-1", "decode skips slots that were written before")
 class _DecodeTrustsRejectedDrafts(TorchKV):
+    """A token reads KV of a draft that was rejected. Decode writes only where it allocates, and the slot
+    behind the commit is there already, with the draft's KV. Visible when a decode follows a verify round that
+    accepted less than it drafted. Fix: write every committed position."""
+
     def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
         lanes = torch.tensor(fresh, dtype=torch.int64, device=tokens.device)
         super().write_decoded(slots.take(lanes), tokens.take(lanes), fresh)
 
 
-@bug(
-    "retract-keeps-the-lengths",
-    "a retracted request keeps its lengths",
-    clause="REF-1",
-    story="""A request that waits says that it has KV. Retract gives pages and row back and leaves the
-    request's cursors as they were; whoever asks it before its next admission counts tokens that are
-    somebody else's. Visible after the retract of an ordinary request. No clause speaks of the lengths of one
-    who holds nothing, so it is the comparison with the reference that says so. Fix: set them back.""",
-)
+@bug("retract-keeps-the-lengths", "REF-1", "a retracted request keeps its lengths")
 class _RetractKeepsTheLengths(TorchKV):
-    def drop_retracted(self, request: Request) -> None:
+    """A request that waits says that it has KV. Retract gives pages and row back and leaves the request's
+    cursors as they were; whoever asks it before its next admission counts tokens that are somebody else's.
+    Visible after the retract of an ordinary request. No clause speaks of the lengths of one who holds
+    nothing, so it is the comparison with the reference that says so. Fix: set them back."""
+
+    def drop_retracted(self, request: KVRequest) -> None:
         cursors = request.cursors
         super().drop_retracted(request)
         request.cursors = cursors

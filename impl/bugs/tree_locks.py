@@ -4,99 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from impl.bugs.register import tree_bug
-from impl.torch_kv.nodes import FULL, SWA, Lock, Node
+from impl.bugs.register import bug
+from impl.torch_kv.nodes import NodeLock, TreeNode
 from impl.torch_kv.tree import RadixTree
 
 
 class Trusting(RadixTree):
     """Locks what it is told to: the fault is to show in the state, not as an exception."""
 
-    def lock(self, node: Node) -> Lock:
-        swa_from = self.swa_from(node)
-        for above in self._upward(node):
-            self._pin(above, FULL)
-            if above.end > swa_from:
-                self._pin(above, SWA)
-        return Lock(node, swa_from)
+    def require_kv(self, node: TreeNode, swa_from: int) -> None:
+        pass
 
 
 # Lock, unlock and split.
 
 
-@tree_bug(
-    "lock-pins-swa-to-the-root",
-    "a lock pins SWA KV all the way up",
-    clause="TREE-6",
-    story="""The SWA pool fills early. A lock pins the SWA KV of the whole path, as it does with full KV,
-    instead of stopping where a window is covered. Visible when the path has more than one node. Fix: stop
-    there, and remember where.""",
-)
+@bug("lock-pins-swa-to-the-root", "TREE-6", "a lock pins SWA KV all the way up")
 class _LocksWholePath(Trusting):
-    def swa_from(self, node: Node) -> int:
+    """The SWA pool fills early. A lock pins the SWA KV of the whole path, as it does with full KV, instead of
+    stopping where a window is covered. Visible when the path has more than one node. Fix: stop there, and
+    remember where."""
+
+    def swa_from(self, node: TreeNode) -> int:
         return 0 if self.window is not None else super().swa_from(node)
 
 
-@tree_bug(
-    "lock-stops-a-node-early",
-    "a lock pins the last node's SWA KV alone",
-    clause="TREE-6",
-    story="""A running request loses part of its window under SWA pressure. The lock pins the last node,
-    however short, and calls that a window. Visible when the last node is shorter than the window. Fix: go
-    up until a window is covered.""",
-)
+@bug("lock-stops-a-node-early", "TREE-6", "a lock pins the last node's SWA KV alone")
 class _LockStopsEarly(RadixTree):
-    def swa_from(self, node: Node) -> int:
+    """A running request loses part of its window under SWA pressure. The lock pins the last node, however
+    short, and calls that a window. Visible when the last node is shorter than the window. Fix: go up until a
+    window is covered."""
+
+    def swa_from(self, node: TreeNode) -> int:
         return max(super().swa_from(node), node.start)
 
 
-@tree_bug(
-    "unlock-forgets-the-top",
-    "unlock stops below the first node of the path",
-    clause="TREE-6",
-    story="""Prefixes near the root are never evicted. The walk of unlock ends when the parent is below the
-    root, one node before that of lock. Visible at the first unlock. Fix: walk to the root.""",
-)
+@bug("unlock-forgets-the-top", "TREE-6", "unlock stops below the first node of the path")
 class _UnlockStopsEarly(RadixTree):
-    def unlocked(self, lock: Lock) -> Iterator[Node]:
+    """Prefixes near the root are never evicted. The walk of unlock ends when the parent is below the root,
+    one node before that of lock. Visible at the first unlock. Fix: walk to the root."""
+
+    def unlocked(self, lock: NodeLock) -> Iterator[TreeNode]:
         return iter(list(super().unlocked(lock))[:-1])
 
 
-@tree_bug(
-    "unlock-finds-the-window-again",
-    "unlock looks for where lock stopped",
-    clause="TREE-6",
-    story="""SWA KV stays pinned for ever. Unlock walks up until a window is covered, as lock did; but where
-    the topmost pinned node was split meanwhile it stops a node too early. Visible when a lock pins a node
-    longer than it needs and that is split. Fix: the lock remembers where it stopped.""",
-)
+@bug("unlock-finds-the-window-again", "TREE-6", "unlock looks for where lock stopped")
 class _UnlockFindsAgain(RadixTree):
-    def unlock_from(self, lock: Lock) -> int:
+    """SWA KV stays pinned for ever. Unlock walks up until a window is covered, as lock did; but where the
+    topmost pinned node was split meanwhile it stops a node too early. Visible when a lock pins a node longer
+    than it needs and that is split. Fix: the lock remembers where it stopped."""
+
+    def unlock_from(self, lock: NodeLock) -> int:
         return self.swa_from(lock.node)
 
 
-@tree_bug(
-    "split-forgets-locks",
-    "the upper half of a split node is not locked",
-    clause="TREE-6",
-    story="""A prefix that a request reads is evicted. The node that a split puts on top starts with
-    counters of 0. Visible when a locked node is split. Fix: both halves have the counters of the whole.""",
-)
+@bug("split-forgets-locks", "TREE-6", "the upper half of a split node is not locked")
 class _SplitForgetsLocks(RadixTree):
-    def inherit(self, head: Node, tail: Node) -> None:
+    """A prefix that a request reads is evicted. The node that a split puts on top starts with counters of 0.
+    Visible when a locked node is split. Fix: both halves have the counters of the whole."""
+
+    def inherit(self, head: TreeNode, tail: TreeNode) -> None:
         head.used = list(tail.used)
 
 
-@tree_bug(
-    "split-forgets-use",
-    "a split node counts as never used",
-    clause="TREE-11",
-    story="""A hot prefix goes first. Both halves of a split node start with the oldest moment there is.
-    Visible when a node is split by a key that parts from it, and something is evicted. Fix: both halves
-    were used when the whole was.""",
-)
+@bug("split-forgets-use", "TREE-11", "a split node counts as never used")
 class _SplitForgetsUse(RadixTree):
-    def inherit(self, head: Node, tail: Node) -> None:
+    """A hot prefix goes first. Both halves of a split node start with the oldest moment there is. Visible
+    when a node is split by a key that parts from it, and something is evicted. Fix: both halves were used
+    when the whole was."""
+
+    def inherit(self, head: TreeNode, tail: TreeNode) -> None:
         head.locks = list(tail.locks)
         tail.used = [0, 0]
         self._queue(tail)
@@ -105,28 +82,22 @@ class _SplitForgetsUse(RadixTree):
 # Match.
 
 
-@tree_bug(
-    "match-ignores-the-window",
-    "a match hands out what full attention could read",
-    clause="TREE-5",
-    story="""The first token of a request reads a window of padding. Match follows the key as far as full KV
-    goes and does not look for SWA KV. Visible when a path ends with a tombstone. Fix: the longest prefix
-    that has a live window behind its end.""",
-)
+@bug("match-ignores-the-window", "TREE-5", "a match hands out what full attention could read")
 class _IgnoresWindow(Trusting):
-    def usable(self, path: list[Node]) -> int:
+    """The first token of a request reads a window of padding. Match follows the key as far as full KV goes
+    and does not look for SWA KV. Visible when a path ends with a tombstone. Fix: the longest prefix that has
+    a live window behind its end."""
+
+    def usable(self, path: list[TreeNode]) -> int:
         return len(path)
 
 
-@tree_bug(
-    "match-wants-a-page-more",
-    "a match wants more than a window of live SWA KV",
-    clause="TREE-5",
-    story="""Cached prefixes are computed again. The live run behind the end must exceed the window instead
-    of covering it. Visible when exactly one window is live past a tombstone. Fix: at least the window.""",
-)
+@bug("match-wants-a-page-more", "TREE-5", "a match wants more than a window of live SWA KV")
 class _WantsMore(RadixTree):
-    def usable(self, path: list[Node]) -> int:
+    """Cached prefixes are computed again. The live run behind the end must exceed the window instead of
+    covering it. Visible when exactly one window is live past a tombstone. Fix: at least the window."""
+
+    def usable(self, path: list[TreeNode]) -> int:
         best, run, whole = 0, 0, True
         for number, node in enumerate(path, 1):
             run = run + len(node.key) if node.live else 0
@@ -136,15 +107,12 @@ class _WantsMore(RadixTree):
         return best
 
 
-@tree_bug(
-    "match-adds-up-live-runs",
-    "a match counts SWA KV on both sides of a tombstone",
-    clause="TREE-5",
-    story="""A window with a hole is resumed. The live tokens of a path are added up without starting again
-    at a tombstone. Visible when a tombstone lies inside the window. Fix: start from 0 at each.""",
-)
+@bug("match-adds-up-live-runs", "TREE-5", "a match counts SWA KV on both sides of a tombstone")
 class _AddsUp(Trusting):
-    def usable(self, path: list[Node]) -> int:
+    """A window with a hole is resumed. The live tokens of a path are added up without starting again at a
+    tombstone. Visible when a tombstone lies inside the window. Fix: start from 0 at each."""
+
+    def usable(self, path: list[TreeNode]) -> int:
         best = run = 0
         for number, node in enumerate(path, 1):
             run += len(node.key) if node.live else 0

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from impl.torch_kv.cursors import larger
+from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.radix import PrefixRules
-from impl.torch_kv.sessions import Phase, Request, Session, Slot
+from impl.torch_kv.sessions import KVRequest, KVSession, Slot
+from impl.vocabulary import RequestPhase
 from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
 
 HELD, UNCACHED = "session_held", "uncached"
-Named = list[tuple[str, Request | Slot]]  # (session or request, who has its row)
+Named = list[tuple[str, KVRequest | Slot]]  # (session or request, who has its row)
 
 
 class Batch:
     """Requests that ran together. It goes on listing one that ends until the next launch."""
 
-    def __init__(self, requests: Sequence[Request] = ()) -> None:
+    def __init__(self, requests: Sequence[KVRequest] = ()) -> None:
         self.requests = list(requests)
 
 
@@ -34,18 +33,18 @@ class MemoryChecks(PrefixRules):
     of all of them both are the same object.
     """
 
-    requests: dict[str, Request]
-    sessions: dict[str, Session]
+    requests: dict[str, KVRequest]
+    sessions: dict[str, KVSession]
     last_batch: Batch
     running_batch: Batch
 
-    def launch(self, requests: Sequence[Request]) -> None:
+    def launch(self, requests: Sequence[KVRequest]) -> None:
         """A batch of these requests runs: the one before is merged into those under way."""
         running = self.running_batch
         running.requests = [request for request in self._merged() if request.row is not None]
         self.last_batch = running if set(requests) == set(running.requests) else Batch(requests)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: KVRequest) -> None:
         """A retracted request is taken out of the batches at once."""
         for batch in (self.last_batch, self.running_batch):
             if request in batch.requests:
@@ -53,14 +52,14 @@ class MemoryChecks(PrefixRules):
 
     # Who counts as what.
 
-    def listed(self) -> list[Request]:
+    def listed(self) -> list[KVRequest]:
         """Requests of both batches, each once: the two may be one object (#21499)."""
         return self._merged()
 
-    def _merged(self) -> list[Request]:
+    def _merged(self) -> list[KVRequest]:
         return list(dict.fromkeys((*self.running_batch.requests, *self.last_batch.requests)))
 
-    def active(self) -> list[Request]:
+    def active(self) -> list[KVRequest]:
         """Requests whose KV is their own: a finished one has given it back (#22753)."""
         return [request for request in self.listed() if request.row is not None]
 
@@ -140,6 +139,6 @@ class MemoryChecks(PrefixRules):
         return self.report(log=command.level == 2) if command.level else None
 
     def check_idle(self, command: CheckIdle) -> Reason | Report:  # noqa: ARG002
-        if any(r.phase in (Phase.EXTENDING, Phase.RUNNING) for r in self.requests.values()):
+        if any(r.phase in (RequestPhase.EXTENDING, RequestPhase.RUNNING) for r in self.requests.values()):
             return Reason.NOT_IDLE
         return self.report()

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
-import torch
-from torch import Tensor
+from impl.torch_kv.lazy import Tensor, torch
 
 N = TypeVar("N", int, Tensor)
 
 
-class Cursors(NamedTuple, Generic[N]):
+class RowCursors(NamedTuple, Generic[N]):
     """The four cursors in tokens: of one holder (ints), or of a batch (int64 [B] each).
 
     The order is that of the columns on the device.
@@ -30,11 +29,11 @@ class Cursors(NamedTuple, Generic[N]):
     cache_protected_len: N
 
 
-ZERO: Cursors[int] = Cursors(0, 0, 0, 0)
+ZERO: RowCursors[int] = RowCursors(0, 0, 0, 0)
 
 # How cursors move: from the cursors and one value per argument to the new cursors. Takes ints and
 # tensors alike, so it is arithmetic, `larger` and `smaller`, without branches.
-Rule = Callable[..., Cursors[Any]]
+Rule = Callable[..., RowCursors[Any]]
 
 
 @overload
@@ -64,13 +63,16 @@ def whole(length: int | Tensor, size: int) -> int | Tensor:
     return length // size if isinstance(length, int) else length.floor_divide(size)
 
 
-class Holder(Protocol):
+class CursorHolder(Protocol):
     """Who has cursors in a table: a request or a slot. `cursors` is the mirror of the row's line."""
 
-    cursors: Cursors[int]
+    cursors: RowCursors[int]
 
     @property
     def row(self) -> int | None: ...
+
+
+CursorHolders = Sequence[CursorHolder]
 
 
 class Lanes:
@@ -83,7 +85,7 @@ class Lanes:
     __slots__ = ("arguments", "columns", "holders", "row", "tail")
 
     def __init__(
-        self, device: torch.device, holders: Sequence[Holder], *arguments: list[int], tail: Sequence[int] = ()
+        self, device: torch.device, holders: CursorHolders, *arguments: list[int], tail: Sequence[int] = ()
     ) -> None:
         self.holders = holders
         self.arguments = arguments
@@ -99,18 +101,18 @@ class Lanes:
 class CursorTable:
     """Cursors of one kind of holder by row; a request that takes a row finds 0 there.
 
-    lines: int64 [rows, 4] on `device`, columns as in `Cursors`.
+    lines: int64 [rows, 4] on `device`, columns as in `RowCursors`.
     """
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self.device = device
         self.lines = torch.zeros((rows, 4), dtype=torch.int64, device=device)
 
-    def read(self, row: Tensor) -> Cursors[Tensor]:
+    def read(self, row: Tensor) -> RowCursors[Tensor]:
         """Device cursors of the rows `row`, int64 [B]: four tensors of that shape."""
-        return Cursors(*self.lines.index_select(0, row).unbind(1))
+        return RowCursors(*self.lines.index_select(0, row).unbind(1))
 
-    def move(self, lanes: Lanes, rule: Rule) -> tuple[Cursors[Tensor], Cursors[Tensor]]:
+    def move(self, lanes: Lanes, rule: Rule) -> tuple[RowCursors[Tensor], RowCursors[Tensor]]:
         """Apply `rule` with the lanes' arguments to both sides; returns device cursors before and after."""
         for holder, *values in zip(lanes.holders, *lanes.arguments, strict=True):
             holder.cursors = rule(holder.cursors, *values)
@@ -119,14 +121,14 @@ class CursorTable:
         self.lines.index_copy_(0, lanes.row, torch.stack(after, 1))
         return before, after
 
-    def copy(self, source: CursorTable, holders: Sequence[Holder], origins: Sequence[Holder]) -> None:
+    def copy(self, source: CursorTable, holders: CursorHolders, origins: CursorHolders) -> None:
         """Both sides of each holder become those of its origin in `source`, which has the same row."""
         for holder, origin in zip(holders, origins, strict=True):
             holder.cursors = origin.cursors
         row = Lanes(self.device, holders).row
         self.lines.index_copy_(0, row, source.lines.index_select(0, row))
 
-    def put(self, holder: Holder, cursors: Cursors[int]) -> None:
+    def put(self, holder: CursorHolder, cursors: RowCursors[int]) -> None:
         """Set both sides of one holder."""
         holder.cursors = cursors
         if any(cursors):

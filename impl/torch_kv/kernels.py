@@ -1,59 +1,48 @@
-"""Triton kernel behind KVStore.alloc_extend on CUDA. Triton is optional: without it, torch does it."""
+"""Triton kernel behind KVStore.alloc_extend on CUDA, imported there alone: triton is optional."""
 
 # No `from __future__ import annotations`: triton reads the annotations of a kernel.
 from typing import Any
 
-import torch
+import triton
+import triton.language as tl
 from torch import Tensor
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
 
 BLOCK = 128
 
-if triton is not None:
 
-    @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-    def _fill(
-        lanes: Any,
-        new_full: Any,
-        new_swa: Any,
-        req_to_token: Any,
-        full_to_swa: Any,
-        batch: Any,
-        width: Any,
-        page_size: tl.constexpr,
-        has_swa: tl.constexpr,
-        block: tl.constexpr,
-    ) -> None:
-        lane = tl.program_id(0)
-        row = tl.load(lanes + lane)
-        start = tl.load(lanes + batch + lane)
-        count = tl.load(lanes + 2 * batch + lane)
-        offset = tl.load(lanes + 3 * batch + lane)
-        i = tl.program_id(1) * block + tl.arange(0, block)
-        mine = i < count
-        position = start + i
-        rank = position // page_size - (start + page_size - 1) // page_size
-        fresh = mine & (rank >= 0)
-        cells = req_to_token + row * width
-        last = tl.load(cells + start - 1, mask=start > 0, other=0).to(tl.int64)
-        taken = tl.load(new_full + offset + rank, mask=fresh, other=0)
-        slot = tl.where(fresh, taken, last // page_size) * page_size + position % page_size
-        tl.store(cells + position, slot.to(tl.int32), mask=mine)
-        if has_swa:
-            opened = tl.load(full_to_swa + last) // page_size
-            taken = tl.load(new_swa + offset + rank, mask=fresh, other=0)
-            swa_slot = tl.where(fresh, taken, opened) * page_size + position % page_size
-            tl.store(full_to_swa + slot, swa_slot, mask=mine)
-
-
-def usable(device: torch.device) -> bool:
-    """Whether the kernel runs on `device`: CUDA, with triton installed."""
-    return triton is not None and device.type == "cuda"
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _fill(
+    lanes: Any,
+    new_full: Any,
+    new_swa: Any,
+    req_to_token: Any,
+    full_to_swa: Any,
+    batch: Any,
+    width: Any,
+    page_size: tl.constexpr,
+    has_swa: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    lane = tl.program_id(0)
+    row = tl.load(lanes + lane)
+    start = tl.load(lanes + batch + lane)
+    count = tl.load(lanes + 2 * batch + lane)
+    offset = tl.load(lanes + 3 * batch + lane)
+    i = tl.program_id(1) * block + tl.arange(0, block)
+    mine = i < count
+    position = start + i
+    rank = position // page_size - (start + page_size - 1) // page_size
+    fresh = mine & (rank >= 0)
+    cells = req_to_token + row * width
+    last = tl.load(cells + start - 1, mask=start > 0, other=0).to(tl.int64)
+    taken = tl.load(new_full + offset + rank, mask=fresh, other=0)
+    slot = tl.where(fresh, taken, last // page_size) * page_size + position % page_size
+    tl.store(cells + position, slot.to(tl.int32), mask=mine)
+    if has_swa:
+        opened = tl.load(full_to_swa + last) // page_size
+        taken = tl.load(new_swa + offset + rank, mask=fresh, other=0)
+        swa_slot = tl.where(fresh, taken, opened) * page_size + position % page_size
+        tl.store(full_to_swa + slot, swa_slot, mask=mine)
 
 
 def fill(

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from impl import adapter
+from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key
-from impl.torch_kv.prompts import spelled, well_formed
-from impl.torch_kv.sessions import Session
+from impl.torch_kv.sessions import KVSession
 from impl.torch_kv.steps import Steps, Verdict
+from impl.vocabulary import spelled, well_formed
 from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock, prompt_len
 
 
 @dataclass(slots=True, eq=False)
-class ExternalLock:
+class LockedPrefix:
     """What a lock holder has locked. slots: int64 [len(key)] on the device, as the tree handed them out."""
 
     key: Key
     slots: Tensor
 
 
-class Guests(Steps):
+class LockHolders(Steps):
     """The commands for the tree alone. A lock holder's lock is kept under its name, of any length."""
 
-    lock_holders: dict[str, ExternalLock]
-    sessions: dict[str, Session]
+    lock_holders: dict[str, LockedPrefix]
+    sessions: dict[str, KVSession]
 
     def taken(self, name: str) -> bool:
         """Whether somebody has the name: sessions, requests and lock holders share one space."""
@@ -45,7 +43,7 @@ class Guests(Steps):
         key = tuple(spelled(command.prompt))
         found = self.tree.match(key)
         self.relock(command.holder, found.node)
-        self.lock_holders[command.holder] = ExternalLock(key[: found.length], found.slots)
+        self.lock_holders[command.holder] = LockedPrefix(key[: found.length], found.slots)
         return None
 
     def unlock(self, command: Unlock) -> Verdict:
@@ -76,7 +74,7 @@ class Guests(Steps):
         if reason is not None:
             return reason
         if lock_holder is None:
-            lock_holder = self.lock_holders[command.holder] = ExternalLock(
+            lock_holder = self.lock_holders[command.holder] = LockedPrefix(
                 (), self.tree.slots(self.tree.root)
             )
             self.relock(command.holder, self.tree.root)
@@ -95,7 +93,7 @@ class Guests(Steps):
             return Reason.NO_TREE
         if command.full < 0 or command.swa < 0:
             return Reason.BAD_LENGTH
-        return Freed(*self.tree.evict(command.full, command.swa))
+        return self.tree.evict(command.full, command.swa)
 
     # The rules.
 
@@ -105,7 +103,7 @@ class Guests(Steps):
         del self.lock_holders[holder]
 
     def insert_computed(
-        self, holder: str, lock_holder: ExternalLock, key: Key, evicted: int, chunked: bool
+        self, holder: str, lock_holder: LockedPrefix, key: Key, evicted: int, chunked: bool
     ) -> None:
         """The lock holder computes `key`, whole pages, past what it has locked, and hands it to the tree.
 
@@ -138,25 +136,8 @@ class Guests(Steps):
         self.store.free_starts(full[::size], swa[::size] if self.window is not None else swa[:0])
 
     def view_tree(self, full_to_swa: list[int]) -> adapter.TreeView | None:
-        """Nodes, lock holders and counters now; waits for the device. full_to_swa: the mapping, on the
-        host."""
+        """Nodes, lock holders and counters; waits for the device. full_to_swa: the mapping on the host."""
         if self.tree is None:
             return None
-        has_swa = self.window is not None
-        return adapter.TreeView(
-            [
-                adapter.NodeView(
-                    fact.path,
-                    fact.slots,
-                    tuple(full_to_swa[slot] for slot in fact.slots) if fact.live and has_swa else (),
-                    fact.full_lock,
-                    fact.swa_lock,
-                )
-                for fact in self.tree.view()
-            ],
-            {
-                name: adapter.LockHolderView(lock_holder.slots.tolist())
-                for name, lock_holder in self.lock_holders.items()
-            },
-            adapter.TreeSizes(*self.tree.sizes()),
-        )
+        held = {name: adapter.LockHolderView(it.slots.tolist()) for name, it in self.lock_holders.items()}
+        return adapter.TreeView(self.tree.view(full_to_swa), held, self.tree.sizes())

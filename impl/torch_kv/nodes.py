@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor
+from impl.torch_kv.lazy import Tensor
 
 Key = tuple[int, ...]
 
@@ -30,7 +30,7 @@ class NotLockedError(TreeError):
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class TreeNode:
     """A run of tokens, whole pages.
 
     slots: int64 [len(key)] on the store's device, the full slots of its tokens. parent: None for the
@@ -42,12 +42,12 @@ class Node:
 
     key: Key
     slots: Tensor
-    parent: Node | None
+    parent: TreeNode | None
     end: int
     live: bool
     locks: list[int] = field(default_factory=lambda: [0, 0])
     used: list[int] = field(default_factory=lambda: [0, 0])
-    children: dict[Key, Node] = field(default_factory=dict)
+    children: dict[Key, TreeNode] = field(default_factory=dict)
     gone: bool = False
 
     @property
@@ -57,27 +57,27 @@ class Node:
     def path(self) -> Key:
         """The tokens from the root to its end."""
         parts = []
-        node: Node | None = self
+        node: TreeNode | None = self
         while node is not None:
             parts.append(node.key)
             node = node.parent
         return tuple(token for key in reversed(parts) for token in key)
 
-    def __lt__(self, other: Node) -> bool:
+    def __lt__(self, other: TreeNode) -> bool:
         """Which of two goes first that were last used at one moment and end equally far from the root."""
         return self.path() < other.path()
 
 
-class Match(NamedTuple):
+class MatchedPrefix(NamedTuple):
     """What of a key can be resumed from. slots: int64 [length], a copy. node: to be locked."""
 
     length: int
     slots: Tensor
-    node: Node
+    node: TreeNode
 
 
 @dataclass(slots=True, eq=False)
-class Lock:
+class NodeLock:
     """What a holder pins: full KV up to the end of `node`, SWA KV from position swa_from to there.
 
     A position, not a node: wherever nodes are split later, the pinned ones are those on the way up
@@ -85,7 +85,7 @@ class Lock:
     a window is covered, for after a split of the topmost pinned node that walk stops too early.
     """
 
-    node: Node
+    node: TreeNode
     swa_from: int
     held: bool = True
 
@@ -102,32 +102,6 @@ class Inserted(NamedTuple):
     recovered: tuple[tuple[int, int], ...]
 
 
-class Freed(NamedTuple):
-    """Tokens per pool."""
-
-    full: int
-    swa: int
-
-
-class Sizes(NamedTuple):
-    """Tokens in the tree, per pool: what may be evicted and what locks pin."""
-
-    full_evictable: int
-    full_protected: int
-    swa_evictable: int
-    swa_protected: int
-
-
-class Fact(NamedTuple):
-    """A node as tests see it. path: tokens up to its end; slots: of the node's own tokens."""
-
-    path: Key
-    slots: tuple[int, ...]
-    live: bool
-    full_lock: int
-    swa_lock: int
-
-
 class Owed:
     """Pages that an operation frees: first full slots of them, and how many tokens they are."""
 
@@ -138,4 +112,4 @@ class Owed:
 
 
 # A node as it stands in a queue: its rank, its end, and the node.
-Entry = tuple[int, int, Node]
+Entry = tuple[int, int, TreeNode]

@@ -7,8 +7,7 @@ every caller knows how many it takes and gives.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from impl.torch_kv.lazy import Tensor, torch
 
 NEVER, HELD, FREED = 0, 1, 2
 

@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from impl.torch_kv.cursors import Cursors, Lanes, N
-from impl.torch_kv.nodes import Key, Lock, Node
-from impl.torch_kv.sessions import Request, Session, SessionRules
-from impl.torch_kv.store import Span
+from impl.torch_kv.cursors import RowCursors, Lanes, N
+from impl.torch_kv.lazy import Tensor, torch
+from impl.torch_kv.nodes import Key, NodeLock, TreeNode
+from impl.torch_kv.sessions import KVRequest, KVSession, SessionRules
+from impl.torch_kv.store import BatchSpan
 from impl.torch_kv.tree import RadixTree
 from reference.commands import Reason
 
@@ -37,15 +35,15 @@ class PrefixRules(SessionRules):
     """
 
     tree: RadixTree | None
-    locks: dict[str, Lock]
+    locks: dict[str, NodeLock]
 
     # Locks.
 
-    def holder_of(self, request: Request) -> str:
+    def holder_of(self, request: KVRequest) -> str:
         """Under whose name a request's prefix is locked: its session's, whose slot carries R on."""
         return request.name if request.session is None else request.session.name
 
-    def relock(self, holder: str, node: Node) -> None:
+    def relock(self, holder: str, node: TreeNode) -> None:
         """The holder's lock reaches to the end of `node`; what it had is let go after that."""
         assert self.tree is not None
         lock = self.tree.lock(node)
@@ -61,7 +59,7 @@ class PrefixRules(SessionRules):
 
     # Admission.
 
-    def restore(self, requests: Sequence[Request]) -> None:
+    def restore(self, requests: Sequence[KVRequest]) -> None:
         """Whoever has no slot gets what the tree has of its text, with a lock and still without a row."""
         super().restore(requests)
         if self.tree is not None:
@@ -69,10 +67,10 @@ class PrefixRules(SessionRules):
                 if self.slot_of(request) is None:
                     self.match_prefix(request)
 
-    def match_prefix(self, request: Request) -> None:
+    def match_prefix(self, request: KVRequest) -> None:
         """Lock the longest usable prefix; that of an admission that came to nothing is let go first.
 
-        The slots are kept until a row names them. Cursors: the mirror alone, there is no row yet.
+        The slots are kept until a row names them. RowCursors: the mirror alone, there is no row yet.
         """
         assert self.tree is not None
         holder = self.holder_of(request)
@@ -82,15 +80,15 @@ class PrefixRules(SessionRules):
         request.prefix = found.slots
         request.cursors = self.matched(request.cursors, found.length)
 
-    def match_key(self, request: Request) -> Key:
+    def match_key(self, request: KVRequest) -> Key:
         """Tokens that a prefix may cover: all but the last."""
         return tuple(request.text[: self.key_length(request)])
 
-    def matched(self, cursors: Cursors[N], length: N) -> Cursors[N]:
+    def matched(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
         """A request with `length` tokens of prefix, whole pages: C = A = R, and nothing swept."""
-        return Cursors(length, length, cursors.swa_evicted_seqlen, length)
+        return RowCursors(length, length, cursors.swa_evicted_seqlen, length)
 
-    def take_rows(self, requests: Sequence[Request]) -> None:
+    def take_rows(self, requests: Sequence[KVRequest]) -> None:
         """The rows of those who have matched something name the tree's slots from here on."""
         super().take_rows(requests)
         started = [r for r in requests if r.prefix is not None and r.prefix.numel()]
@@ -106,7 +104,7 @@ class PrefixRules(SessionRules):
 
     # Inserting while the request goes on.
 
-    def insert_unfinished(self, requests: Sequence[Request]) -> None:
+    def insert_unfinished(self, requests: Sequence[KVRequest]) -> None:
         """What a batch has just prefilled goes into the tree, lane by lane, where it may.
 
         Each lane of which that is so has its lock and R at the end of its whole pages, and its row names
@@ -127,16 +125,16 @@ class PrefixRules(SessionRules):
             self.rename(kept, ends, slots)
             self.move(kept, self.protected_to, ends)
 
-    def inserts(self, request: Request) -> bool:
+    def inserts(self, request: KVRequest) -> bool:
         """Whether an extend inserts what it has so far: not in later turns, nor if all of it is there."""
         whole = self.unfinished_length(request.cursors) > request.cursors.cache_protected_len
         return whole and self.slot_of(request) is None
 
-    def unfinished_length(self, cursors: Cursors[int]) -> int:
+    def unfinished_length(self, cursors: RowCursors[int]) -> int:
         """Tokens that a request which goes on has for the tree: whole pages."""
         return self.floor(cursors.kv_committed_len)
 
-    def owned_from(self, cursors: Cursors[int]) -> tuple[int, int]:
+    def owned_from(self, cursors: RowCursors[int]) -> tuple[int, int]:
         """From where on an inserter brings SWA KV of its own, and full KV: behind its window and R."""
         return max(cursors.swa_evicted_seqlen, cursors.cache_protected_len), cursors.cache_protected_len
 
@@ -161,36 +159,36 @@ class PrefixRules(SessionRules):
         assert self.tree is not None
         return self.tree.usable_after(key, evicted)
 
-    def rename(self, requests: Sequence[Request], lengths: list[int], slots: list[Tensor]) -> None:
+    def rename(self, requests: Sequence[KVRequest], lengths: list[int], slots: list[Tensor]) -> None:
         """Rows name the tree's slots up to `lengths`: duplicates of their own are free (FREE-1).
 
         slots: int64 [lengths[i]] each, on the device.
         """
         self.store.name(self._row_span(requests, lengths), torch.cat(slots))
 
-    def protected_to(self, cursors: Cursors[N], length: N) -> Cursors[N]:
+    def protected_to(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
         """`length` tokens of the row are the tree's (R)."""
         return cursors._replace(cache_protected_len=length)
 
-    def row_slots(self, requests: Sequence[Request], lengths: list[int]) -> list[Tensor]:
+    def row_slots(self, requests: Sequence[KVRequest], lengths: list[int]) -> list[Tensor]:
         """Full slots of the first lengths[i] positions of each row: int64 [lengths[i]] each."""
         if not requests:
             return []
         return list(self.store.slots(self._row_span(requests, lengths)).split_with_sizes(lengths))
 
-    def _row_span(self, requests: Sequence[Request], lengths: list[int]) -> Span:
+    def _row_span(self, requests: Sequence[KVRequest], lengths: list[int]) -> BatchSpan:
         lanes = Lanes(self.store.device, requests, lengths)
         return self.store.span(lanes.row, torch.zeros_like(lanes.row), lanes.columns[0], lengths)
 
     # The end.
 
-    def end_ordinary(self, request: Request, target: int) -> None:
+    def end_ordinary(self, request: KVRequest, target: int) -> None:
         """An ordinary request has finished: what counts stays in the tree, the rest of its row goes."""
         if self.tree is not None:
             self.insert_finished(request, target)
         super().end_ordinary(request, target)
 
-    def insert_finished(self, request: Request, target: int) -> None:
+    def insert_finished(self, request: KVRequest, target: int) -> None:
         """Hand the whole pages of the text that counts to the tree, unless it has them all (R).
 
         From then on they are the tree's, and the release of the row leaves them alone.
@@ -202,26 +200,26 @@ class PrefixRules(SessionRules):
             self.tree.insert(key, self.row_slots([request], [length])[0], *self.owned_from(request.cursors))
             self.move([request], self.protected_to, [length])
 
-    def finished_length(self, cursors: Cursors[int], target: int) -> int:
+    def finished_length(self, cursors: RowCursors[int], target: int) -> int:
         """Tokens that a finished request has for the tree: what counts and is committed, whole pages."""
         return self.floor(min(cursors.kv_committed_len, target))
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: KVRequest) -> None:
         """An ordinary request ends or is retracted: what it holds goes, and then its lock."""
         super().drop(request)
         self.let_go(request.name)
 
-    def abort_unstarted(self, request: Request) -> None:
+    def abort_unstarted(self, request: KVRequest) -> None:
         """The lock that a session took for this admission goes; a slot keeps its own."""
         super().abort_unstarted(request)
         if self.slot_of(request) is None:
             self.let_go(self.holder_of(request))
 
-    def wipe(self, session: Session, request: Request) -> None:
+    def wipe(self, session: KVSession, request: KVRequest) -> None:
         super().wipe(session, request)
         self.let_go(session.name)
 
-    def close_now(self, session: Session) -> None:
+    def close_now(self, session: KVSession) -> None:
         super().close_now(session)
         self.let_go(session.name)
 

@@ -10,23 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import overload
 
-from torch import Tensor
-
-from impl.torch_kv.cursors import ZERO, Cursors, CursorTable, Lanes, N, Rule, larger, smaller, whole
+from impl.torch_kv.cursors import ZERO, RowCursors, CursorTable, Lanes, N, Rule, larger, smaller, whole
+from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.store import KVStore
+from impl.vocabulary import RequestPhase
 from reference.commands import token_id
-
-
-class Phase(Enum):
-    """Where a request is. QUEUED: submitted or retracted. ADMITTED: nothing extended since."""
-
-    QUEUED = auto()
-    ADMITTED = auto()
-    EXTENDING = auto()
-    RUNNING = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -34,22 +24,22 @@ class Slot:
     """What a session keeps between turns. While lent to a request it goes on naming its row."""
 
     row: int
-    cursors: Cursors[int] = ZERO
+    cursors: RowCursors[int] = ZERO
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class KVSession:
     """A streaming session. history: tokens of its finished turns."""
 
     name: str
     history: list[int] = field(default_factory=list)
     slot: Slot | None = None
-    turn: Request | None = None
+    turn: KVRequest | None = None
     closing: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class KVRequest:
     """A turn of a session, or (session None) an ordinary request.
 
     text: tokens of its input (`origin` of them) and of its outputs so far.
@@ -58,20 +48,23 @@ class Request:
     """
 
     name: str
-    session: Session | None
+    session: KVSession | None
     serial: int
     text: list[int]
     origin: int
-    phase: Phase = Phase.QUEUED
+    phase: RequestPhase = RequestPhase.QUEUED
     started: bool = False
     row: int | None = None
-    cursors: Cursors[int] = ZERO
+    cursors: RowCursors[int] = ZERO
     prefix: Tensor | None = None
 
     def sample(self, count: int) -> None:
         """Append the next `count` tokens, as the deterministic sampler yields them."""
         length = len(self.text)
         self.text.extend(token_id(self.serial, p) for p in range(length, length + count))
+
+
+Holders = Sequence[KVRequest | Slot]
 
 
 class SessionRules:
@@ -108,7 +101,7 @@ class SessionRules:
             return True
         return evicted <= max(0, position - self.window)
 
-    def lost_below(self, cursors: Cursors[int]) -> int:
+    def lost_below(self, cursors: RowCursors[int]) -> int:
         """Positions below this have no SWA KV any more: E, unless it lies in the tree's prefix.
 
         A sweep starts at R, so E <= R says that nothing was swept; the window behind R is locked.
@@ -118,21 +111,21 @@ class SessionRules:
 
     # Batches of holders: all requests, or all slots.
 
-    def table_of(self, holder: Request | Slot) -> CursorTable:
+    def table_of(self, holder: KVRequest | Slot) -> CursorTable:
         """Where the cursors of a holder are."""
-        return self.store.cursors if isinstance(holder, Request) else self.store.slot_cursors
+        return self.store.cursors if isinstance(holder, KVRequest) else self.store.slot_cursors
 
-    def move(self, holders: Sequence[Request | Slot], rule: Rule, *arguments: list[int]) -> None:
+    def move(self, holders: Holders, rule: Rule, *arguments: list[int]) -> None:
         """Move the cursors of a batch by `rule`, on the device and in the mirror."""
         if holders:
             self.table_of(holders[0]).move(Lanes(self.store.device, holders, *arguments), rule)
 
-    def put(self, holder: Request | Slot, cursors: Cursors[int]) -> None:
+    def put(self, holder: KVRequest | Slot, cursors: RowCursors[int]) -> None:
         """Set the cursors of one holder, on the device and in the mirror."""
         self.table_of(holder).put(holder, cursors)
 
     def free_ranges(
-        self, holders: Sequence[Request | Slot], ranges: Callable[..., tuple[N, N, N]], *arguments: list[int]
+        self, holders: Holders, ranges: Callable[..., tuple[N, N, N]], *arguments: list[int]
     ) -> None:
         """Free pages of a batch in one pass: [first, end) and SWA [swa_first, end), by page index.
 
@@ -151,14 +144,14 @@ class SessionRules:
 
     # Cutting back: the one rule behind free_tail, trim_overshoot and retract.
 
-    def capped(self, cursors: Cursors[N], target: N) -> Cursors[N]:
+    def capped(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
         """C, A and E at most `target` (LEN-2, LEN-3): sgl-project/sglang#22862 and #22900."""
         committed, allocated, evicted, protected = cursors
-        return Cursors(
+        return RowCursors(
             smaller(committed, target), smaller(allocated, target), smaller(evicted, target), protected
         )
 
-    def capped_kept(self, cursors: Cursors[N], target: N) -> Cursors[N]:
+    def capped_kept(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
         """As `capped`, for a turn that ends or is retracted."""
         return self.capped(cursors, target)
 
@@ -171,7 +164,7 @@ class SessionRules:
         start: N = self.free_start(target)
         return larger(start, self.ceil(evicted))
 
-    def beyond(self, cursors: Cursors[N], target: N) -> tuple[N, N, N]:
+    def beyond(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
         """Pages past `target`: from where in the full pool, from where in the SWA pool, to where."""
         size = self.page_size
         return (
@@ -180,25 +173,25 @@ class SessionRules:
             whole(self.ceil(cursors.kv_allocated_len), size),
         )
 
-    def free_beyond(self, holders: Sequence[Request | Slot], targets: list[int]) -> None:
+    def free_beyond(self, holders: Holders, targets: list[int]) -> None:
         """Free the pages past `targets` of a batch, in one pass. Caps nothing."""
         self.free_ranges(holders, self.beyond, targets)
 
-    def trim_overshoot(self, requests: Sequence[Request], targets: list[int]) -> None:
+    def trim_overshoot(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
         """Finish: what lies past each target is freed and no longer counts (sgl-project/sglang#22897)."""
         self._trim(requests, targets)
 
-    def drop_overallocated(self, requests: Sequence[Request], targets: list[int]) -> None:
+    def drop_overallocated(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
         """Retract: the same for what was allocated ahead (left open by sgl-project/sglang#22213)."""
         self._trim(requests, targets)
 
-    def _trim(self, requests: Sequence[Request], targets: list[int]) -> None:
+    def _trim(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
         self.free_beyond(requests, targets)
         self.move(requests, self.capped_kept, targets)
 
     # Admission.
 
-    def restore(self, requests: Sequence[Request]) -> None:
+    def restore(self, requests: Sequence[KVRequest]) -> None:
         """Lend each session's slot to its request, cut back to the usable prefix.
 
         The slot goes on naming its row, so that a rejected admission can be repeated (SES-3). A
@@ -211,19 +204,19 @@ class SessionRules:
             self.free_tail(lent, [self.resume_length(r, self.key_length(r)) for r in lent])
             self.lend(lent)
 
-    def slot_of(self, request: Request) -> Slot | None:
+    def slot_of(self, request: KVRequest) -> Slot | None:
         """The slot that an admission of `request` restores, if any."""
         return request.session.slot if request.session is not None else None
 
-    def slots_of(self, requests: Sequence[Request]) -> list[Slot]:
+    def slots_of(self, requests: Sequence[KVRequest]) -> list[Slot]:
         """The slots of requests that have one each."""
         return [slot for request in requests if (slot := self.slot_of(request)) is not None]
 
-    def key_length(self, request: Request) -> int:
+    def key_length(self, request: KVRequest) -> int:
         """Tokens that a prefix may cover: all but the last, which is recomputed for its logits."""
         return len(request.text) - 1
 
-    def resume_length(self, request: Request, key_length: int) -> int:
+    def resume_length(self, request: KVRequest, key_length: int) -> int:
         """Prefix to resume at: what is committed, or R if the window there is gone (SWA-2)."""
         slot = self.slot_of(request)
         assert slot is not None
@@ -232,7 +225,7 @@ class SessionRules:
             return prefix
         return slot.cursors.cache_protected_len
 
-    def free_tail(self, requests: Sequence[Request], prefixes: list[int]) -> None:
+    def free_tail(self, requests: Sequence[KVRequest], prefixes: list[int]) -> None:
         """Free what each slot holds past its prefix, before an extend overwrites the row entries.
 
         sgl-project/sglang#22862. All three cursors of the slot are capped (LEN-3).
@@ -241,36 +234,36 @@ class SessionRules:
         self.free_beyond(slots, prefixes)
         self.move(slots, self.capped, prefixes)
 
-    def lend(self, requests: Sequence[Request]) -> None:
+    def lend(self, requests: Sequence[KVRequest]) -> None:
         """Give each request its slot's row and a copy of the slot's cursors."""
         slots = self.slots_of(requests)
         for request, slot in zip(requests, slots, strict=True):
             request.row = slot.row
         self.store.cursors.copy(self.store.slot_cursors, requests, slots)
 
-    def take_rows(self, requests: Sequence[Request]) -> None:
+    def take_rows(self, requests: Sequence[KVRequest]) -> None:
         """A row for each of these, which have none and extend now. The caller knows that they are there."""
         for request in requests:
             request.row = self.store.take_row()
 
     # Window sweep.
 
-    def sweep_reach(self, cursors: Cursors[int], length: int) -> int:  # noqa: ARG002
+    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:  # noqa: ARG002
         """How far the policy sweeps when driven with `length`: a page short of the window (SWA-1)."""
         assert self.window is not None
         return self.floor(length - self.window - self.page_size)
 
-    def swept(self, cursors: Cursors[N], reach: N) -> Cursors[N]:
+    def swept(self, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
         """E after a sweep: up to `reach`, never back."""
         committed, allocated, evicted, protected = cursors
-        return Cursors(committed, allocated, larger(larger(evicted, protected), reach), protected)
+        return RowCursors(committed, allocated, larger(larger(evicted, protected), reach), protected)
 
-    def sweep_start(self, cursors: Cursors[N]) -> N:
+    def sweep_start(self, cursors: RowCursors[N]) -> N:
         """From where on the row has SWA pages of its own: what lies before R is the tree's."""
         start: N = larger(self.ceil(cursors.swa_evicted_seqlen), cursors.cache_protected_len)
         return start
 
-    def sweep(self, requests: Sequence[Request], lengths: Sequence[int]) -> None:
+    def sweep(self, requests: Sequence[KVRequest], lengths: Sequence[int]) -> None:
         """Free the SWA pages [E, new E) of a batch."""
         size = self.page_size
         reach = [self.sweep_reach(r.cursors, length) for r, length in zip(requests, lengths, strict=True)]
@@ -286,69 +279,69 @@ class SessionRules:
 
     # Saving, wiping, releasing.
 
-    def save(self, session: Session, request: Request) -> None:
+    def save(self, session: KVSession, request: KVRequest) -> None:
         """The session's slot takes the request's row and cursors (SES-2)."""
         assert request.row is not None
         session.slot = Slot(request.row)
         self.store.slot_cursors.copy(self.store.cursors, [session.slot], [request])
         self.detach(request)
 
-    def detach(self, request: Request) -> None:
+    def detach(self, request: KVRequest) -> None:
         """The request lets go of its row and cursors; whoever takes the row next starts at 0."""
         if request.row is not None:
             self.put(request, ZERO)
         request.row = None
 
-    def release(self, holder: Request | Slot) -> None:
+    def release(self, holder: KVRequest | Slot) -> None:
         """Give everything of a row back: its pages, and the row, once (FREE-1, FREE-2, OWN-4)."""
         assert holder.row is not None
         self.release_pages(holder)
         self.store.give_row(holder.row)
 
-    def release_pages(self, holder: Request | Slot) -> None:
+    def release_pages(self, holder: KVRequest | Slot) -> None:
         """Free all pages of a row."""
         self.free_ranges([holder], self.owned)
 
-    def owned(self, cursors: Cursors[N]) -> tuple[N, N, N]:
+    def owned(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
         """Full pages [R, A) and SWA pages [max(R, E), A), as `beyond` gives them."""
         size = self.page_size
         _, allocated, evicted, protected = cursors
         swept = larger(protected, self.ceil(evicted))
         return whole(protected, size), whole(swept, size), whole(self.ceil(allocated), size)
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: KVRequest) -> None:
         """An ordinary request gives all it holds back."""
         if request.row is not None:
             self.release(request)
         self.detach(request)
 
-    def end_ordinary(self, request: Request, target: int) -> None:  # noqa: ARG002
+    def end_ordinary(self, request: KVRequest, target: int) -> None:  # noqa: ARG002
         """An ordinary request has finished with the first `target` tokens of its text."""
         self.drop(request)
 
-    def drop_retracted(self, request: Request) -> None:
+    def drop_retracted(self, request: KVRequest) -> None:
         """A retracted ordinary request keeps nothing."""
         self.drop(request)
 
-    def held_by(self, session: Session, request: Request) -> Request | Slot | None:
+    def held_by(self, session: KVSession, request: KVRequest) -> KVRequest | Slot | None:
         """Who has a session's KV, wherever it is: lent to its turn, or in its slot."""
         return request if request.row is not None else session.slot
 
-    def wipe(self, session: Session, request: Request) -> None:
+    def wipe(self, session: KVSession, request: KVRequest) -> None:
         """Midway abort: the session's KV goes, once; its history stays (sgl-project/sglang#22790)."""
         held = self.held_by(session, request)
         if held is not None:
             self.release(held)
         session.slot = None
 
-    def wipes(self, request: Request) -> bool:
+    def wipes(self, request: KVRequest) -> bool:
         """Whether an abort of `request` takes its session's KV along: it has written some."""
         return request.started
 
-    def abort_unstarted(self, request: Request) -> None:
+    def abort_unstarted(self, request: KVRequest) -> None:
         """A session's turn is given up that has written nothing: the slot stays as it is."""
 
-    def close_now(self, session: Session) -> None:
+    def close_now(self, session: KVSession) -> None:
         """Release what an idle session holds."""
         if session.slot is not None:
             self.release(session.slot)

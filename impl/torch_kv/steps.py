@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from impl.torch_kv.checks import MemoryChecks
-from impl.torch_kv.cursors import Cursors, Lanes, N, larger
-from impl.torch_kv.sessions import Phase, Request
+from impl.torch_kv.cursors import RowCursors, Lanes, N, larger
+from impl.torch_kv.lazy import Tensor, torch
+from impl.torch_kv.sessions import KVRequest
+from impl.vocabulary import RequestPhase
 from reference.commands import (
     Admit,
     Choice,
@@ -29,22 +28,22 @@ Verdict = Reason | tuple[Choice, ...] | None
 class Steps(MemoryChecks):
     """Batched steps over the requests that are there. width: tokens that a row can name."""
 
-    requests: dict[str, Request]
+    requests: dict[str, KVRequest]
     width: int
 
     def admit(self, command: Admit) -> Verdict:
-        found = self._lanes((command.request,), Phase.QUEUED, Phase.ADMITTED)
+        found = self._lanes((command.request,), RequestPhase.QUEUED, RequestPhase.ADMITTED)
         if isinstance(found, Reason):
             return found
         self.restore(found)
-        found[0].phase = Phase.ADMITTED
+        found[0].phase = RequestPhase.ADMITTED
         return None
 
     def extend(self, command: Extend) -> Verdict:
         if not command.lanes or any(lane.tokens < 1 for lane in command.lanes):
             return Reason.EMPTY
         names = [lane.request for lane in command.lanes]
-        found = self._lanes(names, Phase.ADMITTED, Phase.EXTENDING)
+        found = self._lanes(names, RequestPhase.ADMITTED, RequestPhase.EXTENDING)
         if isinstance(found, Reason):
             return found
         tokens = [chunk.tokens for chunk in command.lanes]
@@ -60,14 +59,14 @@ class Steps(MemoryChecks):
         self.insert_unfinished(found)
         for request, end in zip(found, ends, strict=True):
             request.started = True
-            request.phase = Phase.EXTENDING
+            request.phase = RequestPhase.EXTENDING
             if end == len(request.text):  # the prompt is in: one token is sampled
-                request.phase = Phase.RUNNING
+                request.phase = RequestPhase.RUNNING
                 request.sample(1)
         self.launch(found)
         return None
 
-    def prefill(self, requests: Sequence[Request], tokens: list[int]) -> None:
+    def prefill(self, requests: Sequence[KVRequest], tokens: list[int]) -> None:
         """Allocate and write the next tokens[i] positions of requests that have rows."""
         store = self.store
         starts = [request.cursors.kv_committed_len for request in requests]
@@ -81,15 +80,15 @@ class Steps(MemoryChecks):
         slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
         store.write(slots, lanes.tail)
 
-    def extended(self, cursors: Cursors[N], tokens: N) -> Cursors[N]:
+    def extended(self, cursors: RowCursors[N], tokens: N) -> RowCursors[N]:
         """A chunk is in: C and A behind its last token (LEN-4)."""
         end = cursors.kv_committed_len + tokens
-        return Cursors(end, end, cursors.swa_evicted_seqlen, cursors.cache_protected_len)
+        return RowCursors(end, end, cursors.swa_evicted_seqlen, cursors.cache_protected_len)
 
     def decode(self, command: Decode) -> Verdict:
         if not command.requests:
             return Reason.EMPTY
-        found = self._lanes(command.requests, Phase.RUNNING)
+        found = self._lanes(command.requests, RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
         starts = [request.cursors.kv_allocated_len for request in found]
@@ -116,10 +115,10 @@ class Steps(MemoryChecks):
         self.launch(found)
         return None
 
-    def decoded(self, cursors: Cursors[N]) -> Cursors[N]:
+    def decoded(self, cursors: RowCursors[N]) -> RowCursors[N]:
         """A token is in: one slot past A, unless a draft has allocated ahead (LEN-4)."""
         committed, allocated, evicted, protected = cursors
-        return Cursors(committed + 1, larger(allocated, committed + 1), evicted, protected)
+        return RowCursors(committed + 1, larger(allocated, committed + 1), evicted, protected)
 
     def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:  # noqa: ARG002
         """Write the token of every lane: a slot there already holds a rejected draft (READ-1).
@@ -131,7 +130,7 @@ class Steps(MemoryChecks):
     def spec_decode(self, command: SpecDecode) -> Verdict:
         if not command.lanes or any(d.allocate < 1 or d.accept < 1 for d in command.lanes):
             return Reason.EMPTY
-        found = self._lanes([draft.request for draft in command.lanes], Phase.RUNNING)
+        found = self._lanes([draft.request for draft in command.lanes], RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
         if any(draft.accept > draft.allocate for draft in command.lanes):
@@ -162,17 +161,17 @@ class Steps(MemoryChecks):
         self.launch(found)
         return None
 
-    def drafted(self, cursors: Cursors[N], ahead: N, taken: N) -> Cursors[N]:
+    def drafted(self, cursors: RowCursors[N], ahead: N, taken: N) -> RowCursors[N]:
         """A verify round: slots up to C + ahead as far as they are not there yet, `taken` committed."""
         committed, allocated, evicted, protected = cursors
-        return Cursors(committed + taken, larger(allocated, committed + ahead), evicted, protected)
+        return RowCursors(committed + taken, larger(allocated, committed + ahead), evicted, protected)
 
     def commits(self, draft: Draft) -> int:
         """Tokens that a verify round commits: those accepted, not those drafted (LEN-4)."""
         return draft.accept
 
     def evict_swa(self, command: EvictSwa) -> Verdict:
-        found = self._lanes((command.request,), Phase.EXTENDING, Phase.RUNNING)
+        found = self._lanes((command.request,), RequestPhase.EXTENDING, RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
         if self.window is None:
@@ -182,11 +181,11 @@ class Steps(MemoryChecks):
         self.sweep(found, [command.length])
         return self.sweep_choice(found[0])
 
-    def sweep_choice(self, request: Request) -> Verdict:  # noqa: ARG002
+    def sweep_choice(self, request: KVRequest) -> Verdict:  # noqa: ARG002
         """What a sweep reports to have chosen (OUT-3): nothing, it is the specification's default."""
         return None
 
-    def _lanes(self, names: Sequence[str], *phases: Phase) -> list[Request] | Reason:
+    def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[KVRequest] | Reason:
         """The requests of a batch, or why they cannot be one."""
         if len(names) > 1 and len(set(names)) < len(names):
             return Reason.DUPLICATE_LANE
@@ -197,7 +196,7 @@ class Steps(MemoryChecks):
             return Reason.WRONG_PHASE
         return found
 
-    def window_lost(self, requests: Sequence[Request]) -> Reason | None:
+    def window_lost(self, requests: Sequence[KVRequest]) -> Reason | None:
         """A sweep ran ahead of the commit of some lane: it may end, not go on (SWA-2)."""
         for request in requests:
             cursors = request.cursors
@@ -215,7 +214,7 @@ class Steps(MemoryChecks):
             return Reason.NO_ROW
         return self.room_for(self.store.pages(starts, ends))
 
-    def _stamps(self, requests: Sequence[Request], counts: list[int], real: list[int]) -> list[int]:
+    def _stamps(self, requests: Sequence[KVRequest], counts: list[int], real: list[int]) -> list[int]:
         """Tokens of each request's next counts[i] positions; past real[i] rejected drafts, stamp 0."""
         stamps: list[int] = []
         for request, count, good in zip(requests, counts, real, strict=True):

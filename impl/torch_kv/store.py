@@ -7,20 +7,30 @@ all device work is a fixed number of operators per call.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from impl.torch_kv import kernels
 from impl.torch_kv.cursors import CursorTable, N, whole
+from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
-from impl.torch_kv.ragged import ragged
 from reference.geometry import Geometry
 
 
-class Span(NamedTuple):
+def ragged(start: Tensor, count: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """The numbers [start[i], start[i] + count[i]) of every lane i, end to end.
+
+    start, count: int64 [B] on one device; total: sum of count, known on the host so that nothing
+    waits for the device. Returns (lane, value), int64 [total] each.
+    """
+    lane = torch.repeat_interleave(count, output_size=total)
+    before = count.cumsum(0) - count
+    value = (start - before).take(lane)
+    value += torch.arange(total, dtype=torch.int64, device=start.device)
+    return lane, value
+
+
+class BatchSpan(NamedTuple):
     """Token positions of a batch, end to end: int64 [T] each.
 
     lane: whose; position: in its row; cell: the same in req_to_token laid flat. origin: int64 [B], cell
@@ -67,7 +77,8 @@ class KVStore:
         self.slot_cursors = CursorTable(geometry.rows, device)
         self.free_rows = list(range(geometry.rows - 1, -1, -1))
         # The kernel is this class's rules in one piece; a subclass that changes one takes the torch path.
-        self.use_kernel = type(self) is KVStore and kernels.usable(device)
+        triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        self.use_kernel = triton and type(self) is KVStore
 
     # Rows.
 
@@ -81,17 +92,17 @@ class KVStore:
 
     # Positions.
 
-    def span(self, row: Tensor, start: Tensor, count: Tensor, counts: list[int]) -> Span:
+    def span(self, row: Tensor, start: Tensor, count: Tensor, counts: list[int]) -> BatchSpan:
         """Positions [start[i], start[i] + count[i]) of each row. counts: count as the host knows it."""
         lane, position = ragged(start, count, sum(counts))
         origin = row * self.width
-        return Span(lane, position, origin.take(lane) + position, origin, max(counts))
+        return BatchSpan(lane, position, origin.take(lane) + position, origin, max(counts))
 
-    def span_of_one(self, row: Tensor, start: Tensor) -> Span:
+    def span_of_one(self, row: Tensor, start: Tensor) -> BatchSpan:
         """Position start[i] of each row."""
         lane = torch.arange(row.numel(), dtype=torch.int64, device=self.device)
         origin = row * self.width
-        return Span(lane, start, origin + start, origin, 1)
+        return BatchSpan(lane, start, origin + start, origin, 1)
 
     # Allocation. Arithmetic on single lanes (ints) and batches (tensors) alike.
 
@@ -108,7 +119,7 @@ class KVStore:
         """Whether `pages` new pages can be had from the full pool, and from the SWA pool."""
         return pages <= self.full.available, self.swa is None or pages <= self.swa.available
 
-    def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: Span, pages: int) -> Tensor:
+    def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int) -> Tensor:
         """Slots in both pools for positions [start[i], end[i]) of each row; fills rows and mapping.
 
         span: those positions, pages: the pages they take; an empty range takes nothing. Returns the
@@ -118,6 +129,8 @@ class KVStore:
         opened = self.open_index(start)
         offset = self._lane_offset(whole(end + (self.page_size - 1), self.page_size) - opened)
         if self.use_kernel:
+            from impl.torch_kv import kernels
+
             if span.longest:
                 lanes = torch.stack((row, start, end - start, offset))
                 full, swa = self.full.take(pages), self.swa and self.swa.take(pages)
@@ -129,13 +142,13 @@ class KVStore:
         at = torch.where(rank < 0, span.lane, (offset + len(row)).take(span.lane) + rank)
         return self._lay(start, span, at, pages)
 
-    def alloc_decode(self, row: Tensor, start: Tensor, span: Span, pages: int) -> Tensor:
+    def alloc_decode(self, row: Tensor, start: Tensor, span: BatchSpan, pages: int) -> Tensor:
         """One slot in both pools at position start[i] of each row: alloc_extend by one token."""
         full = start % self.page_size == 0
         at = torch.where(full, self._lane_offset(full.long()) + len(row), span.lane)
         return self._lay(start, span, at, pages)
 
-    def _lay(self, start: Tensor, span: Span, at: Tensor, pages: int) -> Tensor:
+    def _lay(self, start: Tensor, span: BatchSpan, at: Tensor, pages: int) -> Tensor:
         """Take `pages` pages of each pool and lay them under the positions of `span`.
 
         at: int64 [T], page of each position: its lane's number for the open page of the lane, which
@@ -172,13 +185,13 @@ class KVStore:
             self._map(slots, (self.swa.take(pages).unsqueeze(1) * self.page_size + offset).view(-1))
         return slots
 
-    def name(self, span: Span, slots: Tensor) -> None:
+    def name(self, span: BatchSpan, slots: Tensor) -> None:
         """Rows name full slots `slots`, int64 [T], at the positions of `span`; nothing is taken or freed."""
         self._cells.put_(span.cell, slots.int())
 
     # Contents.
 
-    def slots(self, span: Span) -> Tensor:
+    def slots(self, span: BatchSpan) -> Tensor:
         """Full slots of the positions of `span`: int64 [T]."""
         return self._cells.take(span.cell).long()
 

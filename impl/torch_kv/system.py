@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from impl import adapter
 from impl.torch_kv.checks import Batch
 from impl.torch_kv.cursors import ZERO
-from impl.torch_kv.lock_holders import Guests
-from impl.torch_kv.prompts import spelled, well_formed
-from impl.torch_kv.sessions import Phase, Request, Session
+from impl.torch_kv.lazy import torch
+from impl.torch_kv.lock_holders import LockHolders
+from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.steps import Verdict
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.tree import RadixTree
+from impl.vocabulary import RequestPhase, spelled, well_formed
 from reference import commands as c
 from reference.commands import (
     Abort,
@@ -43,7 +42,7 @@ DONE = Done()
 REFUSED = {reason: Refused(reason) for reason in Reason}
 
 
-class TorchKV(Guests):
+class TorchKV(LockHolders):
     """Our implementation. `device`: any torch device. `checked`: pools raise PoolError on misuse.
 
     Unchecked (the default) a wrong free goes through and shows in `view`, where it is judged.
@@ -57,8 +56,8 @@ class TorchKV(Guests):
     def __init__(self, device: str = "cpu", checked: bool = False) -> None:
         self.device = torch.device(device)
         self.checked = checked
-        self.sessions: dict[str, Session] = {}
-        self.requests: dict[str, Request] = {}
+        self.sessions: dict[str, KVSession] = {}
+        self.requests: dict[str, KVRequest] = {}
         self.lock_holders = {}
         self.locks = {}
         self.tree = None
@@ -121,7 +120,7 @@ class TorchKV(Guests):
     def open(self, command: Open) -> Verdict:
         if self.taken(command.session):
             return Reason.SESSION_EXISTS
-        self.sessions[command.session] = Session(command.session)
+        self.sessions[command.session] = KVSession(command.session)
         return None
 
     def submit(self, command: Submit) -> Verdict:
@@ -148,13 +147,13 @@ class TorchKV(Guests):
         self.serial += 1
         text.extend(spelled(command.prompt, len(text)))
         text.extend(token_id(self.serial, position) for position in range(len(text), origin))
-        request = Request(command.request, session, self.serial, text, origin)
+        request = KVRequest(command.request, session, self.serial, text, origin)
         self.requests[command.request] = request
         if session is not None:
             session.turn = request
         return None
 
-    def turn_in_flight(self, session: Session) -> bool:
+    def turn_in_flight(self, session: KVSession) -> bool:
         """Whether a second turn must wait."""
         return session.turn is not None
 
@@ -170,15 +169,15 @@ class TorchKV(Guests):
             self.forget(session)
         return None
 
-    def must_defer_close(self, session: Session) -> bool:
+    def must_defer_close(self, session: KVSession) -> bool:
         """A turn in flight uses the session's KV: it is released when that ends (SES-2)."""
         return session.turn is not None
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: KVSession) -> None:
         self.close_now(session)
         del self.sessions[session.name]
 
-    def end_turn(self, request: Request) -> None:
+    def end_turn(self, request: KVRequest) -> None:
         """The request is gone; a close that waited for it happens now (SES-2)."""
         self.detach(request)
         del self.requests[request.name]
@@ -188,13 +187,13 @@ class TorchKV(Guests):
             if self.close_is_due(session):
                 self.forget(session)
 
-    def close_is_due(self, session: Session) -> bool:
+    def close_is_due(self, session: KVSession) -> bool:
         return session.closing
 
     # Ends of a turn.
 
     def finish(self, command: Finish) -> Verdict:
-        found = self._lanes((command.request,), Phase.RUNNING)
+        found = self._lanes((command.request,), RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
         request = found[0]
@@ -211,12 +210,12 @@ class TorchKV(Guests):
         self.end_turn(request)
         return None
 
-    def history_after(self, request: Request, target: int) -> list[int]:
+    def history_after(self, request: KVRequest, target: int) -> list[int]:
         """What the client saw: outputs past the finished length are not part of it (SES-1)."""
         return request.text[:target]
 
     def retract(self, command: Retract) -> Verdict:
-        found = self._lanes((command.request,), Phase.RUNNING)
+        found = self._lanes((command.request,), RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
         request, lost = found[0], command.in_flight
@@ -229,7 +228,7 @@ class TorchKV(Guests):
         else:
             self.drop_overallocated([request], [kept])
             self.save(request.session, request)
-        request.phase = Phase.QUEUED
+        request.phase = RequestPhase.QUEUED
         self.leave(request)
         return None
 
@@ -238,7 +237,7 @@ class TorchKV(Guests):
         if request is None:
             return Reason.UNKNOWN_REQUEST
         if command.marked:
-            if request.started or request.phase is not Phase.QUEUED:
+            if request.started or request.phase is not RequestPhase.QUEUED:
                 return Reason.WRONG_PHASE
             reason = self.make_room([None], [0], [1])
             if reason is not None:
@@ -253,16 +252,16 @@ class TorchKV(Guests):
         self.end_turn(request)
         return None
 
-    def run_marked(self, request: Request) -> None:
+    def run_marked(self, request: KVRequest) -> None:
         """One-token prefill of a request marked aborted, detached from its session first.
 
         sgl-project/sglang#22273: so its one-token state can reach no slot (SES-2).
         """
         self.drop(self.prefill_marked(request))
 
-    def prefill_marked(self, request: Request) -> Request:
+    def prefill_marked(self, request: KVRequest) -> KVRequest:
         """The detached request after its prefill: one token, one row, its pages."""
-        detached = Request(request.name, None, request.serial, [token_id(request.serial, 0)], 1)
+        detached = KVRequest(request.name, None, request.serial, [token_id(request.serial, 0)], 1)
         detached.row = self.store.take_row()
         self.prefill([detached], [1])
         return detached
@@ -272,7 +271,7 @@ class TorchKV(Guests):
     def view(self) -> adapter.View:
         """The facts now, read from the tensors (the device is waited for) and the host objects.
 
-        Cursors of whoever has a row are the device's, never the mirror's.
+        RowCursors of whoever has a row are the device's, never the mirror's.
         """
         store = self.store
         lines, slot_lines = store.cursors.lines.tolist(), store.slot_cursors.lines.tolist()
@@ -291,7 +290,7 @@ class TorchKV(Guests):
             if row is not None:
                 cursors = adapter.Cursors(*lines[row])
                 extent[row] = max(extent.get(row, 0), cursors.kv_allocated_len)
-            elif request.phase is not Phase.QUEUED or request.cursors != ZERO:  # admitted: no row yet
+            elif request.phase is not RequestPhase.QUEUED or request.cursors != ZERO:  # admitted: no row yet
                 cursors = adapter.Cursors(*request.cursors)
             bearer = None if request.session is None else request.session.name
             requests[name] = adapter.RequestView(bearer, request.origin, tuple(request.text), row, cursors)

@@ -14,30 +14,17 @@ method names the pull request of sgl-project/sglang.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-import torch
-from torch import Tensor
-
+from impl.adapter import NodeView, TreeSizes
+from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.nodes import (
-    FULL,
-    SWA,
-    Entry,
-    Fact,
-    Freed,
-    Inserted,
-    Key,
-    Lock,
-    LostPrefixError,
-    Match,
-    Node,
-    NotLockedError,
-    Owed,
-    Sizes,
-    StaleNodeError,
+    FULL, SWA, Entry, Inserted, Key, LostPrefixError, MatchedPrefix, NodeLock, NotLockedError, Owed,
+    StaleNodeError, TreeNode,
 )  # fmt: skip
 from impl.torch_kv.store import KVStore
+from reference.commands import Freed
 
 
 class RadixTree:
@@ -57,7 +44,7 @@ class RadixTree:
         self.window = window
         self.clock = 0
         self._empty = torch.zeros(0, dtype=torch.int64, device=store.device)
-        self.root = Node((), self._empty, None, 0, live=True)
+        self.root = TreeNode((), self._empty, None, 0, live=True)
         self._count = 0
         self._evictable = [0, 0]
         self._protected = [0, 0]
@@ -65,7 +52,7 @@ class RadixTree:
 
     # The operations.
 
-    def match(self, key: Key) -> Match:
+    def match(self, key: Key) -> MatchedPrefix:
         """The longest prefix of `key`, whole pages, that a request may resume from; marks it used.
 
         The node where the key leaves the tree is split there. Lock the node before anything else is
@@ -75,26 +62,24 @@ class RadixTree:
         path = path[: self.usable(path)]
         self.refresh(path)
         if not path:
-            return Match(0, self._empty, self.root)
-        return Match(path[-1].end, torch.cat([node.slots for node in path]), path[-1])
+            return MatchedPrefix(0, self._empty, self.root)
+        return MatchedPrefix(path[-1].end, torch.cat([node.slots for node in path]), path[-1])
 
-    def lock(self, node: Node) -> Lock:
+    def lock(self, node: TreeNode) -> NodeLock:
         """Pin the prefix that ends with `node`, as a match has just handed it out.
 
         Full KV all the way, SWA KV until a window is covered. Nodes are pinned whole, so that may be
         up to a node more than one window. Raises StaleNodeError when KV that it needs is gone.
         """
         swa_from = self.swa_from(node)
-        for above in self._upward(node):
-            if above.gone or (self.window is not None and above.end > swa_from and not above.live):
-                raise StaleNodeError(f"no KV to lock for the {above.end} tokens of a prefix")
+        self.require_kv(node, swa_from)
         for above in self._upward(node):
             self._pin(above, FULL)
             if above.end > swa_from:
                 self._pin(above, SWA)
-        return Lock(node, swa_from)
+        return NodeLock(node, swa_from)
 
-    def unlock(self, lock: Lock) -> None:
+    def unlock(self, lock: NodeLock) -> None:
         """Give back what `lock` took, node by node, whatever was split since; once (NotLockedError)."""
         if not lock.held:
             raise NotLockedError(f"the lock on {lock.node.end} tokens was given back before")
@@ -170,14 +155,14 @@ class RadixTree:
         if end < len(key):
             yield end, len(key), max(end, live_from)
 
-    def at(self, key: Key) -> Node:
+    def at(self, key: Key) -> TreeNode:
         """The node that ends with `key`, which has just been inserted or matched."""
         node = self.root
         while node.end < len(key):
             node = node.children[key[node.end : node.end + self.page_size]]
         return node
 
-    def slots(self, node: Node) -> Tensor:
+    def slots(self, node: TreeNode) -> Tensor:
         """Full slots of the tokens up to the end of `node`: int64 [node.end], a copy."""
         return torch.cat([self._empty, *reversed([above.slots for above in self._upward(node)])])
 
@@ -199,23 +184,31 @@ class RadixTree:
         self._settle(owed)
         return Freed(*owed.tokens)
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> TreeSizes:
         """Tokens per pool, evictable and protected: host numbers, kept as they change."""
-        return Sizes(self._evictable[FULL], self._protected[FULL], self._evictable[SWA], self._protected[SWA])
+        full, swa = zip(self._evictable, self._protected)
+        return TreeSizes(*full, *swa)
 
-    def view(self) -> list[Fact]:
+    def view(self, full_to_swa: Sequence[int]) -> list[NodeView]:
         """All nodes, parents first. Walks the tree and waits for the device: for tests and reports."""
-        facts, waiting = [], list(self.root.children.values())
+        found, waiting = [], list(self.root.children.values())
         while waiting:
             node = waiting.pop()
             slots = tuple(node.slots.tolist())
-            facts.append(Fact(node.path(), slots, node.live, node.locks[FULL], node.locks[SWA]))
+            swa = tuple(full_to_swa[s] for s in slots) if node.live and self.window is not None else ()
+            found.append(NodeView(node.path(), slots, swa, *node.locks))
             waiting += node.children.values()
-        return facts
+        return found
 
     # The rules.
 
-    def usable(self, path: list[Node]) -> int:
+    def require_kv(self, node: TreeNode, swa_from: int) -> None:
+        """Raise StaleNodeError where KV is gone that a lock on `node` is to pin."""
+        for above in self._upward(node):
+            if above.gone or (self.window is not None and above.end > swa_from and not above.live):
+                raise StaleNodeError(f"no KV to lock for the {above.end} tokens of a prefix")
+
+    def usable(self, path: list[TreeNode]) -> int:
         """How many nodes of `path` a request may resume from.
 
         The window behind the end must be live, or everything back to the root.
@@ -233,7 +226,7 @@ class RadixTree:
         assert self.window is not None
         return max(0, length - self.window)
 
-    def swa_from(self, node: Node) -> int:
+    def swa_from(self, node: TreeNode) -> int:
         """How far up a lock on `node` pins SWA KV: where nodes from its end on cover a window."""
         end = node.end
         at = node
@@ -241,15 +234,15 @@ class RadixTree:
             at = at.parent
         return at.end
 
-    def unlock_from(self, lock: Lock) -> int:
+    def unlock_from(self, lock: NodeLock) -> int:
         """How far up the lock pinned SWA KV."""
         return lock.swa_from
 
-    def unlocked(self, lock: Lock) -> Iterator[Node]:
+    def unlocked(self, lock: NodeLock) -> Iterator[TreeNode]:
         """The nodes that the lock pinned."""
         return self._upward(lock.node)
 
-    def inherit(self, head: Node, tail: Node) -> None:
+    def inherit(self, head: TreeNode, tail: TreeNode) -> None:
         """A split: whoever pinned or used the node did so with both halves."""
         head.locks = list(tail.locks)
         head.used = list(tail.used)
@@ -263,15 +256,15 @@ class RadixTree:
         assert self.window is not None
         return self._ceil(self.window)
 
-    def recoverable(self, node: Node, live_from: int) -> bool:
+    def recoverable(self, node: TreeNode, live_from: int) -> bool:
         """Whether an insert gives this node its slots: a tombstone through which no lock reads."""
         return self.unread(node) and node.start >= live_from
 
-    def unread(self, node: Node) -> bool:
+    def unread(self, node: TreeNode) -> bool:
         """A tombstone through which no lock reads."""
         return not node.live and not node.locks[FULL]
 
-    def recover(self, node: Node, slots: Tensor, owed: Owed) -> None:
+    def recover(self, node: TreeNode, slots: Tensor, owed: Owed) -> None:
         """A tombstone takes the inserter's slots, int64 [len(node.key)]; its own full pages are freed."""
         owed.full.append(self._pages(node.slots))
         node.slots = slots.clone()
@@ -283,7 +276,7 @@ class RadixTree:
         if self.window is not None:
             owed.swa.append(self._pages(swa))
 
-    def entomb(self, node: Node, owed: Owed) -> None:
+    def entomb(self, node: TreeNode, owed: Owed) -> None:
         """The node loses its SWA KV and stays."""
         self._count_live(node, False)
         owed.swa.append(self._pages(node.slots))
@@ -293,15 +286,15 @@ class RadixTree:
         """Where in the queue a node stands that was last used at `moment`; the lowest goes first."""
         return moment
 
-    def full_candidate(self, node: Node) -> bool:
+    def full_candidate(self, node: TreeNode) -> bool:
         """Whether full pressure may take the node."""
         return not node.children and not node.locks[FULL]
 
-    def swa_candidate(self, node: Node) -> bool:
+    def swa_candidate(self, node: TreeNode) -> bool:
         """Whether SWA pressure may take the node's SWA KV."""
         return self.window is not None and node.live and not node.locks[SWA]
 
-    def stays(self, node: Node) -> bool:
+    def stays(self, node: TreeNode) -> bool:
         """Whether a node stays that has lost a child: not a tombstone with none left, it serves nobody."""
         return node.live or bool(node.children)
 
@@ -317,15 +310,15 @@ class RadixTree:
         """The first slot of each page of `slots`, whole pages: a view."""
         return slots[:: self.page_size]
 
-    def _upward(self, node: Node) -> Iterator[Node]:
+    def _upward(self, node: TreeNode) -> Iterator[TreeNode]:
         """`node` and those above it, without the root."""
         while node.parent is not None:
             yield node
             node = node.parent
 
-    def _enter(self, key: Key) -> list[Node]:
+    def _enter(self, key: Key) -> list[TreeNode]:
         """The nodes that spell as much of `key` (whole pages) as is there; the last is split to end there."""
-        path: list[Node] = []
+        path: list[TreeNode] = []
         node, at = self.root, 0
         while at < len(key):
             child = node.children.get(key[at : at + self.page_size])
@@ -350,11 +343,11 @@ class RadixTree:
             length += 1
         return length // self.page_size * self.page_size
 
-    def _split(self, tail: Node, at: int) -> Node:
+    def _split(self, tail: TreeNode, at: int) -> TreeNode:
         """Put a new node with the first `at` tokens of `tail` above it, and return that."""
         parent, first = tail.parent, tail.key[: self.page_size]
         assert parent is not None
-        head = Node(tail.key[:at], tail.slots[:at], parent, tail.start + at, tail.live)
+        head = TreeNode(tail.key[:at], tail.slots[:at], parent, tail.start + at, tail.live)
         self.inherit(head, tail)
         tail.key, tail.slots, tail.parent = tail.key[at:], tail.slots[at:], head
         head.children[tail.key[: self.page_size]] = tail
@@ -363,14 +356,14 @@ class RadixTree:
         self._queue(head)
         return head
 
-    def _cut_tombstone(self, path: list[Node], live_from: int) -> list[Node]:
+    def _cut_tombstone(self, path: list[TreeNode], live_from: int) -> list[TreeNode]:
         """`path` with a tombstone that `live_from` falls into cut there: the rest may be recovered."""
         for number, node in enumerate(path):
             if not node.live and node.start < live_from < node.end:
                 return [*path[:number], self._split(node, live_from - node.start), *path[number:]]
         return path
 
-    def _grow(self, path: list[Node], key: Key, slots: Tensor, live_from: int) -> None:
+    def _grow(self, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
         """Add fresh nodes for what of `key` lies past `path`, cut where SWA KV begins and at the cap."""
         at, end = path[-1].end if path else 0, len(key)
         if at == end:
@@ -382,7 +375,7 @@ class RadixTree:
         for cut in sorted(cuts):
             if cut > at:
                 parent = path[-1] if path else self.root
-                node = Node(key[at:cut], slots[at:cut], parent, cut, at >= live_from)
+                node = TreeNode(key[at:cut], slots[at:cut], parent, cut, at >= live_from)
                 node.used = [self.clock + 1, self.clock + 1]  # with the path, at the end of the insert
                 parent.children[node.key[: self.page_size]] = node
                 self._count += 1
@@ -393,7 +386,7 @@ class RadixTree:
 
     # Counters and queues.
 
-    def refresh(self, path: list[Node]) -> None:
+    def refresh(self, path: list[TreeNode]) -> None:
         """A new moment: full KV of `path` was used, and SWA KV inside the window of its end."""
         self.clock += 1
         length = path[-1].end if path else 0
@@ -404,24 +397,24 @@ class RadixTree:
                 node.used[SWA] = self.clock
             self._queue(node)
 
-    def _pin(self, node: Node, component: int) -> None:
+    def _pin(self, node: TreeNode, component: int) -> None:
         if not node.locks[component]:
             self._evictable[component] -= len(node.key)
             self._protected[component] += len(node.key)
         node.locks[component] += 1
 
-    def _unpin(self, node: Node, component: int) -> None:
+    def _unpin(self, node: TreeNode, component: int) -> None:
         node.locks[component] -= 1
         if not node.locks[component]:
             self._protected[component] -= len(node.key)
             self._evictable[component] += len(node.key)
 
-    def _count_live(self, node: Node, live: bool) -> None:
+    def _count_live(self, node: TreeNode, live: bool) -> None:
         """An unlocked node becomes live, or a tombstone."""
         node.live = live
         self._evictable[SWA] += len(node.key) if live else -len(node.key)
 
-    def _queue(self, node: Node) -> None:
+    def _queue(self, node: TreeNode) -> None:
         """Queue a node for each component that may take it. Queued wherever one may have begun to.
 
         Entries are not taken out when a node is used, locked or dropped; `_next` passes over them.
@@ -434,12 +427,12 @@ class RadixTree:
                     queue[:] = dict.fromkeys(e for e in queue if self._current(e, component, may))
                     heapify(queue)
 
-    def _current(self, entry: Entry, component: int, may: Callable[[Node], bool]) -> bool:
+    def _current(self, entry: Entry, component: int, may: Callable[[TreeNode], bool]) -> bool:
         """Whether the entry still says when its node was last used, and the node may go."""
         rank, _, node = entry
         return not node.gone and rank == self.rank(node.used[component]) and may(node)
 
-    def _next(self, component: int) -> Node | None:
+    def _next(self, component: int) -> TreeNode | None:
         """The node that goes first for this component, off its queue; None when none may go."""
         queue = self._queues[component]
         may = (self.full_candidate, self.swa_candidate)[component]
@@ -451,7 +444,7 @@ class RadixTree:
 
     # Freeing.
 
-    def _drop(self, node: Node, owed: Owed) -> None:
+    def _drop(self, node: TreeNode, owed: Owed) -> None:
         """Take out a leaf, and the nodes above it that do not stay without it."""
         while True:
             parent = node.parent

@@ -19,7 +19,7 @@ from impl.adapter import NodeView, TreeSizes
 from reference.commands import Freed
 
 
-class RadixTree:
+class ReleaseTree:
     """RadixCache: one pool, no window.
 
     cache: the release's cache as the scheduler has it (sessions around the tree, or in it).
@@ -90,7 +90,7 @@ class RadixTree:
         return NodeView(path, node.value.tolist(), (), node.lock_ref, 0)
 
 
-class SWARadixTree(RadixTree):
+class SWARadixTree(ReleaseTree):
     """SWARadixCache: full and SWA KV; a lock on SWA KV reaches up to a node that it remembers by a number."""
 
     def lock(self, req: Any) -> None:

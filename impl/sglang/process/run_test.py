@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.abc
-import importlib.machinery
 import json
 import logging
 import os
@@ -26,7 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from impl import isolation as isolate
+from impl.isolation import cut, source_of
+from impl.sglang.parts.modules import SGLANG, install
 
 FAILS = 3
 _HOME = Path(__file__).resolve().parents[3]
@@ -83,9 +83,8 @@ class _Missing(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> None:
         del path, target
-        stem = self.root.joinpath(*fullname.split("."))
-        files = (stem.with_suffix(end) for end in (".py", *importlib.machinery.EXTENSION_SUFFIXES))
-        if isolate.real(fullname) and not (stem.is_dir() or any(file.is_file() for file in files)):
+        there = source_of(self.root, fullname) or self.root.joinpath(*fullname.split(".")).is_dir()
+        if SGLANG.is_real(fullname) and not there:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
@@ -106,7 +105,7 @@ def _hook(root: Path, version: str) -> None:
 
     provided["sglang.srt.sampling.sampling_params"] = {"SamplingParams": SamplingParams}
     provided["sglang.srt.managers.io_struct"] = {"AbortReq": doubles.Bag}
-    isolate.install(root, provided)
+    install(root, provided)
     sys.meta_path.insert(0, _Missing(root))
     load = importlib.import_module
     context = provided["sglang.srt.runtime_context"]
@@ -124,7 +123,7 @@ def _hook(root: Path, version: str) -> None:
     for name in ("get_alloc_len_per_decode", "get_alloc_reserve_per_decode"):
         env[name] = lambda *_, name=name: getattr(sys.modules[module], name)()
     owner, _, name = release.spec_prepare.rpartition(".")
-    prepare = isolate.cut(root / release.spec_file, frozenset({release.spec_prepare}), env)[name]
+    prepare = cut(root / release.spec_file, frozenset({release.spec_prepare}), env)[name]
     provided[module] = {owner: type(owner, (), {name: prepare})} if owner else {name: prepare}
     env = {
         **vars(load("sglang.srt.mem_cache.base_prefix_cache")),
@@ -132,7 +131,7 @@ def _hook(root: Path, version: str) -> None:
         "_make_abort_req": lambda *_, **__: None, "logger": logging.getLogger("sglang"),
     }  # fmt: skip
     methods = frozenset({"Scheduler.abort_request", "Scheduler._release_aborted_request"})
-    aborts = isolate.cut(root / "sglang/srt/managers/scheduler.py", methods, env)
+    aborts = cut(root / "sglang/srt/managers/scheduler.py", methods, env)
     provided["sglang.srt.managers.scheduler"] = {"Scheduler": type("Scheduler", (), aborts)}
     for name in (module, "sglang.srt.speculative.spec_utils"):
         load(name)

@@ -112,7 +112,7 @@ class SGLangSystem:
             self._start()
         self._view, self._broken = None, None
         reply = self._ask(wire.Reset(geometry))
-        if not isinstance(reply, wire.Answer):
+        if not isinstance(reply, wire.StepReply):
             raise RuntimeError(self._broken)
         self._view = reply.view
 
@@ -126,7 +126,7 @@ class SGLangSystem:
         if self._process is None:
             raise RuntimeError("reset comes first")
         reply = self._ask(wire.pack_command(command))
-        if not isinstance(reply, wire.Answer):
+        if not isinstance(reply, wire.StepReply):
             return Broken(self._broken or "the worker answered out of turn")
         self._view, self.calls, self.late = reply.view, reply.calls, reply.late
         if reply.refused is not None:

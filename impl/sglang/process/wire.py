@@ -31,7 +31,7 @@ class Apply(msgspec.Struct, tag=True, frozen=True):
     command: msgspec.Raw
 
 
-class Answer(msgspec.Struct, tag=True, frozen=True):
+class StepReply(msgspec.Struct, tag=True, frozen=True):
     """Refused for a reason, or done with these choices; and the view after it.
 
     calls: what the driver did, as Python, of a worker that was asked to note it. late: for each request whose
@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failure(msgspec.Struct, tag=True, frozen=True):
-    """The release failed, or cannot be used at all (`unusable`). One line; calls as of an Answer."""
+    """The release failed, or cannot be used at all (`unusable`). One line; calls as of an StepReply."""
 
     error: str
     unusable: bool = False
@@ -60,7 +60,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 Ask = Reset | Apply
-Reply = Answer | Failure | Ready
+Reply = StepReply | Failure | Ready
 
 _ENCODER = msgspec.msgpack.Encoder()
 ASKS = msgspec.msgpack.Decoder(Ask)

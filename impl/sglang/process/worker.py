@@ -58,16 +58,16 @@ def main(arguments: list[str]) -> int:
         try:
             ask = wire.ASKS.decode(body)
             if isinstance(ask, wire.Reset):
-                reply = wire.Answer(driver.reset(ask.geometry))
+                reply = wire.StepReply(driver.reset(ask.geometry))
                 if calls is not None:
                     calls.started()
             else:
                 outcome, view = driver.apply(wire.unpack_command(ask))
                 if isinstance(outcome, Refused):
-                    reply = wire.Answer(view, outcome.reason)
+                    reply = wire.StepReply(view, outcome.reason)
                 else:
                     assert isinstance(outcome, Done)
-                    reply = wire.Answer(view, None, outcome.choices, outcome.report, outcome.freed)
+                    reply = wire.StepReply(view, None, outcome.choices, outcome.report, outcome.freed)
                 if calls is not None:
                     reply = msgspec.structs.replace(reply, calls=calls.take(), late=calls.late())
         except Exception as error:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from impl import isolation as isolate
 from impl.adapter import Cursors, UnusableImplementation
+from impl.isolation import cut
+from impl.sglang.parts.modules import install
 from reference.geometry import Geometry
 
 
@@ -70,7 +71,7 @@ class Release0510:
         # Here, because it imports torch: who only asks what is supported need not wait for that.
         from impl.sglang.parts import doubles
 
-        isolate.install(root, doubles.provided())
+        install(root, doubles.provided())
         try:
             self._import(root)
             self._without_kernels()
@@ -103,7 +104,7 @@ class Release0510:
             "get_alloc_len_per_decode": lambda *_: self.draft_len,
             "get_alloc_reserve_per_decode": lambda *_: 2 * self.draft_len,
         }
-        prepare = isolate.cut(root / self.spec_file, frozenset({self.spec_prepare}), env)
+        prepare = cut(root / self.spec_file, frozenset({self.spec_prepare}), env)
         self._prepare_spec = prepare[self.spec_prepare.rpartition(".")[2]]
 
     def _modules(self, load: Any) -> None:
@@ -186,7 +187,7 @@ class Release0510:
         if not geometry.tree:
             return None
         if geometry.window is None:
-            return trees.RadixTree(cache, None)
+            return trees.ReleaseTree(cache, None)
         return trees.SWARadixTree(cache, allocator.full_to_swa_index_mapping)
 
     def make_scheduler(self, rows: Any, allocator: Any, cache: Any, geometry: Geometry) -> Any:

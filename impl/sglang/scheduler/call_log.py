@@ -14,12 +14,11 @@ from itertools import groupby
 from typing import Any
 
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams
-from impl.sglang.scheduler import tree_commands as lock_holders
 from impl.sglang.scheduler.driver import Driver
-from impl.sglang.scheduler.server import ExternalLock, Turn
+from impl.sglang.scheduler.server import LockHolder, LiveRequest
 from reference.commands import POSITION_BITS, SHARED
 
-GUEST = "lock holder "  # what the ids of lock holders' requests begin with (lock holders.py)
+LOCK_HOLDER = "lock holder "  # what the ids of lock holders' requests begin with (tree_commands.py)
 
 
 def ids_text(tokens: Sequence[int]) -> str:
@@ -85,7 +84,7 @@ class Calls:
                 self._wrap_method(owner, name)
         for owner in (batch.Req, SamplingParams):
             self._watch(owner)
-        self._wrap(lock_holders, "_compute", self._compute)
+        self._wrap(driver, "_compute", self._compute)
 
     def started(self) -> None:
         """The driver has started another server."""
@@ -198,15 +197,15 @@ class Calls:
         return f"release_kv_cache({self._name(req)}, server.cache{how})"
 
     def _request(self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> str:
-        name = variable(rid.partition("#")[0].removeprefix(GUEST))
+        name = variable(rid.partition("#")[0].removeprefix(LOCK_HOLDER))
         self._call_it(req, name)
         self._call_it(req.sampling_params, f"{name}.sampling_params")
         whose = "" if session is None else f", session={quoted(session)}"
         if undo is not None:
             whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
-        return f"{name} = server.request({quoted(rid.removeprefix(GUEST))}, {ids_text(tokens)}{whose})"
+        return f"{name} = server.request({quoted(rid.removeprefix(LOCK_HOLDER))}, {ids_text(tokens)}{whose})"
 
-    def _batch(self, turns: Sequence[Turn], mode: ForwardMode) -> str:
+    def _batch(self, turns: Sequence[LiveRequest], mode: ForwardMode) -> str:
         names = ", ".join(self._name(t.req) for t in turns)
         server, how, before = self._driver.server, "", ""
         if any(turn.pending for turn in turns) and mode is ForwardMode.DECODE:
@@ -238,11 +237,11 @@ class Calls:
     def _evict(full: int, swa: int) -> str:
         return f"evicted = server.cache.evict(EvictParams(num_tokens={full}, swa_num_tokens={swa}))"
 
-    def _compute(self, driver: Driver, lock_holder: ExternalLock, tokens: Sequence[int], evicted: int) -> str:
-        self._newcomers.discard(id(lock_holder.req))
-        page = driver.server.geometry.page_size
-        swept = f", swept={-(-evicted // page) * page}" if evicted > len(lock_holder.tokens) else ""
-        return f"compute(server, {self._name(lock_holder.req)}, {ids_text(tokens)}{swept})"
+    def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> str:
+        self._newcomers.discard(id(holder.req))
+        page = self._driver.server.geometry.page_size
+        swept = f", swept={-(-evicted // page) * page}" if evicted > len(holder.tokens) else ""
+        return f"compute(server, {self._name(holder.req)}, {ids_text(tokens)}{swept})"
 
     # -- memory checks ----------------------------------------------------------------------------
 

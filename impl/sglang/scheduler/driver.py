@@ -14,43 +14,21 @@ from typing import Any
 from impl.adapter import UnusableImplementation, View
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.scheduler import tree_commands as lock_holders
-from impl.sglang.scheduler.refusals import No, need, spelled
+from impl.sglang.scheduler.refusals import CommandRefused, require, spelled
 from impl.sglang.scheduler.results import LateResults, Results
-from impl.sglang.scheduler.server import Phase, Result, Server, Turn
-from reference.commands import (
-    Abort,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Choice,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Freed,
-    Insert,
-    Match,
-    Open,
-    Outcome,
-    Reason,
-    Refused,
-    Report,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
-    prompt_len,
-    token_id,
-)  # fmt: skip
+from impl.sglang.scheduler.server import LiveRequest, Result, Server
+from impl.sglang.scheduler.tree_commands import TreeCommands
+from impl.vocabulary import RequestPhase
+from reference import commands as c
+from reference.commands import Choice, Command, Done, Freed, Outcome, Reason, Refused, Report
+from reference.commands import prompt_len, token_id
 from reference.geometry import Geometry
 
+# What a command's method returns: what the release chose, or what it reports; nothing is a plain "done".
+Played = Sequence[Choice] | Report | Freed | None
 
-class Driver:
+
+class Driver(TreeCommands):
     """One release in this process; `reset` starts a server, `apply` plays one command.
 
     run_rejected: a turn that the session rejects when it is created still runs through the
@@ -63,9 +41,6 @@ class Driver:
         self.run_rejected = run_rejected
         self.overlap = overlap
         self.serial = 0
-        self.report: Report | None = None  # of the command, if it is a check
-        self.freed: Freed | None = None  # of the command, if it evicts
-        self.server: Server
         self.results: Results
 
     def reset(self, geometry: Geometry) -> View:
@@ -80,49 +55,31 @@ class Driver:
         Raises UnusableImplementation for a run that mixes Decode and SpecDecode, and whatever the
         release raises: then only `reset` may follow.
         """
-        self.report = self.freed = None
         try:
-            choices = _PLAYS[type(command)](self, command)
-        except No as no:
-            return Refused(no.reason), self.server.view()
-        return Done(tuple(choices), self.report, self.freed), self.server.view()
+            played = _METHODS[type(command)](self, command)
+        except CommandRefused as refused:
+            return Refused(refused.reason), self.server.view()
+        if isinstance(played, Report):
+            return Done(report=played), self.server.view()
+        if isinstance(played, Freed):
+            return Done(freed=played), self.server.view()
+        return Done(tuple(played or ())), self.server.view()
 
     # -- refusals ---------------------------------------------------------------------------------
 
-    def _turn(self, name: str) -> Turn:
+    def _turn(self, name: str) -> LiveRequest:
         turn = self.server.turns.get(name)
         if turn is None:
-            raise No(Reason.UNKNOWN_REQUEST)
+            raise CommandRefused(Reason.UNKNOWN_REQUEST)
         return turn
 
-    def _lanes(self, names: Sequence[str], *phases: Phase) -> list[Turn]:
-        need(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
+    def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[LiveRequest]:
+        require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
         turns = [self._turn(name) for name in names]
-        need(all(t.phase in phases for t in turns), Reason.WRONG_PHASE)
+        require(all(t.phase in phases for t in turns), Reason.WRONG_PHASE)
         return turns
 
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self.server.geometry.page_size)
-
-    def room(self, spans: Sequence[tuple[int, int]], rows: int = 0, *, extend: bool = True) -> None:
-        """Refuse unless the release can lengthen its rows over these spans of positions.
-
-        Only what the release's own call needs: pages of each span in both pools, and for releases
-        whose paged two-pool allocator declines an extend without a spare page per lane, that page.
-        Pages that a sweep inside the call would free do not count, as in the scheduler's budget.
-        """
-        geometry = self.server.geometry
-        need(all(end <= geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
-        free_rows, full, swa = self.server.free_counts()
-        need(rows <= free_rows, Reason.NO_ROW)
-        pages = sum(self._pages(end) - self._pages(start) for start, end in spans)
-        page = geometry.page_size
-        if self.release.spare_page_per_lane and extend and page > 1 and geometry.window is not None:
-            pages = max(pages, self._pages(sum(end - start for start, end in spans)) + len(spans))
-        need(pages <= full, Reason.OUT_OF_FULL)
-        need(pages <= swa, Reason.OUT_OF_SWA)
-
-    def _window(self, turns: Iterable[Turn]) -> None:
+    def _window(self, turns: Iterable[LiveRequest]) -> None:
         """Refuse to decode where a sweep ran ahead of the commit: no scheduler gets there."""
         window = self.server.geometry.window
         if window is None:
@@ -131,7 +88,7 @@ class Driver:
             cursors = self.server.cursors(turn)
             swept, position = cursors.swa_evicted_seqlen, cursors.kv_committed_len
             own = swept > cursors.cache_protected_len  # a sweep leaves the tree's prefix alone
-            need(not own or swept <= max(0, position - window), Reason.WINDOW_LOST)
+            require(not own or swept <= max(0, position - window), Reason.WINDOW_LOST)
 
     def _kind_of_run(self, spec: bool) -> None:
         """A server decodes plainly or speculatively; the first round tells which."""
@@ -144,40 +101,35 @@ class Driver:
 
     # -- sessions ---------------------------------------------------------------------------------
 
-    def open(self, command: Open) -> list[Choice]:
-        server = self.server
-        names = server.controller.sessions, server.turns, server.lock_holders
-        need(not any(command.session in taken for taken in names), Reason.SESSION_EXISTS)
+    def open(self, command: c.Open) -> None:
+        require(not self.server.named(command.session), Reason.SESSION_EXISTS)
         self.server.controller.open(
             Bag(session_id=command.session, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
         )
-        return []
 
-    def close(self, command: Close) -> list[Choice]:
+    def close(self, command: c.Close) -> None:
         session = self.server.controller.get(command.session)
-        need(session is not None, Reason.UNKNOWN_SESSION)
-        need(not self.release.closing(session), Reason.SESSION_CLOSING)
+        require(session is not None, Reason.UNKNOWN_SESSION)
+        require(not self.release.closing(session), Reason.SESSION_CLOSING)
         self.server.controller.close(Bag(session_id=command.session))
-        return []
 
-    def submit(self, command: Submit) -> list[Choice]:
+    def submit(self, command: c.Submit) -> None:
         server = self.server
-        need(command.tokens >= 0 and prompt_len(command.prompt) + command.tokens >= 1, Reason.EMPTY)
+        require(command.tokens >= 0 and prompt_len(command.prompt) + command.tokens >= 1, Reason.EMPTY)
         spelled(command.prompt)
         name = command.session
-        need(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
-        names = server.controller.sessions, server.turns, server.lock_holders
-        need(not any(command.request in taken for taken in names), Reason.REQUEST_EXISTS)
+        require(name is None or name in server.controller, Reason.UNKNOWN_SESSION)
+        require(not server.named(command.request), Reason.REQUEST_EXISTS)
         session = None if name is None else server.controller.get(name)
         # The scheduler itself turns away turns of a session that is to be closed.
-        need(session is None or not self.release.closing(session), Reason.SESSION_CLOSING)
-        need(session is not None or command.rewind <= 0, Reason.SHRINKING_PREFIX)
-        need(command.rewind >= 0, Reason.BAD_LENGTH)
+        require(session is None or not self.release.closing(session), Reason.SESSION_CLOSING)
+        require(session is not None or command.rewind <= 0, Reason.SHRINKING_PREFIX)
+        require(command.rewind >= 0, Reason.BAD_LENGTH)
         history = 0 if session is None else len(self.release.history(session))
         serial = self.serial + 1
         tokens = spelled(command.prompt, history)
         tokens += [token_id(serial, history + len(tokens) + i) for i in range(command.tokens)]
-        need(history + len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
+        require(history + len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
         undo = None
         if command.rewind:
             # An offset of 0 means none to the server, so taking all back is asked for otherwise.
@@ -186,15 +138,15 @@ class Driver:
                 id=name, replace=False, drop_previous_output=left <= 0, offset=left if left > 0 else None
             )
         req = server.new_request(f"{command.request}#{serial}", tokens, name, undo)
+        turn = LiveRequest(self.release, command.request, name, serial, req, history)
         if req.to_finish is not None:
             rows, full, swa = server.free_counts()
             if self.run_rejected and min(rows, full, swa) > 0:
-                self._one_token_prefill(Turn(self.release, command.request, name, serial, req, history))
+                self._one_token_prefill(turn)
             taken_back = command.rewind and not (name is not None and server.in_flight(name))
-            raise No(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
+            raise CommandRefused(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
         self.serial = serial
-        server.turns[command.request] = Turn(self.release, command.request, name, serial, req, history)
-        return []
+        server.turns[command.request] = turn
 
     def _reap(self) -> None:
         """The scheduler reaps sessions about once a second; here after every turn."""
@@ -203,26 +155,25 @@ class Driver:
 
     # -- prefill ----------------------------------------------------------------------------------
 
-    def admit(self, command: Admit) -> list[Choice]:
+    def admit(self, command: c.Admit) -> None:
         turn = self._turn(command.request)
-        need(turn.phase in (Phase.QUEUED, Phase.ADMITTED), Reason.WRONG_PHASE)
+        require(turn.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED), Reason.WRONG_PHASE)
         self._let_go(turn)
         turn.req.init_next_round_input(self.server.cache)
         if self.server.tree is not None and self.release.row(turn.req) is None:
             # What was matched is locked from here on: between the two nothing would keep it.
             self.server.tree.lock(turn.req)
             turn.locked = True
-        turn.phase = Phase.ADMITTED
-        return []
+        turn.phase = RequestPhase.ADMITTED
 
-    def _let_go(self, turn: Turn) -> None:
+    def _let_go(self, turn: LiveRequest) -> None:
         """Give back the lock that a request waits with."""
         if turn.locked:
             assert self.server.tree is not None
             self.server.tree.unlock(turn.req)
             turn.locked = False
 
-    def _matched(self, turn: Turn) -> None:
+    def _matched(self, turn: LiveRequest) -> None:
         """Match and lock in the very cycle in which the request extends, as the scheduler does."""
         server = self.server
         turn.req.init_next_round_input(server.cache)
@@ -231,14 +182,14 @@ class Driver:
         else:
             self.release.hold(server.cache, turn.req)
 
-    def extend(self, command: Extend) -> list[Choice]:
+    def extend(self, command: c.Extend) -> list[Choice]:
         server, lanes = self.server, command.lanes
-        need(lanes and all(lane.tokens >= 1 for lane in lanes), Reason.EMPTY)
-        turns = self._lanes([n.request for n in lanes], Phase.ADMITTED, Phase.EXTENDING)
+        require(lanes and all(lane.tokens >= 1 for lane in lanes), Reason.EMPTY)
+        turns = self._lanes([n.request for n in lanes], RequestPhase.ADMITTED, RequestPhase.EXTENDING)
         ends = [self._chunk_from(t) + n.tokens for t, n in zip(turns, lanes, strict=True)]
-        need(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
+        require(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
         fresh = sum(self.release.row(t.req) is None for t in turns)
-        self.room([(t.prefix, end) for t, end in zip(turns, ends, strict=True)], fresh)
+        self.server.require_room([(t.prefix, end) for t, end in zip(turns, ends, strict=True)], fresh)
 
         if self.overlap:  # a sweep keeps clear of the chunk in flight, which is at most that long
             longest = max(n.tokens for n in lanes)
@@ -248,7 +199,7 @@ class Driver:
             req = turn.req
             if turn.locked:
                 turn.locked = False  # matched when it was admitted; from here on the lock goes with the row
-            elif turn.phase is Phase.ADMITTED:
+            elif turn.phase is RequestPhase.ADMITTED:
                 self._matched(turn)
             else:
                 req.init_next_round_input()
@@ -268,33 +219,33 @@ class Driver:
                 turn.started = True
                 if end < turn.fill:
                     self.release.in_chunks(turn.req, -1)
-                    turn.phase = Phase.EXTENDING
+                    turn.phase = RequestPhase.EXTENDING
                     self.release.checkpoint(turn.req, server.cache, chunked=True)
                 else:
-                    turn.phase = Phase.RUNNING
+                    turn.phase = RequestPhase.RUNNING
                     self.results.arrived(turn, Result(server.sample(turn, 1), prefill=True))
         late = {choice.request for choice in self._sweeps(turns, launched)}
         sweeps = self._own_sweeps(turns, swept, launched)
         return [replace(c, after=c.request in late) for c in sweeps]
 
-    def _chunk_from(self, turn: Turn) -> int:
+    def _chunk_from(self, turn: LiveRequest) -> int:
         """Where the next chunk is counted from: what is committed, less the token to recompute.
 
         A release may prefill from earlier (0.5.10 matches one token less than it could); the chunk
         still ends where it was asked to end, as a scheduler that prefills the rest would have it.
         """
-        if turn.phase is Phase.EXTENDING or self.release.row(turn.req) is None:
+        if turn.phase is RequestPhase.EXTENDING or self.release.row(turn.req) is None:
             return turn.prefix
         return min(self.release.cursors(turn.req).kv_committed_len, turn.fill - 1)
 
     # -- decode -----------------------------------------------------------------------------------
 
-    def decode(self, command: Decode) -> list[Choice]:
+    def decode(self, command: c.Decode) -> list[Choice]:
         server = self.server
-        need(command.requests, Reason.EMPTY)
-        turns = self._lanes(command.requests, Phase.RUNNING)
+        require(command.requests, Reason.EMPTY)
+        turns = self._lanes(command.requests, RequestPhase.RUNNING)
         self._window(turns)
-        self.room([(t.fill - 1, t.fill) for t in turns], extend=False)
+        self.server.require_room([(t.fill - 1, t.fill) for t in turns], extend=False)
         self._kind_of_run(spec=False)
 
         swept = self._swept(turns)
@@ -309,11 +260,11 @@ class Driver:
                 self.results.arrived(turn, Result(server.sample(turn, 1)))
         return self._own_sweeps(turns, swept, launched)
 
-    def spec_decode(self, command: SpecDecode) -> list[Choice]:
+    def spec_decode(self, command: c.SpecDecode) -> list[Choice]:
         server, lanes = self.server, command.lanes
-        need(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
-        turns = self._lanes([n.request for n in lanes], Phase.RUNNING)
-        need(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
+        require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
+        turns = self._lanes([n.request for n in lanes], RequestPhase.RUNNING)
+        require(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
         self._window(turns)
         before = [server.cursors(t) for t in turns]
         # The release allocates up to 2 * draft_len past the commit of every lane, which lacks the result
@@ -330,7 +281,7 @@ class Driver:
             )
             for c, lag in zip(before, lags, strict=True)
         ]
-        self.room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
+        self.server.require_room([(c.kv_allocated_len, end) for c, end in zip(before, ends, strict=True)])
         self._kind_of_run(spec=True)
 
         swept = self._swept(turns)
@@ -354,28 +305,28 @@ class Driver:
 
     # -- sweeps -----------------------------------------------------------------------------------
 
-    def evict_swa(self, command: EvictSwa) -> list[Choice]:
+    def evict_swa(self, command: c.EvictSwa) -> list[Choice]:
         turn = self._turn(command.request)
-        need(turn.phase in (Phase.EXTENDING, Phase.RUNNING), Reason.WRONG_PHASE)
-        need(self.server.swa_pool is not None, Reason.NO_SWA)
+        require(turn.phase in (RequestPhase.EXTENDING, RequestPhase.RUNNING), Reason.WRONG_PHASE)
+        require(self.server.swa_pool is not None, Reason.NO_SWA)
         # With a tree no server sweeps between the chunks of a prefill (maybe_evict_swa).
-        need(self.server.tree is None or turn.phase is Phase.RUNNING, Reason.UNFAITHFUL)
+        require(self.server.tree is None or turn.phase is RequestPhase.RUNNING, Reason.UNFAITHFUL)
         allocated = self.server.cursors(turn).kv_allocated_len
-        need(0 <= command.length <= allocated, Reason.BAD_LENGTH)
+        require(0 <= command.length <= allocated, Reason.BAD_LENGTH)
         self.results.before_sweep(turn, command.length)
         self.server.new_batch([turn], ForwardMode.DECODE)._evict_swa(turn.req, command.length)
         return [Choice(turn.name, self.release.cursors(turn.req).swa_evicted_seqlen)]
 
-    def _swept(self, turns: Iterable[Turn]) -> list[int]:
+    def _swept(self, turns: Iterable[LiveRequest]) -> list[int]:
         return [self.release.cursors(t.req).swa_evicted_seqlen for t in turns]
 
-    def _sweeps(self, turns: Sequence[Turn], before: Sequence[int]) -> list[Choice]:
+    def _sweeps(self, turns: Sequence[LiveRequest], before: Sequence[int]) -> list[Choice]:
         """The sweeps that the release made by itself since `before` was noted."""
         after = zip(turns, before, self._swept(turns), strict=True)
         return [Choice(turn.name, now) for turn, then, now in after if now != then]
 
     def _own_sweeps(
-        self, turns: Sequence[Turn], before: Sequence[int], launched: Sequence[int]
+        self, turns: Sequence[LiveRequest], before: Sequence[int], launched: Sequence[int]
     ) -> list[Choice]:
         """The same of a batch; of what the tree has taken over since it was launched nothing was swept."""
         late = {choice.request for choice in self._sweeps(turns, launched)}
@@ -385,38 +336,36 @@ class Driver:
 
     # -- ends -------------------------------------------------------------------------------------
 
-    def finish(self, command: Finish) -> list[Choice]:
+    def finish(self, command: c.Finish) -> None:
         turn = self._turn(command.request)
-        need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
-        need(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
+        require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
+        require(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
         self.results.before_finish(turn, command.finished_len)
         # The turn was to have that many outputs, so that is what the client saw of it.
         turn.req.sampling_params.max_new_tokens = command.finished_len
         self._end(turn)
-        return []
 
-    def retract(self, command: Retract) -> list[Choice]:
+    def retract(self, command: c.Retract) -> None:
         turn = self._turn(command.request)
-        need(turn.phase is Phase.RUNNING, Reason.WRONG_PHASE)
+        require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
         lost = command.in_flight
-        need(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
+        require(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
         self.results.before_retract(turn, bool(lost))
         self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
         self.server.scheduler.leave(turn.req)
         self.results.skip(turn)
-        turn.phase = Phase.QUEUED
-        return []
+        turn.phase = RequestPhase.QUEUED
 
-    def abort(self, command: Abort) -> list[Choice]:
+    def abort(self, command: c.Abort) -> None:
         turn = self._turn(command.request)
         if command.marked:
-            need(turn.phase is Phase.QUEUED and not turn.started, Reason.WRONG_PHASE)
-            self.room([(0, 1)], 1)
+            require(turn.phase is RequestPhase.QUEUED and not turn.started, Reason.WRONG_PHASE)
+            self.server.require_room([(0, 1)], 1)
             turn.req.set_finish_with_abort("marked")
             self._one_token_prefill(turn)
             del self.server.turns[turn.name]
             self._reap()
-        elif turn.phase in (Phase.QUEUED, Phase.ADMITTED):
+        elif turn.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED):
             # Scheduler.abort_request takes it out of the waiting queue, also when it waits after a
             # retract. There it has no lock.
             self._let_go(turn)
@@ -426,9 +375,8 @@ class Driver:
         else:
             turn.req.to_finish = self.release.batch.FINISH_ABORT()
             self._end(turn)
-        return []
 
-    def _end(self, turn: Turn) -> None:
+    def _end(self, turn: LiveRequest) -> None:
         """Process the last result of a running request: it is found finished and is released."""
         req, allocator = turn.req, self.server.allocator
         allocator.free_group_begin()
@@ -439,7 +387,7 @@ class Driver:
         del self.server.turns[turn.name]
         self._reap()
 
-    def _one_token_prefill(self, turn: Turn) -> None:
+    def _one_token_prefill(self, turn: LiveRequest) -> None:
         """What becomes of a queued request that was marked aborted: it prefills its one token."""
         server, req = self.server, turn.req
         self._matched(turn)
@@ -454,40 +402,38 @@ class Driver:
 
     # -- memory checks ----------------------------------------------------------------------------
 
-    def _launch(self, turns: Sequence[Turn], mode: ForwardMode) -> None:
+    def _launch(self, turns: Sequence[LiveRequest], mode: ForwardMode) -> None:
         self.server.scheduler.launch([t.req for t in turns], mode)
 
-    def check_busy(self, command: CheckBusy) -> list[Choice]:
-        need(command.level in (0, 1, 2), Reason.BAD_LENGTH)
-        if command.level:
-            self.report = self.server.scheduler.busy(command.level)
-        return []
+    def check_busy(self, command: c.CheckBusy) -> Report | None:
+        require(command.level in (0, 1, 2), Reason.BAD_LENGTH)
+        return self.server.scheduler.busy(command.level) if command.level else None
 
-    def check_idle(self, command: CheckIdle) -> list[Choice]:
+    def check_idle(self, command: c.CheckIdle) -> Report:
         del command
         server, turns = self.server, self.server.turns.values()
-        need(not any(t.phase in (Phase.EXTENDING, Phase.RUNNING) for t in turns), Reason.NOT_IDLE)
+        under_way = RequestPhase.EXTENDING, RequestPhase.RUNNING
+        require(all(t.phase not in under_way for t in turns), Reason.NOT_IDLE)
         locked = bool(server.lock_holders) or any(t.locked for t in turns)
-        self.report = server.scheduler.idle([t.req for t in turns], locked)
-        return []
+        return server.scheduler.idle([t.req for t in turns], locked)
 
 
-_PLAYS: dict[type, Callable[[Driver, Any], list[Choice]]] = {
-    Open: Driver.open,
-    Close: Driver.close,
-    Submit: Driver.submit,
-    Admit: Driver.admit,
-    Extend: Driver.extend,
-    Decode: Driver.decode,
-    SpecDecode: Driver.spec_decode,
-    EvictSwa: Driver.evict_swa,
-    Finish: Driver.finish,
-    Retract: Driver.retract,
-    Abort: Driver.abort,
-    CheckBusy: Driver.check_busy,
-    CheckIdle: Driver.check_idle,
-    Match: lock_holders.match,
-    Unlock: lock_holders.unlock,
-    Insert: lock_holders.insert,
-    Evict: lock_holders.evict,
+_METHODS: dict[type, Callable[[Driver, Any], Played]] = {
+    c.Open: Driver.open,
+    c.Close: Driver.close,
+    c.Submit: Driver.submit,
+    c.Admit: Driver.admit,
+    c.Extend: Driver.extend,
+    c.Decode: Driver.decode,
+    c.SpecDecode: Driver.spec_decode,
+    c.EvictSwa: Driver.evict_swa,
+    c.Finish: Driver.finish,
+    c.Retract: Driver.retract,
+    c.Abort: Driver.abort,
+    c.CheckBusy: Driver.check_busy,
+    c.CheckIdle: Driver.check_idle,
+    c.Match: Driver.match,
+    c.Unlock: Driver.unlock,
+    c.Insert: Driver.insert,
+    c.Evict: Driver.evict,
 }

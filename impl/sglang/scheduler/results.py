@@ -16,8 +16,8 @@ what they commit: all else that moves memory has moved at the launch.
 
 from __future__ import annotations
 
-from impl.sglang.scheduler.refusals import need
-from impl.sglang.scheduler.server import Result, Server, Turn
+from impl.sglang.scheduler.refusals import require
+from impl.sglang.scheduler.server import Result, Server, LiveRequest
 from reference.commands import Reason
 
 
@@ -27,11 +27,11 @@ class Results:
     def __init__(self, server: Server) -> None:
         self.server = server
 
-    def arrived(self, turn: Turn, result: Result) -> None:
+    def arrived(self, turn: LiveRequest, result: Result) -> None:
         """A batch was launched, and this is what it will have sampled for the request."""
         self.process(turn, result)
 
-    def process(self, turn: Turn, result: Result) -> None:
+    def process(self, turn: LiveRequest, result: Result) -> None:
         """process_batch_result_prefill and _decode up to where they release a finished request."""
         req, release = turn.req, self.server.release
         if self.server.spec and not result.prefill:
@@ -41,36 +41,36 @@ class Results:
             with self.server.results_of_prefill():
                 release.checkpoint(req, self.server.cache, chunked=False)
 
-    def sampled(self, turn: Turn, tokens: list[int]) -> None:
+    def sampled(self, turn: LiveRequest, tokens: list[int]) -> None:
         """The tokens are outputs now, and may have ended the turn."""
         turn.req.output_ids.extend(tokens)
         self.server.release.check_finished(turn.req, len(tokens))
 
-    def before_round(self, turn: Turn) -> None:
+    def before_round(self, turn: LiveRequest) -> None:
         """What has been processed when the next round of the request is prepared."""
 
-    def before_sweep(self, turn: Turn, length: int) -> None:
-        """Process what has been processed when the request is swept; No where no scheduler sweeps so far."""
+    def before_sweep(self, turn: LiveRequest, length: int) -> None:
+        """Process what has been when the request is swept; refuse where no scheduler sweeps so far."""
 
-    def before_finish(self, turn: Turn, outputs: int) -> None:
+    def before_finish(self, turn: LiveRequest, outputs: int) -> None:
         """Process what comes before the output that ends the turn."""
 
-    def before_retract(self, turn: Turn, lost: bool) -> None:
+    def before_retract(self, turn: LiveRequest, lost: bool) -> None:
         """Process what a scheduler has processed that retracts the request now.
 
-        lost: its step was launched, and so committed; its result will never be processed. Raises No
+        lost: its step was launched, and so committed; its result will never be processed. Refused
         where no scheduler comes to that.
         """
         # A verify round in flight has committed nothing where preparing it claims nothing.
-        need(not (lost and self.server.spec and not self.server.release.claimed), Reason.UNFAITHFUL)
+        require(not (lost and self.server.spec and not self.server.release.claimed), Reason.UNFAITHFUL)
         if lost:
             turn.req.output_ids = turn.req.output_ids[:-1]
 
-    def ending(self, turn: Turn) -> None:
+    def ending(self, turn: LiveRequest) -> None:
         """The result that finds the request finished: its own mark (to_finish) or its length says so."""
         self.server.release.check_finished(turn.req)
 
-    def skip(self, turn: Turn) -> None:
+    def skip(self, turn: LiveRequest) -> None:
         """The request is finished or retracted: what results of it still come are skipped."""
 
 
@@ -81,45 +81,45 @@ class LateResults(Results):
     is launched, for that shows; until then nothing else that would show it may happen to the request.
     """
 
-    def arrived(self, turn: Turn, result: Result) -> None:
+    def arrived(self, turn: LiveRequest, result: Result) -> None:
         if self._prompt_waits(turn):
             self.process(turn, turn.pending.pop(0))
         turn.pending.append(result)
 
-    def _prompt_waits(self, turn: Turn) -> bool:
+    def _prompt_waits(self, turn: LiveRequest) -> bool:
         return any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn)
 
-    def _process_all_but(self, turn: Turn, left: int) -> None:
+    def _process_all_but(self, turn: LiveRequest, left: int) -> None:
         while len(turn.pending) > left:
             self.process(turn, turn.pending.pop(0))
 
-    def before_round(self, turn: Turn) -> None:
+    def before_round(self, turn: LiveRequest) -> None:
         self._process_all_but(turn, 1)
 
-    def before_sweep(self, turn: Turn, length: int) -> None:
-        need(not self._prompt_waits(turn), Reason.UNFAITHFUL)
+    def before_sweep(self, turn: LiveRequest, length: int) -> None:
+        require(not self._prompt_waits(turn), Reason.UNFAITHFUL)
         if turn.pending:  # it is the sweep of the next launch, whatever its result will be
-            need(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
+            require(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
         self._process_all_but(turn, 1)
 
-    def before_finish(self, turn: Turn, outputs: int) -> None:
+    def before_finish(self, turn: LiveRequest, outputs: int) -> None:
         done = len(turn.req.output_ids)
         # What was processed as of a turn that goes on did not end it.
-        need(outputs > done or (outputs == done and not turn.pending), Reason.UNFAITHFUL)
+        require(outputs > done or (outputs == done and not turn.pending), Reason.UNFAITHFUL)
         ahead = turn.pending[1:] if turn.pending and outputs == done + len(turn.pending[0].tokens) else ()
-        need(all(self._counted(turn, result) for result in ahead), Reason.UNFAITHFUL)
+        require(all(self._counted(turn, result) for result in ahead), Reason.UNFAITHFUL)
         while turn.pending and len(turn.req.output_ids) + len(turn.pending[0].tokens) < outputs:
             self.process(turn, turn.pending.pop(0))
 
-    def before_retract(self, turn: Turn, lost: bool) -> None:
+    def before_retract(self, turn: LiveRequest, lost: bool) -> None:
         if lost:
-            need(turn.pending and len(turn.pending[-1].tokens) == 1, Reason.UNFAITHFUL)
-            need(self._counted(turn, turn.pending[-1]), Reason.UNFAITHFUL)
+            require(turn.pending and len(turn.pending[-1].tokens) == 1, Reason.UNFAITHFUL)
+            require(self._counted(turn, turn.pending[-1]), Reason.UNFAITHFUL)
         else:
-            need(not self._prompt_waits(turn), Reason.UNFAITHFUL)
+            require(not self._prompt_waits(turn), Reason.UNFAITHFUL)
         self._process_all_but(turn, int(lost))
 
-    def _counted(self, turn: Turn, last: Result) -> bool:
+    def _counted(self, turn: LiveRequest, last: Result) -> bool:
         """The slot will count the token that this batch in flight computes first.
 
         One that does not may lawfully keep a token less, which no command says.
@@ -127,12 +127,12 @@ class LateResults(Results):
         spec = self.server.spec and not last.prefill
         return turn.session is None or not spec or self.server.release.counts_in_flight
 
-    def ending(self, turn: Turn) -> None:
+    def ending(self, turn: LiveRequest) -> None:
         if turn.pending:
             self.process(turn, turn.pending.pop(0))
         super().ending(turn)
 
-    def skip(self, turn: Turn) -> None:
+    def skip(self, turn: LiveRequest) -> None:
         for result in turn.pending:
             if self.server.spec and not result.prefill:
                 self.server.release.skipped(turn.req, len(result.tokens))

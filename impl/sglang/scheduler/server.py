@@ -8,28 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import torch
 
 from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, TreeView, View
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
-from impl.sglang.parts.trees import RadixTree
+from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from reference.commands import token_id
+from impl.sglang.scheduler.refusals import require
+from impl.vocabulary import RequestPhase
+from reference.commands import Reason, token_id
 from reference.geometry import Geometry
 
 VOCABULARY = 1 << 62  # token ids are no real vocabulary; none may count as out of range
-
-
-class Phase(Enum):
-    """Where a request stands with the scheduler."""
-
-    QUEUED = "queued"
-    ADMITTED = "admitted"
-    EXTENDING = "extending"
-    RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +33,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Turn:
+class LiveRequest:
     """A live request: the release's own `req`, and what only the scheduler and the client know.
 
     history: how many tokens of its input the session put there. locked: it waits with a prefix of the
@@ -55,7 +47,7 @@ class Turn:
     serial: int
     req: Any
     history: int
-    phase: Phase = Phase.QUEUED
+    phase: RequestPhase = RequestPhase.QUEUED
     started: bool = False
     locked: bool = False
     pending: list[Result] = field(default_factory=list)
@@ -85,8 +77,8 @@ class Turn:
 
 
 @dataclass(slots=True)
-class ExternalLock:
-    """What a holder of a lock has: the release's own `req`; tokens and slots of the locked prefix."""
+class LockHolder:
+    """Who holds a lock on the tree: the release's own `req`; tokens and slots of the locked prefix."""
 
     req: Any
     tokens: list[int]
@@ -113,11 +105,11 @@ class Server:
         self.rows = release.make_rows(geometry.rows, geometry.width)
         self.spare_row = self._spare_row()
         self.cache = release.make_cache(self.rows, self.allocator, geometry)
-        self.tree: RadixTree | None = release.make_tree(self.cache, self.allocator, geometry)
-        self.lock_holders: dict[str, ExternalLock] = {}
+        self.tree: ReleaseTree | None = release.make_tree(self.cache, self.allocator, geometry)
+        self.lock_holders: dict[str, LockHolder] = {}
         self.scheduler = release.make_scheduler(self.rows, self.allocator, self.cache, geometry)
         self.controller = release.make_controller(self.cache)
-        self.turns: dict[str, Turn] = {}
+        self.turns: dict[str, LiveRequest] = {}
         self.spec: bool | None = None  # unknown until the first decode round
         self.grouped = False  # what is freed waits for the end of the batch
         self.full_stamps = [0] * ((geometry.full_pages + 1) * page)
@@ -144,7 +136,28 @@ class Server:
             full, swa = full + sizes.full_evictable, swa + sizes.swa_evictable
         return len(self.rows.free_slots), full // page, swa // page
 
-    def in_flight(self, session: str) -> Turn | None:
+    def require_room(self, spans: Sequence[tuple[int, int]], rows: int = 0, *, extend: bool = True) -> None:
+        """Refuse unless the release can lengthen its rows over these spans of positions.
+
+        Only what the release's own call needs: pages of each span in both pools, and for releases
+        whose paged two-pool allocator declines an extend without a spare page per lane, that page.
+        Pages that a sweep inside the call would free do not count, as in the scheduler's budget.
+        """
+        page = self.geometry.page_size
+        require(all(end <= self.geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
+        free_rows, full, swa = self.free_counts()
+        require(rows <= free_rows, Reason.NO_ROW)
+        pages = sum(-(-end // page) - -(-start // page) for start, end in spans)
+        if self.release.spare_page_per_lane and extend and page > 1 and self.geometry.window is not None:
+            pages = max(pages, -(-sum(end - start for start, end in spans) // page) + len(spans))
+        require(pages <= full, Reason.OUT_OF_FULL)
+        require(pages <= swa, Reason.OUT_OF_SWA)
+
+    def named(self, name: str) -> bool:
+        """Whether somebody has the name: sessions, requests and lock holders share one space."""
+        return any(name in names for names in (self.controller.sessions, self.turns, self.lock_holders))
+
+    def in_flight(self, session: str) -> LiveRequest | None:
         return next((t for t in self.turns.values() if t.session == session), None)
 
     def history(self, session: str) -> list[int]:
@@ -157,7 +170,7 @@ class Server:
             return list(turn.req.origin_input_ids[: turn.history])
         return self.release.history(self.controller.get(session))
 
-    def hands_prompt_in(self, turn: Turn) -> bool:
+    def hands_prompt_in(self, turn: LiveRequest) -> bool:
         """Processing the result of the request's prefill hands its prompt to the radix tree."""
         later = turn.session is not None and self.release.slot(self.cache, turn.session) is not None
         return self.tree is not None and not later
@@ -183,7 +196,7 @@ class Server:
         )  # fmt: skip
         return self.controller.get(session).create_req(asked, None, VOCABULARY)
 
-    def new_batch(self, turns: Sequence[Turn], mode: ForwardMode) -> Any:
+    def new_batch(self, turns: Sequence[LiveRequest], mode: ForwardMode) -> Any:
         """A ScheduleBatch of these requests, as ScheduleBatch.init_new and merging leave it."""
         batch = self.release.batch.ScheduleBatch(
             reqs=[t.req for t in turns],
@@ -214,7 +227,7 @@ class Server:
 
     # -- the model's part -------------------------------------------------------------------------
 
-    def forward(self, turn: Turn, start: int, end: int, drafts: Sequence[int] = ()) -> None:
+    def forward(self, turn: LiveRequest, start: int, end: int, drafts: Sequence[int] = ()) -> None:
         """Write KV of positions [start, end): stamp the slots that row and mapping lead to.
 
         drafts: tokens after those of the text; past them stand rejected drafts, stamp 0.
@@ -234,7 +247,7 @@ class Server:
                 self.swa_stamps[slot] = token
 
     @staticmethod
-    def sample(turn: Turn, count: int) -> list[int]:
+    def sample(turn: LiveRequest, count: int) -> list[int]:
         """The next `count` tokens of a request."""
         return [token_id(turn.serial, p) for p in range(turn.fill, turn.fill + count)]
 
@@ -296,7 +309,7 @@ class Server:
             tree=self._tree_view(),
         )
 
-    def cursors(self, turn: Turn) -> Cursors:
+    def cursors(self, turn: LiveRequest) -> Cursors:
         """Of a request that has a row, with what it will have committed when all results are processed."""
         cursors = self.release.cursors(turn.req)
         committed = cursors.kv_committed_len + sum(self.late(result) for result in turn.pending)
@@ -306,19 +319,16 @@ class Server:
         """Tokens that kv_committed_len moves by when this is processed; all else has at the launch."""
         return 0 if result.prefill or not self.spec else len(result.tokens) - self.release.claimed
 
-    def _cursors(self, turn: Turn) -> Cursors | None:
+    def _cursors(self, turn: LiveRequest) -> Cursors | None:
         """Of a row, or of the prefix that an admitted request has locked in the tree."""
         if self.release.row(turn.req) is not None:
             return self.cursors(turn)
-        if self.tree is None or turn.phase is not Phase.ADMITTED:
+        if self.tree is None or turn.phase is not RequestPhase.ADMITTED:
             return None
         return Cursors(turn.prefix, turn.prefix, 0, turn.prefix)
 
     def _tree_view(self) -> TreeView | None:
         if self.tree is None:
             return None
-        lock_holders = {
-            name: LockHolderView(lock_holder.slots.tolist())
-            for name, lock_holder in self.lock_holders.items()
-        }
-        return TreeView(list(self.tree.nodes()), lock_holders, self.tree.sizes())
+        held = {name: LockHolderView(holder.slots.tolist()) for name, holder in self.lock_holders.items()}
+        return TreeView(list(self.tree.nodes()), held, self.tree.sizes())

@@ -290,7 +290,7 @@ while (body := wire.receive(0)) is not None:
     ask = wire.ASKS.decode(body)
     if isinstance(ask, wire.Apply):
         ACT
-    wire.send(out, wire.Answer(empty))
+    wire.send(out, wire.StepReply(empty))
 """
 
 

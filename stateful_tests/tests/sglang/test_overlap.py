@@ -16,9 +16,9 @@ import pytest
 
 from impl.adapter import System, UnusableImplementation
 from impl.sglang import SGLangSystem
-from impl.sglang.scheduler.refusals import No
+from impl.sglang.scheduler.refusals import CommandRefused
 from impl.sglang.scheduler.results import LateResults
-from impl.sglang.scheduler.server import Result, Server, Turn
+from impl.sglang.scheduler.server import Result, Server, LiveRequest
 from reference.commands import (
     Abort,
     Admit,
@@ -93,7 +93,7 @@ class Played:
         self.release = self
         self.log: list[str] = []
 
-    def hands_prompt_in(self, turn: Turn) -> bool:
+    def hands_prompt_in(self, turn: LiveRequest) -> bool:
         return turn.session is None
 
     def results_of_prefill(self) -> AbstractContextManager[None]:
@@ -112,11 +112,11 @@ class Played:
         self.log.append(f"skip {tokens}")
 
 
-def late(session: str | None, *rounds: int) -> tuple[LateResults, Turn, SimpleNamespace, list[str]]:
+def late(session: str | None, *rounds: int) -> tuple[LateResults, LiveRequest, SimpleNamespace, list[str]]:
     """A request that has prefilled, and has had rounds launched that accept so many tokens."""
     server, req = cast(Server, Played()), SimpleNamespace(output_ids=[], most=99, ended=False)
     req.finished = lambda: req.ended
-    results, turn = LateResults(server), Turn(server.release, "a", session, 1, req, 0)
+    results, turn = LateResults(server), LiveRequest(server.release, "a", session, 1, req, 0)
     results.arrived(turn, Result([1], prefill=True))
     for accepted in rounds:
         results.before_round(turn)
@@ -151,7 +151,7 @@ def test_what_comes_after_the_end_is_skipped() -> None:
 def test_a_turn_may_end_with_what_waits(outputs: int) -> None:
     results, turn, req, _ = late("s", 2, 3)
     if outputs == 1:
-        with pytest.raises(No):  # its prefill was processed as of a turn that goes on
+        with pytest.raises(CommandRefused):  # its prefill was processed as of a turn that goes on
             results.before_finish(turn, outputs)
     else:
         results.before_finish(turn, outputs)
@@ -160,7 +160,7 @@ def test_a_turn_may_end_with_what_waits(outputs: int) -> None:
 
 def test_a_round_that_is_lost_was_one_output() -> None:
     results, turn, req, _ = late("s", 2, 3)
-    with pytest.raises(No):
+    with pytest.raises(CommandRefused):
         results.before_retract(turn, lost=True)
     results, turn, req, log = late("s", 2, 1)
     results.before_retract(turn, lost=True)

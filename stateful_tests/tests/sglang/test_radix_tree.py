@@ -60,7 +60,7 @@ def test_a_prompt_is_spelled_by_position():
 
 @pytest.mark.parametrize("piece", [Piece("a", 0), Piece("A", 1), Piece("ab", 1), Piece("", 1), Piece("ä", 1)])
 def test_what_is_no_text_is_refused_as_empty(piece):
-    with pytest.raises(refusals.No) as caught:
+    with pytest.raises(refusals.CommandRefused) as caught:
         refusals.spelled((piece,))
     assert caught.value.reason is Reason.EMPTY
 

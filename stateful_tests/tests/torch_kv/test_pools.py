@@ -12,14 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from impl.torch_kv import DoubleFreeError, ForeignSlotError, OutOfPagesError, PaddingFreedError, TorchKV
-from impl.torch_kv.cursors import Cursors
+from impl.torch_kv.cursors import RowCursors
 from impl.torch_kv.pool import PagePool
-from impl.torch_kv.sessions import Request
+from impl.torch_kv.sessions import KVRequest
 from impl.torch_kv.store import KVStore
 from reference.geometry import Geometry
+from stateful_tests.tests.support.torch_operators import Operators, extend, lanes
 
 CPU = torch.device("cpu")
 
@@ -27,17 +27,6 @@ CPU = torch.device("cpu")
 def geometry(page_size: int, window: int | None = 4, pages: int = 64) -> Geometry:
     swa = 0 if window is None else pages
     return Geometry(page_size, window, pages, swa, rows=4, width=8 * max(page_size, 4))
-
-
-def lanes(*columns: list[int]) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.tensor(column, dtype=torch.int64) for column in columns)
-
-
-def extend(store: KVStore, rows: list[int], starts: list[int], ends: list[int]) -> torch.Tensor:
-    """alloc_extend of host lists."""
-    row, start, end = lanes(rows, starts, ends)
-    span = store.span(row, start, end - start, [e - s for s, e in zip(starts, ends, strict=True)])
-    return store.alloc_extend(row, start, end, span, store.pages(starts, ends))
 
 
 def decode(store: KVStore, rows: list[int], starts: list[int]) -> torch.Tensor:
@@ -200,7 +189,7 @@ class TestChecked:
         assert pool.take(3).numel() == 3
 
 
-def ready(size: Geometry, lengths: list[tuple[int, int, int]]) -> tuple[TorchKV, list[Request]]:
+def ready(size: Geometry, lengths: list[tuple[int, int, int]]) -> tuple[TorchKV, list[KVRequest]]:
     """A system with one session turn per (committed, allocated, evicted), all in rows of their own."""
     system = TorchKV(checked=True)
     system.reset(size)
@@ -210,8 +199,8 @@ def ready(size: Geometry, lengths: list[tuple[int, int, int]]) -> tuple[TorchKV,
         extend(system.store, [row], [0], [allocated])
         swept = evicted // size.page_size
         system.store.free_swa(*lanes([row], [0], [swept]), swept)
-        request = Request(f"r{row}", None, 1, [], 0, row=row)
-        system.put(request, Cursors(committed, allocated, evicted, 0))
+        request = KVRequest(f"r{row}", None, 1, [], 0, row=row)
+        system.put(request, RowCursors(committed, allocated, evicted, 0))
         requests.append(request)
     return system, requests
 
@@ -241,30 +230,12 @@ def test_a_batch_is_trimmed_as_one_by_one(data: st.DataObject, page_size: int) -
     assert a.full_to_swa == b.full_to_swa
 
 
-class Touched(TorchDispatchMode):
-    """Counts the elements that operators produce or write; views cost nothing."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name in {"index_put_", "copy_", "index_fill_", "put_"}:
-            of = {"index_put_": args[1], "index_fill_": args[2:3]}.get(name, args[1:2])
-            values = next(i for i in of if i is not None)
-            Touched.elements += values.numel()
-        elif isinstance(out, torch.Tensor) and not func.is_view:
-            Touched.elements += out.numel()
-        return out
-
-
 def cost_of_free(pages: int, freed: int, width: int = 512) -> int:
     store = KVStore(Geometry(4, 8, pages, pages, rows=2, width=width), CPU)
     extend(store, [0], [0], [width])
-    Touched.elements = 0
-    with Touched():
+    with Operators() as counted:
         free(store, [0], [width // 4 - freed], [width // 4])
-    return Touched.elements
+    return counted.elements
 
 
 def test_freeing_costs_what_is_freed() -> None:
@@ -278,7 +249,7 @@ SCRIPT = """
 import random, torch
 from impl.torch_kv.store import KVStore
 from reference.geometry import Geometry
-from stateful_tests.tests.torch_kv.test_pools import extend
+from stateful_tests.tests.support.torch_operators import extend
 choose = random.Random(7)
 for case in range(25):
     page, window = choose.choice([1, 2, 4, 16]), choose.choice([None, 3])

@@ -1,8 +1,19 @@
-"""Prompts: the text that clients share."""
+"""What systems share besides the commands: where a request is, and what text a prompt stands for."""
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 from reference.commands import Prompt, shared_serial, token_id
+
+
+class RequestPhase(Enum):
+    """Where a request is. QUEUED: submitted or retracted. ADMITTED: nothing extended since."""
+
+    QUEUED = auto()
+    ADMITTED = auto()
+    EXTENDING = auto()
+    RUNNING = auto()
 
 
 def well_formed(prompt: Prompt) -> bool:

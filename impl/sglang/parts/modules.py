@@ -1,0 +1,79 @@
+"""What of an SGLang release is loaded: its memory-cache and session modules, and a few utilities."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from impl.isolation import Bookkeeping, Provided, cut
+from impl.isolation import install as install_hook
+
+SGLANG = Bookkeeping(
+    package="sglang",
+    real=(
+        "sglang.srt.constants",
+        "sglang.srt.environ",
+        "sglang.srt.managers.schedule_batch",
+        "sglang.srt.managers.scheduler_components.invariant_checker",
+        "sglang.srt.managers.scheduler_components.pool_stats_observer",
+        "sglang.srt.managers.scheduler_runtime_checker_mixin",
+        "sglang.srt.managers.session_controller",
+        "sglang.srt.mem_cache",
+        "sglang.srt.rust_extensions",
+        "sglang.srt.session",
+        "sglang.srt.utils.token_sequence_matcher",
+        "sglang.kernels.ops.memory",
+    ),
+    # What serves other storage than the GPU pools, and drags dependencies in.
+    inert=(
+        "sglang.srt.mem_cache.buffer_mode",
+        "sglang.srt.mem_cache.cpp_radix_tree",
+        "sglang.srt.mem_cache.hicache_storage",
+        "sglang.srt.mem_cache.hybrid_cache",
+        "sglang.srt.mem_cache.kv_vmm_backing",
+        "sglang.srt.mem_cache.memory_pool_host",
+        "sglang.srt.mem_cache.pool_host",
+        "sglang.srt.mem_cache.sparsity",
+        "sglang.srt.mem_cache.storage",
+        "sglang.srt.mem_cache.storage_prefetch",
+        "sglang.srt.mem_cache.unified_cache.storage_attachment",
+        "sglang.srt.mem_cache.unified_cache.unified_cache_linker",
+    ),
+    absent=("triton",),  # imported by the releases, it runs nothing on their plain torch paths
+    imported_only=("numpy", "psutil"),
+)
+# Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.
+UTILITIES = frozenset(
+    {"ceil_align", "ceil_div", "floor_align", "flatten_arrays_to_pinned_cpu", "flatten_nested_list",
+     "get_bool_env_var", "get_num_new_pages", "next_power_of_2", "raise_error_or_warn"}
+)  # fmt: skip
+# Questions about the host in the same file: a CPU and nothing special.
+HOST_QUESTIONS = (
+    "cpu_has_amx_support", "is_cpu", "is_cuda", "is_cuda_alike", "is_float4_e2m1fn_x2", "is_hip",
+    "is_hpu", "is_mps", "is_musa", "is_npu", "is_pin_memory_available", "is_xpu", "support_triton",
+)  # fmt: skip
+
+
+def install(root: Path, provided: Provided) -> None:
+    """Hook the imports of this process up to the SGLang under `root`.
+
+    Besides what is provided, the utilities are those of the release's own file.
+    """
+    install_hook(root, SGLANG, provided)
+    env: dict[str, Any] = {
+        "torch": sys.modules["torch"],
+        "np": sys.modules.get("numpy"),
+        "os": os,
+        "logger": logging.getLogger("sglang"),
+        "_warned_bool_env_var_keys": set(),
+    }
+    utilities = cut(root / "sglang/srt/utils/common.py", UTILITIES, env) | dict.fromkeys(HOST_QUESTIONS, _no)
+    for name in ("sglang.srt.utils", "sglang.srt.utils.common"):
+        provided[name] = {**utilities, **provided.get(name, {})}
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False

@@ -1,0 +1,104 @@
+"""torch_kv beside the reference at sizes that no preset has; what else holds after each of its commands.
+
+Device and mirror agree, nothing waits for the device, and no checked pool complains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from impl.torch_kv import TorchKV
+from reference import model
+from reference.commands import Admit, Chunk, Command, Decode, Draft, Extend, Mode, Outcome, SpecDecode, Submit
+from reference.geometry import PRESETS, Geometry
+from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.next_command import finale, propose
+from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.tests.support.torch_operators import Operators
+
+
+class Watched(TorchKV):
+    """Counts operators of its commands, and compares its cursors after each."""
+
+    def __init__(self) -> None:
+        super().__init__(checked=False)
+        self.operators = Operators()
+        self.compared = 0
+
+    def apply(self, command: Command) -> Outcome:
+        with self.operators:
+            outcome = super().apply(command)
+        slots = [session.slot for session in self.sessions.values() if session.slot is not None]
+        for holder in (*slots, *(r for r in self.requests.values() if r.row is not None)):
+            line = self.table_of(holder).lines[holder.row].tolist()
+            assert line == list(holder.cursors), command
+            self.compared += 1
+        return outcome
+
+
+def conforms(system: TorchKV, seed: str, machine: str, geometry: Geometry, mode: Mode) -> None:
+    """A random run and the end of all that it began."""
+    source = RandomChoices(seed)
+    profile = draw_profile(source, system.capabilities, machine)
+    lockstep = Lockstep(system, geometry, mode)
+    for _ in range(50):
+        lockstep.do(propose(lockstep.state, source, profile))
+        assert lockstep.violation is None, (geometry, lockstep.violation)
+    for command in finale(lockstep.state):
+        lockstep.do(command)
+        assert lockstep.violation is None, (geometry, lockstep.violation)
+
+
+@pytest.mark.parametrize("swa", [True, False], ids=["window", "no window"])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_it_does_what_the_reference_does(machine: str, swa: bool) -> None:
+    like = replace(PRESETS["page1" if swa else "no-swa"], tree=machine != "sessions")
+    watched = Watched()
+    for seed in range(24):
+        name = f"{machine} {swa} {seed}"
+        system = watched if seed % 2 else TorchKV(checked=True)
+        mode = Mode.FREE if seed // 2 % 2 else Mode.FAITHFUL
+        conforms(system, name, machine, draw_geometry(RandomChoices(name), like), mode)
+    assert watched.operators.waits == [] and watched.operators.seen["put_"] > 50
+    assert watched.compared > 100 or machine == "tree"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_cuda_shows_what_cpu_shows(preset: str) -> None:
+    here, there = TorchKV("cpu"), TorchKV("cuda")
+    for seed in range(5):
+        source = RandomChoices(f"{preset} {seed}")
+        profile = draw_profile(source, here.capabilities)
+        state = model.initial(PRESETS[preset], Mode.FREE)
+        here.reset(PRESETS[preset])
+        there.reset(PRESETS[preset])
+        for _ in range(40):
+            command = propose(state, source, profile)
+            state, _ = model.step(state, command)
+            assert here.apply(command) == there.apply(command)
+            assert here.view() == there.view(), command
+
+
+def test_device_work_does_not_grow_with_the_batch() -> None:
+    def operators(batch: int) -> list[int]:
+        system = TorchKV()
+        system.reset(Geometry(4, 8, 400, 400, rows=16, width=64))
+        names = [f"r{i}" for i in range(batch)]
+        for name in names:
+            system.apply(Submit(name, None, 9))
+            system.apply(Admit(name))
+        chunks = [Extend(tuple(Chunk(name, tokens) for name in names)) for tokens in (6, 3)]
+        verify = SpecDecode(tuple(Draft(name, 5, 2) for name in names))
+        counts = []
+        for command in (*chunks, Decode(tuple(names)), verify, verify):
+            with Operators() as counted:
+                system.apply(command)
+            counts.append(sum(counted.seen.values()))
+        return counts
+
+    assert operators(1) == operators(2) == operators(16)
