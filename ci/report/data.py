@@ -183,8 +183,8 @@ def _verdict(
         said += [] if new else ["nothing new"]
         hidden = "what else breaks the same may hide behind it"
         said.append(f"{base.system} violates {', '.join(sorted(old))} as well ({hidden})")
+    done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
     if result.timed_out:
-        done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
         found = "" if result.findings else "nothing was found until "
         said.append(f"{found}the time limit of {plan.time_limit_s:g} s, after {done}")
     # A narrowed run, or a system that offers less, cannot be asked to reach every situation.
@@ -196,7 +196,7 @@ def _verdict(
         said.append(f"{len(missing)} situations that the explorer has reached were missed")
         code = code or 1
     if result.stopped:
-        said.append(f"stopped {plan.after_finding_s:g} s after the last new finding")
+        said.append(f"stopped after {done}, {plan.after_finding} commands after the last new finding")
     verdict = "; ".join(said) or "conforms"
     if capabilities.known:
         verdict += f"; known faults were passed over: {', '.join(capabilities.known)}"
