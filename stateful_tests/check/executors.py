@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Protocol, TypeVar
@@ -25,7 +25,7 @@ class Executor(Protocol):
 
     at_once: int
 
-    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
         """The results, in the order of the tasks. Closing the iterator leaves the rest undone."""
 
     def close(self) -> None: ...
@@ -36,7 +36,7 @@ class Serial:
 
     at_once = 1
 
-    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
         yield from map(work, tasks)
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ SERIAL = Serial()
 def ahead(
     submit: Callable[[Task], _Handle], result: Callable[[_Handle], Result], drop: Callable[[_Handle], object],
     tasks: Iterable[Task], most: int,
-) -> Iterator[Result]:  # fmt: skip
+) -> Generator[Result, None, None]:  # fmt: skip
     """Results in the order of the tasks, `most` of which are under way at a time."""
     waiting: deque[_Handle] = deque()
     try:
@@ -72,7 +72,7 @@ class Processes:
         method = "fork" if fork and sys.platform == "linux" else "spawn"
         self._pool = ProcessPoolExecutor(count, get_context(method), _ignore_interrupts)
 
-    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
         def submit(task: Task) -> Future[Result]:
             return self._pool.submit(work, task)
 

@@ -6,7 +6,7 @@ Tasks depend on nothing but their arguments, so Ray runs one again where a worke
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from stateful_tests.check.executors import Result, Task, ahead
@@ -41,7 +41,9 @@ class RayCluster:
         self._ray: Any = ray
         self.at_once = max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+    def map(
+        self, work: Callable[[Task], Result], tasks: Iterable[Task]
+    ) -> Generator[Result, None, None]:
         run = self._ray.remote(max_retries=-1)(_run)
         shared = self._ray.put(work)
         return ahead(

@@ -148,7 +148,8 @@ class CanonicalStates:
             state = _numbered_from_one(state)
         groups = self._groups(state)
         tree = self._aged[state.tree._replace(locks=())] if state.tree is not None else _NO_TREE
-        best, found, chosen = _packed(groups, tree), groups, ()
+        best, found = _packed(groups, tree), groups
+        chosen: tuple[int, ...] = ()
         for at, order in enumerate(self._orders):
             other = [[(self._exchanged[part, False, at], name) for part, name in group] for group in groups]
             packed = _packed(other, self._exchanged[tree, True, at])
@@ -271,7 +272,8 @@ class CanonicalStates:
     def _commands(self, *group: Any) -> Iterator[Command]:
         """Commands about one part in its place, about two; or, given how many there are, about none."""
         if isinstance(group[0], int):
-            return enumeration.of_nobody(self.scope, *group, self.fresh)
+            sessions, ordinary, holders = group
+            return enumeration.of_nobody(self.scope, sessions, ordinary, holders, self.fresh)
         built = [self._built[part] for part in group]
         session, request, lock = built[0]
         if len(group) == 2:

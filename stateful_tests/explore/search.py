@@ -36,15 +36,18 @@ MEMORY_MB = 4096  # of the process, where nothing else is asked for
 BATCH = 16  # states
 SPREAD = 8  # batches of a level that are worth other processes
 
+# States to expand, and clauses whose situations need not be looked for.
+_Task = tuple[list[Key], frozenset[str]]
+
 
 @dataclass(slots=True)
 class Exploration:
     """What an exploration has seen.
 
-    transitions: commands that were carried out, from every state that was expanded; refused: those that were
-    not. depth: of the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words.
-    memory_mb: the most that the process has had. situations: how often each was met; missing: the others.
-    reached: clauses whose situation came up.
+    transitions, refused: commands that were carried out, or not, in every state that was expanded. depth: of
+    the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words. memory_mb:
+    the most that the process has had. situations: how often each was met; missing: the others. reached:
+    clauses whose situation came up.
     """
 
     scope: Scope
@@ -87,9 +90,9 @@ class Expander:
         self.check = check
         self._keys: dict[tuple[object, ...], Key] = {}
 
-    def expand(self, keys: list[Key], reached: frozenset[str]) -> Expansion:
-        """Run every command in some states. reached: situations of clauses that need not be looked for."""
-        found = Expansion()
+    def expand(self, task: _Task) -> Expansion:
+        """Run every command in some states."""
+        found, (keys, reached) = Expansion(), task
         if self.check is not None:
             self.check.look_for(reached)
         for place, key in enumerate(keys):
@@ -137,9 +140,8 @@ def _expander(scope: Scope, clauses: bool, search: float) -> Expander:  # noqa: 
     return Expander(scope, InductiveStepCheck() if clauses else None)
 
 
-def _expand(scope: Scope, clauses: bool, search: float, task: tuple[list[Key], frozenset[str]]) -> Expansion:
-    """A task of a search, in whichever process."""
-    return _expander(scope, clauses, search).expand(*task)
+def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansion:
+    return _expander(scope, clauses, search).expand(task)
 
 
 class Explorer:
@@ -167,10 +169,10 @@ class Explorer:
         self.seconds = 0.0
         self._parents, self._via = array("I", [0]), array("H", [0])
         self._executor = executor
-        self._work = partial(_expand, scope, clauses, time.monotonic())
+        self._work: Callable[[_Task], Expansion] = partial(_expand, scope, clauses, time.monotonic())
         if system is not None:
             mine = Expander(scope, InductiveStepCheck(system))
-            self._work, self._executor = lambda task: mine.expand(*task), SERIAL
+            self._work, self._executor = mine.expand, SERIAL
         self._violated: tuple[int, Command, Violation] | None = None
 
     def moves(self, key: Key) -> Iterator[tuple[Command, Outcome, State]]:

@@ -18,7 +18,7 @@ from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Ref
 from reference.geometry import Geometry
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
-from stateful_tests.explore.canonical_state import relabel
+from stateful_tests.explore.canonical_state import Key, relabel
 from stateful_tests.explore.search import Explorer, Progress
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
 from stateful_tests.lockstep.results import Finding, Trace, Violation
@@ -181,7 +181,7 @@ class _Live:
         self.last: set[type] = set()  # kinds of commands that end a walk
         self.right, self.wrong = Counter[str](), Counter[str]()  # steps of a situation
 
-    def _place(self, key: int) -> _Place:
+    def _place(self, key: Key) -> _Place:
         place, tour = _Place(), self.tour
         at, state = self.explorer.seen[key], self.states.state(key)
         for number, (command, outcome, now) in enumerate(self.explorer.moves(key)):
