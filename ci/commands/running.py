@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
     Unusable,
-    connected,
     impl_options,
     is_folder,
     load_trace,
-    ray_option,
     replay_command,
     resolve,
     save_traces,
@@ -60,7 +59,7 @@ base_option = click.option(
     help="Where the smallest trace of each violation is saved.",
 )  # fmt: skip
 @base_option
-@ray_option
+@parallel_options
 @click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
 @click.option("--junit", metavar="FILE", help="Write JUnit XML there: clauses by machines.")
 def check(
@@ -77,6 +76,7 @@ def check(
     mode: str | None,
     save_dir: str,
     base: str | None,
+    jobs: int | None,
     ray_address: str | None,
     html: bool,
     junit: str | None,
@@ -105,13 +105,11 @@ def check(
     with ExitStack() as opened:
         before = None if base is None else opened.enter_context(closing(_base(base, device)))
         system = opened.enter_context(closing(resolve(impl, device, sglang_path)))
-        with Progress(render.console(sys.stderr)) as progress:
-            work = partial(campaign.run, system, plan, progress, before)
-            if ray_address is not None:
-                from stateful_tests.explore import cluster
-
-                options = {"device": device, "sglang_path": sglang_path}
-                work = partial(cluster.check, impl, options, plan, connected(ray_address))
+        strange = ":" in impl  # a stranger's system may hold what there is once
+        running = executor(jobs, ray_address, pays=not strange and device == "cpu", fork=device == "cpu")
+        named = campaign.Named(impl, device, sglang_path)
+        with running as where, Progress(render.console(sys.stderr)) as progress:
+            work = partial(campaign.run, system, plan, progress, before, executor=where, named=named)
             result = usable(work, f"--impl {impl}")
         data = report.check_data(
             result, plan, narrowed=narrowed, capabilities=system.capabilities,

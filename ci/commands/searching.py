@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
     Unusable,
-    connected,
     impl_options,
     is_folder,
     json_option,
     list_rows,
     near,
-    ray_option,
     resolve,
     save_option,
     save_traces,
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     "--memory", type=click.IntRange(50), default=4096, show_default=True, metavar="MB",
     help="Stop when the process has so much.",
 )  # fmt: skip
-@ray_option
+@parallel_options
 @click.option(
     "--situations", "listed", metavar="FILE",
     help="Enter what scopes that were explored to the end reach, as what a check must reach.",
@@ -57,6 +56,7 @@ def explore(
     states: int | None,
     depth: int | None,
     memory: int,
+    jobs: int | None,
     ray_address: str | None,
     listed: str | None,
     json_file: str | None,
@@ -72,8 +72,6 @@ def explore(
         columns = {"id": "scope", "takes": "takes", "about": "about"}
         return list_rows(told.scope_rows(), json_file, columns)
     chosen = [_scope(name) for name in names] or [s for s in SCOPES.values() if s.takes == "seconds"]
-    if ray_address is not None and (states is not None or depth is not None):
-        raise Unusable("--ray goes to the end: without --states and --depth")
     writable_json(json_file)
     is_folder(save_dir)
     if listed is not None and not Path(listed).absolute().parent.is_dir():
@@ -88,19 +86,15 @@ def explore(
     from ci.report import explore as told
     from ci.report import render
     from ci.report.progress import Progress
-    from stateful_tests.explore import cluster, runner
-    ray = connected(ray_address) if ray_address is not None else None
+    from stateful_tests.explore import search
 
     out = render.console(text_out(json_file))
     reports: list[Data] = []
     for scope in chosen:
-        with Progress(render.console(sys.stderr)) as progress:
-            if ray is not None:
-                result = cluster.explore(scope, ray, progress=progress)
-            else:
-                result = runner.run(
-                    scope, states=states, depth=depth, memory_mb=memory, progress=progress
-                )  # fmt: skip
+        with executor(jobs, ray_address) as where, Progress(render.console(sys.stderr)) as progress:
+            result = search.run(
+                scope, states=states, depth=depth, memory_mb=memory, progress=progress, executor=where
+            )
         reports.append(data := told.explored(result))
         found = [result.finding] if result.finding is not None else []
         save_traces(found, data["findings"], save_dir, "--impl reference")

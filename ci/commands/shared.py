@@ -41,19 +41,6 @@ sglang_path_option = click.option(
     "--sglang-path", metavar="DIR", help="A checkout of SGLang, with --impl sglang."
 )
 force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
-ray_option = click.option(
-    "--ray", "ray_address", metavar="ADDRESS", help="Use the Ray cluster there; auto: the one that runs here."
-)
-
-
-def connected(address: str) -> Any:
-    """The module ray, connected to a cluster."""
-    from stateful_tests.explore import cluster
-
-    try:
-        return cluster.connect(address)
-    except cluster.NoCluster as error:
-        raise Unusable(f"--ray {error}") from error
 
 
 def system_options(command: _Command) -> _Command:

@@ -19,9 +19,10 @@ from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
 from reference.commands import Mode, Refused
-from stateful_tests.check.campaign import Plan, violated
+from stateful_tests.check.campaign import Plan
 from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
+from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import describe, say
 
@@ -183,8 +184,8 @@ def _verdict(
         said += [] if new else ["nothing new"]
         hidden = "what else breaks the same may hide behind it"
         said.append(f"{base.system} violates {', '.join(sorted(old))} as well ({hidden})")
+    done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
     if result.timed_out:
-        done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
         found = "" if result.findings else "nothing was found until "
         said.append(f"{found}the time limit of {plan.time_limit_s:g} s, after {done}")
     # A narrowed run, or a system that offers less, cannot be asked to reach every situation.
@@ -196,7 +197,7 @@ def _verdict(
         said.append(f"{len(missing)} situations that the explorer has reached were missed")
         code = code or 1
     if result.stopped:
-        said.append(f"stopped {plan.after_finding_s:g} s after the last new finding")
+        said.append(f"stopped after {done}, {plan.after_finding} commands after the last new finding")
     verdict = "; ".join(said) or "conforms"
     if capabilities.known:
         verdict += f"; known faults were passed over: {', '.join(capabilities.known)}"

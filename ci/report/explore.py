@@ -12,8 +12,9 @@ from rich.text import Text
 from ci import Data
 from ci.report import render
 from ci.report.data import finding_data, groups
+from reference.clauses import CLAUSES
 from stateful_tests.coverage.scopes import SCOPES, Scope
-from stateful_tests.explore.search_base import Exploration
+from stateful_tests.explore.search import Exploration
 from stateful_tests.explore.tour import Tour
 from stateful_tests.lockstep.results import Finding
 
@@ -27,7 +28,7 @@ def _sizes(scope: Any) -> Data:
 
 
 def findings_data(found: Sequence[Finding]) -> list[Data]:
-    """Findings as `kvspec check` tells them."""
+    """Findings as `kvspec check` reports them."""
     return [finding_data(group) for group in groups(found)]
 
 
@@ -37,13 +38,10 @@ def explored(result: Exploration) -> Data:
     what = f"{result.states} states, {result.transitions} transitions, depth {result.depth}"
     stopped = "a fixed point" if result.complete else f"stopped at {result.stopped}"
     said = f"violates {result.finding.clause}" if result.finding is not None else "no clause violated"
-    if result.tallies is None:
-        said = "clauses were not asked"
     return {
         "scope": result.scope.name,
         "about": result.scope.about,
         **_sizes(result.scope),
-        "engine": result.engine,
         "states": result.states,
         "expanded": result.expanded,
         "transitions": result.transitions,
@@ -52,16 +50,13 @@ def explored(result: Exploration) -> Data:
         "complete": result.complete,
         "stopped": result.stopped,
         "seconds": round(result.seconds, 3),
-        "states_per_s": _rate(result.expanded, result.seconds),
-        "transitions_per_s": _rate(result.transitions + result.refused, result.seconds),
+        "transitions_per_s": _rate(result.transitions, result.seconds),
+        "steps_per_s": _rate(result.transitions + result.refused, result.seconds),
         "memory_mb": round(result.memory_mb, 1),
-        "grown_mb": round(result.grown_mb, 1),
         "situations": result.situations,
         "missing": result.missing,
         "missing_means": proved,
-        "clauses": None
-        if result.tallies is None
-        else {c: {"evaluated": t.evaluated, "times_reached": t.reached} for c, t in result.tallies.items()},
+        "clauses": {clause: {"reached": clause in result.reached} for clause in CLAUSES},
         "findings": findings_data([result.finding] if result.finding is not None else []),
         "verdict": f"{result.scope.name}: {said}; {what}; {stopped}",
         "exit_code": 1 if result.finding is not None else 0,
@@ -113,22 +108,17 @@ def text(out: Console, data: Data) -> None:
     """The report of one exploration."""
     g = data["geometry"]
     sizes = ", ".join(f"{k} {'none' if v is None else v}" for k, v in g.items() if k != "tree")
-    memory = f"{data['memory_mb']:.0f} MB, {data['grown_mb']:.0f} of them for the search"
     words = {
         "scope": f"{data['scope']}: {data['about']}",
         "sizes": f"{sizes}{', radix tree' if g['tree'] else ''}; mode {data['mode']}",
-        "engine": data["engine"],
         "states": f"{data['states']}, {data['expanded']} of them expanded; depth {data['depth']}",
         "steps": f"{data['transitions']} carried out, {data['refused']} refused",
-        "took": f"{data['seconds']:.1f} s, {data['states_per_s']} states/s,"
-        f" {data['transitions_per_s']} steps/s, {memory}",
+        "took": f"{data['seconds']:.1f} s, {data['transitions_per_s']} transitions/s,"
+        f" {data['steps_per_s']} steps/s, {data['memory_mb']:.0f} MB",
+        "clauses": f"all {len(data['clauses'])} asked at every step",
     }
-    if (asked := data["clauses"]) is not None:
-        steps = max(c["evaluated"] for c in asked.values())
-        never = [c for c, t in asked.items() if not t["times_reached"]]
-        words["clauses"] = f"all {len(asked)} asked at {steps} steps"
-        if never:
-            words["clauses"] += f"; situation {data['missing_means']}: {', '.join(never)}"
+    if never := [clause for clause, seen in data["clauses"].items() if not seen["reached"]]:
+        words["clauses"] += f"; situation {data['missing_means']}: {', '.join(never)}"
     render.labelled(out, words)
     out.print()
     met = render.table("situation", "times", right=("times",))

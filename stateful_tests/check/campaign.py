@@ -1,7 +1,8 @@
 """A check: many runs of the lockstep on one system, and what they found.
 
-`plan` says what a tier does, `run` does it: runs with fresh decisions until the plan is done or the
-time is up, the first violation of every clause shrunk to its smallest trace.
+`plan` says what a tier does, `run` does it: runs with fresh decisions until the plan is done or the time is
+up, the first violation of every clause shrunk to its smallest trace. What a run does follows from the seed
+and its number alone. Runs may execute in other processes; their results are taken in the order of the plan.
 """
 
 from __future__ import annotations
@@ -9,18 +10,32 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from multiprocessing.util import Finalize
+from typing import NamedTuple
 
 from impl.adapter import System, UnusableImplementation
 from reference.clauses import CLAUSES
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry, preset
+from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.coverage.situations import situation
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
+from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies, replay
-from stateful_tests.lockstep.results import CheckResult, Finding, MachineResult, Trace, Violation, add_tallies
+from stateful_tests.lockstep.results import (
+    CheckResult,
+    Finding,
+    MachineResult,
+    Tally,
+    Trace,
+    Violation,
+    add_tallies,
+)  # fmt: skip
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
 from stateful_tests.shrink.passes import BUDGET
 
@@ -33,8 +48,8 @@ class Plan:
 
     modes: none stands for the system's own. examples: machine -> its runs per preset and mode, of up to
     `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
-    after_finding_s: how long to go on after the last new finding. time_limit_s: when to leave
-    the rest of the plan.
+    after_finding: commands after the last new finding that end the check. time_limit_s: when to leave the
+    rest of the plan.
     """
 
     tier: str
@@ -43,22 +58,23 @@ class Plan:
     examples: Mapping[str, int]
     steps: int
     seed: int
+    time_limit_s: float
+    after_finding: int
     machines: tuple[str, ...] = tuple(MACHINES)
-    time_limit_s: float = 300.0
-    after_finding_s: float = 10.0
 
 
 def _runs(sessions: int, tree: int, both: int) -> dict[str, int]:
     return {"sessions": sessions, "tree": tree, "both": both}
 
 
-_ALL = tuple(PRESETS)
+def _tier(name: str, examples: dict[str, int], steps: int, time_limit_s: float, after_finding: int) -> Plan:
+    return Plan(name, tuple(PRESETS), (), examples, steps, 0, time_limit_s, after_finding)
+
+
 _TIERS = {
-    "smoke": Plan("smoke", _ALL, (), _runs(13, 8, 8), 40, 0, time_limit_s=60, after_finding_s=3),
-    "pr": Plan("pr", _ALL, (), _runs(75, 60, 60), 50, 0, time_limit_s=300, after_finding_s=10),
-    "nightly": Plan(
-        "nightly", _ALL, (), _runs(1200, 1200, 1200), 80, 0, time_limit_s=7200, after_finding_s=600
-    ),
+    "smoke": _tier("smoke", _runs(13, 8, 8), 40, 60, 4_000),
+    "pr": _tier("pr", _runs(75, 60, 60), 50, 300, 15_000),
+    "nightly": _tier("nightly", _runs(1200, 1200, 1200), 80, 7200, 1_000_000),
 }
 TIERS = tuple(_TIERS)
 
@@ -112,25 +128,125 @@ def check_machine(system: System, machine: str, geometry: Geometry) -> None:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
 
 
-def run(
-    system: System, plan: Plan, progress: Progress | None = None, base: System | None = None
-) -> CheckResult:
-    """Carry the plan out on `system`.
+class Named(NamedTuple):
+    """A system by name, as `systems.resolve` takes it: what every process can make for itself."""
 
-    The cells of the plan (machine, preset, mode) take turns, a few runs each, so that every kind of
-    fault comes up early. base: what was there before; what it violates too ends nothing, and of each clause
-    a trace is looked for in which it conforms. Raises UnusableImplementation when no cell fits the system.
-    """
-    return _Campaign(system, plan, progress, base).run()
+    impl: str
+    device: str = "cpu"
+    sglang_path: str | None = None
+
+
+class Cell(NamedTuple):
+    """One machine on one preset in one mode."""
+
+    machine: str
+    preset: str
+    mode: Mode
+
+
+class Stint(NamedTuple):
+    """A few runs of one cell, by their numbers."""
+
+    cell: Cell
+    examples: range
 
 
 @dataclass(slots=True)
-class _Cell:
-    """One machine on one preset in one mode."""
+class Driven:
+    """What a stint met. runs: of each its commands and, if it ended with one, the violation and its trace."""
 
-    preset: str
-    mode: Mode
-    result: MachineResult
+    runs: list[tuple[int, Violation | None, Trace | None]] = field(default_factory=list)
+    tallies: dict[str, Tally] = field(default_factory=new_tallies)
+    refusals: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    situations: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+ONCE = "(did not show again: the system is not deterministic, or keeps something over reset)"
+_SHORT = 8  # commands that fit a screen: a longer trace is worth another try
+_RETRIES = 4
+# Candidates for a clause that another one's trace shows already: it came up at the same step.
+_BESIDE = 200
+_STINT = 3  # runs of one cell before the next has its turn
+
+
+def run(
+    system: System,
+    plan: Plan,
+    progress: Progress | None = None,
+    base: System | None = None,
+    *,
+    executor: Executor = SERIAL,
+    named: Named | None = None,
+) -> CheckResult:
+    """Carry the plan out on `system`.
+
+    The cells of the plan take turns, a few runs each, so that every kind of fault comes up early. base: what
+    was there before; what it violates too ends nothing, and of each clause a trace is looked for in which it
+    conforms. executor: where runs execute, on systems that are made from `named`; without that all is done
+    on `system` itself. Raises UnusableImplementation when no cell fits the system.
+    """
+    work: Callable[[Stint], Driven] = partial(drive, system, plan)
+    if named is None:
+        executor = SERIAL
+    elif executor is not SERIAL:
+        work = partial(_drive_named, named, plan)
+    return _Campaign(system, plan, progress, base).run(executor, work)
+
+
+def drive(system: System, plan: Plan, stint: Stint) -> Driven:
+    """A few runs on a system."""
+    driven, began = Driven(), time.monotonic()
+    for example in stint.examples:
+        _example(system, plan, stint.cell, example, driven)
+    driven.seconds = time.monotonic() - began
+    return driven
+
+
+def _drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
+    return drive(_system(named), plan, stint)
+
+
+@lru_cache(maxsize=1)
+def _system(named: Named) -> System:
+    """The system of this process, which is closed when it ends."""
+    system = systems.resolve(named.impl, device=named.device, sglang_path=named.sglang_path)
+    Finalize(None, system.close, exitpriority=1)
+    return system
+
+
+def _example(system: System, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
+    machine = cell.machine
+    seed = f"{plan.seed}/{cell.preset}/{cell.mode}/{example}"
+    source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
+    profile = draw_profile(source, system.capabilities, machine)
+    geometry = sizes_for(machine, cell.preset)
+    if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
+        geometry = draw_geometry(source, geometry)
+    lockstep = Lockstep(system, geometry, cell.mode, tallies=driven.tallies, refusals=driven.refusals)
+    done: list[Command] = []
+
+    def do(command: Command) -> None:
+        done.append(command)
+        driven.kinds[type(command).__name__] += 1
+        was = lockstep.state
+        outcome = lockstep.do(command)
+        if lockstep.violation is None:
+            driven.situations[situation(was, command, outcome, lockstep.state)] += 1
+
+    # Now and then a long life: what builds up over many turns shows in no short one.
+    for _ in range(plan.steps * (8 if example % 32 == 8 else 1)):
+        do(propose(lockstep.state, source, profile))
+        if lockstep.violation is not None:
+            break
+    else:
+        for command in finale(lockstep.state, system.capabilities):
+            if lockstep.violation is None:
+                do(command)
+    violation = lockstep.violation
+    trace = None if violation is None else Trace(geometry, cell.mode, tuple(done), "generated")
+    driven.runs.append((len(done), violation, trace))
 
 
 @dataclass(slots=True)
@@ -147,14 +263,6 @@ class _Caught:
     retries: int = 0
 
 
-ONCE = "(did not show again: the system is not deterministic, or keeps something over reset)"
-_SHORT = 8  # commands that fit a screen: a longer trace is worth another try
-_RETRIES = 4
-# Candidates for a clause that another one's trace tells of already: it came up at the same step.
-_BESIDE = 200
-_TURN = 3  # runs of one cell before the next has its turn
-
-
 @dataclass(slots=True)
 class _Campaign:
     system: System
@@ -163,30 +271,32 @@ class _Campaign:
     base: System | None
     started: float = field(default_factory=time.monotonic)
     caught: dict[str, _Caught] = field(default_factory=dict)
-    last_new: float = 0.0
+    last_new: int = 0  # commands before the last new finding
     commands: int = 0
-    refusals: Counter[str] = field(default_factory=Counter)
-    kinds: Counter[str] = field(default_factory=Counter)
-    situations: Counter[str] = field(default_factory=Counter)
 
-    def run(self) -> CheckResult:
-        plan = self.plan
-        result = CheckResult(self.system.name, plan.tier, plan.seed)
-        cells = self._cells()
-        result.machines = [c.result for c in cells]
-        for machine in result.machines:
-            machine.tallies = new_tallies()
-        for start in range(0, max(plan.examples[c.result.name] for c in cells), _TURN):
-            for cell in cells:
-                for example in range(start, min(start + _TURN, plan.examples[cell.result.name])):
-                    if self._over(result):
-                        break
-                    self._example(cell, example)
-            if self._over(result):
-                break
-        result.refusals = dict(self.refusals.most_common())
-        result.commands_by_kind = dict(self.kinds.most_common())
-        result.situations = dict(sorted(self.situations.items()))
+    def run(self, executor: Executor, work: Callable[[Stint], Driven]) -> CheckResult:
+        plan, result = self.plan, CheckResult(self.system.name, self.plan.tier, self.plan.seed)
+        machines = {cell: MachineResult(*cell, tallies=new_tallies()) for cell in self._cells()}
+        result.machines = list(machines.values())
+        stints = [
+            Stint(cell, range(start, min(start + _STINT, plan.examples[cell.machine])))
+            for start in range(0, max(plan.examples[cell.machine] for cell in machines), _STINT)
+            for cell in machines
+            if start < plan.examples[cell.machine]
+        ]
+        refusals, kinds, situations = Counter[str](), Counter[str](), Counter[str]()
+        with closing(executor.map(work, stints)) as driven:
+            for stint in stints:
+                if self._over(result):
+                    break
+                seen = next(driven)
+                self._take(machines[stint.cell], seen)
+                refusals += seen.refusals
+                kinds += seen.kinds
+                situations += seen.situations
+        result.refusals = dict(refusals.most_common())
+        result.commands_by_kind = dict(kinds.most_common())
+        result.situations = dict(sorted(situations.items()))
         result.findings = [self._finding(c) for c in sorted(self.caught, key=evaluation_order)]
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
@@ -194,7 +304,7 @@ class _Campaign:
         result.seconds = time.monotonic() - self.started
         return result
 
-    def _cells(self) -> list[_Cell]:
+    def _cells(self) -> list[Cell]:
         cells = []
         for name in self.plan.presets:
             for mode in self.plan.modes or self.system.capabilities.modes:
@@ -204,60 +314,31 @@ class _Campaign:
                     except UnusableImplementation as error:
                         reason = error
                         continue
-                    cells.append(_Cell(name, mode, MachineResult(machine, name, mode)))
+                    cells.append(Cell(machine, name, mode))
         if not cells:
             raise reason
         return cells
 
     def _over(self, result: CheckResult) -> bool:
         """The time limit was met, or nothing new came up for long enough after a finding."""
-        now = time.monotonic()
-        if now - self.started > self.plan.time_limit_s:
-            result.timed_out = True
+        result.timed_out = time.monotonic() - self.started > self.plan.time_limit_s
         new = any(not known.old for known in self.caught.values())
-        result.stopped = new and now - self.last_new > self.plan.after_finding_s
+        result.stopped = new and self.commands - self.last_new > self.plan.after_finding
         return result.timed_out or result.stopped
 
-    def _example(self, cell: _Cell, example: int) -> None:
-        machine = cell.result.name
-        seed = f"{self.plan.seed}/{cell.preset}/{cell.mode}/{example}"
-        source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
-        profile = draw_profile(source, self.system.capabilities, machine)
-        began = time.monotonic()
-        geometry = sizes_for(machine, cell.preset)
-        if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
-            geometry = draw_geometry(source, geometry)
-        lockstep = Lockstep(
-            self.system, geometry, cell.mode, tallies=cell.result.tallies, refusals=self.refusals
-        )
-        done: list[Command] = []
-
-        def do(command: Command) -> None:
-            done.append(command)
-            self.kinds[type(command).__name__] += 1
-            was = lockstep.state
-            outcome = lockstep.do(command)
-            if lockstep.violation is None:
-                self.situations[situation(was, command, outcome, lockstep.state)] += 1
-
-        # Now and then a long life: what builds up over many turns shows in no short one.
-        for _ in range(self.plan.steps * (8 if example % 32 == 8 else 1)):
-            do(propose(lockstep.state, source, profile))
-            if lockstep.violation is not None:
-                break
-        else:
-            for command in finale(lockstep.state, self.system.capabilities):
-                if lockstep.violation is None:
-                    do(command)
-        cell.result.examples += 1
-        cell.result.commands += len(done)
-        cell.result.seconds += time.monotonic() - began
-        self.commands += len(done)
-        if lockstep.violation is not None:
-            cell.result.violated.update(lockstep.violation.clauses)
-            self._catch(lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated"))
+    def _take(self, result: MachineResult, driven: Driven) -> None:
+        """Enter what a stint met, and shrink what it violated."""
+        add_tallies(result.tallies, driven.tallies)
+        result.seconds += driven.seconds
+        for commands, violation, trace in driven.runs:
+            result.examples += 1
+            result.commands += commands
+            self.commands += commands
+            if violation is not None and trace is not None:
+                result.violated.update(violation.clauses)
+                self._catch(violation, trace)
         if self.progress is not None:
-            where = f"{cell.result.name} on {cell.preset}, {cell.mode.value}"
+            where = f"{result.name} on {result.preset}, {result.mode.value}"
             self.progress(where, self.commands, len(self.caught))
 
     def _catch(self, violation: Violation, trace: Trace) -> None:
@@ -288,7 +369,7 @@ class _Campaign:
                 after = time.monotonic() - self.started
                 known = _Caught(smallest, violation, set(), 1, after, self.commands, old)
                 self.caught[clause] = known
-                self.last_new = time.monotonic()
+                self.last_new = self.commands
             if old and not known.old:
                 continue
             known.modes |= modes
@@ -311,7 +392,7 @@ class _Campaign:
         caught = self.caught[clause]
         run = replay(self.system, replace(caught.trace, clause=clause))
         if run.violation is None:
-            # Told all the same: a fault that comes and goes is one, and so is a reset that forgets.
+            # Reported all the same: a fault that comes and goes is one, and so is a reset that forgets.
             told = replace(caught.violation, observed=f"{caught.violation.observed} {ONCE}")
             run = replace(run, violation=told)
         modes = tuple(m for m in Mode if m in caught.modes)

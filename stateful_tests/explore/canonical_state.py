@@ -1,48 +1,50 @@
-"""States up to what no rule asks: each class of equal states has one key, and one state that stands for it.
+"""States modulo symmetry: states that differ in what no rule asks have one key, and one representative.
 
-A scope has finitely many states only if differences that lead nowhere are left out. These are, and why:
+A scope has finitely many states only because these differences are left out:
 
 Names. A rule compares names for equality, nothing else; locks and holders are sorted by name, which no
-    rule looks at. So the units of a state (a session with its turn and lock, an ordinary request, a lock
+    rule looks at. So the parts of a state (a session with its turn and lock, an ordinary request, a lock
     holder) are a multiset.
-Texts, without a radix tree. Rules ask how long a text is and cut it (`text_len`, `text_cut`); what its
-    tokens are is compared by the clauses READ and SES alone, which compare it with what was written for
-    the same text. So a text is as good as any other of its length, as long as those of different units
-    differ: each unit has one serial for all of its tokens.
-Serials and letters of prompts, with a tree. Tokens are compared for equality; their order would settle who
-    goes first of two nodes last used at one moment, but those lie on one path, where the upper one goes
-    first. Serials that are in use are numbered from 1, their order kept; letters are exchanged freely.
+Texts, without a radix tree. Rules ask how long a text is and cut it (`text_len`, `text_cut`). The clauses
+    READ and SES alone compare its tokens, with what was written for the same text. So a text stands for
+    every other of its length, as long as those of different parts differ: each part has one serial.
+Serials and letters of prompts, with a tree. Tokens are compared for equality. Their order would only
+    decide between two nodes last used at one moment, but those lie on one path, where the upper one goes
+    first. Serials in use are numbered from 1 in their order; letters are exchanged freely.
 Moments. Rules ask which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
-    before that anything was used at, and so on; each component by itself, but for what 0 is. Without a
-    window nobody asks swa_used.
-`swept` and `known`. Only UNFAITHFUL asks them, so free mode keeps neither. In faithful mode they are
-    compared with targets past origin, so a `swept` up to origin is none.
+    before that anything was used at, and so on; full and SWA apart. Without a window no rule asks swa_used.
+`swept` and `known`. Only the reason UNFAITHFUL asks them, so free mode keeps neither. In faithful mode they
+    are compared with targets past origin, so a `swept` up to origin is none.
 
 test_explorer.py compares all of this with a search that leaves nothing out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from reference import model
 from reference.commands import POSITION_BITS, SHARED, Chunk, Command, Draft, Mode, Piece, shared_serial
-from reference.ledger import Cursors, Free, Phase, Request, Session, State, Text, free, text_len
+from reference.ledger import Cursors, Phase, Request, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
-from reference.tree import Key, Lock, Node, Tree
+from reference.tree import Lock, Node, Tree
+from reference.tree import Key as Tokens
 from stateful_tests.coverage.scopes import Scope
-from stateful_tests.explore import enumeration as moves
+from stateful_tests.explore import enumeration
 from stateful_tests.explore.enumeration import Names
 
-_BITS = 24  # of a unit's number in a key: there are never so many
-_MASK = (1 << _BITS) - 1
+# Sessions, ordinary requests and lock holders, each encoded and in the order of their bytes; the nodes of the
+# tree. The same in every process.
+Key = tuple[tuple[bytes, ...], tuple[bytes, ...], tuple[bytes, ...], bytes]
 
 
-class Turn(NamedTuple):
-    """What counts of a request."""
+class RequestPart(NamedTuple):
+    """What rules ask of a request."""
 
     serial: int
     history: Text
@@ -55,292 +57,239 @@ class Turn(NamedTuple):
     cursors: Cursors | None
 
 
-class Unit(NamedTuple):
+class Part(NamedTuple):
     """A session (with its turn), an ordinary request, or a lock holder; lock: (key, swa_from)."""
 
     history: Text = ()
     slot: Cursors | None = None
     closing: bool = False
-    turn: Turn | None = None
-    lock: tuple[Key, int] | None = None
+    turn: RequestPart | None = None
+    lock: tuple[Tokens, int] | None = None
 
 
 class Renaming(NamedTuple):
-    """What is called differently in a state and in the one that stands for it: name there -> name here."""
+    """How a state differs from its representative: name there -> name here, letter there -> letter here."""
 
     names: dict[str, str]
     letters: dict[str, str]
 
 
-class Quotient:
-    """Keys of the states of a scope. A key is a whole number; `state` gives the state that stands for it.
+_Built = tuple[Session | None, Request | None, Lock | None]
+_encode = msgspec.msgpack.encode
+_part = msgspec.msgpack.Decoder(Part).decode
+_nodes_of = msgspec.msgpack.Decoder(tuple[Node, ...]).decode
+_NO_TREE = _encode(())
+KEPT = 50_000  # entries of a cache
 
-    In that state sessions are called s1, s2, ..., the turn of s2 is r2, ordinary requests have the
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Cache(dict[_K, _V]):
+    """A dictionary that fills itself, and starts again when it is full."""
+
+    def __init__(self, make: Callable[[_K], _V]) -> None:
+        self._make = make
+
+    def __missing__(self, key: _K) -> _V:
+        if len(self) >= KEPT:
+            self.clear()
+        made = self[key] = self._make(key)
+        return made
+
+
+class CanonicalStates:
+    """Keys of the states of a scope, and the representative of each.
+
+    In a representative sessions are called s1, s2, ..., the turn of s2 is r2, ordinary requests have the
     numbers after those, lock holders are h1, h2, ...
     """
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.slots = (scope.sessions, scope.ordinary, scope.lock_holders)
         self.fresh = Names(
             f"s{scope.sessions + 1}", f"r{scope.sessions + scope.ordinary + 1}", f"h{scope.lock_holders + 1}"
         )
         self.initial = model.initial(scope.geometry, scope.mode)
-        self.values: list[Any] = [None]  # by number: units, and trees as the children of their roots
-        self._numbers: dict[Any, int] = {}
-        self._built: dict[tuple[int, int], tuple[Session | None, Request | None, Lock | None]] = {}
-        self._aged: dict[Any, tuple[Node, ...]] = {}
-        self._relettered: dict[tuple[int, int], int] = {}
         orders = permutations(range(len(scope.texts)))
         self._orders = [order for order in orders if order != tuple(range(len(order)))]
-
-    def number(self, value: Any) -> int:
-        """The number of a unit or tree; equal ones have equal numbers."""
-        found = self._numbers.get(value)
-        if found is None:
-            found = self._numbers[value] = len(self.values)
-            self.values.append(value)
-            assert found <= _MASK, "more units than a key can name"
-        return found
-
-    @property
-    def orders(self) -> int:
-        """In how many other ways the letters of prompts can be ordered."""
-        return len(self._orders)
+        # Each state shares most of its parts with others.
+        self._encoded: Cache[tuple[Any, ...], bytes] = Cache(lambda unit: _encode(self._part(*unit)))
+        self._aged: Cache[Tree, bytes] = Cache(lambda tree: _encode(with_ages(tree)))
+        self._exchanged: Cache[tuple[bytes, bool, int], bytes] = Cache(self._exchange)
+        self._built: Cache[tuple[bytes, int], _Built] = Cache(lambda part: self._build(*part))
+        self._about: Cache[tuple[Any, ...], tuple[Command, ...]] = Cache(
+            lambda group: tuple(self._commands(*group))
+        )
 
     # From a state to its key.
 
-    def key(self, state: State) -> int:
+    def key(self, state: State) -> Key:
         """The key of a state."""
         return self._least(state)[0]
 
     def renaming(self, state: State) -> Renaming:
-        """How a state differs from the one that stands for it."""
-        _, groups, at = self._least(state)
+        """How a state differs from its representative."""
+        _, groups, order = self._least(state)
         turns = {s.name: s.turn for s in state.sessions if s.turn is not None}
-        return self._renaming(groups, at, turns)
-
-    def _least(self, state: State) -> tuple[int, list[list[tuple[int, str]]], int | None]:
-        """The key, which is the least over all orders of letters; units by number and name; the order."""
-        if state.tree is not None:
-            state = _numbered_from_one(state)
-        groups, tree = self._numbered(state)
-        best, order = self.pack([sorted((n for n, _ in g), reverse=True) for g in groups], tree), None
-        for at in range(len(self._orders)):
-            other = [sorted((self.exchanged(n, at) for n, _ in g), reverse=True) for g in groups]
-            packed = self.pack(other, self.exchanged(tree, at) if tree else 0)
-            if packed < best:
-                best, order = packed, at
-        return best, groups, order
-
-    def pack(self, groups: list[list[int]], tree: int) -> int:
-        """The key of sorted numbers of sessions, ordinary requests and lock holders, and of the tree."""
-        key, at = tree, _BITS
-        for numbers, room in zip(groups, self.slots):
-            for number in numbers:
-                key |= number << at
-                at += _BITS
-            at += _BITS * (room - len(numbers))
-        return key
-
-    def unpack(self, key: int) -> tuple[list[list[int]], int]:
-        """Numbers of sessions, ordinary requests and lock holders, without the places that are empty; the
-        tree."""
-        tree, groups = key & _MASK, []
-        key >>= _BITS
-        for room in self.slots:
-            numbers = []
-            for _ in range(room):
-                if key & _MASK:
-                    numbers.append(key & _MASK)
-                key >>= _BITS
-            groups.append(numbers)
-        return groups, tree
-
-    def _numbered(self, state: State) -> tuple[list[list[tuple[int, str]]], int]:
-        """(number, name) of sessions, of ordinary requests and of lock holders; the number of the tree."""
-        locks = {} if state.tree is None else {k.holder: (k.key, k.swa_from) for k in state.tree.locks}
-        requests = {r.name: r for r in state.requests}
-        sessions = [
-            (self.number(self.session_unit(s, requests.get(s.turn or ""), locks.get(s.name))), s.name)
-            for s in state.sessions
-        ]
-        ordinary = [
-            (self.number(self.request_unit(r, locks.get(r.name))), r.name)
-            for r in state.requests
-            if r.session is None
-        ]
-        visitors = [(self.number(Unit(lock=locks[name])), name) for name in lock_holders(state)]
-        return [sessions, ordinary, visitors], self._tree(state)
-
-    def session_unit(
-        self, session: Session, turn: Request | None, lock: tuple[Key, int] | None = None
-    ) -> Unit:
-        """What counts of a session."""
-        made = None if turn is None else self._turn(turn)
-        return Unit(self._text(session.history), session.slot, session.closing, made, lock)
-
-    def request_unit(self, request: Request, lock: tuple[Key, int] | None = None) -> Unit:
-        """What counts of an ordinary request."""
-        return Unit(turn=self._turn(request), lock=lock)
-
-    def _text(self, text: Text) -> Text:
-        if self.scope.geometry.tree or not text:
-            return text
-        return ((0, text_len(text)),)
-
-    def _turn(self, r: Request) -> Turn:
-        swept, known = r.swept if r.swept > r.origin else 0, r.known
-        if self.scope.mode is Mode.FREE:
-            swept, known = 0, (0, 0)
-        serial, history = (r.serial, r.history) if self.scope.geometry.tree else (0, ())
-        return Turn(serial, history, r.origin, r.output, r.phase, r.started, swept, known, r.cursors)
-
-    def _tree(self, state: State) -> int:
-        tree = state.tree
-        if tree is None or not tree.children:
-            return 0
-        seen = (tree.children, tree.clock)
-        aged = self._aged.get(seen)
-        if aged is None:
-            if len(self._aged) > 100_000:
-                self._aged.clear()
-            aged = self._aged[seen] = with_ages(tree)
-        return self.number(aged)
-
-    def exchanged(self, number: int, at: int) -> int:
-        """The number of the same with the letters in another order."""
-        known = self._relettered.get((number, at))
-        if known is None:
-            order = self._orders[at]
-            serials = {
-                shared_serial(self.scope.texts[i]): shared_serial(self.scope.texts[j])
-                for i, j in enumerate(order)
-            }
-            known = self._relettered[number, at] = self.number(_relettered(self.values[number], serials))
-        return known
-
-    def _renaming(
-        self, groups: list[list[tuple[int, str]]], at: int | None, turns: dict[str, str]
-    ) -> Renaming:
         names: dict[str, str] = {}
         first = {"s": 1, "r": 1 + self.scope.sessions, "h": 1}
         for letter, group in zip("srh", groups):
-            found = [(n if at is None else self.exchanged(n, at), name) for n, name in group]
-            for place, (_, name) in enumerate(sorted(found, reverse=True), first[letter]):
+            for place, (_, name) in enumerate(sorted(group), first[letter]):
                 names[f"{letter}{place}"] = name
                 if letter == "s" and name in turns:
                     names[f"r{place}"] = turns[name]
-        letters = {}
-        if at is not None:
-            letters = {self.scope.texts[j]: self.scope.texts[i] for i, j in enumerate(self._orders[at])}
-        return Renaming(names, letters)
+        texts = self.scope.texts
+        return Renaming(names, {texts[j]: texts[i] for i, j in enumerate(order)})
 
-    # From a key to its state.
+    def _least(self, state: State) -> tuple[Key, list[list[tuple[bytes, str]]], tuple[int, ...]]:
+        """The key, which is the least over all orders of letters; parts with their names; the order."""
+        if state.tree is not None:
+            state = _numbered_from_one(state)
+        groups = self._groups(state)
+        tree = self._aged[state.tree._replace(locks=())] if state.tree is not None else _NO_TREE
+        best, found = _packed(groups, tree), groups
+        chosen: tuple[int, ...] = ()
+        for at, order in enumerate(self._orders):
+            other = [[(self._exchanged[part, False, at], name) for part, name in group] for group in groups]
+            packed = _packed(other, self._exchanged[tree, True, at])
+            if packed < best:
+                best, found, chosen = packed, other, order
+        return best, found, chosen
 
-    def state(self, key: int) -> State:
-        """The state that stands for a key."""
-        groups, tree = self.unpack(key)
+    def _groups(self, state: State) -> list[list[tuple[bytes, str]]]:
+        """Sessions, ordinary requests and lock holders: what each is, encoded, and its name."""
+        locks = {} if state.tree is None else {k.holder: (k.key, k.swa_from) for k in state.tree.locks}
+        encoded, requests = self._encoded, {r.name: r for r in state.requests}
+        return [
+            [(encoded[s, requests.get(s.turn or ""), locks.get(s.name)], s.name) for s in state.sessions],
+            [(encoded[None, r, locks.get(r.name)], r.name) for r in state.requests if r.session is None],
+            [(encoded[None, None, locks[name]], name) for name in lock_holders(state)],
+        ]
+
+    def _part(
+        self, session: Session | None, request: Request | None, lock: tuple[Tokens, int] | None
+    ) -> Part:
+        turn, tree = None, self.scope.geometry.tree
+        if request is not None:
+            r, faithful = request, self.scope.mode is Mode.FAITHFUL
+            swept, known = (r.swept if r.swept > r.origin else 0, r.known) if faithful else (0, (0, 0))
+            serial, history = (r.serial, r.history) if tree else (0, ())
+            turn = RequestPart(
+                serial, history, r.origin, r.output, r.phase, r.started, swept, known, r.cursors
+            )
+        if session is None:
+            return Part(turn=turn, lock=lock)
+        text = session.history if tree or not session.history else ((0, text_len(session.history)),)
+        return Part(text, session.slot, session.closing, turn, lock)
+
+    def _exchange(self, of: tuple[bytes, bool, int]) -> bytes:
+        """A part, or the nodes of a tree, with the letters in another order."""
+        encoded, tree, at = of
+        texts, order = self.scope.texts, self._orders[at]
+        serials = {shared_serial(texts[i]): shared_serial(texts[j]) for i, j in enumerate(order)}
+        if tree:
+            return _encode(_nodes(_nodes_of(encoded), serials))
+        part = _part(encoded)
+        turn, lock = part.turn, part.lock
+        if turn is not None:
+            turn = turn._replace(history=_text(turn.history, serials))
+        if lock is not None:
+            lock = _key(lock[0], serials), lock[1]
+        return _encode(part._replace(history=_text(part.history, serials), turn=turn, lock=lock))
+
+    # From a key to its representative.
+
+    def state(self, key: Key) -> State:
+        """The representative."""
         sessions, requests, locks = [], [], []
-        place = 0
-        for numbers, room in zip(groups, self.slots):
-            for at, number in enumerate(numbers, place):
-                session, request, lock = self._built.get((number, at)) or self._build(number, at)
-                if session is not None:
-                    sessions.append(session)
-                if request is not None:
-                    requests.append(request)
-                if lock is not None:
-                    locks.append(lock)
-            place += room
+        for place, part in self._places(key):
+            session, request, lock = self._built[part, place]
+            if session is not None:
+                sessions.append(session)
+            if request is not None:
+                requests.append(request)
+            if lock is not None:
+                locks.append(lock)
         requests.sort()
         state = self.initial._replace(sessions=tuple(sessions), requests=tuple(requests))
         if state.tree is None:
-            return state._replace(serial=place)
-        made = state.tree._replace(children=self.values[tree] or (), locks=tuple(sorted(locks)))
-        state = state._replace(tree=made)
+            return state._replace(serial=self.scope.sessions + self.scope.ordinary)
+        tree = state.tree._replace(children=_nodes_of(key[3]), locks=tuple(sorted(locks)))
+        state = state._replace(tree=tree)
         return state._replace(serial=max(_serials(state), default=0))
 
-    def _build(self, number: int, at: int) -> tuple[Session | None, Request | None, Lock | None]:
-        """Session, request and lock of the unit in a place, under the names of the place."""
-        unit: Unit = self.values[number]
-        sessions, ordinary, _ = self.slots
-        name = f"s{at + 1}" if at < sessions else f"r{at + 1}"
-        session = request = lock = None
-        if at >= sessions + ordinary:
-            name = f"h{at - sessions - ordinary + 1}"
-        elif at < sessions:
-            turn = f"r{at + 1}" if unit.turn is not None else None
-            session = Session(name, self._own(unit.history, at), unit.slot, turn, unit.closing)
-        if unit.turn is not None:
-            serial = unit.turn.serial or at + 1
-            request = Request(
-                f"r{at + 1}", name if session else None, serial, *unit.turn[1:]
-            )
-        if unit.lock is not None:
-            lock = Lock(name, *unit.lock)
-        made = self._built[number, at] = session, request, lock
-        return made
+    def _places(self, key: Key) -> Iterator[tuple[int, bytes]]:
+        """(place, part): places of sessions, then of ordinary requests, then of lock holders."""
+        yield from enumerate(key[0])
+        yield from enumerate(key[1], self.scope.sessions)
+        yield from enumerate(key[2], self.scope.sessions + self.scope.ordinary)
 
-    def _own(self, text: Text, at: int) -> Text:
-        """A text of which only the length counts, as that of the unit in this place."""
-        return text if self.scope.geometry.tree or not text else ((at + 1, text[-1][1]),)
+    def _build(self, encoded: bytes, place: int) -> _Built:
+        """Session, request and lock of the part in a place, under the names of the place."""
+        part = _part(encoded)
+        sessions, ordinary = self.scope.sessions, self.scope.ordinary
+        holder = name = f"r{place + 1}"
+        session = request = lock = None
+        if place >= sessions + ordinary:
+            holder = f"h{place - sessions - ordinary + 1}"
+        elif place < sessions:
+            holder, history = f"s{place + 1}", part.history
+            if history and not self.scope.geometry.tree:
+                history = ((place + 1, history[-1][1]),)
+            turn = name if part.turn is not None else None
+            session = Session(holder, history, part.slot, turn, part.closing)
+        if part.turn is not None:
+            owner = holder if session is not None else None
+            request = Request(name, owner, part.turn.serial or place + 1, *part.turn[1:])
+        if part.lock is not None:
+            lock = Lock(holder, *part.lock)
+        return session, request, lock
 
     # Commands.
 
-    def commands(self, key: int) -> list[Command]:
-        """Every command of the scope in the state that stands for a key, in a fixed order."""
+    def commands(self, key: Key) -> list[Command]:
+        """Every command of the scope in a representative, in a fixed order. Equal parts are asked once."""
+        served = self.scope.sessions + self.scope.ordinary
+        alone, running, last = [], [], None
+        for place, part in self._places(key):
+            if last != (part, at := (place >= self.scope.sessions) + (place >= served)):
+                alone.append((part, place))
+            last = part, at
+            request = self._built[part, place][1]
+            if self.scope.batches and request is not None and request.cursors is not None:
+                running.append((part, place))
+        pairs: dict[tuple[bytes, bytes, int], tuple[tuple[bytes, int], ...]] = {}
+        for i, one in enumerate(running):
+            for two in running[i + 1 :]:
+                sessions = (one[1] < self.scope.sessions) + (two[1] < self.scope.sessions)
+                pairs.setdefault((one[0], two[0], sessions), (one, two))
         found: list[Command] = []
-        for group in self.groups(key):
-            found += self.about(key, group)
+        for group in (*((one,) for one in alone), *pairs.values(), tuple(map(len, key[:3]))):
+            found += self._about[group]
         return found
 
-    def groups(self, key: int) -> list[tuple[int, ...]]:
-        """Whom commands are about: places of one unit, of two, () for none. Equal units are asked once."""
-        numbers, _ = self.unpack(key)
-        alone, runs, place = [], [], 0
-        for kind, (units, room) in enumerate(zip(numbers, self.slots)):
-            for at, number in enumerate(units):
-                if at == 0 or units[at - 1] != number:
-                    alone.append((place + at,))
-                if kind < 2 and self.values[number].turn is not None:
-                    runs.append((place + at, number))
-            place += room
-        pairs: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for i, (a, one) in enumerate(runs) if self.scope.batches else ():
-            for b, two in runs[i + 1 :]:
-                if self.values[one].turn.cursors is not None and self.values[two].turn.cursors is not None:
-                    pairs.setdefault((one, two, (a < self.slots[0]) + (b < self.slots[0])), (a, b))
-        return [*alone, *pairs.values(), ()]
-
-    def about(self, key: int, group: tuple[int, ...]) -> Iterator[Command]:
-        """The commands about a group, in the names of the state that stands for the key."""
-        numbers, _ = self.unpack(key)
-        if not group:
-            sessions, ordinary, visitors = map(len, numbers)
-            yield from moves.of_nobody(self.scope, sessions, ordinary, visitors, self.fresh)
-            return
-        flat: dict[int, int] = {}
-        place = 0
-        for units, room in zip(numbers, self.slots):
-            flat.update(enumerate(units, place))
-            place += room
-        built = [self._built.get((flat[at], at)) or self._build(flat[at], at) for at in group]
+    def _commands(self, *group: Any) -> Iterator[Command]:
+        """Commands about one part in its place, about two; or, given how many there are, about none."""
+        if isinstance(group[0], int):
+            sessions, ordinary, holders = group
+            return enumeration.of_nobody(self.scope, sessions, ordinary, holders, self.fresh)
+        built = [self._built[part] for part in group]
         session, request, lock = built[0]
         if len(group) == 2:
             assert request is not None and built[1][1] is not None
-            yield from moves.of_two(self.scope, request, built[1][1])
-        elif session is not None:
-            yield from moves.of_session(self.scope, session, request, self.fresh)
-        elif request is not None:
-            yield from moves.of_request(self.scope, request)
-        else:
-            assert lock is not None
-            yield from moves.of_lock_holder(self.scope, lock.holder, lock.key)
+            return enumeration.of_two(self.scope, request, built[1][1])
+        if session is not None:
+            return enumeration.of_session(self.scope, session, request, self.fresh)
+        if request is not None:
+            return enumeration.of_request(self.scope, request)
+        assert lock is not None
+        return enumeration.of_lock_holder(self.scope, lock.holder, lock.key)
 
-    def free(self, key: int) -> Free:
-        """What is left in the state that stands for a key."""
-        return free(self.state(key))
+
+def _packed(groups: list[list[tuple[bytes, str]]], tree: bytes) -> Key:
+    sessions, ordinary, holders = (tuple(sorted([part for part, _ in group])) for group in groups)
+    return sessions, ordinary, holders, tree
 
 
 def with_ages(tree: Tree) -> tuple[Node, ...]:
@@ -412,7 +361,7 @@ def _text(text: Text, serials: Mapping[int, int]) -> Text:
     return tuple((serials.get(serial, serial), end) for serial, end in text)
 
 
-def _key(key: Key, serials: Mapping[int, int]) -> Key:
+def _key(key: Tokens, serials: Mapping[int, int]) -> Tokens:
     low = (1 << POSITION_BITS) - 1
     return tuple(
         serials.get(t >> POSITION_BITS, t >> POSITION_BITS) << POSITION_BITS | t & low for t in key
@@ -423,17 +372,6 @@ def _nodes(children: tuple[Node, ...], serials: Mapping[int, int]) -> tuple[Node
     return tuple(
         sorted(n._replace(key=_key(n.key, serials), children=_nodes(n.children, serials)) for n in children)
     )
-
-
-def _relettered(value: Any, serials: Mapping[int, int]) -> Any:
-    """A unit or a tree with other shared texts."""
-    if not isinstance(value, Unit):
-        return _nodes(value, serials)
-    turn = value.turn
-    if turn is not None:
-        turn = turn._replace(history=_text(turn.history, serials))
-    lock = None if value.lock is None else (_key(value.lock[0], serials), value.lock[1])
-    return value._replace(history=_text(value.history, serials), turn=turn, lock=lock)
 
 
 # Commands under other names.

@@ -1,33 +1,44 @@
-"""The reference put into any state, so that clauses are asked of one step without the way there.
+"""Every clause asked of one step from an arbitrary state of the reference.
 
-A step from such a placement stands for all ways to the state: a page has the id that comes first, and
-what no clause promises about contents (free pages, slots past the commit) holds no token at all. So if
-every step from a placement keeps every clause, every step of every run does, by induction over its length.
+The system is put into the state: a page has the id that comes first, and contents that no clause promises
+(free pages, slots past the commit) hold no token. So a step from there stands for all ways to the state: if
+every such step keeps every clause, every step of every run does, by induction over its length.
 """
 
 from __future__ import annotations
 
-from reference import model
-from reference.clauses import Failure, asked, broken
-from reference.clauses.base import Clause
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from reference.clauses import CLAUSES, broken
 from reference.clauses.facts import Facts
 from reference.clauses.step import Step
-from reference.commands import Command, Done
+from reference.commands import Command, Done, Outcome
 from reference.ledger import State, holders, text_tokens
+from reference.prefix_cache import Effects
 from stateful_tests.lockstep.abstraction import facts_of
-from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.lockstep.results import Tally, Violation
+from stateful_tests.lockstep.results import Violation
+
+# Clauses about the reference's state and the system's facts after the step, whatever the step was.
+OF_STATES = (
+    "LEN-1", "SES-1", "TREE-1", "TREE-2", "TREE-3", "TREE-4", "TREE-6", "TREE-8", "TREE-9", "TREE-13",
+    "OWN-1", "OWN-2", "OWN-3", "OWN-4", "OWN-5", "MAP-1", "MAP-2", "MAP-3", "MAP-4", "SWA-2", "READ-1",
+    "READ-2", "END-1", "REF-1",
+)  # fmt: skip
+_OUTCOMES = frozenset({"OUT-1", "OUT-2", "OUT-3"})  # what a refusal that changes nothing can reach
+_KEPT = 100_000  # states that are remembered
 
 
-class Placed(ReferenceSystem):
-    """`ReferenceSystem` that can be put into a state."""
+class ReferenceInState(ReferenceSystem):
+    """`ReferenceSystem` that can start in any state."""
 
-    def place(self, state: State) -> None:
+    def start_in(self, state: State) -> None:
         """Be in `state`: pages by the ledger, stamps by texts."""
         self.reset(state.config.geometry)
         self.state = state
         self._assign()
+        self._write_tree()
         size = self.geometry.page_size
         for holder in holders(state):
             tokens = text_tokens(holder.text, holder.cursors.kv_committed_len)
@@ -38,68 +49,139 @@ class Placed(ReferenceSystem):
                     if page is not None:
                         stamps[page * size + position % size] = token
 
-    def saved(self) -> tuple[object, ...]:
-        """What `back_to` needs."""
-        return (
-            self.state,
-            {pool: dict(pages) for pool, pages in self.pages.items()},
-            {pool: list(pages) for pool, pages in self.free.items()},
-            dict(self.rows),
-            list(self.free_rows),
-            {pool: list(stamps) for pool, stamps in self.stamps.items()},
-        )
 
-    def back_to(self, saved: tuple[object, ...]) -> None:
-        """As it was when this was saved."""
-        self.state, self.pages, self.free, self.rows, self.free_rows, self.stamps = saved  # type: ignore[assignment]
+class InductiveStepCheck:
+    """Asks every clause about steps of the reference, from one state after the other.
 
-
-class Checker:
-    """Asks every clause about steps of the reference from one state after the other.
-
-    tallies: evaluations of each clause and how often its situation was there.
+    Clauses about states (OF_STATES) say the same of two steps that lead to one state, with facts that differ
+    in the ids of pages and rows alone: they are asked at the first of them.
     """
 
-    def __init__(self) -> None:
-        self.tallies: dict[str, Tally] = new_tallies()
-        self._system = Placed()
-        self._before: Facts | None = None
-        self._was: State | None = None
+    def __init__(self, system: ReferenceInState | None = None) -> None:
+        self._system = system or ReferenceInState()
+        self._of_steps = [c.check for c in CLAUSES.values() if c.id not in OF_STATES]
+        self._of_states = [c.check for c in CLAUSES.values() if c.id in OF_STATES]
+        self._asked: set[Hashable] = set()
+        self.look_for(())
 
-    def begin(self, state: State) -> None:
+    def look_for(self, reached: Iterable[str]) -> None:
+        """From now on note which situations of clauses are reached, but for those that were."""
+        self.reached: set[str] = set()
+        self._situations = {c.id: c.situation for c in CLAUSES.values() if c.id not in {*reached}}
+
+    def start_in(self, state: State) -> None:
         """The steps that follow start from here."""
         self._was = state
-        self._system.place(state)
+        self._system.start_in(state)
+        self._start = vars(self._system)
         self._before = facts_of(self._system.view(), state.config.geometry)
+        self._seen: dict[Hashable, list[tuple[dict[str, Any], Facts]]] = {
+            state[1:]: [(self._start, self._before)]
+        }
+        self._system.__dict__ = _copied(self._start)
 
-    def failures(self, command: Command) -> list[tuple[Clause, Failure]]:
-        """Clauses that this step from the state breaks."""
-        was, before, system = self._was, self._before, self._system
-        assert was is not None and before is not None
-        now, expected = model.step(was, command)
-        if not isinstance(expected, Done):  # the state is the very same: there is nothing to look at
-            same = now is was
-            return self._asked(Step(was.config, command, expected, expected, was, now, before, before, same))
-        saved = system.saved()
-        outcome = system.apply(command)
-        after = facts_of(system.view(), was.config.geometry)
-        system.back_to(saved)
-        return self._asked(
-            Step(was.config, command, expected, outcome, was, now, before, after, now == was)
+    def violation(self, command: Command, now: State, outcome: Outcome, effects: Effects) -> Violation | None:
+        """The first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
+        was, after, new = self._was, self._before, False
+        still = now is was and not isinstance(outcome, Done)
+        if isinstance(outcome, Done):
+            after, new = self._after(command, now, effects)
+        elif still and not self._situations.keys() & _OUTCOMES:
+            return None  # the system would refuse it in the same words
+        before = self._before
+        step = Step(
+            was.config, command, outcome, outcome, was, now, before, after, after is before
         )
-
-    def violation(self, command: Command) -> Violation | None:
-        """The first clause that this step breaks, and what else it breaks."""
-        failures = self.failures(command)
-        if not failures:
+        self._look(step, still)
+        if still:
             return None
-        clause, (expected, observed) = failures[0]
-        also, details = tuple(c.id for c, _ in failures[1:]), tuple(told for _, told in failures[1:])
-        return Violation(clause.id, 0, expected, observed, also, details)
+        for check in self._of_steps:
+            if check(step) is not None:
+                return _violation(step)
+        if new and (known := (now[1:], up_to_ids(after, now.config.geometry.page_size))) not in self._asked:
+            for check in self._of_states:
+                if check(step) is not None:
+                    return _violation(step)
+            if len(self._asked) >= _KEPT:
+                self._asked.clear()
+            self._asked.add(known)
+        return None
 
-    def _asked(self, step: Step) -> list[tuple[Clause, Failure]]:
-        for clause in asked(step):
-            tally = self.tallies[clause.id]
-            tally.evaluated += 1
-            tally.reached += bool(clause.situation(step))
-        return broken(step)
+    def _after(self, command: Command, now: State, effects: Effects) -> tuple[Facts, bool]:
+        """The system's facts after a command, and whether they are new among those that lead to `now`."""
+        system = self._system
+        system.carry_out(command, now, effects)
+        was, is_ = self._start, vars(system)
+        seen = self._seen.setdefault(now[1:], [])
+        facts = next((facts for then, facts in seen if then == is_), None)
+        if facts is self._before:
+            system.state = self._was
+            return facts, False
+        if new := facts is None:
+            facts = facts_of(system.view(), now.config.geometry)
+            seen.append((is_, facts))
+        system.__dict__ = _copied(was)
+        return facts, new
+
+    def _look(self, step: Step, still: bool) -> None:
+        """Note which situations this step reaches."""
+        asked = self._situations.items()
+        found = [id_ for id_, reached in asked if (not still or id_ in _OUTCOMES) and reached(step)]
+        for id_ in found:
+            del self._situations[id_]
+        self.reached.update(found)
+
+
+def _violation(step: Step) -> Violation:
+    failures = broken(step)
+    clause, (expected, observed) = failures[0]
+    also, details = tuple(c.id for c, _ in failures[1:]), tuple(failure for _, failure in failures[1:])
+    return Violation(clause.id, 0, expected, observed, also, details)
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of a system, which has dictionaries and lists, and dictionaries of those."""
+    return {name: _copy(value) for name, value in attributes.items()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: v.copy() if isinstance(v, (dict, list)) else v for k, v in value.items()}
+    return value.copy() if isinstance(value, list) else value
+
+
+class _Numbers(dict[int, int]):
+    """Numbers ids as they come."""
+
+    def __missing__(self, id_: int) -> int:
+        number = self[id_] = len(self)
+        return number
+
+
+def up_to_ids(facts: Facts, page_size: int) -> Hashable:
+    """Facts with the ids of pages and rows numbered as they come: equal where systems differ in ids alone."""
+    rows, pages = _Numbers(), {name: _Numbers({0: 0}) for name in ("full", "swa")}
+
+    def slots(pool: str, of: Iterable[int]) -> tuple[tuple[int, int], ...]:
+        return tuple([(pages[pool][slot // page_size], slot % page_size) for slot in of])
+
+    told: list[Hashable] = []
+    for name, pool in facts.pools.items():
+        number = pages[name]
+        told.append(tuple([(holder, at, number[page]) for holder, at, page in pool.owned]))
+        told.append(tuple([number[page] if 1 <= page <= pool.size else -1 for page in pool.free]))
+    for name, h in facts.holders.items():
+        read = tuple(h.full_read), tuple(h.swa_read), slots("full", h.prefix)
+        told.append((name, rows[h.row], h.cursors, *read))
+    told.append(tuple([rows[row] for row in facts.free_rows]))
+    told += [(name, tuple(s.history), s.closing, s.slot) for name, s in facts.sessions.items()]
+    told += [(name, r.session, r.origin, tuple(r.text), r.cursors) for name, r in facts.requests.items()]
+    told += map(tuple, (facts.torn, facts.torn_swa, facts.unmapped, facts.swept_mapped, facts.unused_mapped))
+    told.append(tuple(facts.shared))
+    if facts.tree is not None:
+        for n in facts.tree.nodes:
+            own = slots("full", n.slots), slots("swa", n.swa_slots), slots("swa", n.mapped)
+            told.append((n.path, *own, tuple(n.full_read), tuple(n.swa_read), n.full_locks, n.swa_locks))
+        told += [(name, slots("full", locked)) for name, locked in facts.tree.lock_holders.items()]
+        told.append(facts.tree.sizes)
+    return tuple(told)

@@ -9,7 +9,7 @@ from reference.commands import Command, Done, Said
 from reference.ledger import IN_BATCH, Session, State
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
-from stateful_tests.explore.stepwise import Explorer
+from stateful_tests.explore.search import Explorer
 
 NOWHERE = "[*]"  # before and after, as Mermaid writes it
 
@@ -70,8 +70,8 @@ def transitions(scope: Scope) -> Iterator[Transition]:
     explorer = Explorer(scope, clauses=False)
     explorer.run()
     for key in explorer.keys:
-        was = explorer.graph.quotient.state(key)
-        for command, outcome, now in explorer.graph.moves(key):
+        was = explorer.states.state(key)
+        for command, outcome, now in explorer.moves(key):
             if isinstance(outcome, Done):
                 yield was, command, now
 

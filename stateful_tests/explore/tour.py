@@ -18,9 +18,8 @@ from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Ref
 from reference.geometry import Geometry
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
-from stateful_tests.explore.canonical_state import relabel
-from stateful_tests.explore.search_base import Progress
-from stateful_tests.explore.stepwise import Explorer
+from stateful_tests.explore.canonical_state import Key, relabel
+from stateful_tests.explore.search import Explorer, Progress
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
 from stateful_tests.lockstep.results import Finding, Trace, Violation
 from stateful_tests.shrink.minimise import minimise
@@ -171,7 +170,7 @@ class _Place:
 class _Live:
     def __init__(self, system: System, explorer: Explorer, record: bool, progress: Progress | None) -> None:
         scope = explorer.scope
-        self.explorer, self.quotient = explorer, explorer.graph.quotient
+        self.explorer, self.states = explorer, explorer.states
         self.tour = Tour(scope.name, scope.geometry, scope.mode, system.name, len(explorer.keys))
         self.progress = progress
         self.places = [self._place(key) for key in explorer.keys]
@@ -182,14 +181,14 @@ class _Live:
         self.last: set[type] = set()  # kinds of commands that end a walk
         self.right, self.wrong = Counter[str](), Counter[str]()  # steps of a situation
 
-    def _place(self, key: int) -> _Place:
+    def _place(self, key: Key) -> _Place:
         place, tour = _Place(), self.tour
-        at, state = self.explorer.seen[key], self.quotient.state(key)
-        for number, (command, outcome, now) in enumerate(self.explorer.graph.moves(key)):
+        at, state = self.explorer.seen[key], self.states.state(key)
+        for number, (command, outcome, now) in enumerate(self.explorer.moves(key)):
             place.situations.append(situation(state, command, outcome, now))
             if isinstance(outcome, Done):
                 tour.transitions += 1
-                place.leads[number] = self.explorer.seen[self.quotient.key(now)]
+                place.leads[number] = self.explorer.seen[self.states.key(now)]
             elif isinstance(outcome, Refused) and outcome.reason is not Reason.UNFAITHFUL:
                 tour.refusals += 1  # what no scheduler does a system is not asked
                 place.refused.add(number)
@@ -200,7 +199,7 @@ class _Live:
     def run(self, kinds: frozenset[str]) -> bool:
         """One pass with these kinds of commands. False: it was given up."""
         names = [
-            [type(c).__name__ in kinds for c in self.quotient.commands(key)] for key in self.explorer.keys
+            [type(c).__name__ in kinds for c in self.states.commands(key)] for key in self.explorer.keys
         ]
         self.allowed, self.kinds = names, kinds
         self._begin()
@@ -276,14 +275,14 @@ class _Live:
 
     def _ends(self, at: int, number: int) -> bool:
         """A command after which a walk is over, as it may leave something behind."""
-        return bool(self.last) and type(self.quotient.commands(self.explorer.keys[at])[number]) in self.last
+        return bool(self.last) and type(self.states.commands(self.explorer.keys[at])[number]) in self.last
 
     def _go(self, number: int) -> bool:
         """Run a command where the system is. True: it is where the rules lead."""
         place, tour, at = self.places[self.at], self.tour, self.at
         state = self.runner.lockstep.state
-        said = self.quotient.commands(self.explorer.keys[at])[number]
-        command = relabel(said, self.quotient.renaming(state), state)
+        said = self.states.commands(self.explorer.keys[at])[number]
+        command = relabel(said, self.states.renaming(state), state)
         new = number in place.open
         place.open.discard(number)
         place.still.discard(number)
@@ -318,7 +317,7 @@ class _Live:
         if number in place.refused:
             tour.refused += new and isinstance(outcome, Refused)
             return True
-        key = self.quotient.key(self.runner.lockstep.state)
+        key = self.states.key(self.runner.lockstep.state)
         now, due = self.explorer.seen.get(key), place.leads.get(number)
         if now is not None and now == due:
             tour.followed += new
@@ -337,7 +336,7 @@ class _Live:
     def finish(self) -> Tour:
         tour = self.runner.finish()
         for key, place in zip(self.explorer.keys, self.places):
-            commands = self.quotient.commands(key) if place.open else []
+            commands = self.states.commands(key) if place.open else []
             for number in place.open:
                 kind = type(commands[number])
                 offered = kind.__name__ in self.runner.system.capabilities.commands

@@ -6,6 +6,7 @@ It checks the operational model against the declarative clauses, with nothing el
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from impl.adapter import (
     Capabilities,
@@ -28,8 +29,9 @@ from reference.commands import (
     SpecDecode,
 )  # fmt: skip
 from reference.geometry import Geometry
-from reference.ledger import State, full_pages, holders, swa_pages, text_tokens
-from reference.prefix_cache import NO_PAGES, lock_holders, page_name, pages_of
+from reference.ledger import State, Text, full_pages, holders, swa_pages, text_tokens
+from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
+from reference.tree import Key, Tree
 
 
 class ReferenceSystem:
@@ -48,24 +50,33 @@ class ReferenceSystem:
         self.stamps = {p: [0] * ((geometry.pages(p) + 1) * geometry.page_size) for p in geometry.pools}
 
     def apply(self, command: Command) -> Outcome:
-        was = self.state
-        self.state, outcome, effects = model.step_with_effects(was, command)
+        now, outcome, effects = model.step_with_effects(self.state, command)
         if isinstance(outcome, Done):
-            for pool, pages in self.pages.items():  # given back, even where another takes the name at once
-                for key in effects.gone[pool] & pages.keys():
-                    self.free[pool].insert(0, pages.pop(key))  # not the next to go: it was free only now
-                self._adopt(pool, effects.adopted[pool], was)
-            self._assign()
-            if isinstance(command, (Extend, Decode, SpecDecode)):
-                self._forward(was)
+            self.carry_out(command, now, effects)
         return outcome
+
+    def carry_out(self, command: Command, now: State, effects: Effects) -> None:
+        """Do what the rules say of `command`: it leads to `now`."""
+        was, self.state = self.state, now
+        if now is was:
+            return
+        for pool, pages in self.pages.items():  # given back, even where another takes the name at once
+            for key in effects.gone[pool] & pages.keys():
+                self.free[pool].insert(0, pages.pop(key))  # not the next to go: it was free only now
+            if effects.adopted[pool]:
+                self._adopt(pool, effects.adopted[pool], was)
+        self._assign()
+        if now.tree is not was.tree:
+            self._write_tree()
+        if isinstance(command, (Extend, Decode, SpecDecode)):
+            self._forward(was)
 
     def _adopt(self, pool: str, adopted: set[tuple[str, int]], was: State) -> None:
         """Pages of rows become the tree's, under the name of the path to their end."""
         size, pages = self.geometry.page_size, self.pages[pool]
         texts = {h.name: h.text for h in holders(was)}
         for holder, at in sorted(adopted & pages.keys()):
-            path = tuple(text_tokens(texts[holder], (at + 1) * size))
+            path = _tokens(texts[holder], (at + 1) * size)
             pages[page_name(path), at] = pages.pop((holder, at))
 
     def _assign(self) -> None:
@@ -85,7 +96,6 @@ class ReferenceSystem:
                 self.free[pool].insert(0, pages.pop(key))
             for key in sorted(want - pages.keys()):
                 pages[key] = self.free[pool].pop()
-        self._write_tree()
 
     def _write_tree(self) -> None:
         """Whoever hands pages over has computed them: they hold what their path says."""
@@ -106,7 +116,7 @@ class ReferenceSystem:
             if holder.request is None or holder.request.name not in then:
                 continue
             low, high = then[holder.request.name], holder.cursors.kv_committed_len
-            tokens = text_tokens(holder.text, high)
+            tokens = _tokens(holder.text, high)
             for position in range(low, holder.cursors.kv_allocated_len if low < high else low):
                 for pool, pages in self.pages.items():
                     page = pages.get((holder.name, position // page_size))
@@ -123,7 +133,7 @@ class ReferenceSystem:
             if other is not None:
                 mapping[page * page_size : (page + 1) * page_size] = self._slots("swa", key)
         for holder in holders(self.state):
-            row = self._cached_slots(text_tokens(holder.text, holder.cursors.cache_protected_len))
+            row = self._cached_slots(_tokens(holder.text, holder.cursors.cache_protected_len))
             for i in full_pages(holder.cursors, page_size):
                 row += self._slots("full", (holder.name, i))
             cells[self.rows[holder.name]] = row
@@ -131,7 +141,7 @@ class ReferenceSystem:
         return View(
             sessions={
                 s.name: SessionView(
-                    text_tokens(s.history),
+                    _tokens(s.history),
                     s.closing,
                     self.rows[s.name] if s.slot is not None else None,
                     s.slot,
@@ -142,7 +152,7 @@ class ReferenceSystem:
                 r.name: RequestView(
                     r.session,
                     r.origin,
-                    text_tokens(r.text),
+                    _tokens(r.text),
                     self.rows.get(r.session or r.name) if r.cursors is not None else None,
                     r.cursors,
                 )
@@ -171,26 +181,34 @@ class ReferenceSystem:
         return slots
 
     def _tree_view(self) -> TreeView | None:
-        tree = self.state.tree
-        if tree is None:
+        if self.state.tree is None:
             return None
-        nodes = []
-        for placed in radix.nodes(tree):
-            swa: list[int] = []
-            if placed.node.live and tree.window is not None:
-                swa = self._cached_slots(placed.path, placed.start, "swa")
-            on_path = [k for k in tree.locks if k.key[: placed.end] == placed.path]
-            nodes.append(
-                NodeView(
-                    placed.path, self._cached_slots(placed.path, placed.start), swa, len(on_path),
-                    sum(k.swa_from < placed.end for k in on_path) if tree.window is not None else 0,
-                )
-            )  # fmt: skip
-        return TreeView(
-            nodes,
-            {name: LockHolderView(self._cached_slots(key)) for name, key in lock_holders(self.state).items()},
-            TreeSizes(*radix.sizes(tree)),
-        )
+        shape, sizes = _shape(self.state.tree)
+        nodes = [
+            NodeView(
+                path, self._cached_slots(path, start), self._cached_slots(path, start, "swa") if live else [],
+                full_locks, swa_locks,
+            )
+            for path, start, live, full_locks, swa_locks in shape
+        ]  # fmt: skip
+        holders = {k: LockHolderView(self._cached_slots(key)) for k, key in lock_holders(self.state).items()}
+        return TreeView(nodes, holders, sizes)
 
     def close(self) -> None:
         """Holds nothing."""
+
+
+@lru_cache(maxsize=4096)
+def _tokens(text: Text, length: int | None = None) -> tuple[int, ...]:
+    return tuple(text_tokens(text, length))
+
+
+@lru_cache(maxsize=4096)
+def _shape(tree: Tree) -> tuple[list[tuple[Key, int, bool, int, int]], TreeSizes]:
+    """(path, start, whether it shows SWA slots, locks) of the nodes, and the sizes."""
+    has_swa, shape = tree.window is not None, []
+    for placed in radix.nodes(tree):
+        on_path = [k for k in tree.locks if k.key[: placed.end] == placed.path]
+        swa_locks = sum(k.swa_from < placed.end for k in on_path) if has_swa else 0
+        shape.append((placed.path, placed.start, placed.node.live and has_swa, len(on_path), swa_locks))
+    return shape, TreeSizes(*radix.sizes(tree))

@@ -10,8 +10,10 @@ import pytest
 
 from impl.adapter import Capabilities, System, UnusableImplementation
 from reference.commands import Command, Decode, Done, Mode, Open, Outcome, Reason, Refused
+from reference.geometry import Geometry
 from stateful_tests.check import campaign
-from stateful_tests.check.campaign import plan, run
+from stateful_tests.check.campaign import Named, plan, run
+from stateful_tests.check.executors import Processes
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
@@ -32,7 +34,7 @@ class RefusesOnce(ReferenceSystem):
         return outcome
 
 
-def test_a_fault_that_does_not_show_again_is_told() -> None:
+def test_a_fault_that_does_not_show_again_is_reported() -> None:
     result = run(RefusesOnce(), plan("smoke", examples=3, machines=["sessions"]))
     assert [f.clause for f in result.findings] == ["OUT-1"]
     violation = result.findings[0].run.violation
@@ -76,11 +78,37 @@ def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not() -> None:
     assert [f.clause for f in run(stingy, asked).findings] == ["OUT-1"]
 
 
-def test_the_same_seed_gives_the_same_run() -> None:
-    asked = plan("smoke", presets=["page2"], examples=2, seed=7)
-    first, second = (run(ReferenceSystem(), asked) for _ in range(2))
-    assert first.commands_by_kind == second.commands_by_kind
-    assert first.tallies == second.tallies
+def test_the_same_seed_gives_the_same_check_however_many_processes_run_it() -> None:
+    asked = plan("smoke", presets=["page1", "page2"], examples=6, steps=25, seed=7, machines=["sessions"])
+    asked, impl = replace(asked, after_finding=150), "torch+pr22862-tail"
+    system, processes = resolve(impl), Processes(2)
+    try:
+        results = [run(system, asked), run(system, asked, executor=processes, named=Named(impl))]
+    finally:
+        processes.close()
+    for result in results:
+        assert result.findings and result.stopped
+        result.seconds = 0
+        result.findings = [replace(f, found_after_s=0) for f in result.findings]
+        for machine in result.machines:
+            machine.seconds = 0
+    assert results[0] == results[1]
+
+
+class ComesApart(ReferenceSystem):
+    """Cannot be driven at all."""
+
+    def reset(self, geometry: Geometry) -> None:
+        raise UnusableImplementation("no such release")
+
+
+def test_what_a_process_cannot_use_is_said_in_this_one() -> None:
+    processes = Processes(2)
+    try:
+        with pytest.raises(UnusableImplementation, match="no such release"):
+            run(ReferenceSystem(), plan("smoke"), executor=processes, named=Named(f"{__name__}:ComesApart"))
+    finally:
+        processes.close()
 
 
 def test_a_slow_system_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +136,7 @@ def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(
 
     monkeypatch.setattr(campaign, "minimise", minimise)
     monkeypatch.setattr(campaign._Campaign, "_shown", lambda self, trace: ())
-    run(resolve("torch+pr22900"), replace(plan("smoke", machines=["sessions"]), after_finding_s=0))
+    run(resolve("torch+pr22900"), replace(plan("smoke", machines=["sessions"]), after_finding=0))
     first, *others = budgets.values()
     assert first == BUDGET and others and set(others) == {campaign._BESIDE}
 
@@ -136,7 +164,7 @@ def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothi
         [finding] = run(change, asked, base=before).findings
         assert finding.clause == "OUT-1"
         assert [type(c) for c in finding.run.trace.commands if isinstance(c, Open)] == kinds
-    same = run(base, replace(asked, after_finding_s=0), base=RefusesDecode(always=False))
+    same = run(base, replace(asked, after_finding=0), base=RefusesDecode(always=False))
     assert len(same.findings) == 1 and not same.stopped
 
 

@@ -44,7 +44,7 @@ from reference.rules import RULES, Case, Rule
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
-from stateful_tests.explore import runner as search
+from stateful_tests.explore import search
 from stateful_tests.explore.lifecycle import Transition
 from stateful_tests.traces import files as traces
 

@@ -1,4 +1,4 @@
-"""The explorer: its counts, its canonical states, bounds."""
+"""Explorations: counts, states modulo symmetry, bounds, that clauses find faults."""
 
 from __future__ import annotations
 
@@ -7,19 +7,41 @@ from dataclasses import replace
 
 import pytest
 
+from impl.adapter import View
 from reference import model
 from reference.clauses import CLAUSES, Failure
 from reference.clauses.step import Step
-from reference.commands import COMMANDS, Done, Evict, Finish, Insert, Mode, Open, Piece, Refused
+from reference.commands import (
+    COMMANDS,
+    Abort,
+    Close,
+    Command,
+    Decode,
+    Done,
+    Evict,
+    Finish,
+    Insert,
+    Match,
+    Mode,
+    Open,
+    Piece,
+    Refused,
+    Retract,
+    SpecDecode,
+    Submit,
+)  # fmt: skip
 from reference.geometry import Geometry
+from reference.ledger import State
+from reference.prefix_cache import Effects
+from stateful_tests.check.executors import Processes
 from stateful_tests.coverage import required as coverage
 from stateful_tests.coverage.scopes import SCOPES, Scope, spelt_in
 from stateful_tests.coverage.situations import catalogue, situation
-from stateful_tests.explore import canonical_state as quotient
-from stateful_tests.explore import runner as search
-from stateful_tests.explore.canonical_state import relabel
-from stateful_tests.explore.inductive_check import Checker
-from stateful_tests.explore.stepwise import Explorer, Graph
+from stateful_tests.explore import search
+from stateful_tests.explore.canonical_state import CanonicalStates, relabel
+from stateful_tests.explore.inductive_check import ReferenceInState, up_to_ids
+from stateful_tests.explore.search import Exploration, Explorer
+from stateful_tests.lockstep.abstraction import facts_of
 
 # Scope -> states, transitions, refused commands, depth. A changed rule shows here; so does a changed scope.
 COUNTS = {
@@ -46,6 +68,10 @@ BOTH = Scope(
     "small-both", "", Geometry(1, 1, 2, 2, 1, 2, True), Mode.FAITHFUL, sessions=1, ordinary=1, lock_holders=1,
     submits=(1,), prompts=("a1", "b1"), texts="ab", retracts=False,
 )  # fmt: skip
+HOLDERS = replace(
+    TREE, name="small-holders", lock_holders=2, texts="a", prompts=("a1", "a2"),
+    geometry=Geometry(1, 1, 2, 2, 1, 2, True),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -61,109 +87,241 @@ def test_counts(name: str) -> None:
     "scope", [SMALL, replace(SMALL, name="faithful", mode=Mode.FAITHFUL), TREE, BOTH], ids=lambda s: s.name
 )
 def test_equal_keys_lead_to_equal_keys(scope: Scope) -> None:
-    """What a quotient leaves out leads nowhere: every command, in states as runs leave them (names as they
-    came, serials and moments that only grow), leads where it leads in the state that stands for its key."""
-    graph, draw = Graph(scope), random.Random(0)
-    q = graph.quotient
+    """What a key leaves out leads nowhere: every command, in states as runs leave them (names as they came,
+    serials and moments that only grow), leads where it leads in the representative."""
+    explorer, draw = Explorer(scope, clauses=False), random.Random(0)
+    states = explorer.states
     for _ in range(5):
-        state = q.initial
+        state = states.initial
         for _ in range(20):
-            key = q.key(state)
-            assert q.key(q.state(key)) == key
-            said, leads = q.commands(key), dict(graph.targets(key))
-            real = [relabel(command, q.renaming(state), state) for command in said]
-            for number in draw.sample(range(len(said)), min(12, len(said))):
+            key = states.key(state)
+            assert states.key(states.state(key)) == key
+            real = [relabel(command, states.renaming(state), state) for command in states.commands(key)]
+            leads = list(explorer.moves(key))
+            for number in draw.sample(range(len(leads)), min(12, len(leads))):
+                said, same, alone = leads[number]
                 now, outcome = model.step(state, real[number])
-                assert isinstance(outcome, Done) == (number in leads), real[number]
-                assert q.key(now) == leads.get(number, key), real[number]
-                alone, same = model.step(q.state(key), said[number])
-                assert type(same) is type(outcome)
-                assert situation(q.state(key), said[number], same, alone) == situation(
+                assert type(outcome) is type(same) and states.key(now) == states.key(alone), real[number]
+                assert situation(states.state(key), said, same, alone) == situation(
                     state, real[number], outcome, now
                 )
-            state, _ = model.step(state, real[draw.choice(list(leads))])
+            done = [at for at, (_, outcome, _) in enumerate(leads) if isinstance(outcome, Done)]
+            state, _ = model.step(state, real[draw.choice(done)])
 
 
 def test_letters_are_alike() -> None:
     """Two nodes were never used at one moment unless one is above the other: no letter decides."""
     geometry = Geometry(1, 1, 6, 6, 1, 3, True)
     scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=spelt_in("ab", 3))
-    q, keys = quotient.Quotient(scope), []
+    states, keys = CanonicalStates(scope), []
     for first, then in ("ab", "ba"):
-        state = q.initial
+        state = states.initial
         for command in (Insert("h1", (Piece(first, 2),)), Insert("h1", (Piece(then, 3),)), Evict(0, 2)):
             state, outcome = model.step(state, command)
             assert isinstance(outcome, Done)
-        keys.append(q.key(state))
+        keys.append(states.key(state))
     assert keys[0] == keys[1]
 
 
 @pytest.mark.parametrize("scope", [SMALL, TREE], ids=lambda s: s.name)
-def test_every_way_told_leads_there(scope: Scope) -> None:
+def test_every_way_leads_there(scope: Scope) -> None:
     explorer = Explorer(scope)
     explorer.run(states=300)
     for at in range(0, len(explorer.keys), 17):
-        state = explorer.graph.quotient.initial
+        state = explorer.states.initial
         commands = explorer.path(at)
         for command in commands:
             state, outcome = model.step(state, command)
             assert isinstance(outcome, Done)
-        assert explorer.graph.quotient.key(state) == explorer.keys[at]
+        assert explorer.states.key(state) == explorer.keys[at]
         assert explorer.levels[len(commands)] <= at, "a shortest way"
 
 
-def test_bounds_are_said() -> None:
-    by_depth, by_states = Explorer(SMALL), Explorer(SMALL)
-    assert by_depth.run(depth=4) == "depth 4"
-    assert len(by_depth.levels) == 5
-    assert by_states.run(states=50) == "50 states"
-    result = by_states.result("50 states")
-    assert not result.complete
-    assert result.states >= 50 > result.expanded
-    assert Explorer(SMALL).run(memory_mb=1) == "1 MB of memory"
+def test_bounds_are_reported() -> None:
+    by_depth = search.run(SMALL, depth=4)
+    assert (by_depth.stopped, by_depth.depth, by_depth.complete) == ("depth 4", 4, False)
+    by_states = search.run(SMALL, states=50)
+    assert by_states.stopped == "50 states" and by_states.states >= 50 > by_states.expanded
+    assert search.run(SMALL, memory_mb=1).stopped == "1 MB of memory"
 
 
-def test_clauses_hold_and_are_asked_at_every_step() -> None:
-    tiny = replace(SMALL, ordinary=0, geometry=Geometry(1, 1, 2, 2, 1, 2))
-    result = search.run(tiny)
-    assert result.finding is None
-    assert result.complete
-    assert result.tallies is not None
-    assert result.tallies["OUT-1"].evaluated == result.transitions + result.refused
-    assert result.tallies["READ-1"].reached > 0
-
-
-def test_a_violation_is_told_by_a_shortest_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clause that nothing keeps: finishes with all outputs are violations."""
+def test_a_violation_is_reported_by_a_shortest_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clause that nothing keeps: finishes with all outputs are violations. It is found wherever it runs."""
 
     def never(step: Step) -> Failure | None:
         return ("no finish", "one") if isinstance(step.command, Finish) and step.done else None
 
-    monkeypatch.setitem(CLAUSES, "REF-1", replace(CLAUSES["REF-1"], check=never))
-    result = search.run(SMALL)
-    assert result.stopped == "a clause was violated"
-    assert result.finding is not None
-    run = result.finding.run
-    assert result.finding.clause == "REF-1"
-    assert run.violation is not None
-    assert run.trace.origin == "exhaustive"
-    assert len(run.trace.commands) == 4, "submit, admit, extend, finish"
+    monkeypatch.setitem(CLAUSES, "LEN-2", replace(CLAUSES["LEN-2"], check=never))
+    monkeypatch.setattr(search, "SPREAD", 1)
+    processes = Processes(2)
+    try:
+        results = [search.run(SMALL), search.run(SMALL, executor=processes)]
+    finally:
+        processes.close()
+    for result in results:
+        assert result.stopped == "a clause was violated"
+        assert result.finding is not None and result.finding.clause == "LEN-2"
+        trace = result.finding.run.trace
+        assert trace.origin == "exhaustive"
+        assert [type(c).__name__ for c in trace.commands] == ["Submit", "Admit", "Extend", "Finish"]
+    assert seen(results[0]) == seen(results[1])
 
 
-def test_a_placement_shows_what_a_run_shows() -> None:
-    """Facts in a placed state: contents of committed positions, and nothing else is promised."""
-    explorer, checker = Explorer(SMALL), Checker()
-    explorer.run(states=200)
-    for key in explorer.keys[::9]:
-        checker.begin(explorer.graph.quotient.state(key))
-        for command in explorer.graph.quotient.commands(key):
-            assert checker.failures(command) == []
+def seen(result: Exploration) -> tuple[object, ...]:
+    finding = result.finding.run.trace if result.finding is not None else None
+    return (
+        result.states, result.expanded, result.transitions, result.refused, result.depth, result.stopped,
+        result.situations, result.reached, finding,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("scope", ["tree-tiny", "session-no-window"])
+def test_processes_see_what_one_sees(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "SPREAD", 1)
+    processes = Processes(3)
+    try:
+        for bound in (None, 100):
+            one = search.run(SCOPES[scope], states=bound)
+            assert seen(search.run(SCOPES[scope], states=bound, executor=processes)) == seen(one)
+    finally:
+        processes.close()
+
+
+# Faults in the system: what is physical goes wrong after some commands, the rules are right.
+
+
+class _Faulty(ReferenceInState):
+    def carry_out(self, command: Command, now: State, effects: Effects) -> None:
+        before = {pool: [*free] for pool, free in self.free.items()}
+        super().carry_out(command, now, effects)
+        self.fault(command, {pool: [p for p in self.free[pool] if p not in before[pool]] for pool in before})
+
+    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
+        raise NotImplementedError
+
+
+class _FreesTwice(_Faulty):
+    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
+        if isinstance(command, Finish):
+            self.free["full"] += freed["full"]
+
+
+class _ForgetsToFree(_Faulty):
+    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
+        if isinstance(command, Retract):
+            self.free["full"] = [page for page in self.free["full"] if page not in freed["full"]]
+
+
+class _FreesSomebodysPage(_Faulty):
+    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
+        if isinstance(command, Submit) and self.pages["swa"]:
+            self.free["swa"].append(max(self.pages["swa"].values()))
+
+
+class _WritesTheWrongStamp(_Faulty):
+    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
+        if isinstance(command, Decode):
+            self.stamps["full"] = [stamp and stamp + 1 for stamp in self.stamps["full"]]
+
+
+class _KeepsARow(_Faulty):
+    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
+        if isinstance(command, Close) and len(self.free_rows) == self.geometry.rows:
+            self.free_rows.pop()
+
+
+class _KeepsAMapping(_Faulty):
+    kept: tuple[int, ...] = ()
+
+    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
+        self.kept = (*freed["full"][:1],) if isinstance(command, Abort) else ()
+
+    def view(self) -> View:
+        view = super().view()
+        mapping = [*view.full_to_swa]
+        for page in self.kept:
+            mapping[page * self.geometry.page_size] = self.geometry.page_size
+        return replace(view, full_to_swa=mapping)
+
+
+class _ForgetsALock(_Faulty):
+    """Shows a lock too few once a second holder has one."""
+
+    many = False
+
+    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
+        self.many = isinstance(command, Match)
+
+    def view(self) -> View:
+        view = super().view()
+        if self.many and view.tree is not None:
+            nodes = [replace(n, full_locks=min(n.full_locks, 1)) for n in view.tree.nodes]
+            view = replace(view, tree=replace(view.tree, nodes=nodes))
+        return view
+
+
+class _MovesACursor(_Faulty):
+    moved = False
+
+    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
+        self.moved = isinstance(command, SpecDecode)
+
+    def view(self) -> View:
+        view = super().view()
+        for name, seen in view.requests.items() if self.moved else ():
+            if seen.cursors is not None:
+                further = seen.cursors._replace(kv_committed_len=seen.cursors.kv_committed_len + 1)
+                view.requests[name] = replace(seen, cursors=further)
+        return view
+
+
+@pytest.mark.parametrize(
+    "system, scope, clauses",
+    [
+        (_FreesTwice, SMALL, {"OWN-2"}),
+        (_ForgetsToFree, SMALL, {"FREE-1", "OWN-3", "END-1"}),
+        (_FreesSomebodysPage, SMALL, {"FREE-2", "OWN-1"}),
+        (_WritesTheWrongStamp, SMALL, {"READ-1"}),
+        (_KeepsARow, SMALL, {"END-1", "OWN-4"}),
+        (_KeepsAMapping, SMALL, {"MAP-4"}),
+        (_ForgetsALock, HOLDERS, {"TREE-6", "TREE-9"}),
+        (_MovesACursor, SMALL, {"LEN-1", "LEN-4", "REF-1"}),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_faults_of_the_system_are_found(
+    system: type[_Faulty], scope: Scope, clauses: set[str]
+) -> None:
+    explorer = Explorer(scope, system=system())
+    assert explorer.run(states=2000) == "a clause was violated"
+    finding = explorer.result("a clause was violated").finding
+    assert finding is not None and finding.run.violation is not None
+    assert set(finding.run.violation.clauses) & clauses, finding.run.violation
+
+
+def test_facts_that_differ_in_ids_alone_are_equal() -> None:
+    system, other = ReferenceInState(), ReferenceInState()
+    explorer = Explorer(BOTH, clauses=False)
+    explorer.run(states=300)
+    for key in explorer.keys[::7]:
+        state = explorer.states.state(key)
+        for each in (system, other):
+            each.start_in(state)
+        size, facts = BOTH.geometry.page_size, facts_of(system.view(), BOTH.geometry)
+        swap = {1: 2, 2: 1}
+        other.pages = {p: {k: swap.get(n, n) for k, n in pages.items()} for p, pages in other.pages.items()}
+        other.free = {p: [swap.get(n, n) for n in free] for p, free in other.free.items()}
+        for stamps in other.stamps.values():
+            stamps[size : 3 * size] = stamps[2 * size : 3 * size] + stamps[size : 2 * size]
+        assert up_to_ids(facts_of(other.view(), BOTH.geometry), size) == up_to_ids(facts, size)
+        if len(other.free["full"]) < BOTH.geometry.full_pages:
+            other.free["full"] += [*other.pages["full"].values()][:1]
+            assert up_to_ids(facts_of(other.view(), BOTH.geometry), size) != up_to_ids(facts, size)
 
 
 def test_situations_are_those_of_the_catalogue() -> None:
     for scope in (SMALL, TREE, BOTH):
-        explorer = Explorer(scope)
-        result = explorer.result(explorer.run(states=400))
+        result = search.run(scope, states=400)
         known = catalogue(scope.geometry, COMMANDS)
         assert len(set(known)) == len(known)
         assert result.situations.keys() <= set(known)

@@ -1,0 +1,54 @@
+"""Options for where work runs: `-j N` processes, `--ray ADDRESS` a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ci.commands.shared import Unusable
+
+if TYPE_CHECKING:
+    from stateful_tests.check.executors import Executor
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def parallel_options(command: _Command) -> _Command:
+    """-j and --ray."""
+    jobs = click.option(
+        "-j", "--jobs", type=click.IntRange(1),
+        help="Processes to use; as many as there are cores, where that pays. Results do not depend on it.",
+    )  # fmt: skip
+    ray = click.option(
+        "--ray", "ray_address", metavar="ADDRESS",
+        help="Use the Ray cluster there instead; auto: the one that runs here.",
+    )  # fmt: skip
+    return jobs(ray(command))
+
+
+@contextmanager
+def executor(
+    jobs: int | None, ray_address: str | None, *, pays: bool = True, fork: bool = True
+) -> Iterator[Executor]:
+    """Where the work runs. pays: without -j all cores are used; fork: processes may be forked."""
+    from stateful_tests.check.executors import SERIAL, Processes, cores
+
+    if ray_address is not None:
+        from stateful_tests.check.ray_cluster import NoCluster, RayCluster
+
+        if jobs is not None:
+            raise Unusable("--ray uses the cores of the cluster: without -j")
+        try:
+            made: Executor = RayCluster(ray_address)
+        except NoCluster as error:
+            raise Unusable(f"--ray {error}") from error
+    else:
+        count = jobs or (cores() if pays else 1)
+        made = Processes(count, fork=fork) if count > 1 else SERIAL
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,92 @@
+"""Where work runs: in this process, in processes beside it, or on a Ray cluster (`ray_cluster.py`).
+
+Work is pure: what a task gives depends on the task alone. Results come in the order of the tasks, so what is
+made of them does not depend on how many tasks run at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Protocol, TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+_Handle = TypeVar("_Handle")
+
+
+class Executor(Protocol):
+    """Runs tasks. at_once: how many."""
+
+    at_once: int
+
+    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
+        """The results, in the order of the tasks. Closing the iterator leaves the rest undone."""
+
+    def close(self) -> None: ...
+
+
+class Serial:
+    """One task after the other, in this process, as their results are asked for."""
+
+    at_once = 1
+
+    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
+        yield from map(work, tasks)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+SERIAL = Serial()
+
+
+def ahead(
+    submit: Callable[[Task], _Handle], result: Callable[[_Handle], Result], drop: Callable[[_Handle], object],
+    tasks: Iterable[Task], most: int,
+) -> Generator[Result, None, None]:  # fmt: skip
+    """Results in the order of the tasks, `most` of which are under way at a time."""
+    waiting: deque[_Handle] = deque()
+    try:
+        for task in tasks:
+            waiting.append(submit(task))
+            if len(waiting) >= most:
+                yield result(waiting.popleft())
+        while waiting:
+            yield result(waiting.popleft())
+    finally:
+        for handle in waiting:
+            drop(handle)
+
+
+class Processes:
+    """Processes on this machine. They are forked where that is safe: they begin with what is loaded here."""
+
+    def __init__(self, count: int, *, fork: bool = True) -> None:
+        self.at_once = count
+        method = "fork" if fork and sys.platform == "linux" else "spawn"
+        self._pool = ProcessPoolExecutor(count, get_context(method), _ignore_interrupts)
+
+    def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
+        def submit(task: Task) -> Future[Result]:
+            return self._pool.submit(work, task)
+
+        return ahead(submit, Future[Result].result, Future[Result].cancel, tasks, 3 * self.at_once)
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """An interrupt ends the process that asked for the work, which then ends these."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

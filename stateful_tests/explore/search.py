@@ -1,0 +1,319 @@
+"""Breadth-first search over the states of a scope modulo symmetry, with every clause asked at every step.
+
+States are expanded in batches of one level. What a batch finds depends on the batch alone, and batches are
+taken in their order: so where they run, and how many at a time, changes nothing.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from types import FrameType
+
+from reference import model
+from reference.commands import Command, Done, Mode, Outcome
+from reference.ledger import State
+from stateful_tests.check.executors import SERIAL, Executor
+from stateful_tests.coverage.scopes import Scope
+from stateful_tests.coverage.situations import catalogue, situation
+from stateful_tests.explore import enumeration
+from stateful_tests.explore.canonical_state import KEPT, CanonicalStates, Key, relabel
+from stateful_tests.explore.inductive_check import InductiveStepCheck, ReferenceInState
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.results import Finding, Trace, Violation
+from stateful_tests.shrink.minimise import minimise
+
+Progress = Callable[[str, int, int], None]
+MEMORY_MB = 4096  # of the process, where nothing else is asked for
+BATCH = 16  # states
+SPREAD = 8  # batches of a level that are worth other processes
+
+# States to expand, and clauses whose situations need not be looked for.
+_Task = tuple[list[Key], frozenset[str]]
+
+
+@dataclass(slots=True)
+class Exploration:
+    """What an exploration has seen.
+
+    transitions, refused: commands that were carried out, or not, in every state that was expanded. depth: of
+    the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words. memory_mb:
+    the most that the process has had. situations: how often each was met; missing: the others. reached:
+    clauses whose situation came up.
+    """
+
+    scope: Scope
+    states: int
+    expanded: int
+    transitions: int
+    refused: int
+    depth: int
+    complete: bool
+    stopped: str
+    seconds: float
+    memory_mb: float
+    situations: dict[str, int]
+    missing: list[str]
+    reached: set[str]
+    finding: Finding | None = None
+
+
+@dataclass(slots=True)
+class Expansion:
+    """What the commands in some states lead to.
+
+    targets: of each state, (number of the first command that leads there, key). violated: the place of the
+    state among them, the number of the command, and what it violates; nothing after it was looked at.
+    """
+
+    targets: list[list[tuple[int, Key]]] = field(default_factory=list)
+    transitions: int = 0
+    refused: int = 0
+    situations: Counter[str] = field(default_factory=Counter)
+    reached: set[str] = field(default_factory=set)
+    violated: tuple[int, int, Violation] | None = None
+
+
+class Expander:
+    """Expands states, one by one. check: None asks no clause."""
+
+    def __init__(self, scope: Scope, check: InductiveStepCheck | None) -> None:
+        self.states = CanonicalStates(scope)
+        self.check = check
+        self._keys: dict[tuple[object, ...], Key] = {}
+
+    def expand(self, task: _Task) -> Expansion:
+        """Run every command in some states."""
+        found, (keys, reached) = Expansion(), task
+        if self.check is not None:
+            self.check.look_for(reached)
+        for place, key in enumerate(keys):
+            found.targets.append([])
+            number, violation = self._expand(key, found)
+            if violation is not None:
+                found.violated = place, number, violation
+                break
+        if self.check is not None:
+            found.reached = self.check.reached
+        return found
+
+    def _expand(self, key: Key, found: Expansion) -> tuple[int, Violation | None]:
+        state, check, known, number = self.states.state(key), self.check, set[Key](), 0
+        targets, situations = found.targets[-1], found.situations
+        if check is not None:
+            check.start_in(state)
+        for number, command in enumerate(self.states.commands(key)):
+            now, outcome, effects = model.step_with_effects(state, command)
+            situations[situation(state, command, outcome, now)] += 1
+            if isinstance(outcome, Done):
+                found.transitions += 1
+                target = self._keys.get(now[1:]) or self._key(now)
+                if target not in known:
+                    known.add(target)
+                    targets.append((number, target))
+            else:
+                found.refused += 1
+            if check is not None:
+                violation = check.violation(command, now, outcome, effects)
+                if violation is not None:
+                    return number, violation
+        return number, None
+
+
+    def _key(self, state: State) -> Key:
+        if len(self._keys) >= KEPT:
+            self._keys.clear()
+        key = self._keys[state[1:]] = self.states.key(state)
+        return key
+
+
+@lru_cache(maxsize=2)
+def _expander(scope: Scope, clauses: bool, search: float) -> Expander:  # noqa: ARG001 (one for each search)
+    return Expander(scope, InductiveStepCheck() if clauses else None)
+
+
+def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansion:
+    return _expander(scope, clauses, search).expand(task)
+
+
+class Explorer:
+    """A search that can be stopped. keys: of the states as they were found; seen: key -> index in keys.
+
+    clauses: False for whoever needs the states and nothing else. system: in place of the reference's own;
+    then everything runs in this process.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        *,
+        clauses: bool = True,
+        executor: Executor = SERIAL,
+        system: ReferenceInState | None = None,
+    ) -> None:
+        self.scope = scope
+        self.states = CanonicalStates(scope)
+        self.keys: list[Key] = [self.states.key(self.states.initial)]
+        self.seen: dict[Key, int] = {self.keys[0]: 0}
+        self.levels = [0]  # where each depth begins in keys
+        self.expanded = 0
+        self.found = Expansion()
+        self.seconds = 0.0
+        self._parents, self._via = array("I", [0]), array("H", [0])
+        self._executor = executor
+        self._work: Callable[[_Task], Expansion] = partial(_expand, scope, clauses, time.monotonic())
+        if system is not None:
+            mine = Expander(scope, InductiveStepCheck(system))
+            self._work, self._executor = mine.expand, SERIAL
+        self._violated: tuple[int, Command, Violation] | None = None
+
+    def moves(self, key: Key) -> Iterator[tuple[Command, Outcome, State]]:
+        """Every command in the representative of a key, what becomes of it, and the state it leads to."""
+        state = self.states.state(key)
+        for command in self.states.commands(key):
+            now, outcome = model.step(state, command)
+            yield command, outcome, now
+
+    def run(
+        self,
+        *,
+        states: int | None = None,
+        depth: int | None = None,
+        memory_mb: float = MEMORY_MB,
+        progress: Progress | None = None,
+        pause: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Search until nothing is left, or to a bound; says which. pause: asked after every batch."""
+        began = time.monotonic()
+        try:
+            while (first := self.levels[-1]) < (end := len(self.keys)):
+                if depth is not None and len(self.levels) > depth:
+                    return f"depth {depth}"
+                self.levels.append(end)
+                starts = range(first, end, BATCH)
+                reached = frozenset(self.found.reached)
+                tasks = [(self.keys[start : min(start + BATCH, end)], reached) for start in starts]
+                executor = self._executor if len(tasks) >= SPREAD else SERIAL
+                with closing(executor.map(self._work, tasks)) as results:
+                    for start, result in zip(starts, results):
+                        self._take(start, result)
+                        if self._violated is not None:
+                            return "a clause was violated"
+                        if pause():
+                            return "an interrupt"
+                        if states is not None and len(self.keys) >= states:
+                            return f"{states} states"
+                        if memory() > memory_mb:
+                            return f"{memory_mb:g} MB of memory"
+                        if progress is not None:
+                            waiting = f"{len(self.keys)} states, {len(self.keys) - self.expanded} waiting"
+                            where = f"{self.scope.name}, depth {len(self.levels) - 2}, {waiting}"
+                            progress(where, self.found.transitions, 0)
+            self.levels.pop()
+            return "fixed point"
+        finally:
+            self.seconds += time.monotonic() - began
+
+    def _take(self, start: int, result: Expansion) -> None:
+        """Enter what a batch that begins at `start` has found."""
+        mine = self.found
+        mine.transitions += result.transitions
+        mine.refused += result.refused
+        mine.situations += result.situations
+        mine.reached |= result.reached
+        for at, targets in enumerate(result.targets, start):
+            for number, target in targets:
+                if target not in self.seen:
+                    self.seen[target] = len(self.keys)
+                    self.keys.append(target)
+                    self._parents.append(at)
+                    self._via.append(number)
+        self.expanded = start + len(result.targets)
+        if result.violated is not None:
+            place, number, violation = result.violated
+            at = start + place
+            self._violated = at, self.states.commands(self.keys[at])[number], violation
+
+    def path(self, at: int, last: Command | None = None) -> tuple[Command, ...]:
+        """The shortest way to a state (and one command more), in names that stay what they are."""
+        steps = []
+        while at:
+            steps.append((self.keys[self._parents[at]], self._via[at]))
+            at = self._parents[at]
+        states, state, way = self.states, self.states.initial, list[Command]()
+        commands = [states.commands(key)[number] for key, number in reversed(steps)]
+        for command in [*commands, last] if last is not None else commands:
+            way.append(relabel(command, states.renaming(state), state))
+            state, _ = model.step(state, way[-1])
+        return tuple(way)
+
+    def result(self, stopped: str) -> Exploration:
+        """Everything that was seen."""
+        scope, found = self.scope, self.found
+        thinkable = catalogue(scope.geometry, enumeration.kinds(scope), enumeration.absent(scope))
+        return Exploration(
+            scope, len(self.keys), self.expanded, found.transitions, found.refused,
+            len(self.levels) - 1 - (len(self.keys) == self.levels[-1]),
+            stopped == "fixed point", stopped, self.seconds, memory(), dict(sorted(found.situations.items())),
+            [text for text in thinkable if text not in found.situations], found.reached, self._finding(),
+        )  # fmt: skip
+
+    def _finding(self) -> Finding | None:
+        """The violation at the end of its shortest way, as a check reports it."""
+        if self._violated is None:
+            return None
+        at, command, violation = self._violated
+        commands, scope, system = self.path(at, command), self.scope, ReferenceSystem()
+        trace = Trace(scope.geometry, scope.mode, commands, "exhaustive", clause=violation.clause)
+        run = replay(system, trace)
+        if run.violation is not None:
+            smallest = minimise(system, trace, run.violation.clause)
+            run = replay(system, replace(smallest, origin="exhaustive", clause=run.violation.clause))
+        else:
+            said = f"{violation.observed} (not from the empty state: the start in this state is at fault)"
+            run = replace(run, violation=replace(violation, step=len(commands) - 1, observed=said))
+        modes = (Mode.FREE,) if scope.mode is Mode.FREE else tuple(Mode)
+        assert run.violation is not None
+        return Finding(run.violation.clause, run, modes, 1, self.seconds, self.found.transitions)
+
+
+def memory() -> float:
+    """The most memory that the process has had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def run(
+    scope: Scope,
+    *,
+    states: int | None = None,
+    depth: int | None = None,
+    memory_mb: float = MEMORY_MB,
+    progress: Progress | None = None,
+    executor: Executor = SERIAL,
+) -> Exploration:
+    """Explore a scope to a fixed point or a bound. An interrupt ends the search between two batches."""
+    explorer = Explorer(scope, executor=executor)
+    interrupted = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        stopped = explorer.run(
+            states=states, depth=depth, memory_mb=memory_mb, progress=progress, pause=lambda: interrupted
+        )
+        return explorer.result(stopped)
+    finally:
+        signal.signal(signal.SIGINT, before)
