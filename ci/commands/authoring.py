@@ -216,7 +216,7 @@ class _Typed(click.Command):
 
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl([(name, rest) for name, _, rest in (u.partition(" ") for u in USAGES)])
+            formatter.write_dl([(name, usage[len(name) + 1 :]) for name, usage in USAGES.items()])
 
 
 @click.command(cls=_Typed)
@@ -265,12 +265,12 @@ def record(
     _saved(trace, target)
 
     from ci.report import render
-    from stateful_tests.traces.notation import describe, say
+    from stateful_tests.traces.notation import format_command, format_outcome
 
     text = render.console()
     for line, command, *said in partings:
-        server, rules = map(say, said)
-        text.print(f"line {line}: {describe(command)}: server {server}, rules {rules}", soft_wrap=True)
+        server, rules = map(format_outcome, said)
+        text.print(f"line {line}: {format_command(command)}: server {server}, rules {rules}", soft_wrap=True)
     against = f", {len(partings)} against the rules" if partings else ""
     text.print(f"saved   {target} ({len(trace.commands)} commands{against})", soft_wrap=True)
     return 0
@@ -280,7 +280,7 @@ def _typed(recorder: Recorder) -> None:
     """Answer what is typed until it ends. A wrong line is told: a terminal goes on, a pipe is refused."""
     from ci.report import data as report
     from ci.report import render
-    from stateful_tests.traces.notation import USAGES, WordingError, describe, parse
+    from stateful_tests.traces.notation import USAGES, NotationError, format_command, parse
 
     terminal = sys.stdin.isatty()
     out = render.console()
@@ -295,14 +295,14 @@ def _typed(recorder: Recorder) -> None:
             if not line or line.startswith("#"):
                 continue
             if line == "help":
-                out.print("\n".join(USAGES), soft_wrap=True)
+                out.print("\n".join(USAGES.values()), soft_wrap=True)
             elif line == "undo":
                 row = recorder.undo()
-                out.print("nothing to undo" if row is None else f"undone: {describe(row.command)}")
+                out.print("nothing to undo" if row is None else f"undone: {format_command(row.command)}")
             else:
                 try:
                     data = report.row_data(number, recorder.do(parse(line)), False)
-                except WordingError as error:
+                except NotationError as error:
                     if not terminal:
                         raise Unusable(f"line {number}: {error}; nothing was written") from error
                     out.print(str(error))

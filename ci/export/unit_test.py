@@ -25,7 +25,7 @@ from reference.commands import CheckBusy, CheckIdle, Open, Outcome, Refused
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.traces.notation import describe
+from stateful_tests.traces.notation import format_command
 
 LEGEND = (
     "C is kv_committed_len, A kv_allocated_len, E swa_evicted_seqlen, R cache_protected_len, P page_size,"
@@ -182,10 +182,10 @@ def _play(trace: Trace, system: SGLangSystem) -> Played:
         outcome = lockstep.do(command)
         check, last = isinstance(command, (CheckBusy, CheckIdle)), lockstep.violation is not None
         if not check or last:  # a check that is content only looks
-            steps.append((describe(command), outcome, system.calls))
+            steps.append((format_command(command), outcome, system.calls))
         if (violation := lockstep.violation) is not None:
             if violation.clause == "BROKEN" and not check:
-                raise NotExportable(f"the release breaks at {describe(command)}: {violation.observed}")
+                raise NotExportable(f"the release breaks at {format_command(command)}: {violation.observed}")
             clause = trace.clause if trace.clause in violation.clauses else violation.clause
             kind, after = system.kind, lockstep.moment()
             unified = kind.is_unified(trace.geometry)

@@ -24,7 +24,8 @@ from reference.commands import (
     prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
-from stateful_tests.shrink.passes import scaled, shrink
+from stateful_tests.shrink.passes import shrink
+from stateful_tests.shrink.rewriting import scaled
 from stateful_tests.traces.files import prompt_of
 
 NOISE: tuple[Command, ...] = (

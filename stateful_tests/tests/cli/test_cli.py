@@ -62,7 +62,7 @@ from stateful_tests.lockstep.results import (
     Violation,
 )  # fmt: skip
 from stateful_tests.traces import files as traces
-from stateful_tests.traces import notation as wording
+from stateful_tests.traces import notation
 
 COMMANDS: tuple[Command, ...] = (
     Open("s1"),
@@ -179,7 +179,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, result: CheckResult) -> list[campaign
     ],
 )
 def test_commands_in_readable_form(command: Command, reads: str) -> None:
-    assert wording.describe(command) == reads
+    assert notation.format_command(command) == reads
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_commands_in_readable_form(command: Command, reads: str) -> None:
     ],
 )
 def test_outcomes_in_readable_form(outcome: Outcome, reads: str) -> None:
-    assert wording.say(outcome) == reads
+    assert notation.format_outcome(outcome) == reads
 
 
 def test_check_that_conforms(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from reference.commands import (
     COMMANDS, Abort, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Decode, Done, Draft, Evict,
     EvictSwa, Extend, Finish, Insert, Match, Mode, Open, Piece, Reason, Refused, Retract, SpecDecode, Submit,
-    Unlock,
+    Unlock, kind_name,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.traces import files as traces
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.traces.schema import MAX_BYTES, MAX_LENGTH, TraceFile
+from stateful_tests.traces.schema import MAX_BYTES, MAX_LENGTH, STEPS, TraceFile
 from stateful_tests.traces.files import TraceError, dump, load, loads, save
 
 README = traces.SCHEMA_PATH.parent / "README.md"
@@ -143,7 +143,7 @@ def test_the_header_comes_first_and_every_step_has_a_line() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_steps_have_the_fields_and_defaults_of_the_commands(command: type) -> None:
-    step = traces._STEP_OF[command]
+    step = STEPS[command].type
     info = {f.name: f.default for f in msgspec.structs.fields(step) if f.name != "expect"}
     plain = {MISSING: msgspec.NODEFAULT, (): ""}  # a prompt is a string
     assert info == {f.name: plain.get(f.default, f.default) for f in fields(command)}
@@ -391,7 +391,7 @@ def test_the_readme_keeps_its_word() -> None:
     trace = loads(example[1].encode(), "README.md")
     assert trace.bug == "pr22897"
     assert dict(trace.expected)[6] == Refused(Reason.UNKNOWN_REQUEST)
-    for word in [*Reason, *(traces.tag(c) for c in COMMANDS), *msgspec.structs.asdict(_file(trace))]:
+    for word in [*Reason, *(kind_name(c) for c in COMMANDS), *msgspec.structs.asdict(_file(trace))]:
         assert f"`{word}`" in text
     for command in COMMANDS:
         assert all(f'`{f.name}`' in text for f in fields(command))
