@@ -74,7 +74,7 @@ class Coverage:
 
 
 class _World(NamedTuple):
-    """What tells runs apart that can have different situations."""
+    """What decides which situations a run can have."""
 
     tree: bool
     window: bool

@@ -54,7 +54,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET)
 
 
 def _logged(commands: Commands) -> Commands:
-    """Memory checks at the level that tells who was counted as what."""
+    """Memory checks at the level that logs who was counted as what."""
     return tuple(CheckBusy(2) if isinstance(c, CheckBusy) and c.level else c for c in commands)
 
 

@@ -26,7 +26,8 @@ from reference.geometry import Geometry, GeometryError
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.schema import (
-    CHOICES, COMMAND_OF, FORMAT, MAX_BYTES, STEPS, VERSION, AnyStep, Expect, GeometryBody, Step, TraceFile,
+    CHOICES, COMMAND_OF, FORMAT, MAX_BYTES, STEPS, VERSION, AnyStep, Expect, GeometryBody, TraceFile,
+    TraceStep,
 )  # fmt: skip
 from stateful_tests.traces.schema import prompt_of as prompt_of
 from stateful_tests.traces.schema import prompt_text as prompt_text
@@ -48,7 +49,7 @@ def _one_line(text: object, limit: int) -> str:
 
 
 class _Header(Struct):
-    """Enough to tell what a file is; everything else is skipped unread."""
+    """Enough to know what a file is; the rest is skipped unread."""
 
     format: Any = None
     version: Any = None
@@ -192,7 +193,7 @@ def _position(message: str, data: bytes) -> str:
     return message.removeprefix("JSON is malformed: ").replace(found[0], f" at line {line} column {column}")
 
 
-def step_of(step: Step) -> tuple[Command, Outcome | None]:
+def step_of(step: TraceStep) -> tuple[Command, Outcome | None]:
     """The command of a step, and its outcome where one is stated."""
     command: Command = STEPS[COMMAND_OF[type(step)]].read(step)
     return command, None if isinstance(step.expect, UnsetType) else _outcome(step.expect)
@@ -234,8 +235,8 @@ def _outcome(expect: str | Expect) -> Outcome:
     return Done(CHOICES.read(expect.done))
 
 
-def _step(command: Command, outcome: Outcome | None) -> Step:
-    step: Step = STEPS[type(command)].write(command)
+def _step(command: Command, outcome: Outcome | None) -> TraceStep:
+    step: TraceStep = STEPS[type(command)].write(command)
     return step if outcome is None else msgspec.structs.replace(step, expect=_expect(outcome))
 
 

@@ -26,8 +26,8 @@ class NotationError(ValueError):
     """A line that is no command: one line that says what would be."""
 
 
-class Part(NamedTuple):
-    """A part of a command: as people are told to type it, as a pattern, and how it is written and read.
+class NotationPart(NamedTuple):
+    """A part of a command: its usage for people, its pattern, and how it is written and read.
 
     usage and pattern begin with the blank before the part. write: "" where it is left out. read: makes the
     values of fields from the groups of the pattern.
@@ -39,14 +39,14 @@ class Part(NamedTuple):
     read: Callable[[dict[str, str | None]], dict[str, Any]]
 
 
-def _name(field: str) -> Part:
-    return Part(
+def _name(field: str) -> NotationPart:
+    return NotationPart(
         f" {field.upper()}", rf" (?P<{field}>{_NAME})",
         lambda command: f" {getattr(command, field)}", lambda found: {field: found[field]},
     )  # fmt: skip
 
 
-def _number(field: str, word: str, *, default: int | None = None, always: bool = False) -> Part:
+def _number(field: str, word: str, *, default: int | None = None, always: bool = False) -> NotationPart:
     """A word and a number; without the two it is the default, which is not written unless `always`."""
     pattern, usage = rf" {word} (?P<{field}>{_LENGTH})", f" {word} N"
 
@@ -59,21 +59,23 @@ def _number(field: str, word: str, *, default: int | None = None, always: bool =
         return {} if text is None else {field: int(text)}
 
     if default is None:
-        return Part(usage, pattern, write, read)
-    return Part(f" [{usage[1:]}]", f"(?:{pattern})?", write, read)
+        return NotationPart(usage, pattern, write, read)
+    return NotationPart(f" [{usage[1:]}]", f"(?:{pattern})?", write, read)
 
 
-def _flag(field: str, words: str) -> Part:
-    return Part(
+def _flag(field: str, words: str) -> NotationPart:
+    return NotationPart(
         f" [{words}]", rf"(?P<{field}> {re.escape(words)})?",
         lambda command: f" {words}" if getattr(command, field) else "",
         lambda found: {field: found[field] is not None},
     )  # fmt: skip
 
 
-def _lanes(field: str, usage: str, lane: str, write: Callable[[Any], str], read: Callable[..., Any]) -> Part:
+def _lanes(
+    field: str, usage: str, lane: str, write: Callable[[Any], str], read: Callable[..., Any]
+) -> NotationPart:
     """What a batch holds, between commas. read: a lane from its words, those of the notation left out."""
-    return Part(
+    return NotationPart(
         f" {usage}, ...", rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",
         lambda command: " " + (", ".join(map(write, getattr(command, field))) or "(no lanes)"),
         lambda found: {field: tuple(read(*lane.split()) for lane in _listed(found[field] or ""))},
@@ -84,12 +86,12 @@ def _listed(text: str) -> Sequence[str]:
     return () if text.startswith("(") else text.split(",")
 
 
-_OF_PROMPT = Part(
+_OF_PROMPT = NotationPart(
     " a8b4", rf" (?P<prompt>{_PROMPT}|\(empty\))",
     lambda command: f" {prompt_text(command.prompt) or '(empty)'}",
     lambda found: {"prompt": prompt_of(found["prompt"] or "")},
 )  # fmt: skip
-_OF_SESSION = Part(
+_OF_SESSION = NotationPart(
     " in SESSION or (no session)", rf" (?:in (?P<session>{_NAME})|\(no session\))",
     lambda command: " (no session)" if command.session is None else f" in {command.session}",
     lambda found: {"session": found["session"]},
@@ -101,7 +103,7 @@ def _input(command: Submit) -> str:
     return shared + (f" {command.tokens:+}" if command.tokens or not shared else "")
 
 
-_INPUT = Part(
+_INPUT = NotationPart(
     " [a8b4] +TOKENS",
     rf"(?: (?P<prompt>{_PROMPT})(?: (?P<tokens>{_LENGTH}))?| (?P<alone>{_LENGTH}))",
     _input,
@@ -112,7 +114,7 @@ _INPUT = Part(
 )
 _REQUEST, _SESSION, _HOLDER = map(_name, ("request", "session", "holder"))
 
-NOTATION: dict[type, tuple[Part, ...]] = {
+NOTATION: dict[type, tuple[NotationPart, ...]] = {
     Open: (_SESSION,),
     Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0)),
     Admit: (_REQUEST,),

@@ -113,16 +113,16 @@ class Expect(_Struct, frozen=True):
             raise ValueError("expected one of `done` and `refused`")
 
 
-class Step(_Struct, frozen=True, tag_field="do", kw_only=True):
+class TraceStep(_Struct, frozen=True, tag_field="do", kw_only=True):
     """One command, and its outcome where one is stated."""
 
     expect: Literal["done"] | Expect | UnsetType = UNSET
 
 
-STEPS = {kind: record(kind, f"{kind.__name__}Step", Step, tag=kind_name(kind)) for kind in COMMANDS}
+STEPS = {kind: record(kind, f"{kind.__name__}Step", TraceStep, tag=kind_name(kind)) for kind in COMMANDS}
 COMMAND_OF = {form.type: kind for kind, form in STEPS.items()}
 if TYPE_CHECKING:
-    AnyStep = Step
+    AnyStep = TraceStep
 else:
     AnyStep = Union[tuple(COMMAND_OF)]
 
