@@ -1,4 +1,4 @@
-"""kvspec bugs, clauses and blindspots: what there is, and what sees what."""
+"""kvspec bugs, clauses and blindspots: lists, and which check sees which bug."""
 
 from __future__ import annotations
 

@@ -14,14 +14,7 @@ import pytest
 
 from impl.bugs import broken
 from reference.clauses.facts import (
-    Facts,
-    HolderFacts,
-    NodeFacts,
-    Owned,
-    Pool,
-    RequestFacts,
-    SessionFacts,
-    TreeFacts,
+    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
 )  # fmt: skip
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry

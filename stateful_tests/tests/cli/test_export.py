@@ -438,7 +438,7 @@ def test_a_bug_report(kvspec: Kvspec) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--impl", "torch"], "conforms on torch: there is nothing to report; --impl names another"),
+        (["--impl", "torch"], "conforms on torch: there is nothing to report; try another --impl"),
         (["--fixed", "0.5.13"], "--fixed goes with --as pytest"),
     ],
 )
