@@ -47,7 +47,7 @@ imports: setup ## import-linter: which folder may import which
 pytest: setup ## the tests alone: make pytest ARGS='-k traces'
 	@$(BIN)/python -m pytest -q -n auto $(ARGS) && echo "pytest: ok"
 
-spec: setup ## write SPEC.md anew, from the code
+spec: setup ## write SPEC.md, from the code
 	@$(BIN)/kvspec spec --out SPEC.md && echo "spec: ok"
 
 bench: setup ## commands per second of each implementation

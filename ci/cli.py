@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
 
 import click
 
@@ -20,15 +19,24 @@ from ci.commands.shared import Unusable
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-def _version() -> str:
+def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked:
+        return
+    from importlib import metadata  # it takes as long to load as click
+
     try:
-        return metadata.version("kvspec")
+        version = metadata.version("kvspec")
     except metadata.PackageNotFoundError:
-        return "(run from a checkout)"
+        version = "(run from a checkout)"
+    click.echo(f"kvspec {version}")
+    context.exit()
 
 
 @click.group(context_settings=_CONTEXT, invoke_without_command=True)
-@click.version_option(_version(), message="kvspec %(version)s")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version,
+    help="Show the version and exit.",
+)  # fmt: skip
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Check the KV-cache bookkeeping of an LLM server against its specification."""
@@ -72,8 +80,8 @@ def run(
     except Exception as error:
         if os.environ.get("KVSPEC_TRACEBACK"):
             raise
-        told = f"{type(error).__name__}: {error} (set KVSPEC_TRACEBACK=1 to see where)"
-        return complain(f"something broke that should not: {told}", 3)
+        where = "set KVSPEC_TRACEBACK=1 to see where"
+        return complain(f"something broke that should not: {type(error).__name__}: {error} ({where})", 3)
 
 
 def _complain(name: str, message: str, code: int) -> int:

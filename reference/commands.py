@@ -8,6 +8,7 @@ its bearer is gone.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self, Union
@@ -284,6 +285,11 @@ COMMANDS: tuple[type, ...] = (
     CheckBusy, CheckIdle, Match, Unlock, Insert, Evict,
 )  # fmt: skip
 TREE_COMMANDS = (Match, Unlock, Insert, Evict)
+
+
+def kind_name(kind: type) -> str:
+    """A kind of command as it is called in files and reports, such as "spec_decode"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
 @dataclass(frozen=True, slots=True)

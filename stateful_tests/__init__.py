@@ -1,1 +1,2 @@
-"""How systems are driven and compared: generation, lockstep, shrinking, machines and the tests."""
+"""How systems are driven beside the reference and compared with it. Each folder is a room; a room imports
+only from the floors below it (pyproject.toml has the layers)."""

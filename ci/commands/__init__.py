@@ -1,1 +1,2 @@
-"""The commands of `kvspec`, a module for each kind of work."""
+"""The commands of `kvspec`, a module for each kind of work: options, unusable input, exit codes. What a
+command does is done by the room behind it, and imported when it runs."""

@@ -1,4 +1,4 @@
-"""kvspec shrink, new-fixture and record: from a failure, or from nothing, to a trace that is kept."""
+"""kvspec shrink, new-fixture and record: traces that are worth keeping."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ci.commands.shared import (
-    Unusable,
-    force_option,
-    impl_of,
-    impl_options,
-    load_trace,
-    resolve,
-    system_options,
-    target_file,
-    text_out,
-    usable,
-    writable_json,
-    write_json,
+    Unusable, force_option, impl_of, impl_options, load_trace, resolve, system_options, target_file,
+    text_out, usable, writable_json, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -36,7 +26,7 @@ _Used = TypeVar("_Used")
 
 
 def _asked(work: Callable[[], Any], what: str) -> Any:
-    """The result of `work`; what is not possible is unusable input."""
+    """The result of `work`; NotPossible is unusable input."""
     from stateful_tests.check.fixtures import NotPossible
 
     try:
@@ -58,7 +48,7 @@ def _saved(trace: Trace, path: Path) -> None:
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.option("--clause", metavar="ID", help="What must still be violated; else what the trace is about.")
+@click.option("--clause", metavar="ID", help="What must still be violated. [default: as FILE says]")
 @click.option("--out", metavar="FILE", help="Where the smallest trace goes. [default: FILE.shrunk.json]")
 @force_option
 @system_options
@@ -81,8 +71,8 @@ def shrink(
     try:
         before = usable(partial(lockstep.replay, system, trace), file)
         if before.violation is None:
-            said = f"conforms on {system.name}; there is nothing to shrink, --impl names another"
-            raise Unusable(f"{file}: {said}")
+            why = "there is nothing to shrink; try another --impl"
+            raise Unusable(f"{file}: conforms on {system.name}: {why}")
         wanted = _asked(lambda: authoring.violated(before, clause), file)
         after = _asked(partial(authoring.shrunk, system, before, wanted), file)
     finally:
@@ -111,7 +101,7 @@ def new_fixture(
     file: str, name: str | None, story: str | None, bug: str | None, clause: str | None, out: str | None,
     force: bool, impl: str, sglang_path: str | None, device: str, json_file: str | None,
 ) -> int:  # fmt: skip
-    """Make a fixture of a trace: replayed, every outcome stated, named and told. FILE stays as it is."""
+    """Make a fixture from a trace: replayed, with every outcome, a name and a story. FILE stays as it is."""
     from impl.bugs import BUGS
     from reference.clauses import CLAUSES
 
@@ -135,7 +125,7 @@ def new_fixture(
     if story is not None:
         _checked("--story", story)
     writable_json(json_file)
-    path = _told("--name", name, lambda told: target_file(folder / f"{told}.json", force, "--name"))
+    path = _answer("--name", name, lambda text: target_file(folder / f"{text}.json", force, "--name"))
 
     from ci.report import data as report
     from ci.report import render
@@ -151,11 +141,11 @@ def new_fixture(
         for each in (system, *healthy):
             if each is not None:
                 each.close()
-    # Asked for last: whoever types a story has a trace that holds.
+    # Asked for last: nobody types a story for a trace that does not hold.
     text = render.console(text_out(json_file))
     data = report.replay_data(file, run)
     render.replay(text, data)
-    run = replace(run, trace=replace(run.trace, story=_told("--story", story, str)))
+    run = replace(run, trace=replace(run.trace, story=_answer("--story", story, str)))
     _saved(run.trace, path)
     head = {"format": "kvspec-fixture", "version": 1, "saved": str(path)}
     data = head | report.replay_data(str(path), run)
@@ -176,8 +166,8 @@ def _checked(option: str, value: str) -> str:
         raise Unusable(f"{option}: {error}") from error
 
 
-def _told(option: str, value: str | None, use: Callable[[str], _Used]) -> _Used:
-    """What `use` makes of the option's value, or of what is typed; a terminal is asked until it is right."""
+def _answer(option: str, value: str | None, use: Callable[[str], _Used]) -> _Used:
+    """What `use` makes of the option's value, or of an answer; a terminal is asked until it is right."""
     if value is not None:
         return use(_checked(option, value))
     asks = {"--name": "name, as a clause_of_a_sentence", "--story": "story, a few sentences"}
@@ -209,21 +199,21 @@ def _sizes(preset: str | None, sizes: dict[str, int | bool | None]) -> Geometry:
 
 
 class _Typed(click.Command):
-    """A command whose help tells what may be typed."""
+    """A command whose help lists what can be typed."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from stateful_tests.traces.notation import USAGES
 
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl([(name, rest) for name, _, rest in (u.partition(" ") for u in USAGES)])
+            formatter.write_dl([(name, usage[len(name) + 1 :]) for name, usage in USAGES.items()])
 
 
 @click.command(cls=_Typed)
 @click.option("--out", required=True, metavar="FILE", help="Where the trace goes.")
 @click.option("--from", "log", metavar="LOG", help="A server's log in JSON Lines (fixtures/README.md).")
 @click.option("--preset", metavar="NAME", help="Sizes to start from. [default: page1]")
-@click.option("--page-size", type=int, metavar="TOKENS", help="Instead of the preset's; so the next ones.")
+@click.option("--page-size", type=int, metavar="TOKENS", help="Instead of the preset's, as the next five.")
 @click.option("--window", type=int, metavar="TOKENS", help="0: a model without a window.")
 @click.option("--full-pages", type=int, metavar="PAGES")
 @click.option("--swa-pages", type=int, metavar="PAGES")
@@ -265,22 +255,22 @@ def record(
     _saved(trace, target)
 
     from ci.report import render
-    from stateful_tests.traces.notation import describe, say
+    from stateful_tests.traces.notation import format_command, format_outcome
 
     text = render.console()
     for line, command, *said in partings:
-        server, rules = map(say, said)
-        text.print(f"line {line}: {describe(command)}: server {server}, rules {rules}", soft_wrap=True)
+        server, rules = map(format_outcome, said)
+        text.print(f"line {line}: {format_command(command)}: server {server}, rules {rules}", soft_wrap=True)
     against = f", {len(partings)} against the rules" if partings else ""
     text.print(f"saved   {target} ({len(trace.commands)} commands{against})", soft_wrap=True)
     return 0
 
 
 def _typed(recorder: Recorder) -> None:
-    """Answer what is typed until it ends. A wrong line is told: a terminal goes on, a pipe is refused."""
+    """Answer each line until the input ends. After a wrong line a terminal goes on; a pipe is refused."""
     from ci.report import data as report
     from ci.report import render
-    from stateful_tests.traces.notation import USAGES, WordingError, describe, parse
+    from stateful_tests.traces.notation import USAGES, NotationError, format_command, parse
 
     terminal = sys.stdin.isatty()
     out = render.console()
@@ -295,14 +285,14 @@ def _typed(recorder: Recorder) -> None:
             if not line or line.startswith("#"):
                 continue
             if line == "help":
-                out.print("\n".join(USAGES), soft_wrap=True)
+                out.print("\n".join(USAGES.values()), soft_wrap=True)
             elif line == "undo":
                 row = recorder.undo()
-                out.print("nothing to undo" if row is None else f"undone: {describe(row.command)}")
+                out.print("nothing to undo" if row is None else f"undone: {format_command(row.command)}")
             else:
                 try:
                     data = report.row_data(number, recorder.do(parse(line)), False)
-                except WordingError as error:
+                except NotationError as error:
                     if not terminal:
                         raise Unusable(f"line {number}: {error}; nothing was written") from error
                     out.print(str(error))

@@ -1,4 +1,4 @@
-"""kvspec bugs, clauses and blindspots: what there is, and what sees what."""
+"""kvspec bugs, clauses and blindspots: lists, and which check sees which bug."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ci.commands.shared import Unusable, json_option, list_rows, text_out, writa
 @json_option
 def bugs(names: tuple[str, ...], json_file: str | None) -> int:
     """List the named bugs: each puts one fault back into the torch implementation. NAMES: those in full."""
-    from ci.report import data as report
     from impl.bugs import BUGS
 
-    rows = report.table_data(BUGS, ("id", "title", "clause", "modes", "source", "story"))
+    fields = ("id", "title", "clause", "modes", "source", "story")
+    rows = [{field: getattr(bug, field) for field in fields} for bug in BUGS.values()]
     for row in rows:
         row["modes"] = [mode.value for mode in row["modes"]]
     headings = {"id": "bug", "title": "what is wrong", "clause": "clause", "source": "source"}
@@ -29,12 +29,11 @@ def bugs(names: tuple[str, ...], json_file: str | None) -> int:
 @json_option
 def clauses(names: tuple[str, ...], json_file: str | None) -> int:
     """List the clauses of the specification. NAMES: those in full."""
-    from ci.report import data as report
     from impl.bugs import BUGS
     from reference.clauses import CLAUSES
 
     fields = ("id", "title", "sentence", "scope", "why", "settled", "assumption", "rule", "source")
-    rows = report.table_data(CLAUSES, fields)
+    rows = [{field: getattr(clause, field) for field in fields} for clause in CLAUSES.values()]
     for row in rows:
         row["catches"] = [f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]]
     headings = {"id": "clause", "sentence": "what it says", "settled": "how it was settled"}

@@ -40,7 +40,7 @@ impl_option = click.option(
 sglang_path_option = click.option(
     "--sglang-path", metavar="DIR", help="A checkout of SGLang, with --impl sglang."
 )
-force_option = click.option("--force", is_flag=True, help="Write over a file that is there.")
+force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
 
 def system_options(command: _Command) -> _Command:
@@ -104,7 +104,7 @@ def target_file(path: Path, force: bool, option: str = "--out") -> Path:
     if path.is_dir():
         raise Unusable(f"{option} {path}: is a directory")
     if path.exists() and not force:
-        raise Unusable(f"{option} {path}: is there already; --force writes over it")
+        raise Unusable(f"{option} {path}: exists already; --force overwrites it")
     return path
 
 
@@ -122,15 +122,14 @@ def replay_command(path: str, options: str) -> str:
 
 
 def save_traces(
-    findings: Sequence[Finding], told: list[Data], folder: str, options: str, html: bool = False
+    findings: Sequence[Finding], reports: list[Data], folder: str, options: str, html: bool = False
 ) -> None:
-    """Save the trace of each finding, with its page if asked, and note where. What cannot be saved is still
-    told."""
+    """Save the trace of each finding, with its page if asked, and note where, or why that failed."""
     from ci.report import data as report
     from ci.report import page
     from stateful_tests.traces import files as traces
 
-    for group, found in zip(report.groups(findings), told, strict=True):
+    for group, found in zip(report.groups(findings), reports, strict=True):
         name, trace = report.trace_file(group)
         path = Path(folder, name)
         try:
@@ -152,7 +151,7 @@ def is_folder(save_dir: str) -> None:
 
 
 def writable_json(json_file: str | None) -> None:
-    """Say now, and not after the work, that a report cannot be written."""
+    """Refuse a report that cannot be written before the work, not after it."""
     writable(None if json_file == "-" else json_file, "--json")
 
 

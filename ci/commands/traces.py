@@ -1,4 +1,4 @@
-"""kvspec tree and export: look at one trace, and make of it what others can use."""
+"""kvspec tree and export: look at one trace, and hand it to others."""
 
 from __future__ import annotations
 
@@ -12,20 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    Unusable,
-    force_option,
-    impl_of,
-    impl_option,
-    impl_options,
-    json_option,
-    load_trace,
-    resolve,
-    sglang_path_option,
-    target_file,
-    text_out,
-    usable,
-    writable_json,
-    write_json,
+    Unusable, force_option, impl_of, impl_option, impl_options, json_option, load_trace, resolve,
+    sglang_path_option, target_file, text_out, usable, writable_json, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -34,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("trace", metavar="TRACE")
-@click.option("--step", type=int, metavar="N", help="After which step, as `kvspec replay` counts; the last.")
+@click.option("--step", type=int, metavar="N", help="After this step of `kvspec replay`. [default: the last]")
 @json_option
 def tree(trace: str, step: int | None, json_file: str | None) -> int:
     """Draw the radix tree at a step of a trace, by the rules: what is in it, who pins it, what goes first."""
@@ -69,7 +57,7 @@ def export(
     trace: str, form: str, out: str | None, fixed: str | None, force: bool, impl: str,
     sglang_path: str | None,
 ) -> int:  # fmt: skip
-    """Make of a trace what others can use: a unit test of SGLang's own classes, or a bug report."""
+    """Turn a trace into a unit test of SGLang's own classes, or into a bug report."""
     loaded = load_trace(trace)
     target = None if out is None else target_file(Path(out), force)
     impl = impl_of(loaded, impl)
@@ -98,7 +86,7 @@ def _story(file: str, trace: Trace, impl: str, sglang_path: str | None) -> str:
     finally:
         system.close()
     if run.violation is None:
-        raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; --impl names another")
+        raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; try another --impl")
     data = report.replay_data(file, run) | {"text": traces.dump(trace)}
     return exporting.story(data, file, impl_options(impl, "cpu", sglang_path))
 

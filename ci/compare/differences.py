@@ -15,7 +15,7 @@ from reference.clauses.step import span
 from reference.ledger import holders, text_tokens
 from reference.prefix_cache import page_name
 from stateful_tests.lockstep.results import Moment
-from stateful_tests.traces.notation import say
+from stateful_tests.traces.notation import format_outcome as say
 
 CURSORS = {
     "C": "kv_committed_len", "A": "kv_allocated_len", "E": "swa_evicted_seqlen", "R": "cache_protected_len",

@@ -30,7 +30,8 @@ from reference.ledger import (
 )  # fmt: skip
 from reference.prefix_cache import lock_holders, path_text
 from stateful_tests.lockstep.results import Moment, Run
-from stateful_tests.traces.notation import describe, say
+from stateful_tests.traces.notation import format_command as describe
+from stateful_tests.traces.notation import format_outcome as say
 
 
 def snapshots(run: Run, last: int) -> list[Data]:

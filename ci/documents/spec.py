@@ -46,7 +46,7 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.prove import window_theorem
 from stateful_tests.prove.obligations import OBLIGATIONS
 from stateful_tests.traces import files as traces
-from stateful_tests.traces.notation import describe
+from stateful_tests.traces.notation import format_command as describe
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures" / "regressions"

@@ -12,7 +12,8 @@ from ci.explain import cursors, pages, tree
 from ci.explain import lifecycle as life
 from ci.explain.history import Claim, Past
 from stateful_tests.lockstep.results import Run
-from stateful_tests.traces.notation import describe, say
+from stateful_tests.traces.notation import format_command as describe
+from stateful_tests.traces.notation import format_outcome as say
 
 _RULES = pages.RULES | cursors.RULES | life.RULES | tree.RULES
 

@@ -16,7 +16,7 @@ from ci.compare.differences import CURSORS, POOL, spans
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
 from stateful_tests.lockstep.results import Moment, Run, Violation
-from stateful_tests.traces.notation import describe
+from stateful_tests.traces.notation import format_command as describe
 
 Holds = Callable[[Moment], bool]
 

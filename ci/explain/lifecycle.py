@@ -15,7 +15,7 @@ from reference.commands import Done, Outcome, Reason, Refused, Submit
 from reference.cursors import lost_below, window_start
 from reference.ledger import ZERO, Cursors, text_tokens
 from stateful_tests.lockstep.results import Moment
-from stateful_tests.traces.notation import say
+from stateful_tests.traces.notation import format_outcome as say
 
 
 def _outcome(past: Past) -> str | None:

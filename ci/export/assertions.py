@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ci.export import pool_assertions, tree_assertions
-from ci.export.recorded_run import Asked, NotExportable, Played
+from ci.export.recorded_run import Asserts, NotExportable, RecordedRun
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.checks import of_own_tree
 from reference.commands import CheckBusy, CheckIdle, Done, Submit
@@ -16,7 +16,7 @@ from stateful_tests.lockstep.results import Trace
 _CURSORS = ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen")
 
 
-class Fact(NamedTuple):
+class Equality(NamedTuple):
     """An expression over the release's objects, what it must be, and what it is."""
 
     code: str
@@ -30,28 +30,28 @@ class Fact(NamedTuple):
         return f"self.assertEqual({self.code}, {self.want})"
 
 
-def asserted(trace: Trace, played: Played) -> Asked:
+def asserted(trace: Trace, run: RecordedRun) -> Asserts:
     """What shows the clause that is violated. Raises NotExportable where nothing of the release does."""
-    clause, last, check = played.clause, played.last, ""
+    clause, last, check = run.clause, run.last, ""
     if isinstance(last, (CheckBusy, CheckIdle)):
         busy = isinstance(last, CheckBusy)
         check = "checks.self_check_during_busy" if busy else "lambda: idle_check(checks)"
         if clause in ("CHK-1", "BROKEN"):
-            return Asked([f"self.assertIsNone(alarm({check}))"])
+            return Asserts([f"self.assertIsNone(alarm({check}))"])
         if clause == "CHK-2":
-            return Asked(_terms(played, check))
+            return Asserts(_terms(run, check))
     where = tree_assertions if clause.startswith("TREE-") else pool_assertions
-    asked = _order(trace, played) if clause == "LEN-1" else where.asserted(played)
-    differing = [(kind, fact) for kind, fact in _facts(trace, played) if fact.want != fact.got]
+    asked = _order(trace, run) if clause == "LEN-1" else where.asserted(run)
+    differing = [(kind, fact) for kind, fact in _facts(trace, run) if fact.want != fact.got]
     told = [fact for kind, fact in differing if clause.startswith(kind)]
     if asked is None and not told and clause.startswith(("OWN", "READ", "TREE")):
-        asked = pool_assertions.ownership(played)
+        asked = pool_assertions.ownership(run)
     if asked is None and differing:
         # How far a sweep goes is policy, and another release may have another: that tells last.
         first = min(differing, key=lambda found: found[0] == "SWA")[0]
         told = told or [fact for kind, fact in differing if kind == first]
-        asked = Asked([fact.assertion for fact in told])
-    asked = asked or pool_assertions.ownership(played) or pool_assertions.renamed(played)
+        asked = Asserts([fact.assertion for fact in told])
+    asked = asked or pool_assertions.ownership(run) or pool_assertions.renamed(run)
     if asked is None:
         raise NotExportable(f"{clause} shows in nothing that the release's classes can be asked for")
     return asked._replace(assertions=[f"alarm({check})", *asked.assertions]) if check else asked
@@ -60,9 +60,9 @@ def asserted(trace: Trace, played: Played) -> Asked:
 # -- the memory checks ---------------------------------------------------------------------------------
 
 
-def _terms(played: Played, check: str) -> list[str]:
+def _terms(run: RecordedRun, check: str) -> list[str]:
     """The first pool of which a check counts other than it should."""
-    step = played.after.step
+    step = run.after.step
     assert step is not None and isinstance(step.expected, Done) and isinstance(step.outcome, Done)
     want, got = step.expected.report, step.outcome.report
     if want is None or got is None:
@@ -84,58 +84,58 @@ def _terms(played: Played, check: str) -> list[str]:
 # -- cursors, sessions and sizes -------------------------------------------------------------------------
 
 
-def _order(trace: Trace, played: Played) -> Asked | None:
+def _order(trace: Trace, run: RecordedRun) -> Asserts | None:
     """The first cursor that is past another, past the row or inside a page."""
-    view, page, width = played.after.view, trace.geometry.page_size, trace.geometry.width
+    view, page, width = run.after.view, trace.geometry.page_size, trace.geometry.width
     shown = {name: request.cursors for name, request in view.requests.items()}
     shown |= {name: session.cursors for name, session in view.sessions.items()}
     for name, cursors in shown.items():
-        lines, held = [f"slot = {played.slot(name)}"], "slot"
+        lines, held = [f"slot = {run.slot(name)}"], "slot"
         if name in view.requests:
-            lines, held = [], f"{variable(name)}{played.holder}"
+            lines, held = [], f"{variable(name)}{run.holder}"
         if cursors is None:
             continue
         committed, allocated, swept, protected = (
-            (f"{held}.{played.cursor(name)}", getattr(cursors, name))
+            (f"{held}.{run.cursor(name)}", getattr(cursors, name))
             for name in (*_CURSORS, "cache_protected_len")
         )
         pairs = (protected, committed), (committed, allocated), (swept, allocated)
         for (low, a), (high, b) in (*pairs, (allocated, (str(width), width))):
             if a > b:
-                return Asked([*lines, f"self.assertLessEqual({low}, {high})"])
+                return Asserts([*lines, f"self.assertLessEqual({low}, {high})"])
         if protected[1] % page:
-            return Asked([*lines, f"self.assertEqual({protected[0]} % {page}, 0)"])
+            return Asserts([*lines, f"self.assertEqual({protected[0]} % {page}, 0)"])
     return None
 
 
-def _facts(trace: Trace, played: Played) -> Iterator[tuple[str, Fact]]:
+def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:
     """What can be asked of the release's objects at the end, each with the kind of fact that it is."""
-    state, view, page, last = played.after.state, played.after.view, trace.geometry.page_size, played.last
-    if isinstance(last, Submit) and played.clause == "OUT-1":
-        wanted = isinstance(played.steps[-1][1], Done)
-        yield "OUT", Fact(f"{variable(last.request)}.to_finish is None", str(wanted), str(not wanted))
+    state, view, page, last = run.after.state, run.after.view, trace.geometry.page_size, run.last
+    if isinstance(last, Submit) and run.clause == "OUT-1":
+        wanted = isinstance(run.steps[-1][1], Done)
+        yield "OUT", Equality(f"{variable(last.request)}.to_finish is None", str(wanted), str(not wanted))
     for name in sorted({s.name for s in state.sessions} | set(view.sessions)):
         want, got = state.session(name) is not None, name in view.sessions
-        yield "SES", Fact(f"{quoted(name)} in server.sessions", str(want), str(got))
+        yield "SES", Equality(f"{quoted(name)} in server.sessions", str(want), str(got))
     for session in state.sessions:
         seen = view.sessions.get(session.name)
         if seen is not None:
             code = f"getattr(server.sessions.get({quoted(session.name)}), \"close_on_finish\", False)"
-            yield "SES", Fact(code, str(session.closing), str(seen.closing))
+            yield "SES", Equality(code, str(session.closing), str(seen.closing))
         turn = state.request(session.turn) if session.turn is not None else None
         if seen is None:
             continue
         if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):
             code = f"holds_kv(server, {quoted(session.name)})"
-            yield "SES", Fact(code, str(session.slot is not None), str(seen.cursors is not None))
+            yield "SES", Equality(code, str(session.slot is not None), str(seen.cursors is not None))
             if session.slot is not None and seen.cursors is not None:
                 for cursor in (*_CURSORS, "cache_protected_len"):
-                    code = f"{played.slot(session.name)}.{played.cursor(cursor)}"
+                    code = f"{run.slot(session.name)}.{run.cursor(cursor)}"
                     want_, got_ = getattr(session.slot, cursor), getattr(seen.cursors, cursor)
-                    yield _kind("LEN", cursor), Fact(code, str(want_), str(got_))
+                    yield _kind("LEN", cursor), Equality(code, str(want_), str(got_))
         if turn is None:
             code = f"history(server.sessions.get({quoted(session.name)}))"
-            yield "SES-1", Fact(code, ids_text(text_tokens(session.history)), ids_text(seen.history))
+            yield "SES-1", Equality(code, ids_text(text_tokens(session.history)), ids_text(seen.history))
     for request in state.requests:
         ours = view.requests.get(request.name)
         if ours is None:
@@ -144,19 +144,19 @@ def _facts(trace: Trace, played: Played) -> Iterator[tuple[str, Fact]]:
         slot = (own := state.session(request.session)) is not None and own.slot is not None
         if request.phase is not Phase.ADMITTED or slot:  # else it has no row, or a lock alone
             want, got = request.cursors is not None, ours.row is not None
-            yield "REQ", Fact(f"{name}{played.holder}.req_pool_idx is not None", str(want), str(got))
+            yield "REQ", Equality(f"{name}{run.holder}.req_pool_idx is not None", str(want), str(got))
         if request.cursors is not None and ours.row is not None and ours.cursors is not None:
             for cursor in _CURSORS:
                 want_, got_ = getattr(request.cursors, cursor), getattr(ours.cursors, cursor)
-                code = f"{name}{played.holder}.{played.cursor(cursor)}"
-                yield _kind("REQ", cursor), Fact(code, str(want_), str(got_))
+                code = f"{name}{run.holder}.{run.cursor(cursor)}"
+                yield _kind("REQ", cursor), Equality(code, str(want_), str(got_))
     full, swa, rows = free(state)
     pool = "available_size" if trace.geometry.window is None else "full_available_size"
-    yield "OWN", Fact(f"server.allocator.{pool}()", str(full * page), str(len(view.free_full) * page))
+    yield "OWN", Equality(f"server.allocator.{pool}()", str(full * page), str(len(view.free_full) * page))
     if trace.geometry.window is not None:
         left = len(view.free_swa) * page
-        yield "SWA", Fact("server.allocator.swa_available_size()", str(swa * page), str(left))
-    yield "OWN", Fact("len(server.rows.free_slots)", str(rows), str(len(view.free_rows)))
+        yield "SWA", Equality("server.allocator.swa_available_size()", str(swa * page), str(left))
+    yield "OWN", Equality("len(server.rows.free_slots)", str(rows), str(len(view.free_rows)))
 
 
 def _kind(usual: str, cursor: str) -> str:

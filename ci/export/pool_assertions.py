@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ci.export.recorded_run import Asked, Played, row
+from ci.export.recorded_run import Asserts, RecordedRun, row
 from reference.clauses.freed import owed_and_freed
 from reference.clauses.window import sweeps
 from reference.commands import Extend
@@ -14,70 +14,70 @@ from reference.ledger import text_tokens
 _TREE = "the tree"
 
 
-def asserted(played: Played) -> Asked | None:
+def asserted(run: RecordedRun) -> Asserts | None:
     """What shows the clause that is violated; None where cursors and sizes show it, or nothing does."""
-    told = _POOLS.get(played.clause)
-    return told(played) if told is not None else None
+    told = _POOLS.get(run.clause)
+    return told(run) if told is not None else None
 
 
-def ownership(played: Played) -> Asked | None:
+def ownership(run: RecordedRun) -> Asserts | None:
     """The first page that is owned and free, owned twice, or neither."""
-    return _owned_too_often(played) or _lost(played)
+    return _owned_too_often(run) or _lost(run)
 
 
-def _owned_too_often(played: Played) -> Asked | None:
-    for pool, facts in played.after.facts.pools.items():
+def _owned_too_often(run: RecordedRun) -> Asserts | None:
+    for pool, facts in run.after.facts.pools.items():
         free, owner = set(facts.free), dict[int, str]()
         for holder, _, page in facts.owned:
             who = _whose(holder)
-            mine, other = _slots(played, who, pool), owner.get(page)
+            mine, other = _slots(run, who, pool), owner.get(page)
             if page in free:
-                return Asked([
-                    f"owned, free = pages_of({mine}), free_pages({_allocator(played, pool)})",
+                return Asserts([
+                    f"owned, free = pages_of({mine}), free_pages({_allocator(run, pool)})",
                     "self.assertEqual(owned.intersection(free), set())",
                 ])  # fmt: skip
             if other not in (None, who):
-                return Asked([
-                    f"owned = pages_of({_slots(played, other or '', pool)})",
+                return Asserts([
+                    f"owned = pages_of({_slots(run, other or '', pool)})",
                     f"self.assertEqual(owned & pages_of({mine}), set())",
                 ])  # fmt: skip
-            if other == who and (who != _TREE or _twice_in_tree(played, pool)):
-                return Asked([f"slots = {mine}.tolist()", "self.assertEqual(len(slots), len(set(slots)))"])
+            if other == who and (who != _TREE or _twice_in_tree(run, pool)):
+                return Asserts([f"slots = {mine}.tolist()", "self.assertEqual(len(slots), len(set(slots)))"])
             owner[page] = who
     return None
 
 
-def _twice_in_tree(played: Played, pool: str) -> bool:
+def _twice_in_tree(run: RecordedRun, pool: str) -> bool:
     """A slot is in two nodes; a page may also be as a node ends inside of it (TREE-1)."""
-    tree = played.after.facts.tree
+    tree = run.after.facts.tree
     found = [n.slots if pool == "full" else n.swa_slots for n in (tree.nodes if tree is not None else ())]
     return sum(map(len, found)) > len(set().union(*found))
 
 
-def _lost(played: Played) -> Asked | None:
-    for pool, facts in played.after.facts.pools.items():
+def _lost(run: RecordedRun) -> Asserts | None:
+    for pool, facts in run.after.facts.pools.items():
         if {*range(1, facts.size + 1)} - {*facts.free} - {owned.page for owned in facts.owned}:
-            holders = dict.fromkeys(_whose(owned.holder) for owned in played.after.facts.pools["full"].owned)
-            return Asked([
-                f"lost = {{*range(1, {facts.size + 1})}} - {{*free_pages({_allocator(played, pool)})}}",
-                *(f"lost -= pages_of({_slots(played, holder, pool)})" for holder in holders),
+            holders = dict.fromkeys(_whose(owned.holder) for owned in run.after.facts.pools["full"].owned)
+            return Asserts([
+                f"lost = {{*range(1, {facts.size + 1})}} - {{*free_pages({_allocator(run, pool)})}}",
+                *(f"lost -= pages_of({_slots(run, holder, pool)})" for holder in holders),
                 "self.assertEqual(lost, set())",
             ])  # fmt: skip
     return None
 
 
-def renamed(played: Played) -> Asked | None:
+def renamed(run: RecordedRun) -> Asserts | None:
     """A row that names other slots, before its end, than those in which its tokens were computed."""
-    step, handed = played.after.step, r"checkpoint\(" if isinstance(played.last, Extend) else ""
+    step, handed = run.after.step, r"checkpoint\(" if isinstance(run.last, Extend) else ""
     for holder in step.held if step is not None else ():
         length = holder.cursors.kv_committed_len
-        seen = played.after.facts.holders.get(holder.name)
+        seen = run.after.facts.holders.get(holder.name)
         if seen is None or list(seen.full_read[:length]) == text_tokens(holder.text, length):
             continue
-        had, has = (row(played.whose(holder.name, m), end=str(length)) for m in (played.before, played.after))
-        if handed or holder.name in played.before.facts.holders:
+        had, has = (row(run.whose(holder.name, m), end=str(length)) for m in (run.before, run.after))
+        if handed or holder.name in run.before.facts.holders:
             notes = [f"row = {has if handed else had}.tolist()"]
-            return Asked([f"self.assertEqual({has}.tolist(), row)"], notes, handed)
+            return Asserts([f"self.assertEqual({has}.tolist(), row)"], notes, handed)
     return None
 
 
@@ -85,60 +85,60 @@ def _whose(holder: str) -> str:
     return _TREE if holder.startswith("tree ") else holder
 
 
-def _allocator(played: Played, pool: str) -> str:
-    return "server.allocator" if played.window is None else f"server.allocator.{pool}_attn_allocator"
+def _allocator(run: RecordedRun, pool: str) -> str:
+    return "server.allocator" if run.window is None else f"server.allocator.{pool}_attn_allocator"
 
 
-def _slots(played: Played, holder: str, pool: str) -> str:
+def _slots(run: RecordedRun, holder: str, pool: str) -> str:
     """The slots that somebody owns in a pool."""
     if holder == _TREE:
         return "slots_in_tree(server.cache)" if pool == "full" else "swa_slots_in_tree(server)"
-    return f"own_{'' if pool == 'full' else 'swa_'}slots(server, {played.whose(holder, played.after)})"
+    return f"own_{'' if pool == 'full' else 'swa_'}slots(server, {run.whose(holder, run.after)})"
 
 
-def _free_list(played: Played) -> Asked | None:
+def _free_list(run: RecordedRun) -> Asserts | None:
     """A free list with a page twice, with padding, or with what does not exist."""
-    for pool, facts in played.after.facts.pools.items():
-        free = f"free_pages({_allocator(played, pool)})"
+    for pool, facts in run.after.facts.pools.items():
+        free = f"free_pages({_allocator(run, pool)})"
         if len(set(facts.free)) < len(facts.free):
-            return Asked([f"free = {free}", "self.assertEqual(len(free), len(set(free)))"])
+            return Asserts([f"free = {free}", "self.assertEqual(len(free), len(set(free)))"])
         if not {*facts.free} <= {*range(1, facts.size + 1)}:
-            return Asked([f"self.assertEqual({{*{free}}} - {{*range(1, {facts.size + 1})}}, set())"])
+            return Asserts([f"self.assertEqual({{*{free}}} - {{*range(1, {facts.size + 1})}}, set())"])
     return None
 
 
-def _freed(played: Played) -> Asked | None:
+def _freed(run: RecordedRun) -> Asserts | None:
     """Which positions of a row were freed."""
-    step, pool, size = played.after.step, {"FREE-1": "full", "FREE-2": "swa"}[played.clause], played.page_size
+    step, pool, size = run.after.step, {"FREE-1": "full", "FREE-2": "swa"}[run.clause], run.page_size
     assert step is not None
     owed, freed = owed_and_freed(step, pool)
     holder = min(h for h in {*owed, *freed} if owed.get(h, []) != sorted(freed.get(h, [])))
     if holder.startswith("tree "):
         return None
-    notes, held = played.bound(holder, played.before)
-    slots = row(held, end=f"{held}.{played.cursor('kv_allocated_len')}")
+    notes, held = run.bound(holder, run.before)
+    slots = row(held, end=f"{held}.{run.cursor('kv_allocated_len')}")
     want = [at for page in owed.get(holder, []) for at in range(page * size, (page + 1) * size)]
     last = step.before.holders[holder].cursors.kv_allocated_len
     positions = f"[*range({want[0]}, {min(want[-1] + 1, last)})]" if want else "[]"
     notes += _named(slots, swa=pool == "swa")
-    return Asked(
-        [f"free = free_pages({_allocator(played, pool)})",
+    return Asserts(
+        [f"free = free_pages({_allocator(run, pool)})",
          f"freed = [at for at, slot in enumerate(slots) if slot // {size} in free]".replace(" // 1 ", " "),
          f"self.assertEqual(freed, {positions})"],
         notes,
     )  # fmt: skip
 
 
-def _rows(played: Played) -> Asked | None:
+def _rows(run: RecordedRun) -> Asserts | None:
     """A row that is held and free, or free twice."""
-    facts = played.after.facts
+    facts = run.after.facts
     for holder, seen in facts.holders.items():
         if seen.row in facts.free_rows:
-            held = played.whose(holder, played.after)
-            return Asked([f"self.assertNotIn({held}.req_pool_idx, server.rows.free_slots)"])
+            held = run.whose(holder, run.after)
+            return Asserts([f"self.assertNotIn({held}.req_pool_idx, server.rows.free_slots)"])
     rows = "server.rows.free_slots"
     if len(set(facts.free_rows)) < len(facts.free_rows):
-        return Asked([f"self.assertEqual(len({rows}), len(set({rows})))"])
+        return Asserts([f"self.assertEqual(len({rows}), len(set({rows})))"])
     return None
 
 
@@ -149,29 +149,29 @@ def _named(slots: str, *, swa: bool) -> list[str]:
     return [f"row = {slots}", "slots = swa_slots(server, row).tolist()"]
 
 
-def _whole_pages(played: Played) -> Asked | None:
+def _whole_pages(run: RecordedRun) -> Asserts | None:
     """A row, or a node, whose slots or the SWA slots they are mapped to do not fill pages in order."""
-    facts, size, view = played.after.facts, played.page_size, played.after.view
-    swa = played.clause == "MAP-1"
+    facts, size, view = run.after.facts, run.page_size, run.after.view
+    swa = run.clause == "MAP-1"
     starts = f"starts = [slots[at - at % {size}] // {size} * {size} for at in range(len(slots))]"
     whole = f"slots, [start + at % {size} for at, start in enumerate(starts)]"
     for holder, seen in facts.holders.items():
-        lines, held = played.bound(holder, played.after)
-        start, first = _first_live(played, held, seen.cursors) if swa else (0, "")
+        lines, held = run.bound(holder, run.after)
+        start, first = _first_live(run, held, seen.cursors) if swa else (0, "")
         cells = view.rows[seen.row][start : seen.cursors.kv_allocated_len]
         if _torn([view.full_to_swa[slot] for slot in cells] if swa else cells, size):
-            end = f"{held}.{played.cursor('kv_allocated_len')}"
+            end = f"{held}.{run.cursor('kv_allocated_len')}"
             lines += _named(row(held, first, end), swa=swa)
-            return Asked([*lines, starts, f"self.assertEqual({whole})"])
+            return Asserts([*lines, starts, f"self.assertEqual({whole})"])
     for node in facts.tree.nodes if facts.tree is not None else ():
         if _torn(node.swa_slots if swa else node.slots, size):
-            value = played.of_node("node", "swa" if swa else "full", "value")
-            value = f"swa_slots(server, {value})" if swa and not played.components else value
+            value = run.of_node("node", "swa" if swa else "full", "value")
+            value = f"swa_slots(server, {value})" if swa and not run.components else value
             lines = [f"slots = {value}.tolist()", starts, f"self.assertEqual({whole}, path)"]
             each = ["for node, path in nodes(server.cache):"]
             if swa:
-                each, lines = [*each, f"    if {played.live('node')}:"], [f"    {line}" for line in lines]
-            return Asked([*each, *(f"    {line}" for line in lines)])
+                each, lines = [*each, f"    if {run.live('node')}:"], [f"    {line}" for line in lines]
+            return Asserts([*each, *(f"    {line}" for line in lines)])
     return None
 
 
@@ -179,55 +179,55 @@ def _torn(slots: Sequence[int], size: int) -> bool:
     return list(slots) != [slots[at - at % size] // size * size + at % size for at in range(len(slots))]
 
 
-def _one_to_one(played: Played) -> Asked | None:
+def _one_to_one(run: RecordedRun) -> Asserts | None:
     """An SWA slot that several positions are mapped to."""
-    facts = played.after.facts
-    return _whole_pages(played) if facts.torn_swa else _owned_too_often(played)
+    facts = run.after.facts
+    return _whole_pages(run) if facts.torn_swa else _owned_too_often(run)
 
 
-def _mapped(played: Played) -> Asked | None:
+def _mapped(run: RecordedRun) -> Asserts | None:
     """Positions that must have an SWA slot and have none."""
-    assert played.window is not None
-    for holder, seen in played.after.facts.holders.items():
-        (lines, held), cursors = played.bound(holder, played.after), seen.cursors
-        start, first = _first_live(played, held, cursors)
+    assert run.window is not None
+    for holder, seen in run.after.facts.holders.items():
+        (lines, held), cursors = run.bound(holder, run.after), seen.cursors
+        start, first = _first_live(run, held, cursors)
         end, last = cursors.kv_allocated_len, "kv_allocated_len"
-        if played.clause != "MAP-2":
+        if run.clause != "MAP-2":
             end, last = cursors.kv_committed_len, "kv_committed_len"
-            start = window_start(end, played.window)
+            start = window_start(end, run.window)
             first = str(start or "")
         if any(slot is None for slot in seen.swa_read[start:end]):
-            lines.append(f"row = {row(held, first, f'{held}.{played.cursor(last)}')}")
-            return Asked([*lines, "self.assertTrue(swa_slots(server, row).all())"])
+            lines.append(f"row = {row(held, first, f'{held}.{run.cursor(last)}')}")
+            return Asserts([*lines, "self.assertTrue(swa_slots(server, row).all())"])
     return None
 
 
-def _unmapped(played: Played) -> Asked:
+def _unmapped(run: RecordedRun) -> Asserts:
     """Positions that were swept, and tombstones, that lead to an SWA slot."""
-    for holder, seen in played.after.facts.holders.items():
-        (lines, held), start = played.bound(holder, played.after), seen.cursors.cache_protected_len
-        end, _ = _first_live(played, held, seen.cursors)
+    for holder, seen in run.after.facts.holders.items():
+        (lines, held), start = run.bound(holder, run.after), seen.cursors.cache_protected_len
+        end, _ = _first_live(run, held, seen.cursors)
         if any(slot is not None for slot in seen.swa_read[start:end]):
-            swept = row(held, str(start or ""), f"{held}.{played.cursor('swa_evicted_seqlen')}")
-            return Asked([*lines, f"row = {swept}", "self.assertFalse(swa_slots(server, row).any())"])
-    value = played.of_node("node", "full", "value")
-    return Asked([
-        "for node, path in nodes(server.cache):", f"    if {played.live('node', dead=True)}:",
+            swept = row(held, str(start or ""), f"{held}.{run.cursor('swa_evicted_seqlen')}")
+            return Asserts([*lines, f"row = {swept}", "self.assertFalse(swa_slots(server, row).any())"])
+    value = run.of_node("node", "full", "value")
+    return Asserts([
+        "for node, path in nodes(server.cache):", f"    if {run.live('node', dead=True)}:",
         f"        self.assertFalse(swa_slots(server, {value}).any(), path)",
     ])  # fmt: skip
 
 
-def _first_live(played: Played, held: str, cursors: Cursors) -> tuple[int, str]:
+def _first_live(run: RecordedRun, held: str, cursors: Cursors) -> tuple[int, str]:
     """Where a row's own SWA KV begins, as a position and as an expression."""
     swept, protected = cursors.swa_evicted_seqlen, cursors.cache_protected_len
-    cursor = played.cursor("swa_evicted_seqlen") if swept > protected else "cache_protected_len"
-    start = ceil_page(max(swept, protected), played.page_size)
+    cursor = run.cursor("swa_evicted_seqlen") if swept > protected else "cache_protected_len"
+    start = ceil_page(max(swept, protected), run.page_size)
     return start, f"{held}.{cursor}" if start else ""
 
 
-def _swept(played: Played) -> Asked | None:
+def _swept(run: RecordedRun) -> Asserts | None:
     """How far a sweep went."""
-    step, window, size = played.after.step, played.window, played.page_size
+    step, window, size = run.after.step, run.window, run.page_size
     if step is None or window is None:
         return None
     for was, length in sweeps(step):
@@ -235,17 +235,17 @@ def _swept(played: Played) -> Asked | None:
         low = max(was.cursors.swa_evicted_seqlen, was.cursors.cache_protected_len)
         high = max(low, sweep_limit(length, window, size))
         got = step.frontier(was.name)
-        swept = f"{played.whose(was.name, played.after)}.{played.cursor('swa_evicted_seqlen')}"
+        swept = f"{run.whose(was.name, run.after)}.{run.cursor('swa_evicted_seqlen')}"
         if got > high:
-            return Asked([f"self.assertLessEqual({swept}, {high})"])
+            return Asserts([f"self.assertLessEqual({swept}, {high})"])
         if got < low and got != was.cursors.swa_evicted_seqlen:
-            return Asked([f"self.assertGreaterEqual({swept}, {low})"])
+            return Asserts([f"self.assertGreaterEqual({swept}, {low})"])
         if got % size and got != was.cursors.swa_evicted_seqlen:
-            return Asked([f"self.assertEqual({swept} % {size}, 0)"])
+            return Asserts([f"self.assertEqual({swept} % {size}, 0)"])
     return None
 
 
-_POOLS: dict[str, Callable[[Played], Asked | None]] = {
+_POOLS: dict[str, Callable[[RecordedRun], Asserts | None]] = {
     "FREE-1": _freed, "FREE-2": _freed, "OWN-1": _owned_too_often, "OWN-2": _free_list, "OWN-4": _rows,
     "OWN-5": _whole_pages, "MAP-1": _one_to_one, "MAP-2": _mapped, "MAP-3": _unmapped, "SWA-1": _swept,
     "SWA-2": _mapped, "READ-2": _mapped, "OUT-3": _swept,

@@ -1,4 +1,4 @@
-"""A trace played on a release, and the lines with which an exported test asks it."""
+"""A trace run on a release, and the lines with which an exported test asks it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class NotExportable(ValueError):
     """No test can be made of this trace: one line says why."""
 
 
-class Played(NamedTuple):
-    """A trace played on a release up to its violation: the calls of each command.
+class RecordedRun(NamedTuple):
+    """A trace run on a release up to its violation: the calls of each command.
 
     clause: what to assert, of those that are violated. kind: the kind of the release. unified: the server's
     cache is one for all.
@@ -90,7 +90,7 @@ class Played(NamedTuple):
         return f"self.assertFalse({node}.swa_tombstone, {named})"
 
 
-class Asked(NamedTuple):
+class Asserts(NamedTuple):
     """The assertions after the last command; notes are lines before the first of its calls like `at`."""
 
     assertions: list[str]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ci import Data
 from ci.export.assertions import asserted
-from ci.export.recorded_run import NotExportable, Played
+from ci.export.recorded_run import NotExportable, RecordedRun
 from ci.export.template_parts import definitions
 from ci.report import data as report
 from ci.report import render
@@ -25,7 +25,7 @@ from reference.commands import CheckBusy, CheckIdle, Open, Outcome, Refused
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.traces.notation import describe
+from stateful_tests.traces.notation import format_command
 
 LEGEND = (
     "C is kv_committed_len, A kv_allocated_len, E swa_evicted_seqlen, R cache_protected_len, P page_size,"
@@ -143,18 +143,18 @@ def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | Non
     versions = {system.release, *([fixed.version] if fixed else ())}
     if not any(versions <= {*alike} for alike in releases.ALIKE):
         raise NotExportable(f"no one test runs on {' and '.join(sorted(versions))}: too many names differ")
-    played = _play(trace, system)
-    violation = played.violation
-    clause, wanted, observed = played.clause, violation.expected, violation.observed
+    run = _record(trace, system)
+    violation = run.violation
+    clause, wanted, observed = run.clause, violation.expected, violation.observed
     if clause != violation.clause:
         wanted, observed = violation.details[violation.also.index(clause)]
-    asked = asserted(trace, played)
+    asked = asserted(trace, run)
     text = "\n".join(asked.assertions)
     if system.kind.core == "rust" and re.search(r"\b(nodes|node_at|swa_slots_in_tree)\(", text):
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes that could be asked")
     sessions = any(isinstance(command, Open) for command in trace.commands)
-    command, outcome, calls = played.steps[-1]
-    told = [*played.steps[:-1], (command, outcome, asked.among(calls))]
+    command, outcome, calls = run.steps[-1]
+    told = [*run.steps[:-1], (command, outcome, asked.among(calls))]
     body = [*STARTED, *itertools.chain(*(commented(*step, sessions=sessions) for step in told))]
     late = [line for name, line in system.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
@@ -172,7 +172,7 @@ def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | Non
     ])  # fmt: skip
 
 
-def _play(trace: Trace, system: SGLangSystem) -> Played:
+def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:
     check_fits(system, trace.geometry, trace.commands)
     lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
     steps: list[tuple[str, Outcome, tuple[str, ...]]] = []
@@ -182,14 +182,14 @@ def _play(trace: Trace, system: SGLangSystem) -> Played:
         outcome = lockstep.do(command)
         check, last = isinstance(command, (CheckBusy, CheckIdle)), lockstep.violation is not None
         if not check or last:  # a check that is content only looks
-            steps.append((describe(command), outcome, system.calls))
+            steps.append((format_command(command), outcome, system.calls))
         if (violation := lockstep.violation) is not None:
             if violation.clause == "BROKEN" and not check:
-                raise NotExportable(f"the release breaks at {describe(command)}: {violation.observed}")
+                raise NotExportable(f"the release breaks at {format_command(command)}: {violation.observed}")
             clause = trace.clause if trace.clause in violation.clauses else violation.clause
             kind, after = system.kind, lockstep.moment()
             unified = kind.is_unified(trace.geometry)
-            return Played(steps, command, violation, clause, before, after, kind, unified)
+            return RecordedRun(steps, command, violation, clause, before, after, kind, unified)
     raise NotExportable(f"conforms on {system.name}: there is no fault to test")
 
 

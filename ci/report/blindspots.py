@@ -14,7 +14,7 @@ from ci.report import render
 from impl.bugs import BUGS, broken
 from reference.commands import Mode
 from stateful_tests.blindspots import measure as blindspots
-from stateful_tests.blindspots.measure import CHECKS, LOCKSTEP, STEPS, SUMS, Cell, Drive, Row
+from stateful_tests.blindspots.measure import CHECKS, LOCKSTEP, STEPS, SUMS, Cell, Drive, BugResult
 from stateful_tests.blindspots.monitors import MONITORS
 from stateful_tests.blindspots.partitions import KINDS, balanced, seen_by, smallest
 from stateful_tests.lockstep.systems import resolve
@@ -47,7 +47,7 @@ def collect(bugs: Sequence[str], runs: int, seed: int, progress: Progress) -> Da
     commands = 0
     clauses: set[str] = set()
 
-    def measure(name: str, system: Any, drives: Sequence[Drive]) -> Row:
+    def measure(name: str, system: Any, drives: Sequence[Drive]) -> BugResult:
         def tick(count: int) -> None:
             nonlocal commands
             commands += count
@@ -89,7 +89,7 @@ def _checks() -> list[Data]:
     return [{"id": c, "head": HEADS[c], "looks_for": what, "reads": reads} for c, what, reads in told]
 
 
-def _row_data(row: Row, modes: dict[str, list[str]]) -> Data:
+def _row_data(row: BugResult, modes: dict[str, list[str]]) -> Data:
     return {
         "bug": row.bug,
         "title": BUGS[row.bug].title if row.bug in BUGS else "",
@@ -119,7 +119,7 @@ def _cell_data(cell: Cell) -> Data:
     }
 
 
-def _conclusion(rows: Sequence[Row]) -> Data:
+def _conclusion(rows: Sequence[BugResult]) -> Data:
     seen = [row for row in rows if row.sees]
     right = [row for row in rows if row.pages_right and row.shown]
     alone = [row for row in rows if row.shown and not row.sees and row not in right]
@@ -150,7 +150,7 @@ def _conclusion(rows: Sequence[Row]) -> Data:
 _COSTS = ("lengths", "free lists", "rows", "mapping", "KV")
 
 
-def _by_cost(seen: Sequence[Row]) -> list[Data]:
+def _by_cost(seen: Sequence[BugResult]) -> list[Data]:
     """How many bugs the checks see that read no more than lengths, than free lists as well, and so on."""
     steps = []
     for number, what in enumerate(_COSTS):
@@ -161,7 +161,7 @@ def _by_cost(seen: Sequence[Row]) -> list[Data]:
     return steps
 
 
-def _partitions(rows: Sequence[Row]) -> Data:
+def _partitions(rows: Sequence[BugResult]) -> Data:
     counted = [partition for size in range(1, PAGES + 1) for partition in balanced(size)]
     wrong = [partition for partition in counted if not partition.right]
     found = smallest(PAGES)

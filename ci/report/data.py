@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
-
 from ci import Data
 from ci import explain as arguments
 from ci.compare import ledger, snapshot
@@ -24,7 +22,7 @@ from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
-from stateful_tests.traces.notation import describe, say
+from stateful_tests.traces.notation import format_command, format_outcome
 
 # What can be reported without being a clause.
 _OTHER = {
@@ -273,8 +271,8 @@ def row_data(index: int, row: Row, marked: bool) -> Data:
     """A replayed command, and what it changed by the rules."""
     return {
         "step": index,
-        "command": describe(row.command),
-        "outcome": say(row.outcome),
+        "command": format_command(row.command),
+        "outcome": format_outcome(row.outcome),
         "cursors": [
             {"holder": holder, "cursor": cursor, "before": before, "after": after}
             for holder, cursor, before, after in row.cursors
@@ -334,9 +332,3 @@ def trace_file(group: list[Finding]) -> tuple[str, Trace]:
     bug = trace.bug or (system.removeprefix("torch+") if system.startswith("torch+") else None)
     name = re.sub(r"[^a-z0-9.]+", "-", f"{finding.clause} {system}".lower()).strip("-.")
     return f"{name[:100]}.json", replace(trace, clause=finding.clause, bug=bug)
-
-
-def table_data(records: Mapping[str, Any], names: tuple[str, ...]) -> list[Data]:
-    """Rows of `kvspec bugs` and `kvspec clauses`."""
-    read: Callable[[Any, str], object] = getattr
-    return [{name: read(record, name) for name in names} for record in records.values()]

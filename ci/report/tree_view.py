@@ -18,7 +18,7 @@ from reference.ledger import State, free
 from reference.prefix_cache import path_text
 from reference.tree import Key, Lock, Placed, Tree, evict, nodes, sizes
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.traces.notation import describe, say
+from stateful_tests.traces.notation import format_command, format_outcome
 
 MAX_NODES = 200  # drawn; --json has them all
 MAX_DEPTH = 12  # of a drawing, for the width of a page
@@ -48,8 +48,8 @@ def collect(file: str, trace: Trace, step: int | None) -> Data:
         "version": 1,
         "file": file,
         "step": at,
-        "command": describe(trace.commands[at]),
-        "outcome": say(outcome),
+        "command": format_command(trace.commands[at]),
+        "outcome": format_outcome(outcome),
         "page_size": trace.geometry.page_size,
         "window": trace.geometry.window,
         "nodes": _nodes(state.tree),

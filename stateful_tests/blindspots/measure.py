@@ -21,7 +21,7 @@ from reference.commands import CheckBusy, CheckIdle, Command, Done, Mode, Reason
 from reference.geometry import PRESETS, Geometry
 from reference.ledger import State, holders
 from reference.tree import tokens_held
-from stateful_tests.blindspots.monitors import MONITORS, Moment
+from stateful_tests.blindspots.monitors import MONITORS, Observation
 from stateful_tests.blindspots.partitions import KINDS, kinds, partitions
 from stateful_tests.check.campaign import sizes_for
 from stateful_tests.generate.choice_source import RandomChoices
@@ -39,7 +39,7 @@ CHECKS = (*SUMS, *MONITORS)
 LOCKSTEP = "lockstep"
 STEPS = 60
 _CANDIDATES = 8
-_RUDE = 8  # once in how many commands: some faults show only where a command must be refused
+_INVALID = 8  # one command in so many ignores its precondition: some faults show in a refusal alone
 _PAGE_MONITORS = {"free-list", "free-owned", "owned-twice", "lost"}
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "regressions"
 
@@ -101,7 +101,7 @@ class Cell:
 
 
 @dataclass(slots=True)
-class Row:
+class BugResult:
     """One bug. pages_right: no monitor fired, and the lockstep parted at memory checks alone.
 
     clauses: those that the lockstep found broken first. wrong: kind of partition that balances -> the
@@ -139,7 +139,7 @@ def draw(mode: Mode, seed: int, run: int, steps: int = STEPS, machine: str = "se
 
 def _draw(mode: Mode, seed: str, run: int, steps: int, machine: str) -> tuple[int, Drive]:
     source = RandomChoices(f"blindspots/{seed}")
-    profile = replace(draw_profile(source, Capabilities(), machine), invalid_rate=_RUDE)
+    profile = replace(draw_profile(source, Capabilities(), machine), invalid_rate=_INVALID)
     name = tuple(PRESETS)[run % len(PRESETS)]
     geometry = sizes_for(machine, name)
     if run % 4 == 3:
@@ -233,9 +233,9 @@ def _look(system: System, run: Drive, signs: Signs) -> None:
         except Exception as error:
             signs.ended = f"{type(error).__name__} at {type(command).__name__}: {error}"
             return
-        moment = Moment(run.geometry, run.mode, before, after)
+        seen = Observation(run.geometry, run.mode, before, after)
         for name, monitor in list(quiet.items()):
-            if monitor.sign(moment):
+            if monitor.sign(seen):
                 signs.first[name] = at
                 del quiet[name]
         fired = [signs.first[name] for name in _PAGE_MONITORS if name in signs.first]
@@ -270,8 +270,8 @@ def _sum(system: System, run: Drive, check: str, signs: Signs) -> None:
             return
 
 
-def measure(bug: str, system: System, runs: Iterable[Drive], tick: Callable[[int], None]) -> Row:
-    """One row of the table. tick: is told the commands of each run."""
+def measure(bug: str, system: System, runs: Iterable[Drive], tick: Callable[[int], None]) -> BugResult:
+    """One row of the table. tick: called with the number of commands of each run."""
     watched: list[tuple[Drive, Signs]] = []
     commands = 0
     for run in runs:
@@ -291,7 +291,7 @@ def measure(bug: str, system: System, runs: Iterable[Drive], tick: Callable[[int
     later = {kind for signs in all_signs for kind in signs.wrong_later} - set(wrong)
     cells = {check: _cell(check, shown, right) for check in (*CHECKS, LOCKSTEP)}
     clauses = tuple(dict.fromkeys(c for s in all_signs for c in s.clauses[:1]))
-    return Row(
+    return BugResult(
         bug, len(watched), len(shown), cells, right, clauses,
         {kind: wrong[kind] for kind in KINDS if kind in wrong},
         tuple(kind for kind in KINDS if kind in later),
@@ -327,7 +327,7 @@ def _cell(check: str, shown: Sequence[tuple[Drive, Signs]], pages_right: bool) -
     return cell
 
 
-def smallest_sets(rows: Sequence[Row], *, first: bool = False) -> list[tuple[str, ...]]:
+def smallest_sets(rows: Sequence[BugResult], *, first: bool = False) -> list[tuple[str, ...]]:
     """All smallest sets of checks of which one fires (first: as early as any) in every run in which any
     check does, whatever the bug. Faults of checks themselves are left out."""
     wanted = {fired[first] for row in rows if not row.pages_right for fired in row.fired}

@@ -18,7 +18,7 @@ from reference.ledger import Cursors
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Observation:
     """What a monitor sees: the system's facts now and at its last look."""
 
     geometry: Geometry
@@ -34,7 +34,7 @@ class Monitor:
     id: str
     looks_for: str
     reads: str
-    sign: Callable[[Moment], str]
+    sign: Callable[[Observation], str]
 
 
 MONITORS: dict[str, Monitor] = {}
@@ -42,8 +42,8 @@ MONITORS: dict[str, Monitor] = {}
 
 def _monitor(
     name: str, looks_for: str, reads: str
-) -> Callable[[Callable[[Moment], str]], Callable[[Moment], str]]:
-    def add(sign: Callable[[Moment], str]) -> Callable[[Moment], str]:
+) -> Callable[[Callable[[Observation], str]], Callable[[Observation], str]]:
+    def add(sign: Callable[[Observation], str]) -> Callable[[Observation], str]:
         MONITORS[name] = Monitor(name, looks_for, reads, sign)
         return sign
 
@@ -55,7 +55,7 @@ def _held_rows(facts: Facts) -> list[int]:
 
 
 @_monitor("free-list", "a page or row twice in its free list, padding, a page out of range", "free lists")
-def _free_list(m: Moment) -> str:
+def _free_list(m: Observation) -> str:
     for name, pool in m.after.pools.items():
         if len(set(pool.free)) < len(pool.free):
             return f"{name} free list holds a page twice"
@@ -67,7 +67,7 @@ def _free_list(m: Moment) -> str:
 
 
 @_monitor("free-owned", "a page or row that is free and owned", "free lists, rows")
-def _free_and_owned(m: Moment) -> str:
+def _free_and_owned(m: Observation) -> str:
     for name, pool in m.after.pools.items():
         free = set(pool.free)
         for owned in pool.owned:
@@ -77,7 +77,7 @@ def _free_and_owned(m: Moment) -> str:
 
 
 @_monitor("owned-twice", "a page or row with two owners, a row of broken pages", "rows")
-def _owned_twice(m: Moment) -> str:
+def _owned_twice(m: Observation) -> str:
     for name, pool in m.after.pools.items():
         if len({o.page for o in pool.owned}) < len(pool.owned):
             return f"a {name} page is owned twice"
@@ -88,7 +88,7 @@ def _owned_twice(m: Moment) -> str:
 
 
 @_monitor("lost", "a page or row neither free nor owned", "free lists, rows")
-def _lost(m: Moment) -> str:
+def _lost(m: Observation) -> str:
     for name, pool in m.after.pools.items():
         lost = set(range(1, pool.size + 1)).difference(pool.free, (o.page for o in pool.owned))
         if lost:
@@ -98,7 +98,7 @@ def _lost(m: Moment) -> str:
 
 
 @_monitor("mapping", "a live slot unmapped, a dead one mapped, an SWA slot mapped twice", "rows, mapping")
-def _mapping(m: Moment) -> str:
+def _mapping(m: Observation) -> str:
     facts = m.after
     if facts.unmapped:
         holder, position = facts.unmapped[0]
@@ -133,7 +133,7 @@ def _holder(facts: Facts, request: str) -> HolderFacts | None:
 
 
 @_monitor("cursors", "cursors out of order or off a page, past the text, slot and turn at odds", "lengths")
-def _cursors(m: Moment) -> str:
+def _cursors(m: Observation) -> str:
     facts = m.after
     shown = [(name, r.cursors) for name, r in facts.requests.items()]
     shown += [(f"slot of {name}", s.slot) for name, s in facts.sessions.items()]
@@ -160,7 +160,7 @@ def _cursors(m: Moment) -> str:
     return ""
 
 
-def _well_formed(m: Moment, c: Cursors) -> bool:
+def _well_formed(m: Observation, c: Cursors) -> bool:
     """LEN-1; E is at a page boundary too, but for free mode, where a cut may cap it at any target."""
     size = m.geometry.page_size
     swept = m.mode is Mode.FREE or c.swa_evicted_seqlen % size == 0
@@ -169,7 +169,7 @@ def _well_formed(m: Moment, c: Cursors) -> bool:
 
 
 @_monitor("window", "the next token's window swept or unmapped", "lengths, rows, mapping")
-def _window(m: Moment) -> str:
+def _window(m: Observation) -> str:
     window = m.geometry.window
     if window is None:
         return ""
@@ -190,7 +190,7 @@ def _window(m: Moment) -> str:
     return _went_on(m, window)
 
 
-def _went_on(m: Moment, window: int) -> str:
+def _went_on(m: Observation, window: int) -> str:
     """A request that was admitted onto a window that is gone, or committed more behind one."""
     for name, now in m.after.requests.items():
         was = m.before.requests.get(name)
@@ -204,7 +204,7 @@ def _went_on(m: Moment, window: int) -> str:
 
 
 @_monitor("tree", "a node of half a page or half dead, a counter that is no sum, a lost prefix", "tree, rows")
-def _tree(m: Moment) -> str:
+def _tree(m: Observation) -> str:
     tree, size = m.after.tree, m.geometry.page_size
     if tree is None:
         return ""
@@ -228,7 +228,7 @@ def _tree(m: Moment) -> str:
 
 
 @_monitor("contents", "KV below kv_committed_len that is not that of the text", "rows, mapping, all KV")
-def _contents(m: Moment) -> str:
+def _contents(m: Observation) -> str:
     facts = m.after
     for name, request in facts.requests.items():
         holder = _holder(facts, name)
@@ -243,7 +243,7 @@ def _contents(m: Moment) -> str:
     return ""
 
 
-def _reads(m: Moment, holder: HolderFacts, text: Sequence[int]) -> bool:
+def _reads(m: Observation, holder: HolderFacts, text: Sequence[int]) -> bool:
     """A row holds the full KV of the text's first C tokens, and the SWA KV of those from E on."""
     committed, _, evicted, protected = holder.cursors
     want = list(text[: max(0, committed)])

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from impl.adapter import Capabilities
-from reference.commands import Mode
+from reference.commands import Mode, kind_name
 from reference.geometry import preset
 from stateful_tests.coverage.scopes import SCOPES
-from stateful_tests.coverage.situations import kind_name
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.results import MachineResult
 
@@ -75,7 +74,7 @@ class Coverage:
 
 
 class _World(NamedTuple):
-    """What tells runs apart that can have different situations."""
+    """What decides which situations a run can have."""
 
     tree: bool
     window: bool

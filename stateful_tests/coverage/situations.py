@@ -7,25 +7,14 @@ proved unreachable in its scope.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import product
 
 from reference.commands import (
-    Abort,
-    Admit,
-    Command,
-    Evict,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Outcome,
-    Reason,
-    Refused,
-    Retract,
+    Abort, Admit, Command, Evict, Extend, Finish, Insert, Match, Outcome, Reason, Refused, Retract,
     SpecDecode,
 )  # fmt: skip
+from reference.commands import kind_name as kind_name
 from reference.geometry import Geometry
 from reference.ledger import State
 from reference.rules import RULES
@@ -37,7 +26,7 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
     kind = type(command)
     if isinstance(outcome, Refused):
         return _refused(kind, outcome.reason)
-    return _said(kind, CASES[kind][0](was, command, now))
+    return _said(kind, CASES[kind][0](was, command, now) if kind in CASES else ())
 
 
 def catalogue(geometry: Geometry, kinds: Iterable[type], absent: Container[str] = ()) -> list[str]:
@@ -62,7 +51,7 @@ def _fits(geometry: Geometry, reason: Reason) -> bool:
 
 def _combinations(kind: type, geometry: Geometry, absent: Container[str]) -> Iterator[Labels]:
     no_window = ("window", "evicted", "tombstone", "swept", "both pools")
-    for labels in product(*CASES[kind][1]):
+    for labels in product(*(CASES[kind][1] if kind in CASES else ())):
         text = " ".join(labels)
         if not geometry.tree and "tree" in text:
             continue
@@ -81,7 +70,7 @@ def _sense(kind: type, labels: Labels, geometry: Geometry) -> bool:
     return kind not in _SENSE or _SENSE[kind](labels, geometry)
 
 
-def _sense_admit(labels: Labels, _: Geometry) -> bool:
+def _sense_admit(labels: Labels, _geometry: Geometry) -> bool:
     again, found, tail = labels
     if found in SLOTLESS:
         return tail not in TAILS
@@ -106,7 +95,8 @@ def _sense_spec_decode(labels: Labels, _: Geometry) -> bool:
     return labels[:4] != ("", "all accepted", "ahead by a window", "opens pages")
 
 
-def _sense_cut(past: str, below: str, inside: str, tail: str) -> bool:
+def _sense_cut(cut: Labels) -> bool:
+    past, below, inside, tail = cut
     if tail == "no tail":
         return not past and not below
     # A sweep stays behind what is allocated: a page that keeps its end was not passed.
@@ -114,17 +104,17 @@ def _sense_cut(past: str, below: str, inside: str, tail: str) -> bool:
 
 
 def _sense_finish(labels: Labels, geometry: Geometry) -> bool:
-    who, *cut, tail, left = labels
+    who, left = labels[0], labels[-1]
     if who == "turn":
-        return not left and _sense_cut(*cut, tail)
+        return not left and _sense_cut(labels[1:-1])
     if who == "ordinary" and geometry.tree:
-        return bool(left) and not tail
+        return bool(left) and not labels[-2]
     return not any(labels[1:])
 
 
-def _sense_retract(labels: Labels, _: Geometry) -> bool:
-    who, _, past, *cut = labels  # the last output is never computed
-    return not past and (_sense_cut(past, *cut) if who == "turn" else not any(cut))
+def _sense_retract(labels: Labels, _geometry: Geometry) -> bool:
+    who, _, *cut = labels  # the last output is never computed, so the commit is not past the target
+    return not cut[0] and (_sense_cut(tuple(cut)) if who == "turn" else not any(cut))
 
 
 def _sense_abort(labels: Labels, _: Geometry) -> bool:
@@ -160,15 +150,7 @@ _SENSE: dict[type, Callable[[Labels, Geometry], bool]] = {
 }  # fmt: skip
 
 
-_NAMES: dict[type, str] = {}
 _TEXTS: dict[object, str] = {}
-
-
-def kind_name(kind: type) -> str:
-    """A kind of command as it is called in files, such as "spec_decode"."""
-    if kind not in _NAMES:
-        _NAMES[kind] = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-    return _NAMES[kind]
 
 
 def _refused(kind: type, reason: Reason) -> str:

@@ -1,0 +1,2 @@
+"""The smallest trace that still violates its clause. What fails is asked of a function; nothing here knows
+why."""

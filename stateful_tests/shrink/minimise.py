@@ -9,7 +9,8 @@ from functools import partial
 from impl.adapter import System, UnusableImplementation
 from stateful_tests.lockstep.lockstep import Lockstep, replay
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.shrink.passes import BUDGET, Commands, StillFails, drop, scaled, shrink
+from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
+from stateful_tests.shrink.rewriting import Commands, scaled
 
 
 def violated(system: System, trace: Trace, clause: str) -> tuple[str, ...] | None:
@@ -56,7 +57,7 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     """The smallest size with which the clause still fails; failing need not be monotone in it."""
     now = getattr(trace.geometry, name)
     for size in [False] * now if isinstance(now, bool) else range(1, now or 1):  # no window stays none
-        smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))
+        smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))  # type: ignore[arg-type]
         for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
             commands = failing(candidate)
             if commands is not None:

@@ -14,23 +14,23 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct, UnsetType
 
-from reference.commands import (
-    COMMANDS, Choice, Chunk, Command, Done, Draft, Outcome, Piece, Prompt, Refused,
-)  # fmt: skip
+from reference.commands import Command, Done, Outcome, Refused
 from reference.geometry import Geometry, GeometryError
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.schema import (
-    FORMAT, MAX_BYTES, VERSION, AnyStep, ChoiceBody, ChunkBody, DecodeStep, DraftBody, Expect, ExtendStep,
-    GeometryBody, SpecDecodeStep, Step, TraceFile,
+    CHOICES, COMMAND_OF, FORMAT, MAX_BYTES, STEPS, VERSION, AnyStep, Expect, GeometryBody, TraceFile,
+    TraceStep,
 )  # fmt: skip
+from stateful_tests.traces.schema import prompt_of as prompt_of
+from stateful_tests.traces.schema import prompt_text as prompt_text
 
 SCHEMA_PATH = Path(__file__).parents[2] / "fixtures" / "trace.schema.json"
 
@@ -49,7 +49,7 @@ def _one_line(text: object, limit: int) -> str:
 
 
 class _Header(Struct):
-    """Enough to tell what a file is; everything else is skipped unread."""
+    """Enough to know what a file is; the rest is skipped unread."""
 
     format: Any = None
     version: Any = None
@@ -61,52 +61,41 @@ UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 _HEADER = msgspec.json.Decoder(_Header)
 _FILE = msgspec.json.Decoder(TraceFile)
-_BY_TAG = {msgspec.inspect.type_info(step).tag: step for step in AnyStep.__args__}  # type: ignore[attr-defined]
-_COMMAND_OF = {_BY_TAG[re.sub(r"(?<!^)(?=[A-Z])", "_", c.__name__).lower()]: c for c in COMMANDS}
-_STEP_OF = {command: step for step, command in _COMMAND_OF.items()}
-_LANES = {ExtendStep: (ChunkBody, Chunk), SpecDecodeStep: (DraftBody, Draft)}
-
-
-def tag(command: Command | type) -> str:
-    """The name that a command has in files, such as "spec_decode"."""
-    step = _STEP_OF[command if isinstance(command, type) else type(command)]
-    return str(step.__struct_config__.tag)
-
-
-def prompt_text(prompt: Prompt) -> str:
-    """A prompt as it stands in files and reports, such as "a8b4"."""
-    return "".join(f"{piece.text}{piece.tokens}" for piece in prompt)
-
-
-def prompt_of(text: str) -> Prompt:
-    """The prompt that `text`, such as "a8b4", stands for."""
-    return tuple(Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-z])(-?[0-9]+)", text))
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
     """Read a trace. Raises TraceError, whatever is wrong with the file."""
+    return loads(read(path), os.fspath(path))
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file, or of one that is too large its beginning. Raises TraceError."""
     try:
         # Asked before opening: a pipe would block, a device would never end.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise TraceError(path, "", "not a regular file")
         with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # a path may hold what no path holds
         if isinstance(error, TraceError):
             raise
         raise TraceError(path, "", getattr(error, "strerror", None) or str(error)) from None
-    return loads(data, os.fspath(path))
+
+
+def check_size(data: bytes, name: str) -> None:
+    """Raise TraceError for more than a file may hold."""
+    if len(data) > MAX_BYTES:
+        raise TraceError(name, "", f"larger than {MAX_BYTES >> 20} MiB")
 
 
 def loads(data: bytes, name: str) -> Trace:
     """Parse a trace; `name` is what errors call it. Raises TraceError."""
-    if len(data) > MAX_BYTES:
-        raise TraceError(name, "", f"larger than {MAX_BYTES >> 20} MiB")
+    check_size(data, name)
     if data.startswith(codecs.BOM_UTF8):
         raise TraceError(name, "", "starts with a byte order mark; save it as plain UTF-8")
     if not data.strip():
         raise TraceError(name, "", "is empty")
-    with _told(data, name):
+    with _one_line_errors(data, name):
         header = _HEADER.decode(data)
         _check_header(header, name)
         if header.version == VERSION:
@@ -118,7 +107,7 @@ def loads(data: bytes, name: str) -> Trace:
 
 
 @contextmanager
-def _told(data: bytes, name: str) -> Iterator[None]:
+def _one_line_errors(data: bytes, name: str) -> Iterator[None]:
     """Whatever is wrong with this JSON comes out as a TraceError."""
     try:
         data.decode("utf-8")
@@ -137,7 +126,7 @@ def _told(data: bytes, name: str) -> Iterator[None]:
 
 def loads_as(kind: Any, data: bytes, name: str, ignored: str | None = None) -> Any:
     """One JSON object as a struct of `kind`, but for the key `ignored`. Raises TraceError."""
-    with _told(data, name):
+    with _one_line_errors(data, name):
         raw = msgspec.json.decode(data)
         _reject_repeated_keys(data, name)
         if isinstance(raw, dict):
@@ -204,9 +193,10 @@ def _position(message: str, data: bytes) -> str:
     return message.removeprefix("JSON is malformed: ").replace(found[0], f" at line {line} column {column}")
 
 
-def step_of(step: Step) -> tuple[Command, Outcome | None]:
+def step_of(step: TraceStep) -> tuple[Command, Outcome | None]:
     """The command of a step, and its outcome where one is stated."""
-    return _command(step), None if isinstance(step.expect, UnsetType) else _outcome(step.expect)
+    command: Command = STEPS[COMMAND_OF[type(step)]].read(step)
+    return command, None if isinstance(step.expect, UnsetType) else _outcome(step.expect)
 
 
 def check_command(command: Command) -> None:
@@ -236,52 +226,25 @@ def _trace(file: TraceFile, name: str) -> Trace:
     )
 
 
-def _command(step: Step) -> Command:
-    values = {key: value for key, value in msgspec.structs.asdict(step).items() if key != "expect"}
-    if type(step) in _LANES:
-        _, lane = _LANES[type(step)]
-        values["lanes"] = tuple(lane(**msgspec.structs.asdict(body)) for body in values["lanes"])
-    elif isinstance(step, DecodeStep):
-        values["requests"] = tuple(step.requests)
-    if "prompt" in values:
-        values["prompt"] = prompt_of(values["prompt"])
-    command: Command = _COMMAND_OF[type(step)](**values)
-    return command
-
-
 def _outcome(expect: str | Expect) -> Outcome:
     if isinstance(expect, str):
         return Done()
     if not isinstance(expect.refused, UnsetType):
         return Refused(expect.refused)
     assert not isinstance(expect.done, UnsetType)
-    return Done(tuple(Choice(**msgspec.structs.asdict(choice)) for choice in expect.done))
+    return Done(CHOICES.read(expect.done))
 
 
-def _values(record: Any) -> dict[str, Any]:
-    return {f.name: getattr(record, f.name) for f in fields(record)}
-
-
-def _step(command: Command, outcome: Outcome | None) -> Step:
-    step, values = _STEP_OF[type(command)], _values(command)
-    if step in _LANES:
-        body, _ = _LANES[step]
-        values["lanes"] = [body(**_values(lane)) for lane in values["lanes"]]
-    elif "requests" in values:
-        values["requests"] = list(values["requests"])
-    if "prompt" in values:
-        values["prompt"] = prompt_text(values["prompt"])
-    if outcome is not None:
-        values["expect"] = _expect(outcome)
-    made: Step = step(**values)
-    return made
+def _step(command: Command, outcome: Outcome | None) -> TraceStep:
+    step: TraceStep = STEPS[type(command)].write(command)
+    return step if outcome is None else msgspec.structs.replace(step, expect=_expect(outcome))
 
 
 def _expect(outcome: Outcome) -> str | Expect:
     if isinstance(outcome, Refused):
         return Expect(refused=outcome.reason)
     if isinstance(outcome, Done):
-        return Expect(done=[ChoiceBody(**_values(c)) for c in outcome.choices]) if outcome.choices else "done"
+        return Expect(done=CHOICES.write(outcome.choices)) if outcome.choices else "done"
     raise TraceError("trace", "$.steps", "a stated outcome is done or refused, never broken")
 
 
@@ -295,7 +258,7 @@ def dump(trace: Trace) -> str:
         "format": FORMAT,
         "version": VERSION,
         "spec": SPEC_VERSION,
-        "geometry": GeometryBody(**_values(trace.geometry)),
+        "geometry": GeometryBody(**asdict(trace.geometry)),
         "mode": trace.mode,
         "origin": trace.origin,
         "bug": trace.bug,

@@ -1,178 +1,177 @@
-"""Commands in words: `describe` writes "extend r1 +4", `parse` reads it back; `say` tells an outcome."""
+"""Commands in words: `format_command` writes "extend r1 +4", `parse` reads it back.
+
+A command's notation is a row of parts in NOTATION; both directions are made from it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from reference.commands import (
     Abort, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Command, Decode, Done, Draft, Evict,
     EvictSwa, Extend, Finish, Insert, Match, Open, Outcome, Refused, Retract, SpecDecode, Submit, Unlock,
+    kind_name,
 )  # fmt: skip
-from stateful_tests.traces import files as traces
-
-
-class WordingError(ValueError):
-    """A line that is no command: one line that says what would be."""
-
-
-def describe(command: Command) -> str:
-    """A command in readable form, such as "extend r1 +4"."""
-    match command:
-        case Open(session) | Close(session):
-            rest = session
-        case Submit(request, session, tokens, rewind, prompt):
-            whose = f"in {session}" if session is not None else "(no session)"
-            said = [traces.prompt_text(prompt)] if prompt else []
-            said += [f"{tokens:+}"] if tokens or not prompt else []
-            rest = " ".join([request, whose, *said]) + (f" rewind {rewind}" if rewind else "")
-        case Extend(lanes):
-            rest = ", ".join(f"{lane.request} {lane.tokens:+}" for lane in lanes) or "(no lanes)"
-        case Decode(requests):
-            rest = ", ".join(requests) or "(no lanes)"
-        case SpecDecode(drafts):
-            rest = ", ".join(f"{d.request} {d.allocate:+} accept {d.accept}" for d in drafts) or "(no lanes)"
-        case EvictSwa(request, length):
-            rest = f"{request} at length {length}"
-        case Finish(request, finished_len):
-            rest = f"{request} keep {finished_len}"
-        case Retract(request, in_flight):
-            rest = request + (f" losing {in_flight}" if in_flight else "")
-        case Abort(request, marked):
-            rest = request + (" (marked)" if marked else "")
-        case CheckBusy(level):
-            rest = f"level {level}"
-        case CheckIdle():
-            rest = ""
-        case Match(holder, prompt):
-            rest = f"{holder} {traces.prompt_text(prompt) or '(empty)'}"
-        case Unlock(holder):
-            rest = holder
-        case Insert(holder, prompt, evicted, chunked):
-            rest = f"{holder} {traces.prompt_text(prompt) or '(empty)'}"
-            rest += (f" SWA from {evicted}" if evicted else "") + (" (goes on)" if chunked else "")
-        case Evict(full, swa):
-            rest = f"full {full}" + (f" swa {swa}" if swa else "")
-        case _:
-            rest = command.request
-    return f"{traces.tag(command)} {rest}".rstrip()
-
+from stateful_tests.traces.files import TraceError, check_command
+from stateful_tests.traces.schema import prompt_of, prompt_text
 
 _NAME = r"[A-Za-z0-9_.-]+"
 _PROMPT = r"(?:[a-z]-?[0-9]{1,5})+"
 _LENGTH = r"[+-]?[0-9]{1,5}"
 
 
-class _Form(NamedTuple):
-    """How a command is typed: as told to people, as a pattern of what follows its name, and what it makes."""
+class NotationError(ValueError):
+    """A line that is no command: one line that says what would be."""
+
+
+class NotationPart(NamedTuple):
+    """A part of a command: its usage for people, its pattern, and how it is written and read.
+
+    usage and pattern begin with the blank before the part. write: "" where it is left out. read: makes the
+    values of fields from the groups of the pattern.
+    """
 
     usage: str
     pattern: str
-    make: Callable[[dict[str, str]], Command]
+    write: Callable[[Any], str]
+    read: Callable[[dict[str, str | None]], dict[str, Any]]
 
 
-def _length(text: str | None, default: int = 0) -> int:
-    return default if text is None else int(text)
+def _name(field: str) -> NotationPart:
+    return NotationPart(
+        f" {field.upper()}", rf" (?P<{field}>{_NAME})",
+        lambda command: f" {getattr(command, field)}", lambda found: {field: found[field]},
+    )  # fmt: skip
 
 
-def _lanes(text: str) -> list[list[str]]:
-    """The words of each lane; none of "(no lanes)"."""
-    return [] if text.startswith("(") else [lane.split() for lane in text.split(",")]
+def _number(field: str, word: str, *, default: int | None = None, always: bool = False) -> NotationPart:
+    """A word and a number; without the two it is the default, which is not written unless `always`."""
+    pattern, usage = rf" {word} (?P<{field}>{_LENGTH})", f" {word} N"
+
+    def write(command: Any) -> str:
+        value = getattr(command, field)
+        return "" if value == default and not always else f" {word} {value}"
+
+    def read(found: dict[str, str | None]) -> dict[str, Any]:
+        text = found[field]
+        return {} if text is None else {field: int(text)}
+
+    if default is None:
+        return NotationPart(usage, pattern, write, read)
+    return NotationPart(f" [{usage[1:]}]", f"(?:{pattern})?", write, read)
 
 
-def _batch(lane: str) -> str:
-    """A pattern: lanes that a comma stands between, or none."""
-    return rf"(?P<lanes>{lane}(?:\s*,\s*{lane})*|\(no lanes\))"
+def _flag(field: str, words: str) -> NotationPart:
+    return NotationPart(
+        f" [{words}]", rf"(?P<{field}> {re.escape(words)})?",
+        lambda command: f" {words}" if getattr(command, field) else "",
+        lambda found: {field: found[field] is not None},
+    )  # fmt: skip
 
 
-_HOLDER = rf"(?P<holder>{_NAME})"
-_OF_PROMPT = rf"(?P<prompt>{_PROMPT}|\(empty\))"
-_REQUEST = rf"(?P<request>{_NAME})"
-_SESSION = rf"(?P<session>{_NAME})"
+def _lanes(
+    field: str, usage: str, lane: str, write: Callable[[Any], str], read: Callable[..., Any]
+) -> NotationPart:
+    """What a batch holds, between commas. read: a lane from its words, those of the notation left out."""
+    return NotationPart(
+        f" {usage}, ...", rf" (?P<{field}>{lane}(?:\s*,\s*{lane})*|\(no lanes\))",
+        lambda command: " " + (", ".join(map(write, getattr(command, field))) or "(no lanes)"),
+        lambda found: {field: tuple(read(*lane.split()) for lane in _listed(found[field] or ""))},
+    )  # fmt: skip
 
-_FORMS: dict[str, _Form] = {
-    "open": _Form("SESSION", _SESSION, lambda m: Open(m["session"])),
-    "submit": _Form(
-        "REQUEST in SESSION +TOKENS, or (no session); a shared prompt such as a8b4 before +TOKENS; rewind N",
-        rf"{_REQUEST} (?:in {_SESSION}|\(no session\))"
-        rf"(?: (?P<prompt>{_PROMPT})(?P<tokens> {_LENGTH})?|(?P<alone> {_LENGTH}))"
-        rf"(?: rewind (?P<rewind>{_LENGTH}))?",
-        lambda m: Submit(
-            m["request"], m["session"], _length(m["tokens"] or m["alone"]), _length(m["rewind"]),
-            traces.prompt_of(m["prompt"] or ""),
-        ),
-    ),
-    "admit": _Form("REQUEST", _REQUEST, lambda m: Admit(m["request"])),
-    "extend": _Form(
-        "REQUEST +TOKENS, ...", _batch(rf"{_NAME} {_LENGTH}"),
-        lambda m: Extend(tuple(Chunk(name, int(tokens)) for name, tokens in _lanes(m["lanes"]))),
-    ),
-    "decode": _Form("REQUEST, ...", _batch(_NAME), lambda m: Decode(tuple(n for [n] in _lanes(m["lanes"])))),
-    "spec_decode": _Form(
-        "REQUEST +TOKENS accept N, ...", _batch(rf"{_NAME} {_LENGTH} accept {_LENGTH}"),
-        lambda m: SpecDecode(tuple(Draft(n, int(a), int(c)) for n, a, _, c in _lanes(m["lanes"]))),
-    ),
-    "evict_swa": _Form(
-        "REQUEST at length N", rf"{_REQUEST} at length (?P<length>{_LENGTH})",
-        lambda m: EvictSwa(m["request"], int(m["length"])),
-    ),
-    "finish": _Form(
-        "REQUEST keep N", rf"{_REQUEST} keep (?P<keep>{_LENGTH})",
-        lambda m: Finish(m["request"], int(m["keep"])),
-    ),
-    "retract": _Form(
-        "REQUEST [losing 1]", rf"{_REQUEST}(?: losing (?P<losing>{_LENGTH}))?",
-        lambda m: Retract(m["request"], _length(m["losing"])),
-    ),
-    "abort": _Form(
-        "REQUEST [(marked)]", rf"{_REQUEST}(?P<marked> \(marked\))?",
-        lambda m: Abort(m["request"], m["marked"] is not None),
-    ),
-    "close": _Form("SESSION", _SESSION, lambda m: Close(m["session"])),
-    "check_busy": _Form(
-        "[level 0, 1 or 2]", rf"(?:level (?P<level>{_LENGTH}))?", lambda m: CheckBusy(_length(m["level"], 1))
-    ),
-    "check_idle": _Form("", "", lambda _: CheckIdle()),
-    "match": _Form(
-        "GUEST a8b4", rf"{_HOLDER} {_OF_PROMPT}",
-        lambda m: Match(m["holder"], traces.prompt_of(m["prompt"])),
-    ),
-    "unlock": _Form("GUEST", _HOLDER, lambda m: Unlock(m["holder"])),
-    "insert": _Form(
-        "GUEST a12 [SWA from N] [(goes on)]",
-        rf"{_HOLDER} {_OF_PROMPT}(?: SWA from (?P<evicted>{_LENGTH}))?(?P<chunked> \(goes on\))?",
-        lambda m: Insert(
-            m["holder"], traces.prompt_of(m["prompt"]), _length(m["evicted"]), m["chunked"] is not None
-        ),
-    ),
-    "evict": _Form(
-        "full N [swa N]", rf"full (?P<full>{_LENGTH})(?: swa (?P<swa>{_LENGTH}))?",
-        lambda m: Evict(int(m["full"]), _length(m["swa"])),
-    ),
+
+def _listed(text: str) -> Sequence[str]:
+    return () if text.startswith("(") else text.split(",")
+
+
+_OF_PROMPT = NotationPart(
+    " a8b4", rf" (?P<prompt>{_PROMPT}|\(empty\))",
+    lambda command: f" {prompt_text(command.prompt) or '(empty)'}",
+    lambda found: {"prompt": prompt_of(found["prompt"] or "")},
+)  # fmt: skip
+_OF_SESSION = NotationPart(
+    " in SESSION or (no session)", rf" (?:in (?P<session>{_NAME})|\(no session\))",
+    lambda command: " (no session)" if command.session is None else f" in {command.session}",
+    lambda found: {"session": found["session"]},
+)  # fmt: skip
+
+
+def _input(command: Submit) -> str:
+    shared = f" {prompt_text(command.prompt)}" if command.prompt else ""
+    return shared + (f" {command.tokens:+}" if command.tokens or not shared else "")
+
+
+_INPUT = NotationPart(
+    " [a8b4] +TOKENS",
+    rf"(?: (?P<prompt>{_PROMPT})(?: (?P<tokens>{_LENGTH}))?| (?P<alone>{_LENGTH}))",
+    _input,
+    lambda found: {
+        "tokens": int(found["tokens"] or found["alone"] or 0),
+        "prompt": prompt_of(found["prompt"] or ""),
+    },
+)
+_REQUEST, _SESSION, _HOLDER = map(_name, ("request", "session", "holder"))
+
+NOTATION: dict[type, tuple[NotationPart, ...]] = {
+    Open: (_SESSION,),
+    Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0)),
+    Admit: (_REQUEST,),
+    Extend: (_lanes(
+        "lanes", "REQUEST +TOKENS", rf"{_NAME} {_LENGTH}", lambda lane: f"{lane.request} {lane.tokens:+}",
+        lambda name, tokens: Chunk(name, int(tokens)),
+    ),),
+    Decode: (_lanes("requests", "REQUEST", _NAME, str, str),),
+    SpecDecode: (_lanes(
+        "lanes", "REQUEST +TOKENS accept N", rf"{_NAME} {_LENGTH} accept {_LENGTH}",
+        lambda lane: f"{lane.request} {lane.allocate:+} accept {lane.accept}",
+        lambda name, tokens, _, accept: Draft(name, int(tokens), int(accept)),
+    ),),
+    EvictSwa: (_REQUEST, _number("length", "at length")),
+    Finish: (_REQUEST, _number("finished_len", "keep")),
+    Retract: (_REQUEST, _number("in_flight", "losing", default=0)),
+    Abort: (_REQUEST, _flag("marked", "(marked)")),
+    Close: (_SESSION,),
+    CheckBusy: (_number("level", "level", default=1, always=True),),
+    CheckIdle: (),
+    Match: (_HOLDER, _OF_PROMPT),
+    Unlock: (_HOLDER,),
+    Insert: (_HOLDER, _OF_PROMPT, _number("evicted", "SWA from", default=0), _flag("chunked", "(goes on)")),
+    Evict: (_number("full", "full"), _number("swa", "swa", default=0)),
 }  # fmt: skip
-USAGES = tuple(f"{name} {form.usage}".rstrip() for name, form in _FORMS.items())
+_KINDS = {kind_name(kind): kind for kind in NOTATION}
+USAGES = {name: name + "".join(part.usage for part in NOTATION[kind]) for name, kind in _KINDS.items()}
+
+
+def format_command(command: Command) -> str:
+    """A command in readable form, such as "extend r1 +4"."""
+    kind = type(command)
+    return kind_name(kind) + "".join(part.write(command) for part in NOTATION[kind])
 
 
 def parse(line: str) -> Command:
-    """The command that `line` describes; blanks count once. Raises WordingError."""
+    """The command that `line` stands for; blanks count once. Raises NotationError."""
     words = " ".join(line.split())
-    name, _, rest = words.partition(" ")
-    form = _FORMS.get(name)
-    if form is None:
-        raise WordingError(f"{name!r:.40} is no command; commands: {', '.join(_FORMS)}")
-    found = re.fullmatch(form.pattern, rest, re.ASCII)
+    name, blank, rest = words.partition(" ")
+    if name not in _KINDS:
+        raise NotationError(f"{name!r:.40} is no command; commands: {', '.join(_KINDS)}")
+    kind = _KINDS[name]
+    found = re.fullmatch("".join(part.pattern for part in NOTATION[kind]), blank + rest, re.ASCII)
     if found is None:
-        raise WordingError(f"expected: {f'{name} {form.usage}'.rstrip()}; got {words!r:.80}")
-    command = form.make(found.groupdict())
+        raise NotationError(f"expected: {USAGES[name]}; got {words!r:.80}")
+    values: dict[str, Any] = {}
+    for part in NOTATION[kind]:
+        values |= part.read(found.groupdict())
+    command: Command = kind(**values)
     try:
-        traces.check_command(command)
-    except traces.TraceError as error:
-        raise WordingError(f"{words:.80}: {error.path.removeprefix('$.')}: {error.reason}") from None
+        check_command(command)
+    except TraceError as error:
+        raise NotationError(f"{words:.80}: {error.path.removeprefix('$.')}: {error.reason}") from None
     return command
 
 
-def say(outcome: Outcome) -> str:
+def format_outcome(outcome: Outcome) -> str:
     """An outcome in readable form."""
     match outcome:
         case Done(choices, _, freed):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
 from reference import model
@@ -16,7 +14,7 @@ from stateful_tests.traces import files as traces
 from stateful_tests.lockstep.lockstep import row_of
 from stateful_tests.lockstep.results import Row, Trace
 from stateful_tests.traces.schema import (
-    LOG_FORMAT, LOG_IGNORED, MAX_BYTES, MAX_STEPS, VERSION, AnyStep, LogHeader,
+    LOG_FORMAT, LOG_IGNORED, MAX_STEPS, VERSION, AnyStep, LogHeader,
 )  # fmt: skip
 from stateful_tests.traces.files import TraceError
 
@@ -78,15 +76,8 @@ def read_log(path: str | os.PathLike[str]) -> tuple[Trace, list[Parting]]:
     An event without `expect` happened: it was done. Raises TraceError that names the line.
     """
     name = os.fspath(path)
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise TraceError(name, "", "not a regular file")
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise TraceError(name, "", error.strerror or str(error)) from None
-    if len(data) > MAX_BYTES:
-        raise TraceError(name, "", f"larger than {MAX_BYTES >> 20} MiB")
+    data = traces.read(path)
+    traces.check_size(data, name)
     lines = [(number, line) for number, line in zip(count(1), data.split(b"\n")) if line.strip()]
     if not lines:
         raise TraceError(name, "", "is empty")

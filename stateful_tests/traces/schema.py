@@ -1,15 +1,21 @@
 """The structs of the trace format, version 1: what may stand in a file, and within which bounds.
 
-`traces` reads and writes them; `fixtures/README.md` is the contract, the JSON Schema comes from here.
+The structs of commands are made from the dataclasses in `reference.commands`: a new command needs no line
+here. `files` reads and writes them; `fixtures/README.md` is the contract, the JSON Schema comes from here.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from typing import (
+    TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints,
+)  # fmt: skip
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from reference.commands import Mode, Reason
+from reference.commands import COMMANDS, Choice, Mode, Piece, Prompt, Reason, kind_name
 from reference.geometry import LIMITS
 
 FORMAT = "kvspec-trace"
@@ -30,26 +36,76 @@ Name = Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_.-
 Length = Annotated[int, Meta(ge=-MAX_LENGTH, le=MAX_LENGTH)]
 Cursor = Annotated[int, Meta(ge=0, le=MAX_LENGTH)]
 # "a8b4": 8 tokens of the shared text a, then the next 4 of b. Lengths below 1 are sayable here too.
-Prompt = Annotated[str, Meta(max_length=64, pattern=r"^([a-z](0|-?[1-9][0-9]{0,3}))*" + _END)]
+PromptText = Annotated[str, Meta(max_length=64, pattern=r"^([a-z](0|-?[1-9][0-9]{0,3}))*" + _END)]
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt as it stands in files and reports, such as "a8b4"."""
+    return "".join(f"{piece.text}{piece.tokens}" for piece in prompt)
+
+
+def prompt_of(text: str) -> Prompt:
+    """The prompt that `text`, such as "a8b4", stands for."""
+    return tuple(Piece(letter, int(tokens)) for letter, tokens in re.findall(r"([a-z])(-?[0-9]+)", text))
 
 
 class _Struct(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What all parts of a file share."""
 
 
-class ChoiceBody(_Struct, frozen=True):
-    """What a system chose for one request (reference.commands.Choice)."""
+class Form(NamedTuple):
+    """How a type of the vocabulary stands in a file: the type there, and the ways there and back."""
 
-    request: Name
-    swa_evicted_seqlen: Cursor | None = None
-    kv_allocated_len: Cursor | None = None
-    after: bool = False
+    type: Any
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+_AS_THEY_ARE: dict[Any, Any] = {
+    str: Name, str | None: Name | None, int: Length, int | None: Cursor | None, bool: bool,
+}  # fmt: skip
+
+
+def _form(hint: Any) -> Form:
+    """The form of a field, by its type hint."""
+    if hint == Prompt:
+        return Form(PromptText, prompt_text, prompt_of)
+    if get_origin(hint) is tuple:
+        of = _form(get_args(hint)[0])
+        kind = Annotated[list[of.type], Meta(max_length=MAX_LANES)]  # type: ignore[name-defined]
+        return Form(kind, lambda values: [*map(of.write, values)], lambda values: (*map(of.read, values),))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return record(hint, f"{hint.__name__}Body", _Struct)
+    return Form(_AS_THEY_ARE[hint], lambda value: value, lambda value: value)
+
+
+def record(of: Any, name: str, base: type[Struct], **options: Any) -> Form:
+    """The form of a dataclass: a struct with the same fields and defaults."""
+    hints = get_type_hints(of)
+    forms = {field.name: _form(hints[field.name]) for field in fields(of)}
+    members = [
+        (f.name, forms[f.name].type, *(() if f.default is MISSING else (forms[f.name].write(f.default),)))
+        for f in fields(of)
+    ]
+    struct = defstruct(name, members, bases=(base,), module=__name__, frozen=True, **options)
+    return Form(
+        struct,
+        lambda value: struct(**{name: form.write(getattr(value, name)) for name, form in forms.items()}),
+        lambda body: of(**{name: form.read(getattr(body, name)) for name, form in forms.items()}),
+    )
+
+
+CHOICES = _form(tuple[Choice, ...])
+if TYPE_CHECKING:
+    Choices = list[Any]
+else:
+    Choices = CHOICES.type
 
 
 class Expect(_Struct, frozen=True):
     """A stated outcome that is more than "done": done with choices, or refused for a reason."""
 
-    done: Annotated[list[ChoiceBody], Meta(max_length=MAX_LANES)] | UnsetType = UNSET
+    done: Choices | UnsetType = UNSET
     refused: Reason | UnsetType = UNSET
 
     def __post_init__(self) -> None:
@@ -57,145 +113,18 @@ class Expect(_Struct, frozen=True):
             raise ValueError("expected one of `done` and `refused`")
 
 
-class Step(_Struct, frozen=True, tag_field="do", kw_only=True):
+class TraceStep(_Struct, frozen=True, tag_field="do", kw_only=True):
     """One command, and its outcome where one is stated."""
 
     expect: Literal["done"] | Expect | UnsetType = UNSET
 
 
-class ChunkBody(_Struct, frozen=True):
-    """One lane of extend."""
-
-    request: Name
-    tokens: Length
-
-
-class DraftBody(_Struct, frozen=True):
-    """One lane of spec_decode."""
-
-    request: Name
-    allocate: Length
-    accept: Length
-
-
-class OpenStep(Step, frozen=True, tag="open"):
-    """Open a session."""
-
-    session: Name
-
-
-class SubmitStep(Step, frozen=True, tag="submit"):
-    """A turn arrives, or an ordinary request (session null)."""
-
-    request: Name
-    session: Name | None
-    tokens: Length
-    rewind: Length = 0
-    prompt: Prompt = ""
-
-
-class AdmitStep(Step, frozen=True, tag="admit"):
-    """A queued request is matched with its prefix."""
-
-    request: Name
-
-
-class ExtendStep(Step, frozen=True, tag="extend"):
-    """Prefill a batch of chunks."""
-
-    lanes: Annotated[list[ChunkBody], Meta(max_length=MAX_LANES)]
-
-
-class DecodeStep(Step, frozen=True, tag="decode"):
-    """One token for each request of a batch."""
-
-    requests: Annotated[list[Name], Meta(max_length=MAX_LANES)]
-
-
-class SpecDecodeStep(Step, frozen=True, tag="spec_decode"):
-    """A verify round for a batch."""
-
-    lanes: Annotated[list[DraftBody], Meta(max_length=MAX_LANES)]
-
-
-class EvictSwaStep(Step, frozen=True, tag="evict_swa"):
-    """The window sweep for one request."""
-
-    request: Name
-    length: Length
-
-
-class FinishStep(Step, frozen=True, tag="finish"):
-    """A turn ends."""
-
-    request: Name
-    finished_len: Length
-
-
-class RetractStep(Step, frozen=True, tag="retract"):
-    """A running request goes back to the queue."""
-
-    request: Name
-    in_flight: Length = 0
-
-
-class AbortStep(Step, frozen=True, tag="abort"):
-    """A request is given up."""
-
-    request: Name
-    marked: bool = False
-
-
-class CloseStep(Step, frozen=True, tag="close"):
-    """Close a session."""
-
-    session: Name
-
-
-class MatchStep(Step, frozen=True, tag="match"):
-    """A lock holder locks what the radix tree has of a prompt."""
-
-    holder: Name
-    prompt: Prompt
-
-
-class UnlockStep(Step, frozen=True, tag="unlock"):
-    """A lock holder lets its lock go."""
-
-    holder: Name
-
-
-class InsertStep(Step, frozen=True, tag="insert"):
-    """A lock holder hands the whole pages of a prompt to the radix tree."""
-
-    holder: Name
-    prompt: Prompt
-    evicted: Length = 0
-    chunked: bool = False
-
-
-class EvictStep(Step, frozen=True, tag="evict"):
-    """Memory pressure on the radix tree."""
-
-    full: Length
-    swa: Length = 0
-
-
-class CheckBusyStep(Step, frozen=True, tag="check_busy"):
-    """The memory check between two steps."""
-
-    level: Length = 1
-
-
-class CheckIdleStep(Step, frozen=True, tag="check_idle"):
-    """The memory check of an idle server."""
-
-
-AnyStep = (
-    OpenStep | SubmitStep | AdmitStep | ExtendStep | DecodeStep | SpecDecodeStep
-    | EvictSwaStep | FinishStep | RetractStep | AbortStep | CloseStep | CheckBusyStep
-    | CheckIdleStep | MatchStep | UnlockStep | InsertStep | EvictStep
-)  # fmt: skip
+STEPS = {kind: record(kind, f"{kind.__name__}Step", TraceStep, tag=kind_name(kind)) for kind in COMMANDS}
+COMMAND_OF = {form.type: kind for kind, form in STEPS.items()}
+if TYPE_CHECKING:
+    AnyStep = TraceStep
+else:
+    AnyStep = Union[tuple(COMMAND_OF)]
 
 
 class GeometryBody(_Struct, frozen=True):

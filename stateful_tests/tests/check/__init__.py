@@ -1,0 +1,1 @@
+"""Tests of random runs, shrinking, coverage and blind spots."""

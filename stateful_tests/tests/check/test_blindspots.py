@@ -14,22 +14,15 @@ import pytest
 
 from impl.bugs import broken
 from reference.clauses.facts import (
-    Facts,
-    HolderFacts,
-    NodeFacts,
-    Owned,
-    Pool,
-    RequestFacts,
-    SessionFacts,
-    TreeFacts,
+    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
 )  # fmt: skip
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry
 from reference.ledger import Cursors
 from stateful_tests.blindspots.measure import (
-    CHECKS, Drive, Row, draw, fixtures, measure, smallest_sets, watch,
+    CHECKS, Drive, BugResult, draw, fixtures, measure, smallest_sets, watch,
 )  # fmt: skip
-from stateful_tests.blindspots.monitors import MONITORS, Moment
+from stateful_tests.blindspots.monitors import MONITORS, Observation
 from stateful_tests.blindspots.partitions import KINDS, balanced, kinds, partitions, seen_by, smallest
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.systems import resolve
@@ -41,7 +34,7 @@ def _drawn(mode: Mode, machine: str = "sessions") -> tuple[Drive, ...]:
 
 
 @cache
-def _row(bug: str, mode: Mode = Mode.FAITHFUL) -> Row:
+def _row(bug: str, mode: Mode = Mode.FAITHFUL) -> BugResult:
     kept = fixtures().get(bug, [])
     machine = "both" if any(run.geometry.tree for run in kept) else "sessions"
     runs = [*_drawn(mode, machine)[:4], *kept]
@@ -151,7 +144,7 @@ def _slot(slot: Cursors, history: tuple[int, ...] = HISTORY) -> Facts:
 
 
 def _signs(facts: Facts, mode: Mode = Mode.FAITHFUL, before: Facts = RIGHT) -> set[str]:
-    moment = Moment(GEOMETRY, mode, before, facts)
+    moment = Observation(GEOMETRY, mode, before, facts)
     return {name for name, monitor in MONITORS.items() if monitor.sign(moment)}
 
 

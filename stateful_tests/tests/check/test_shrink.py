@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from reference import model
 from reference.commands import (
-    Abort,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Evict,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Open,
-    Submit,
-    Unlock,
-    prompt_len,
+    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish,
+    Insert, Match, Open, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
-from stateful_tests.shrink.passes import scaled, shrink
+from stateful_tests.shrink.passes import shrink
+from stateful_tests.shrink.rewriting import scaled
 from stateful_tests.traces.files import prompt_of
 
 NOISE: tuple[Command, ...] = (

@@ -63,7 +63,7 @@ def test_shrink_writes_over_nothing_unasked(kvspec: Kvspec, long: Path) -> None:
     before = long.read_bytes()
     code, _, err = kvspec("shrink", str(long), "--out", str(long))
     assert (code, long.read_bytes()) == (2, before)
-    assert "is there already; --force writes over it" in err
+    assert "exists already; --force overwrites it" in err
     assert kvspec("shrink", str(long), "--out", str(long), "--force")[0] == 0
     assert long.read_bytes() != before
 
@@ -71,7 +71,7 @@ def test_shrink_writes_over_nothing_unasked(kvspec: Kvspec, long: Path) -> None:
 def test_there_is_nothing_to_shrink_in_a_trace_that_conforms(kvspec: Kvspec, long: Path) -> None:
     code, out, err = kvspec("shrink", str(long), "--impl", "torch")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "conforms on torch; there is nothing to shrink, --impl names another" in err
+    assert "conforms on torch: there is nothing to shrink; try another --impl" in err
     assert not long.with_name("long.shrunk.json").exists()
 
 
@@ -103,7 +103,7 @@ def test_a_wrong_name_is_told_before_anything_runs(
 
     monkeypatch.setattr("stateful_tests.lockstep.systems.resolve", started)
     Path("a_b_c.json").write_text("mine")
-    for typed, says in (("bug7", "'bug7' is no clause of a sentence"), ("a_b_c", "is there already")):
+    for typed, says in (("bug7", "'bug7' is no clause of a sentence"), ("a_b_c", "exists already")):
         monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
         code, _, err = kvspec("new-fixture", str(long), "--out", ".")
         assert (code, says in err) == (2, True)

@@ -22,7 +22,7 @@ from impl.adapter import Capabilities
 from reference.commands import Mode
 from stateful_tests.check import campaign
 from stateful_tests.lockstep.results import Tally, Violation
-from stateful_tests.tests.cli.test_cli import RUN, checked, finding
+from stateful_tests.tests.support.checks import RUN, checked, finding
 
 HOME = Path(__file__).parents[3]
 ACTION = HOME / ".github" / "actions" / "kvspec"

@@ -17,187 +17,26 @@ import pytest
 from ci.report import data as report
 from ci.report import progress, render
 from impl.adapter import Capabilities, UnusableImplementation
-from reference.commands import (
-    Abort,
-    Admit,
-    Broken,
-    Choice,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Freed,
-    Insert,
-    Match,
-    Mode,
-    Open,
-    Outcome,
-    Piece,
-    Reason,
-    Refused,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
-)  # fmt: skip
-from reference.geometry import PRESETS
+from reference.commands import Mode, Open, Reason, Refused
 from stateful_tests.check import campaign
 from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
-from stateful_tests.lockstep.results import (
-    CheckResult,
-    Finding,
-    MachineResult,
-    Row,
-    Run,
-    Tally,
-    Trace,
-    Violation,
-)  # fmt: skip
+from stateful_tests.lockstep.results import CheckResult, MachineResult, Row, Run, Trace, Violation
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.checks import BAD, ROWS, RUN, TRACE, checked, finding
 from stateful_tests.traces import files as traces
-from stateful_tests.traces import notation as wording
-
-COMMANDS: tuple[Command, ...] = (
-    Open("s1"),
-    Submit("r1", "s1", 40),
-    Admit("r1"),
-    Extend((Chunk("r1", 40),)),
-    SpecDecode((Draft("r1", 4, 3),)),
-    Finish("r1", 1),
-)
-ROWS = (
-    Row(COMMANDS[0], Done()),
-    Row(COMMANDS[1], Done()),
-    Row(COMMANDS[2], Refused(Reason.OUT_OF_FULL)),
-    Row(COMMANDS[3], Done(), (("s1", "kv_committed_len", 0, 40), ("s1", "kv_allocated_len", 0, 40))),
-    Row(COMMANDS[4], Done(), (("s1", "kv_allocated_len", 40, 44),)),
-    Row(
-        COMMANDS[5], Done(), (("s1", "kv_allocated_len", 44, 38),),
-        (("s1", "full", 38, 44), ("s1", "swa", 42, 44)),
-    ),
-)  # fmt: skip
-TRACE = Trace(PRESETS["page2"], Mode.FAITHFUL, COMMANDS, "minimised")
-BAD = Violation("LEN-2", 5, "swa_evicted_seqlen 38", "swa_evicted_seqlen 40", ("FREE-2",))
-RUN = Run(TRACE, "torch+pr22900", ROWS, BAD)
-
-
-def finding(clause: str = "LEN-2", run: Run = RUN, modes: tuple[Mode, ...] = (Mode.FREE,)) -> Finding:
-    return Finding(clause, run, modes, 3, 1.25, 1234)
-
-
-def checked(*findings: Finding, **more: Any) -> CheckResult:
-    made = CheckResult(
-        "torch+pr22900", "smoke", 7,
-        machines=[MachineResult("sessions", "page2", Mode.FREE, 10, 400, 0.5)],
-        tallies={"LEN-2": Tally(400, 21), "FREE-2": Tally(400, 0)},
-        refusals={"no_row": 2, "out_of_full": 30},
-        commands_by_kind={"Open": 300, "Close": 100},
-        findings=list(findings),
-        unreached=("FREE-2",),
-        seconds=2.0,
-    )  # fmt: skip
-    return replace(made, **more)
-
-
-class FakeSystem:
-    """Enough of a system for commands whose engine is replaced."""
-
-    name = "torch+pr22900"
-    capabilities = Capabilities()
-    closed = 0
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSystem:
-    """Run in an empty folder, on a system that does nothing."""
-    system = FakeSystem()
-    monkeypatch.setattr(registry, "resolve", lambda spec, **options: system)
-    monkeypatch.chdir(tmp_path)
-    return system
-
 
 Check = Callable[..., tuple[int, str, str]]
+Finds = Callable[[CheckResult], list[campaign.Plan]]
 
 
 def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def finds(monkeypatch: pytest.MonkeyPatch, result: CheckResult) -> list[campaign.Plan]:
-    """Make `check` find this; gives the plans that it was asked to carry out."""
-    plans: list[campaign.Plan] = []
-
-    def run(
-        system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], base: object
-    ) -> CheckResult:
-        plans.append(plan)
-        say("sessions on page2, free", 100, 0)
-        return result
-
-    monkeypatch.setattr(campaign, "run", run)
-    return plans
-
-
-@pytest.mark.parametrize(
-    ("command", "reads"),
-    [
-        (Open("s1"), "open s1"),
-        (Submit("r1", "s1", 4, 2), "submit r1 in s1 +4 rewind 2"),
-        (Submit("r1", None, 4), "submit r1 (no session) +4"),
-        (Admit("r1"), "admit r1"),
-        (Extend((Chunk("r1", 4), Chunk("r2", -1))), "extend r1 +4, r2 -1"),
-        (Extend(()), "extend (no lanes)"),
-        (Decode(("r1", "r2")), "decode r1, r2"),
-        (Decode(()), "decode (no lanes)"),
-        (SpecDecode((Draft("r1", 3, 2),)), "spec_decode r1 +3 accept 2"),
-        (EvictSwa("r1", 12), "evict_swa r1 at length 12"),
-        (Finish("r1", 2), "finish r1 keep 2"),
-        (Retract("r1"), "retract r1"),
-        (Retract("r1", 1), "retract r1 losing 1"),
-        (Abort("r1"), "abort r1"),
-        (Abort("r1", True), "abort r1 (marked)"),
-        (Close("s1"), "close s1"),
-        (Submit("r1", None, 0, prompt=(Piece("a", 8), Piece("b", 4))), "submit r1 (no session) a8b4"),
-        (Submit("r1", "s1", 2, prompt=(Piece("a", 8),)), "submit r1 in s1 a8 +2"),
-        (Match("h1", (Piece("a", 8),)), "match h1 a8"),
-        (Match("h1", ()), "match h1 (empty)"),
-        (Unlock("h1"), "unlock h1"),
-        (Insert("h1", (Piece("a", 8),)), "insert h1 a8"),
-        (Insert("h1", (Piece("a", 8),), 4, True), "insert h1 a8 SWA from 4 (goes on)"),
-        (Evict(4), "evict full 4"),
-        (Evict(0, 8), "evict full 0 swa 8"),
-    ],
-)
-def test_commands_in_readable_form(command: Command, reads: str) -> None:
-    assert wording.describe(command) == reads
-
-
-@pytest.mark.parametrize(
-    ("outcome", "reads"),
-    [
-        (Done(), "done"),
-        (Done((Choice("r1", swa_evicted_seqlen=4),)), "done; r1 chose swa_evicted_seqlen 4"),
-        (Done(freed=Freed(8, 4)), "done; freed full 8 swa 4"),
-        (Refused(Reason.NO_ROW), "refused: no_row"),
-        (Broken("KeyError"), "broken: KeyError"),
-    ],
-)
-def test_outcomes_in_readable_form(outcome: Outcome, reads: str) -> None:
-    assert wording.say(outcome) == reads
-
-
-def test_check_that_conforms(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = finds(monkeypatch, checked())
+def test_check_that_conforms(finds: Finds, fake: Any, kvspec: Check) -> None:
+    plans = finds(checked())
     code, out, err = kvspec("check", "--tier", "pr", "--seed", "7", "--examples", "10", "--mode", "both")
     assert (code, err, fake.closed) == (0, "", 1)
     assert plans == [campaign.plan("pr", seed=7, examples=10, modes=tuple(Mode))]
@@ -214,22 +53,20 @@ def test_check_that_conforms(fake: FakeSystem, kvspec: Check, monkeypatch: pytes
     assert not os.path.exists("traces")
 
 
-def test_what_a_check_did_not_come_to_is_counted(
-    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_check_did_not_come_to_is_counted(finds: Finds, kvspec: Check) -> None:
     never = [MachineResult("tree", name, Mode.FREE, 0, 0, 0.0) for name in ("page4", "page16")]
     result = checked()
-    finds(monkeypatch, replace(result, machines=[*result.machines, *never]))
+    finds(replace(result, machines=[*result.machines, *never]))
     seen = lines(kvspec("check")[1])
     at = seen.index("not begun when the check ended: 2 more")
     assert seen[at - 1] == "all 10 400 800"
     assert not any(line.startswith("tree ") for line in seen)
 
 
-def test_check_that_fails(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
     other = replace(RUN, trace=replace(TRACE, clause="FREE-2"))
     faithful = finding("FREE-2", other, tuple(Mode))
-    finds(monkeypatch, checked(finding(), faithful))
+    finds(checked(finding(), faithful))
     code, out, _ = kvspec("check", "--impl", "torch+pr22900")
     assert code == 1
     assert max(map(len, out.splitlines())) <= 100
@@ -264,8 +101,8 @@ def test_check_that_fails(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.M
     assert saved == replace(TRACE, clause="LEN-2", bug="pr22900")
 
 
-def test_saving_again_overwrites(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    finds(monkeypatch, checked(finding()))
+def test_saving_again_overwrites(finds: Finds, kvspec: Check) -> None:
+    finds(checked(finding()))
     written = []
     for _ in range(2):
         kvspec("check", "--save", "a folder/of traces")
@@ -275,9 +112,9 @@ def test_saving_again_overwrites(fake: FakeSystem, kvspec: Check, monkeypatch: p
 
 
 def test_a_finding_that_cannot_be_saved_is_told(
-    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+    finds: Finds, kvspec: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finds(monkeypatch, checked(finding()))
+    finds(checked(finding()))
 
     def fail(trace: Trace, path: Path) -> None:
         raise OSError("disk full")
@@ -288,16 +125,14 @@ def test_a_finding_that_cannot_be_saved_is_told(
     assert "the trace could not be saved: traces/len-2-torch-pr22900.json: disk full" in out
 
 
-def test_options_of_the_implementation_are_in_the_replay_command(
-    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finds(monkeypatch, checked(finding()))
+def test_options_of_the_implementation_are_in_the_replay_command(finds: Finds, kvspec: Check) -> None:
+    finds(checked(finding()))
     _, out, _ = kvspec("check", "--impl", "sglang", "--sglang-path", "a b", "--device", "cuda")
     assert "json --impl sglang --sglang-path 'a b' --device cuda\n" in out
 
 
-def test_json_has_every_figure(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    finds(monkeypatch, checked(finding()))
+def test_json_has_every_figure(finds: Finds, kvspec: Check) -> None:
+    finds(checked(finding()))
     code, out, err = kvspec("check", "--json", "-")
     data = json.loads(out)
     assert data["exit_code"] == code == 1
@@ -315,11 +150,9 @@ def test_json_has_every_figure(fake: FakeSystem, kvspec: Check, monkeypatch: pyt
     assert json.loads(Path("out.json").read_text()) == data
 
 
-def test_known_faults_that_were_passed_over_are_named(
-    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_faults_that_were_passed_over_are_named(finds: Finds, fake: Any, kvspec: Check) -> None:
     fake.capabilities = Capabilities(waived={"LEN-2": "harmless"}, known={"FREE-2": "#1, some_trace.json"})
-    finds(monkeypatch, checked())
+    finds(checked())
     code, out, _ = kvspec("check", "--json", "out.json")
     assert code == 0
     assert "conforms; known faults were passed over: FREE-2 (400 commands" in " ".join(lines(out))
@@ -335,14 +168,14 @@ def test_known_faults_that_were_passed_over_are_named(
     ],
 )
 def test_what_was_there_before_is_no_failure(
-    kvspec: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, base: str, code: int, says: str
-) -> None:
+    finds: Finds, kvspec: Check, monkeypatch: pytest.MonkeyPatch, base: str, code: int, says: str,
+) -> None:  # fmt: skip
     """By the smallest traces, so that nothing depends on how far a check of the base would have come."""
     name = "finish_behind_the_window_sweep_caps_all_three_lengths"
     trace = traces.load(Path(__file__).parents[3] / f"fixtures/regressions/{name}.json")
-    run = lockstep.replay(registry.resolve("torch+pr22900"), trace)
-    monkeypatch.chdir(tmp_path)
-    finds(monkeypatch, checked(finding("LEN-2", run)))
+    run = lockstep.replay(resolve("torch+pr22900"), trace)
+    monkeypatch.setattr(registry, "resolve", resolve)
+    finds(checked(finding("LEN-2", run)))
     found, out, _ = kvspec("check", "--impl", "torch+pr22900", "--base", base)
     assert found == code
     assert says in " ".join(out.split())
@@ -390,25 +223,11 @@ BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError
     ],
     ids=["timed out", "timed out with a finding", "broke", "not reached", "not reached in time"],
 )
-def test_other_ends(
-    fake: FakeSystem,
-    kvspec: Check,
-    monkeypatch: pytest.MonkeyPatch,
-    result: CheckResult,
-    code: int,
-    says: str,
-) -> None:
-    finds(monkeypatch, result)
+def test_other_ends(finds: Finds, kvspec: Check, result: CheckResult, code: int, says: str) -> None:
+    finds(result)
     found, out, _ = kvspec("check", "--tier", result.tier)
     assert found == code
     assert says in " ".join(out.split())
-
-
-def test_a_narrowed_nightly_need_not_reach_everything(
-    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finds(monkeypatch, checked(tier="nightly"))
-    assert kvspec("check", "--tier", "nightly", "--preset", "no-swa")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -416,28 +235,19 @@ def test_a_narrowed_nightly_need_not_reach_everything(
     [
         ("pr", "torch", {}, (), 1),
         ("pr", "reference", {}, ("--seed", "3", "--mode", "both"), 1),
-        ("nightly", "torch", {"unreached": ()}, (), 1),
         ("smoke", "torch", {}, (), 0),
         ("pr", "sglang==0.5.23", {}, (), 0),
         ("pr", "torch", {}, ("--machine", "tree"), 0),
-        ("pr", "torch", {}, ("--preset", "page2"), 0),
-        ("pr", "torch", {}, ("--examples", "3"), 0),
         ("pr", "torch", {"timed_out": True}, (), 0),
         ("pr", "torch", {"situations": dict.fromkeys(coverage.load().situations, 1)}, (), 0),
     ],
 )
 def test_missed_situations_fail_the_whole_check_of_our_own(
-    fake: FakeSystem,
-    kvspec: Check,
-    monkeypatch: pytest.MonkeyPatch,
-    tier: str,
-    name: str,
-    more: dict[str, Any],
-    options: tuple[str, ...],
+    finds: Finds, kvspec: Check, tier: str, name: str, more: dict[str, Any], options: tuple[str, ...],
     code: int,
-) -> None:
+) -> None:  # fmt: skip
     result = checked(tier=tier, system=name, **more)
-    finds(monkeypatch, result)
+    finds(result)
     found, out, _ = kvspec("check", "--tier", tier, *options, "--json", "out.json")
     assert found == code
     told = json.loads(Path("out.json").read_text())["situations"]
@@ -457,33 +267,21 @@ def unusable(*arguments: str, says: str) -> Any:
     ("arguments", "says"),
     [
         unusable("fly", says="No such command 'fly'"),
-        unusable("check", "--fly", says="No such option"),
         unusable("check", "--examples", "0", says="--examples"),
-        unusable("check", "--examples", "9" * 5000, says="--examples"),
         unusable("check", "--examples", "99999999999", says="--examples: must be between"),
-        unusable("check", "--steps", "many", says="--steps"),
         unusable("explore", "--situations", "no/such/list.json", says="list.json: there is no folder"),
-        unusable("check", "--seed", "x", says="--seed"),
-        unusable("check", "--tier", "daily", says="--tier"),
-        unusable("check", "--mode", "wild", says="--mode"),
         unusable("check", "--preset", "page\n3", says="--preset: unknown"),
         unusable("check", "--machine", "m", says="--machine: unknown"),
-        unusable("check", "--device", "tpu", says="--device"),
-        unusable("check", "--impl", says="--impl"),
         unusable("check", "--json", "no/such/folder.json", says="folder.json: there is no folder"),
         unusable("check", "--json", ".", says="--json .: is a directory"),
         unusable("check", "--save", "file", says="--save file: is not a directory"),
-        unusable("check", "extra", says="unexpected extra argument"),
         unusable("bugs", "--json", "pr22900", says="--json pr22900: is a bug, not a file"),
         unusable("clauses", "LEN2", says="unknown clause 'LEN2'; without a name all are listed; is it LEN-2"),
-        unusable("replay", says="TRACE"),
         unusable("replay", "missing.json", says="missing.json: No such file"),
         unusable("replay", "file", says="file: is not JSON"),
     ],
 )
-def test_unusable_input_is_one_line(
-    fake: FakeSystem, kvspec: Check, arguments: tuple[str, ...], says: str
-) -> None:
+def test_unusable_input_is_one_line(fake: Any, kvspec: Check, arguments: tuple[str, ...], says: str) -> None:
     Path("file").write_text("text")
     code, out, err = kvspec(*arguments)
     assert code == 2
@@ -500,7 +298,6 @@ def test_unusable_input_is_one_line(
         ("nothing", "--impl 'nothing'"),
         ("torch+nothing", "torch+nothing: unknown bug"),
         ("no.such.module:factory", "no.such.module:factory: No module"),
-        ("json:no_such", "json:no_such"),
         ("bad_module:factory", "--impl bad_module:factory: ZeroDivisionError"),
     ],
 )
@@ -515,7 +312,7 @@ def test_unusable_implementations(
 
 
 def test_what_should_not_break_is_no_traceback_either(
-    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
+    fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object) -> CheckResult:
         raise RuntimeError("not deterministic")
@@ -526,7 +323,7 @@ def test_what_should_not_break_is_no_traceback_either(
     assert "RuntimeError: not deterministic" in err
 
 
-def test_an_interrupt_is_one_line(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_one_line(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*arguments: object) -> CheckResult:
         raise KeyboardInterrupt
 
@@ -535,11 +332,11 @@ def test_an_interrupt_is_one_line(fake: FakeSystem, kvspec: Check, monkeypatch: 
     assert (code, err.strip()) == (130, "kvspec: interrupted")
 
 
-def test_replay(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     traces.save(replace(TRACE, bug="pr22900", clause="LEN-2", story="First this.\nThen that."), "t.json")
     runs = iter([BAD, None, replace(BAD, clause="OWN-1"), Violation("BROKEN", 5, "done", "KeyError: 1")])
 
-    def run(system: FakeSystem, trace: Trace) -> Run:
+    def run(system: Any, trace: Trace) -> Run:
         return Run(trace, system.name, ROWS, next(runs))
 
     monkeypatch.setattr(lockstep, "replay", run)
@@ -572,19 +369,17 @@ def test_one_of_a_listing_is_told_in_full(kvspec: Check, listing: str, name: str
     assert (code, out, err) == (2, "", unknown)
 
 
-def test_replay_on_a_system_that_cannot(
-    fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_on_a_system_that_cannot(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     traces.save(TRACE, "t.json")
 
-    def run(system: FakeSystem, trace: Trace) -> Run:
+    def run(system: Any, trace: Trace) -> Run:
         raise UnusableImplementation("fake has no SWA pool")
 
     monkeypatch.setattr(lockstep, "replay", run)
     assert kvspec("replay", "t.json") == (2, "", "kvspec: t.json: fake has no SWA pool\n")
 
 
-def test_long_traces_show_their_end(fake: FakeSystem, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_traces_show_their_end(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = replace(TRACE, commands=(Open("s1"),) * 1000)
     traces.save(trace, "t.json")
     rows = (Row(Open("s1"), Refused(Reason.SESSION_EXISTS)),) * 1000

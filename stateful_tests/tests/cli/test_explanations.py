@@ -22,7 +22,7 @@ from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.results import Run
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.traces import files as traces
-from stateful_tests.traces.notation import describe
+from stateful_tests.traces.notation import format_command as describe
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "regressions"
 FIXTURES = {p.stem: p for p in sorted(FOLDER.glob("*.json"))}

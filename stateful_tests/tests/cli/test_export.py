@@ -29,7 +29,7 @@ from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.planted_faults import PLANTED, plant
 from stateful_tests.traces.files import load
-from stateful_tests.traces.notation import describe
+from stateful_tests.traces.notation import format_command
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sglang-0.5.11"
@@ -237,7 +237,7 @@ def played_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
             system.calls = ()
             outcome = lockstep.do(command)
-            steps += export.commented(describe(command), outcome, system.calls, sessions=True)
+            steps += export.commented(format_command(command), outcome, system.calls, sessions=True)
     view, where = system.view(), system.kind.where
     facts = {"server.rows.free_slots": list(view.free_rows)}
     for name, request in view.requests.items():
@@ -438,7 +438,7 @@ def test_a_bug_report(kvspec: Kvspec) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--impl", "torch"], "conforms on torch: there is nothing to report; --impl names another"),
+        (["--impl", "torch"], "conforms on torch: there is nothing to report; try another --impl"),
         (["--fixed", "0.5.13"], "--fixed goes with --as pytest"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Tests of searches, tours and the cluster."""

@@ -1,0 +1,1 @@
+"""Tests of the model, its rules and clauses."""

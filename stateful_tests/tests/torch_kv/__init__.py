@@ -1,0 +1,1 @@
+"""Tests of the built-in implementation and its named bugs."""

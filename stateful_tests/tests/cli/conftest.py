@@ -1,0 +1,55 @@
+"""The command line on a system that does nothing, in an empty folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from impl.adapter import Capabilities
+from stateful_tests.check import campaign
+from stateful_tests.lockstep import systems as registry
+from stateful_tests.lockstep.results import CheckResult
+
+
+class FakeSystem:
+    """Enough of a system for commands whose engine is replaced."""
+
+    name = "torch+pr22900"
+    capabilities = Capabilities()
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSystem:
+    """Run in an empty folder, on a system that does nothing."""
+    system = FakeSystem()
+    monkeypatch.setattr(registry, "resolve", lambda spec, **options: system)
+    monkeypatch.chdir(tmp_path)
+    return system
+
+
+@pytest.fixture
+def finds(
+    fake: FakeSystem, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[CheckResult], list[campaign.Plan]]:
+    """Make `check` find this; gives the plans that it was asked to carry out."""
+
+    def find(result: CheckResult) -> list[campaign.Plan]:
+        plans: list[campaign.Plan] = []
+
+        def run(
+            system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], *more: object
+        ) -> CheckResult:
+            plans.append(plan)
+            say("sessions on page2, free", 100, 0)
+            return result
+
+        monkeypatch.setattr(campaign, "run", run)
+        return plans
+
+    return find

@@ -1,0 +1,34 @@
+"""Hypothesis strategies for every command that a trace file can hold, applicable or not."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from reference.commands import COMMANDS, Piece, Prompt
+from stateful_tests.traces.schema import MAX_LENGTH
+
+names = st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True)
+lengths = st.integers(-MAX_LENGTH, MAX_LENGTH)
+prompts = st.lists(st.builds(Piece, st.sampled_from("abz"), st.integers(-9999, 9999)), max_size=8).map(tuple)
+_OF_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    str: names, str | None: st.none() | names, int: lengths, bool: st.booleans(), Prompt: prompts,
+}  # fmt: skip
+
+
+def _values(hint: Any) -> st.SearchStrategy[Any]:
+    if hint in _OF_TYPE:
+        return _OF_TYPE[hint]
+    if get_origin(hint) is tuple:
+        return st.lists(_values(get_args(hint)[0]), max_size=4).map(tuple)
+    return _made(hint)
+
+
+def _made(of: type) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(of)
+    return st.builds(of, **{field.name: _values(hints[field.name]) for field in fields(of)})
+
+
+commands = st.one_of(map(_made, COMMANDS))

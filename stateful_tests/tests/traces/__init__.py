@@ -1,0 +1,1 @@
+"""Tests of trace files, notation and recordings."""
