@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference import model
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish,
+    Abort, Admit, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish,
     Insert, Match, Open, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
@@ -77,14 +77,6 @@ def test_two_turns_become_one() -> None:
     )  # fmt: skip
 
 
-def test_a_busy_check_does_for_an_idle_one() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
-        idle = CheckIdle() in commands and Close("s1") in commands
-        return commands if idle or CheckBusy(2) in commands else None
-
-    assert shrink((Open("s1"), Close("s1"), CheckIdle()), fails) == (CheckBusy(2),)
-
-
 def test_the_budget_bounds_the_candidates() -> None:
     ran = 0
 
@@ -95,17 +87,6 @@ def test_the_budget_bounds_the_candidates() -> None:
 
     shrink(NOISE * 20, fails, budget=10)
     assert ran == 10
-
-
-def test_names_are_in_the_order_of_appearance() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
-        match commands:
-            case (Open(s), Submit(r, t, _), Decode((a, _))) if s == t and r == a:
-                return commands
-        return None
-
-    start = (Open("s3"), Submit("r4", "s3", 0), Decode(("r4", "r2")))
-    assert shrink(start, fails) == (Open("s1"), Submit("r1", "s1", 0), Decode(("r1", "r2")))
 
 
 def test_guests_and_texts_are_renamed_in_the_order_of_appearance() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -99,16 +98,6 @@ def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
     ]
     saved = traces.load("traces/len-2-torch-pr22900.json")
     assert saved == replace(TRACE, clause="LEN-2", bug="pr22900")
-
-
-def test_saving_again_overwrites(finds: Finds, kvspec: Check) -> None:
-    finds(checked(finding()))
-    written = []
-    for _ in range(2):
-        kvspec("check", "--save", "a folder/of traces")
-        written.append({path: path.read_text() for path in Path("a folder/of traces").iterdir()})
-    assert written[0] == written[1]
-    assert len(written[0]) == 1
 
 
 def test_a_finding_that_cannot_be_saved_is_told(
@@ -389,13 +378,6 @@ def test_long_traces_show_their_end(fake: Any, kvspec: Check, monkeypatch: pytes
     assert "steps 0 to 939 are left out here" in out
     assert "  999   open s1" in out
     assert len(out.splitlines()) < 80
-
-
-def test_the_bench_refuses_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", "nope"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module("ci.bench", run_name="__main__")
-    assert (ended.value.code, capsys.readouterr().err) == (2, "bench: No such command 'nope'.\n")
 
 
 def test_lists(kvspec: Check) -> None:
