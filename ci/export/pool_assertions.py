@@ -166,7 +166,7 @@ def _whole_pages(run: RecordedRun) -> Asserts | None:
     for node in facts.tree.nodes if facts.tree is not None else ():
         if _torn(node.swa_slots if swa else node.slots, size):
             value = run.of_node("node", "swa" if swa else "full", "value")
-            value = f"swa_slots(server, {value})" if swa and not run.components else value
+            value = f"swa_slots(server, {value})" if swa and not run.unified else value
             lines = [f"slots = {value}.tolist()", starts, f"self.assertEqual({whole}, path)"]
             each = ["for node, path in nodes(server.cache):"]
             if swa:

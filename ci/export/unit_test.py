@@ -101,8 +101,8 @@ def story(data: Data, file: str, options: str) -> str:
         cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
         marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_cell, cells)]
         lines.append(f"| {' | '.join(marked)} |")
-    sizes = ", ".join(f"{k} {'none' if v is None else v}" for k, v in trace["geometry"].items())
-    lines += ["", f"Sizes: {sizes} (mode {trace['mode']}).", "", "## How to reproduce", ""]
+    sizes = f"{render.sizes(trace['geometry'])} (mode {trace['mode']})."
+    lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
     lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
     lines += ["and run", ""]
     lines += ["```", f"kvspec replay {Path(file).name} {options}", "```", "", "## Versions", ""]

@@ -185,7 +185,7 @@ def _partitions(rows: Sequence[BugResult]) -> Data:
 
 def text(out: Console, data: Data, *, detailed: bool) -> None:
     """The table, what its columns mean, what follows from it. detailed: every cell in words."""
-    _say(
+    render.say(
         out,
         f"Named bug by run-time check, {data['runs_asked']} runs of {data['steps_asked']} commands for each,"
         f" seed {data['seed']}, and the bug's own fixtures, every run closed at its end: {data['commands']}"
@@ -221,9 +221,6 @@ def _short(cell: Data) -> str:
     return _SHORT[cell["verdict"]]
 
 
-def _say(out: Console, line: str, style: str = "") -> None:
-    out.print(Text(render.plain(line), style=style))
-
 
 def _legend(out: Console, data: Data) -> None:
     words = {
@@ -246,12 +243,12 @@ def _legend(out: Console, data: Data) -> None:
     free = [row["bug"] for row in data["bugs"] if row["modes"] == [Mode.FREE.value]]
     render.labelled(out, words)
     if free:
-        _say(out, f"Driven in free mode, all others in faithful mode: {', '.join(free)}.")
+        render.say(out, f"Driven in free mode, all others in faithful mode: {', '.join(free)}.")
 
 
 def _moments(out: Console, row: Data) -> None:
     head = f"{row['bug']}: {row['title']}" if row["title"] else row["bug"]
-    _say(out, f"{head} (showed in {row['shown']} of {row['runs']} runs)", style="bold")
+    render.say(out, f"{head} (showed in {row['shown']} of {row['runs']} runs)", style="bold")
     render.labelled(out, {check: moment(cell) for check, cell in row["cells"].items()})
 
 
@@ -294,7 +291,7 @@ def _conclude(out: Console, told: Data) -> None:
     }
     if told["not_met"]:
         words["did not show"] = names(told["not_met"])
-    _say(out, "What follows", style="bold")
+    render.say(out, "What follows", style="bold")
     render.labelled(out, words)
 
 
@@ -305,8 +302,8 @@ def _ladder(steps: list[Data]) -> str:
 
 
 def _wrong_partitions(out: Console, told: Data) -> None:
-    _say(out, "Smallest wrong partitions that sums cannot see", style="bold")
-    _say(
+    render.say(out, "Smallest wrong partitions that sums cannot see", style="bold")
+    render.say(
         out,
         f"Pages 1 to n in a free list, rows and slots, n up to {told['pages_up_to']}, all enumerated:"
         f" {told['balanced']} balance, {told['wrong']} of these are wrong, and in"

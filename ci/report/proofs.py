@@ -97,19 +97,16 @@ def text(out: Console, data: Data) -> None:
         _limits(out, data["limits"])
     if data["theorem"] is not None:
         out.print()
-        _say(out, "When a turn comes back behind its window", style="bold")
-        _say(out, data["theorem"]["paragraph"])
+        render.say(out, "When a turn comes back behind its window", style="bold")
+        render.say(out, data["theorem"]["paragraph"])
     out.print()
     bad = "".join(f", {data[verdict]} {verdict}" for verdict in _VERDICTS[1:] if data[verdict])
     verdict = f"{data['proved']} of {len(data['obligations'])} proved{bad}"
     if stale := [told["name"] for told in data["limits"] if told["verdict"] != proofs.REFUTED]:
         verdict += f"; no longer refuted in free mode: {', '.join(stale)}"
     took = f" in {data['seconds']:.1f} s, {data['running_the_rules_s']:.1f} s of it to run the rules"
-    _say(out, verdict + took, style="bold red" if data["exit_code"] else "bold green")
+    render.verdict(out, verdict + took, data)
 
-
-def _say(out: Console, line: str, style: str = "") -> None:
-    out.print(Text(render.plain(line), style=style))
 
 
 def _took(told: Data) -> str:
@@ -126,7 +123,7 @@ def _each(out: Console, obligations: list[Data]) -> None:
 
 def _kinds(out: Console, obligations: list[Data]) -> None:
     """A paragraph for each property, with the rules that it is proved for."""
-    _say(
+    render.say(
         out,
         "For all page sizes, windows and lengths, and every state that the rules reach: by induction, each"
         " rule from any state that order, text, frontier and window (in faithful mode also faithful) allow.",
@@ -139,13 +136,13 @@ def _kinds(out: Console, obligations: list[Data]) -> None:
         clauses = f" ({', '.join(those[0]['clauses'])})" if those[0]["clauses"] else ""
         same = len({told["claim"] for told in those}) == 1
         head = those[0]["claim"] if same else _HEADS.get(kind, "")
-        _say(out, f"{kind}{clauses}" + (f": {head}" if head else ""), style="bold")
+        render.say(out, f"{kind}{clauses}" + (f": {head}" if head else ""), style="bold")
         for told in () if same else those:
             name = told["name"].split("/")[1]
             render.labelled(out, {name: f"{told['claim']} {_verdict(told)}"})
         if same:
             each = (f"{told['name'].partition('/')[2] or kind} {_verdict(told)}" for told in those)
-            _say(out, f"  {', '.join(each)}")
+            render.say(out, f"  {', '.join(each)}")
 
 
 _HEADS = {
@@ -163,7 +160,7 @@ def _verdict(told: Data) -> str:
 
 def _fault(out: Console, told: Data) -> None:
     """A refuted obligation: a state, and commands that lead there if some do."""
-    _say(out, f"{told['verdict']}: {told['name']}. {told['claim']}", style="bold red")
+    render.say(out, f"{told['verdict']}: {told['name']}. {told['claim']}", style="bold red")
     _counterexample(out, told)
 
 
@@ -171,12 +168,12 @@ def _counterexample(out: Console, told: Data) -> None:
     if told["counterexample"] is not None:
         render.labelled(out, {"counterexample": _values(told["counterexample"])})
     if told["note"]:
-        _say(out, f"  {told['note']}")
+        render.say(out, f"  {told['note']}")
     if told["replay"] is not None:
-        _say(out, "  Commands that lead to such a state, as the reference carries them out:")
+        render.say(out, "  Commands that lead to such a state, as the reference carries them out:")
         render.run(out, told["replay"])
     elif told["verdict"] == proofs.REFUTED:
-        _say(out, "  No short run from the empty state shows it: the state above is all there is.")
+        render.say(out, "  No short run from the empty state shows it: the state above is all there is.")
 
 
 def _values(model: dict[str, int]) -> str:
@@ -194,7 +191,7 @@ _SHORT = dict(zip(Cursors._fields, "CAER"))
 
 def _limits(out: Console, limits: list[Data]) -> None:
     out.print()
-    _say(out, "What is not so in free mode, and what makes it so", style="bold")
+    render.say(out, "What is not so in free mode, and what makes it so", style="bold")
     for told in limits:
         words: dict[str, Any] = {
             told["name"]: told["claim"],
