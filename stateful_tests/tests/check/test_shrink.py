@@ -89,7 +89,7 @@ def test_the_budget_bounds_the_candidates() -> None:
     assert ran == 10
 
 
-def test_guests_and_texts_are_renamed_in_the_order_of_appearance() -> None:
+def test_lock_holders_and_texts_are_renamed_in_the_order_of_appearance() -> None:
     insert, match = Insert("h3", prompt_of("c2b1")), Match("r1", prompt_of("c2"))
     start = (insert, match, Submit("r1", None, 0), Unlock("h3"))
 
@@ -127,7 +127,7 @@ def test_a_shared_prefix_shrinks_in_all_commands_at_once() -> None:
     assert shrink(start, fails) == (insert, Insert("h2", prompt_of("a2a1")), match)
 
 
-def test_a_guest_inserts_what_a_request_computed() -> None:
+def test_a_lock_holder_inserts_what_a_request_computed() -> None:
     def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
         computed = any(isinstance(c, (Finish, Insert)) for c in commands)
         submitted = any(prompt_len(getattr(c, "prompt", ())) >= 2 for c in commands)

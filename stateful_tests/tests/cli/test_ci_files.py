@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -197,3 +199,16 @@ def test_a_system_that_broke_is_an_error_and_lost_time_is_none(tmp_path: Path) -
     assert cases["verdict"].result == []
 
 
+
+
+# -- what is installed ---------------------------------------------------------------------------------
+
+
+def test_every_folder_is_packed_and_says_what_lives_there() -> None:
+    project = tomllib.loads((HOME / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for name in ("reference", "impl", "stateful_tests", "ci"):
+        for folder in {path.parent for path in (HOME / name).rglob("*.py")}:
+            said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+            assert said, folder
+    packed = {path.name for glob in project["package-data"]["ci"] for path in (HOME / "ci").glob(glob)}
+    assert packed >= {path.name for path in (HOME / "ci/templates").iterdir()}

@@ -15,13 +15,13 @@ import pytest
 
 from ci.report import data as report
 from ci.report import progress, render
-from impl.adapter import Capabilities, UnusableImplementation
+from impl.adapter import Capabilities
 from reference.commands import Mode, Open, Reason, Refused
 from stateful_tests.check import campaign
 from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
-from stateful_tests.lockstep.results import CheckResult, MachineResult, Row, Run, Trace, Violation
+from stateful_tests.lockstep.results import CheckResult, Row, Run, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.checks import BAD, ROWS, RUN, TRACE, checked, finding
 from stateful_tests.traces import files as traces
@@ -50,16 +50,6 @@ def test_check_that_conforms(finds: Finds, fake: Any, kvspec: Check) -> None:
     assert seen[-1] == "torch+pr22900: conforms (400 commands in 2.0 s)"
     assert max(map(len, out.splitlines())) <= 100
     assert not os.path.exists("traces")
-
-
-def test_what_a_check_did_not_come_to_is_counted(finds: Finds, kvspec: Check) -> None:
-    never = [MachineResult("tree", name, Mode.FREE, 0, 0, 0.0) for name in ("page4", "page16")]
-    result = checked()
-    finds(replace(result, machines=[*result.machines, *never]))
-    seen = lines(kvspec("check")[1])
-    at = seen.index("not begun when the check ended: 2 more")
-    assert seen[at - 1] == "all 10 400 800"
-    assert not any(line.startswith("tree ") for line in seen)
 
 
 def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
@@ -356,16 +346,6 @@ def test_one_of_a_listing_is_told_in_full(kvspec: Check, listing: str, name: str
     code, out, err = kvspec(listing, "nope")
     unknown = f"kvspec: unknown {listing.rstrip('s')} 'nope'; without a name all are listed\n"
     assert (code, out, err) == (2, "", unknown)
-
-
-def test_replay_on_a_system_that_cannot(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    traces.save(TRACE, "t.json")
-
-    def run(system: Any, trace: Trace) -> Run:
-        raise UnusableImplementation("fake has no SWA pool")
-
-    monkeypatch.setattr(lockstep, "replay", run)
-    assert kvspec("replay", "t.json") == (2, "", "kvspec: t.json: fake has no SWA pool\n")
 
 
 def test_long_traces_show_their_end(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:

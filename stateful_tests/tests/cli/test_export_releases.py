@@ -110,7 +110,7 @@ def test_with_the_core_in_rust(tmp_path: Path) -> None:
 
 
 def test_what_stands_in_no_one_file_is_refused() -> None:
-    """Before anything is played."""
+    """Before anything runs."""
     assert [version for alike in ALIKE for version in alike] == list(TABLE)
     for alike, others in itertools.pairwise(ALIKE):
         newer = export.Target(others[0], others[0], Path())

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -129,14 +128,6 @@ def test_how_much_the_rules_have_free_is_unknown_where_they_use_more_than_there_
     free = wide["columns"].index("free")
     told = [row["cells"][free] for row in wide["rows"][-2:]]
     assert told == ["full ?* SWA ?* rows 3", "full 29 SWA 17 rows 3"]
-
-
-def test_a_page_that_is_free_twice() -> None:
-    run = replayed("torch+free-list-duplicate", fixture("close_frees_each_page_once"))
-    last = snapshots(run, 1)[-1]
-    assert last["system"]["pools"] == {"full": {1: {"owners": [], "free": 2}}, "swa": {}}
-    assert [d["system"] for d in last["differences"] if d["about"] == "full page 1"] == ["free 2 times"]
-    assert "<b>free+free</b>" in shown(run)
 
 
 PAGES = [
@@ -273,13 +264,6 @@ def test_of_a_long_trace_the_end_is_shown(monkeypatch: pytest.MonkeyPatch) -> No
     read = Reader(shown(run))
     assert [i for i in read.ids if i.startswith("step-")] == ["step-14", "step-15", "step-16"]
     assert "Commands 0 to 13 are left out here" in read.text
-
-
-def test_templates_are_installed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    [pattern] = project["tool"]["setuptools"]["package-data"]["ci"]
-    packed = {path.name for path in (ROOT / "ci").glob(pattern)}
-    assert packed >= {"replay.html", "replay.css", "replay.js"}
 
 
 Kvspec = Callable[..., tuple[int, str, str]]
