@@ -16,8 +16,8 @@ _TREE = "the tree"
 
 def asserted(run: RecordedRun) -> Asserts | None:
     """What shows the clause that is violated; None where cursors and sizes show it, or nothing does."""
-    told = _POOLS.get(run.clause)
-    return told(run) if told is not None else None
+    asserts = _POOLS.get(run.clause)
+    return asserts(run) if asserts is not None else None
 
 
 def ownership(run: RecordedRun) -> Asserts | None:

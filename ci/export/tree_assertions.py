@@ -23,8 +23,8 @@ def asserted(run: RecordedRun) -> Asserts | None:
     Not here: TREE-11 to TREE-13, as a release's tree splits and evicts by rules of its own
     (tree_policy_is_free).
     """
-    told = _TREE.get(run.clause)
-    return told(run) if told is not None else None
+    asserts = _TREE.get(run.clause)
+    return asserts(run) if asserts is not None else None
 
 
 def _shape(run: RecordedRun) -> Asserts:

@@ -154,8 +154,8 @@ def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | Non
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes that could be asked")
     sessions = any(isinstance(command, Open) for command in trace.commands)
     command, outcome, calls = run.steps[-1]
-    told = [*run.steps[:-1], (command, outcome, asked.among(calls))]
-    body = [*STARTED, *itertools.chain(*(commented(*step, sessions=sessions) for step in told))]
+    steps = [*run.steps[:-1], (command, outcome, asked.among(calls))]
+    body = [*STARTED, *itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
     body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name}: {observed}")]

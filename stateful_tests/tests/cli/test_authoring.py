@@ -88,7 +88,7 @@ def test_what_is_missing_is_asked_for(kvspec: Kvspec, long: Path, monkeypatch: p
     assert load("here/a_retry_frees_the_token.json").story == STORY
 
 
-def test_a_wrong_name_is_told_before_anything_runs(
+def test_a_wrong_name_is_refused_before_anything_runs(
     kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def started(*asked: object, **more: object) -> None:
@@ -116,7 +116,7 @@ def test_a_wrong_name_is_told_before_anything_runs(
         (["--name", "a_b_c"], "--story: is missing; nothing was written"),
     ],
 )
-def test_an_unusable_fixture_is_told_and_nothing_is_written(
+def test_an_unusable_fixture_is_refused_and_nothing_is_written(
     kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))

@@ -90,7 +90,7 @@ def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
     assert saved == replace(TRACE, clause="LEN-2", bug="pr22900")
 
 
-def test_a_finding_that_cannot_be_saved_is_told(
+def test_a_finding_that_cannot_be_saved_is_reported(
     finds: Finds, kvspec: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finds(checked(finding()))
@@ -172,7 +172,7 @@ def test_what_was_there_before_is_no_failure(
         (("check",), "broken", "--base broken: it does not load: sglang@checkout: "),
     ],
 )
-def test_a_base_that_is_none_is_told_before_anything_starts(
+def test_a_base_that_is_none_is_refused_before_anything_starts(
     kvspec: Check, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], base: str, says: str
 ) -> None:
     traces.save(TRACE, "t.json")
@@ -339,7 +339,7 @@ def test_replay(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> No
     ("listing", "name", "tells"),
     [("bugs", "pr22753-stale-flag", "The first fix of #22213"), ("clauses", "CHK-1", "settled")],
 )
-def test_one_of_a_listing_is_told_in_full(kvspec: Check, listing: str, name: str, tells: str) -> None:
+def test_one_of_a_listing_is_shown_in_full(kvspec: Check, listing: str, name: str, tells: str) -> None:
     code, out, _ = kvspec(listing, name)
     assert code == 0
     assert name in out and tells in out

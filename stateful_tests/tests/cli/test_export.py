@@ -259,7 +259,7 @@ def test_a_test_that_says_nothing_is_not_written(
     assert says in err
 
 
-def test_only_some_releases_can_be_told(kvspec: Kvspec) -> None:
+def test_other_implementations_are_refused(kvspec: Kvspec) -> None:
     code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", "--impl", "torch")
     assert (code, "--impl sglang==VERSION, not torch" in err) == (2, True)
 

@@ -179,7 +179,7 @@ def test_what_is_wrong_is_marked_on_both_sides() -> None:
     assert argument[1:] in " ".join(Reader(text).text.split())
 
 
-def test_the_rule_is_told_on_the_page() -> None:
+def test_the_rule_is_on_the_page() -> None:
     """A page may lie anywhere: what SPEC.md says of the clause is in it, and what the others expected."""
     run = replayed("torch+pr22862-align", fixture("a_trim_inside_a_page_keeps_the_page"))
     said = " ".join(Reader(shown(run)).text.split())

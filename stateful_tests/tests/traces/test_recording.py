@@ -85,7 +85,7 @@ def test_a_log_says_where_the_rules_part_from_it(tmp_path: Path) -> None:
         ([HEADER, '{"do": "open", "do": "open", "session": "s"}'], "line 2: the key 'do' is given twice"),
     ],
 )
-def test_a_wrong_log_is_told(tmp_path: Path, lines: list[Any], says: str) -> None:
+def test_a_wrong_log_is_refused(tmp_path: Path, lines: list[Any], says: str) -> None:
     with pytest.raises(TraceError) as caught:
         read_log(write(tmp_path / "log", *lines))
     assert says in str(caught.value)
