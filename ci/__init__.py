@@ -1,4 +1,4 @@
-"""When it is run, and how it is shown: the command line, tiers, benchmarks and reports."""
+"""The command line, and everything that it shows: reports, explanations, exports, documents, benchmarks."""
 
 from typing import Any
 

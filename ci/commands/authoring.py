@@ -56,7 +56,7 @@ def shrink(
     file: str, clause: str | None, out: str | None, force: bool,
     impl: str, sglang_path: str | None, device: str, json_file: str | None,
 ) -> int:  # fmt: skip
-    """Find the smallest trace that still violates a clause. FILE itself stays as it is."""
+    """Find the smallest trace that still violates a clause. FILE is not changed."""
     trace = load_trace(file)
     target = target_file(Path(out or f"{file.removesuffix('.json')}.shrunk.json"), force)
     writable_json(json_file)
@@ -101,7 +101,7 @@ def new_fixture(
     file: str, name: str | None, story: str | None, bug: str | None, clause: str | None, out: str | None,
     force: bool, impl: str, sglang_path: str | None, device: str, json_file: str | None,
 ) -> int:  # fmt: skip
-    """Make a fixture from a trace: replayed, with every outcome, a name and a story. FILE stays as it is."""
+    """Make a fixture from a trace: replayed, with every outcome, a name and a story. FILE is not changed."""
     from impl.bugs import BUGS
     from reference.clauses import CLAUSES
 
@@ -225,7 +225,7 @@ class _Typed(click.Command):
 def record(
     out: str, log: str | None, preset: str | None, mode: str | None, force: bool, **sizes: int | bool | None
 ) -> int:
-    """Write a trace: type commands, the reference answers each; or read a server's log.
+    """Write a trace: type commands, and the reference answers each; or read a server's log.
 
     \b
     open s1

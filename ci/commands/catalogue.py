@@ -13,7 +13,7 @@ from ci.commands.shared import Unusable, json_option, list_rows, text_out, writa
 @click.argument("names", nargs=-1)
 @json_option
 def bugs(names: tuple[str, ...], json_file: str | None) -> int:
-    """List the named bugs: each puts one fault back into the torch implementation. NAMES: those in full."""
+    """List the named bugs: each puts one fault into the torch implementation. With NAMES: those, in full."""
     from impl.bugs import BUGS
 
     fields = ("id", "title", "clause", "modes", "source", "story")
@@ -28,7 +28,7 @@ def bugs(names: tuple[str, ...], json_file: str | None) -> int:
 @click.argument("names", nargs=-1)
 @json_option
 def clauses(names: tuple[str, ...], json_file: str | None) -> int:
-    """List the clauses of the specification. NAMES: those in full."""
+    """List the clauses of the specification. With NAMES: those, in full."""
     from impl.bugs import BUGS
     from reference.clauses import CLAUSES
 

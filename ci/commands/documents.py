@@ -1,4 +1,4 @@
-"""kvspec spec: the specification as a document, made from the code."""
+"""kvspec spec: the specification as a document, generated from the code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ci.commands.shared import Unusable
 
 @click.command()
 @click.option("--out", metavar="FILE", help="Write it there instead of to stdout.")
-@click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md) is not what it should be.")
+@click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md) is out of date.")
 def spec(out: str | None, check: bool) -> int:
-    """Print the specification: its cursors, commands, clauses and what they catch. Made from the code."""
+    """Print the specification, generated from the code: cursors, commands, clauses and what they catch."""
     try:
         from ci.documents import spec as document
     except ModuleNotFoundError as error:

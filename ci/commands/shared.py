@@ -31,7 +31,7 @@ class Unusable(Exception):
 
 json_option = click.option(
     "--json", "json_file", metavar="[FILE]", is_flag=False, flag_value="-",
-    help="Write every figure there; stdout when no FILE is given, or -.",
+    help="Write every figure as JSON; to stdout without FILE, or with -.",
 )  # fmt: skip
 impl_option = click.option(
     "--impl", default="torch", show_default=True, metavar="IMPL",

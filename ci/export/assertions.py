@@ -10,7 +10,7 @@ from ci.export.recorded_run import Asserts, NotExportable, RecordedRun
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.checks import of_own_tree
 from reference.commands import CheckBusy, CheckIdle, Done, Submit
-from reference.ledger import Phase, free, text_tokens
+from reference.ledger import Cursors, Phase, free, text_tokens
 from stateful_tests.lockstep.results import Trace
 
 _CURSORS = ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen")
@@ -43,14 +43,14 @@ def asserted(trace: Trace, run: RecordedRun) -> Asserts:
     where = tree_assertions if clause.startswith("TREE-") else pool_assertions
     asked = _order(trace, run) if clause == "LEN-1" else where.asserted(run)
     differing = [(kind, fact) for kind, fact in _facts(trace, run) if fact.want != fact.got]
-    told = [fact for kind, fact in differing if clause.startswith(kind)]
-    if asked is None and not told and clause.startswith(("OWN", "READ", "TREE")):
+    shown = [fact for kind, fact in differing if clause.startswith(kind)]
+    if asked is None and not shown and clause.startswith(("OWN", "READ", "TREE")):
         asked = pool_assertions.ownership(run)
     if asked is None and differing:
-        # How far a sweep goes is policy, and another release may have another: that tells last.
+        # How far a sweep goes is policy, and another release may have another: that comes last.
         first = min(differing, key=lambda found: found[0] == "SWA")[0]
-        told = told or [fact for kind, fact in differing if kind == first]
-        asked = Asserts([fact.assertion for fact in told])
+        shown = shown or [fact for kind, fact in differing if kind == first]
+        asked = Asserts([fact.assertion for fact in shown])
     asked = asked or pool_assertions.ownership(run) or pool_assertions.renamed(run)
     if asked is None:
         raise NotExportable(f"{clause} shows in nothing that the release's classes can be asked for")
@@ -128,11 +128,7 @@ def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:
         if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):
             code = f"holds_kv(server, {quoted(session.name)})"
             yield "SES", Equality(code, str(session.slot is not None), str(seen.cursors is not None))
-            if session.slot is not None and seen.cursors is not None:
-                for cursor in (*_CURSORS, "cache_protected_len"):
-                    code = f"{run.slot(session.name)}.{run.cursor(cursor)}"
-                    want_, got_ = getattr(session.slot, cursor), getattr(seen.cursors, cursor)
-                    yield _kind("LEN", cursor), Equality(code, str(want_), str(got_))
+            yield from _cursors(run, run.slot(session.name), session.slot, seen.cursors, "LEN")
         if turn is None:
             code = f"history(server.sessions.get({quoted(session.name)}))"
             yield "SES-1", Equality(code, ids_text(text_tokens(session.history)), ids_text(seen.history))
@@ -145,11 +141,8 @@ def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:
         if request.phase is not Phase.ADMITTED or slot:  # else it has no row, or a lock alone
             want, got = request.cursors is not None, ours.row is not None
             yield "REQ", Equality(f"{name}{run.holder}.req_pool_idx is not None", str(want), str(got))
-        if request.cursors is not None and ours.row is not None and ours.cursors is not None:
-            for cursor in _CURSORS:
-                want_, got_ = getattr(request.cursors, cursor), getattr(ours.cursors, cursor)
-                code = f"{name}{run.holder}.{run.cursor(cursor)}"
-                yield _kind("REQ", cursor), Equality(code, str(want_), str(got_))
+        if ours.row is not None:
+            yield from _cursors(run, f"{name}{run.holder}", request.cursors, ours.cursors, "REQ")
     full, swa, rows = free(state)
     pool = "available_size" if trace.geometry.window is None else "full_available_size"
     yield "OWN", Equality(f"server.allocator.{pool}()", str(full * page), str(len(view.free_full) * page))
@@ -159,5 +152,11 @@ def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:
     yield "OWN", Equality("len(server.rows.free_slots)", str(rows), str(len(view.free_rows)))
 
 
-def _kind(usual: str, cursor: str) -> str:
-    return "SWA" if cursor == "swa_evicted_seqlen" else usual
+def _cursors(
+    run: RecordedRun, held: str, want: Cursors | None, got: Cursors | None, kind: str
+) -> Iterator[tuple[str, Equality]]:
+    """The cursors of a slot, or of a running request (which has its prefix from the tree)."""
+    for cursor in (*_CURSORS, "cache_protected_len") if kind == "LEN" else _CURSORS:
+        if want is not None and got is not None:
+            code, which = f"{held}.{run.cursor(cursor)}", "SWA" if cursor == "swa_evicted_seqlen" else kind
+            yield which, Equality(code, str(getattr(want, cursor)), str(getattr(got, cursor)))

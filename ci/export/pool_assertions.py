@@ -16,8 +16,8 @@ _TREE = "the tree"
 
 def asserted(run: RecordedRun) -> Asserts | None:
     """What shows the clause that is violated; None where cursors and sizes show it, or nothing does."""
-    told = _POOLS.get(run.clause)
-    return told(run) if told is not None else None
+    asserts = _POOLS.get(run.clause)
+    return asserts(run) if asserts is not None else None
 
 
 def ownership(run: RecordedRun) -> Asserts | None:
@@ -166,7 +166,7 @@ def _whole_pages(run: RecordedRun) -> Asserts | None:
     for node in facts.tree.nodes if facts.tree is not None else ():
         if _torn(node.swa_slots if swa else node.slots, size):
             value = run.of_node("node", "swa" if swa else "full", "value")
-            value = f"swa_slots(server, {value})" if swa and not run.components else value
+            value = f"swa_slots(server, {value})" if swa and not run.unified else value
             lines = [f"slots = {value}.tolist()", starts, f"self.assertEqual({whole}, path)"]
             each = ["for node, path in nodes(server.cache):"]
             if swa:

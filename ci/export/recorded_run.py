@@ -21,8 +21,8 @@ class NotExportable(ValueError):
 class RecordedRun(NamedTuple):
     """A trace run on a release up to its violation: the calls of each command.
 
-    clause: what to assert, of those that are violated. kind: the kind of the release. unified: the server's
-    cache is one for all.
+    clause: what to assert, of those that are violated. kind: the kind of the release. unified: the
+    server's cache is one for all, and a node of its tree has a component for each pool.
     """
 
     steps: list[tuple[str, Outcome, tuple[str, ...]]]
@@ -38,11 +38,6 @@ class RecordedRun(NamedTuple):
     def holder(self) -> str:
         """Where a request, or a session's slot, has its row, and the cursors from there on."""
         return ".kv" if self.kind.where("req_pool_idx").startswith("kv.") else ""
-
-    @property
-    def components(self) -> bool:
-        """Nodes of the tree have a component for each pool."""
-        return self.unified
 
     @property
     def page_size(self) -> int:
@@ -73,19 +68,19 @@ class RecordedRun(NamedTuple):
 
     def of_node(self, node: str, pool: str, what: str) -> str:
         """An attribute of a node of the tree: `value` or `lock_ref`."""
-        if self.components:
+        if self.unified:
             return f"{node}.component_data[ComponentType.{pool.upper()}].{what}"
         return f"{node}.{what if what == 'value' or self.window is None else f'{pool}_{what}'}"
 
     def live(self, node: str, *, dead: bool = False) -> str:
         """Whether a node has SWA KV, or has not."""
-        if self.components:
+        if self.unified:
             return f"{self.of_node(node, 'swa', 'value')} is {'' if dead else 'not '}None"
         return f"{'' if dead else 'not '}{node}.swa_tombstone"
 
     def is_live(self, node: str, named: str) -> str:
         """The assertion of that."""
-        if self.components:
+        if self.unified:
             return f"self.assertIsNotNone({self.of_node(node, 'swa', 'value')}, {named})"
         return f"self.assertFalse({node}.swa_tombstone, {named})"
 

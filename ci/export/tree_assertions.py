@@ -23,8 +23,8 @@ def asserted(run: RecordedRun) -> Asserts | None:
     Not here: TREE-11 to TREE-13, as a release's tree splits and evicts by rules of its own
     (tree_policy_is_free).
     """
-    told = _TREE.get(run.clause)
-    return told(run) if told is not None else None
+    asserts = _TREE.get(run.clause)
+    return asserts(run) if asserts is not None else None
 
 
 def _shape(run: RecordedRun) -> Asserts:
@@ -38,7 +38,7 @@ def _shape(run: RecordedRun) -> Asserts:
 
 def _half_dead(run: RecordedRun) -> Asserts:
     """A live node without an SWA slot for each token, or with others than are mapped."""
-    if not run.components:
+    if not run.unified:
         mapped = f"self.assertTrue({MAPPING}[node.value].all(), path)"
         return Asserts([_EACH, f"    if {run.live('node')}:", f"        {mapped}"])
     line = "self.assertEqual(swa.tolist(), swa_slots(server, full).tolist(), path)"
@@ -183,7 +183,7 @@ def _one_window(run: RecordedRun) -> Asserts:
 def _node_at(run: RecordedRun, node: NodeView) -> tuple[str, list[str]]:
     """A node as an expression, and the lines that it needs."""
     found = f"node_at(server.cache, {ids_text(node.path)})"
-    return ("node", [f"node = {found}"]) if run.components else (found, [])
+    return ("node", [f"node = {found}"]) if run.unified else (found, [])
 
 
 def _found(run: RecordedRun) -> Asserts:

@@ -101,8 +101,8 @@ def story(data: Data, file: str, options: str) -> str:
         cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
         marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_cell, cells)]
         lines.append(f"| {' | '.join(marked)} |")
-    sizes = ", ".join(f"{k} {'none' if v is None else v}" for k, v in trace["geometry"].items())
-    lines += ["", f"Sizes: {sizes} (mode {trace['mode']}).", "", "## How to reproduce", ""]
+    sizes = f"{render.sizes(trace['geometry'])} (mode {trace['mode']})."
+    lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
     lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
     lines += ["and run", ""]
     lines += ["```", f"kvspec replay {Path(file).name} {options}", "```", "", "## Versions", ""]
@@ -154,8 +154,8 @@ def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | Non
         raise NotExportable(f"{clause}: the tree's core in Rust hands out no nodes that could be asked")
     sessions = any(isinstance(command, Open) for command in trace.commands)
     command, outcome, calls = run.steps[-1]
-    told = [*run.steps[:-1], (command, outcome, asked.among(calls))]
-    body = [*STARTED, *itertools.chain(*(commented(*step, sessions=sessions) for step in told))]
+    steps = [*run.steps[:-1], (command, outcome, asked.among(calls))]
+    body = [*STARTED, *itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
     body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name}: {observed}")]

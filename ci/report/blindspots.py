@@ -84,9 +84,9 @@ def collect(bugs: Sequence[str], runs: int, seed: int, progress: Progress) -> Da
 
 
 def _checks() -> list[Data]:
-    told = [(c, looks_for, "lengths, counts") for c, (_, looks_for) in SUMS.items()]
-    told += [(m.id, m.looks_for, m.reads) for m in MONITORS.values()]
-    return [{"id": c, "head": HEADS[c], "looks_for": what, "reads": reads} for c, what, reads in told]
+    part = [(c, looks_for, "lengths, counts") for c, (_, looks_for) in SUMS.items()]
+    part += [(m.id, m.looks_for, m.reads) for m in MONITORS.values()]
+    return [{"id": c, "head": HEADS[c], "looks_for": what, "reads": reads} for c, what, reads in part]
 
 
 def _row_data(row: BugResult, modes: dict[str, list[str]]) -> Data:
@@ -185,7 +185,7 @@ def _partitions(rows: Sequence[BugResult]) -> Data:
 
 def text(out: Console, data: Data, *, detailed: bool) -> None:
     """The table, what its columns mean, what follows from it. detailed: every cell in words."""
-    _say(
+    render.say(
         out,
         f"Named bug by run-time check, {data['runs_asked']} runs of {data['steps_asked']} commands for each,"
         f" seed {data['seed']}, and the bug's own fixtures, every run closed at its end: {data['commands']}"
@@ -221,9 +221,6 @@ def _short(cell: Data) -> str:
     return _SHORT[cell["verdict"]]
 
 
-def _say(out: Console, line: str, style: str = "") -> None:
-    out.print(Text(render.plain(line), style=style))
-
 
 def _legend(out: Console, data: Data) -> None:
     words = {
@@ -246,12 +243,12 @@ def _legend(out: Console, data: Data) -> None:
     free = [row["bug"] for row in data["bugs"] if row["modes"] == [Mode.FREE.value]]
     render.labelled(out, words)
     if free:
-        _say(out, f"Driven in free mode, all others in faithful mode: {', '.join(free)}.")
+        render.say(out, f"Driven in free mode, all others in faithful mode: {', '.join(free)}.")
 
 
 def _moments(out: Console, row: Data) -> None:
     head = f"{row['bug']}: {row['title']}" if row["title"] else row["bug"]
-    _say(out, f"{head} (showed in {row['shown']} of {row['runs']} runs)", style="bold")
+    render.say(out, f"{head} (showed in {row['shown']} of {row['runs']} runs)", style="bold")
     render.labelled(out, {check: moment(cell) for check, cell in row["cells"].items()})
 
 
@@ -270,7 +267,7 @@ def moment(cell: Data) -> str:
     return f"{verdict}: {', '.join(parts)} of {cell['shown']} runs"
 
 
-def _conclude(out: Console, told: Data) -> None:
+def _conclude(out: Console, part: Data) -> None:
     def names(bugs: list[str]) -> str:
         return f"{len(bugs)}: {', '.join(bugs)}" if bugs else "none"
 
@@ -282,19 +279,19 @@ def _conclude(out: Console, told: Data) -> None:
         return " + ".join(some[0]) + more
 
     words = {
-        "seen": f"{told['seen_by_a_check']} of {told['bugs']} bugs by some check,"
-        f" {told['seen_at_once']} of them at once by some check",
-        "sums": f"see {told['sums_see']} of these, {told['sums_see_at_once']} at once",
-        "sums saw nothing of": names(told["sums_never_see"]),
-        "by cost": _ladder(told["by_cost"]),
-        "faults of checks": names(told["faults_of_checks"]),
-        "lockstep alone": names(told["lockstep_alone"]),
-        "smallest set that sees all": sets(told["smallest_sets"]),
-        "and as early as any": sets(told["smallest_sets_first"]),
+        "seen": f"{part['seen_by_a_check']} of {part['bugs']} bugs by some check,"
+        f" {part['seen_at_once']} of them at once by some check",
+        "sums": f"see {part['sums_see']} of these, {part['sums_see_at_once']} at once",
+        "sums saw nothing of": names(part["sums_never_see"]),
+        "by cost": _ladder(part["by_cost"]),
+        "faults of checks": names(part["faults_of_checks"]),
+        "lockstep alone": names(part["lockstep_alone"]),
+        "smallest set that sees all": sets(part["smallest_sets"]),
+        "and as early as any": sets(part["smallest_sets_first"]),
     }
-    if told["not_met"]:
-        words["did not show"] = names(told["not_met"])
-    _say(out, "What follows", style="bold")
+    if part["not_met"]:
+        words["did not show"] = names(part["not_met"])
+    render.say(out, "What follows", style="bold")
     render.labelled(out, words)
 
 
@@ -304,18 +301,18 @@ def _ladder(steps: list[Data]) -> str:
     return ", ".join([f"checks that read {first}", *(f"and {part}" for part in more)])
 
 
-def _wrong_partitions(out: Console, told: Data) -> None:
-    _say(out, "Smallest wrong partitions that sums cannot see", style="bold")
-    _say(
+def _wrong_partitions(out: Console, part: Data) -> None:
+    render.say(out, "Smallest wrong partitions that sums cannot see", style="bold")
+    render.say(
         out,
-        f"Pages 1 to n in a free list, rows and slots, n up to {told['pages_up_to']}, all enumerated:"
-        f" {told['balanced']} balance, {told['wrong']} of these are wrong, and in"
-        f" {told['wrong_with_a_page_nowhere']} of the wrong a page is nowhere, so a search for lost pages"
+        f"Pages 1 to n in a free list, rows and slots, n up to {part['pages_up_to']}, all enumerated:"
+        f" {part['balanced']} balance, {part['wrong']} of these are wrong, and in"
+        f" {part['wrong_with_a_page_nowhere']} of the wrong a page is nowhere, so a search for lost pages"
         " sees each of them. 0: no page.",
     )
     out.print()
     made = render.table("kind", "smallest", "clauses", "named bugs that produce it")
-    for kind in told["kinds"]:
+    for kind in part["kinds"]:
         bugs = ", ".join(kind["bugs"]) or "none"
         if kind["bugs_later"]:
             bugs += f" (later, as a consequence: {len(kind['bugs_later'])})"

@@ -273,14 +273,8 @@ def row_data(index: int, row: Row, marked: bool) -> Data:
         "step": index,
         "command": format_command(row.command),
         "outcome": format_outcome(row.outcome),
-        "cursors": [
-            {"holder": holder, "cursor": cursor, "before": before, "after": after}
-            for holder, cursor, before, after in row.cursors
-        ],
-        "freed": [
-            {"holder": holder, "pool": pool, "start": start, "end": end}
-            for holder, pool, start, end in row.freed
-        ],
+        "cursors": [dict(zip(("holder", "cursor", "before", "after"), change)) for change in row.cursors],
+        "freed": [dict(zip(("holder", "pool", "start", "end"), pages)) for pages in row.freed],
         "accounts": [asdict(account) for account in row.accounts],
         "tree": list(row.tree),
         "violates": marked,
@@ -290,7 +284,7 @@ def row_data(index: int, row: Row, marked: bool) -> Data:
 def replay_data(file: str, run: Run, base: System | None = None) -> Data:
     """A trace file replayed: `run_data` and a verdict that heeds what the trace says of itself.
 
-    base: what was there before; what it violates as well is told, and is no failure.
+    base: what was there before; what it violates as well does not fail the replay.
     """
     trace, violation = run.trace, run.violation
     note = ""

@@ -12,7 +12,7 @@ def write(file: str, data: Data) -> None:
     """Write `report.check_data` there. A violation fails its clause wherever a machine met it, but for one
     that was there before."""
     base = data["base"] or {"implementation": "", "violates": []}
-    told = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}
+    violated = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}
     document = JUnitXml(f"kvspec check {data['implementation']}")
     for machine in data["clauses_by_machine"]:
         suite = TestSuite(f"kvspec {machine['machine']} on {data['implementation']}")
@@ -23,7 +23,7 @@ def write(file: str, data: Data) -> None:
             if clause["id"] in base["violates"]:
                 case.result = [Skipped(f"{base['implementation']} violates it as well")]
             elif clause["id"] in machine["violated"]:
-                case.result = [_told(Failure, *told[clause["id"]])]
+                case.result = [_violated(Failure, *violated[clause["id"]])]
             elif clause["waived"]:
                 case.result = [Skipped(f"waived: {clause['waived']}")]
             elif not machine["evaluated"].get(clause["id"]):
@@ -31,7 +31,7 @@ def write(file: str, data: Data) -> None:
             suite.add_testcase(case)
         if "BROKEN" in machine["violated"]:
             case = _case(machine, "BROKEN the system fails nowhere")
-            case.result = [_told(Error, *told["BROKEN"])]
+            case.result = [_violated(Error, *violated["BROKEN"])]
             suite.add_testcase(case)
         document.add_testsuite(suite)
     verdict = TestSuite("kvspec verdict")
@@ -49,7 +49,7 @@ def _case(machine: Data, name: str) -> TestCase:
     return TestCase(name, f"kvspec.{machine['machine']}")
 
 
-def _told(kind: type[Failure] | type[Error], clause: Data, found: Data) -> Failure | Error:
+def _violated(kind: type[Failure] | type[Error], clause: Data, found: Data) -> Failure | Error:
     """A violated clause: what it says, and the smallest trace."""
     lines = [f"saved  {found['saved']}", f"replay {found['replay']}"] if found["saved"] else []
     for row in found["rows"]:

@@ -136,7 +136,7 @@ def _violated(violation: Data) -> list[Data]:
     found = []
     for name, (expected, observed) in zip((violation["clause"], *violation["also"]), details, strict=True):
         clause = CLAUSES.get(name)
-        told = {
+        about = {
             "Why": clause.why, "Scope": clause.scope, "Settled": clause.settled,
             "When a simpler rule would do": clause.assumption, "Source": clause.source,
         } if clause is not None else {}  # fmt: skip
@@ -146,7 +146,7 @@ def _violated(violation: Data) -> list[Data]:
                 "known": clause is not None,
                 "title": clause.title if clause is not None else "",
                 "sentence": clause.sentence if clause is not None else violation["sentence"],
-                "told": {label: text for label, text in told.items() if text},
+                "about": {label: text for label, text in about.items() if text},
                 "bugs": [bug for bug in BUGS.values() if bug.clause == name],
                 "expected": expected,
                 "observed": observed,
@@ -281,7 +281,7 @@ def _pool(
         places = [
             f"{name.removeprefix('tree ')} [{at * size}, {(at + 1) * size})" for name, at in cell["owners"]
         ]
-        told = " and ".join([*places, *(["free"] * cell["free"])]) or "nobody"
+        owners_text = " and ".join([*places, *(["free"] * cell["free"])]) or "nobody"
         cells.append(
             {
                 "number": number,
@@ -290,7 +290,7 @@ def _pool(
                 "tags": tags if wrong or who else [],
                 "wrong": wrong,
                 "changed": before is not None and was.get(number, FREE) != cell,
-                "title": f"{POOL[pool]} page {number}: {told}" + (f" ({wrong})" if wrong else ""),
+                "title": f"{POOL[pool]} page {number}: {owners_text}" + (f" ({wrong})" if wrong else ""),
             }
         )
     return {

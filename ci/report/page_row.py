@@ -93,7 +93,7 @@ def _segment(
         kind = "none"
     else:
         kind = "swept" if pool == "swa" and start < cursors["E"] else "hole"
-    told = {
+    meaning = {
         "tree": "the radix tree's", "held": "committed", "ahead": "allocated ahead", "swept": "swept",
         "rest": "rest of the page", "none": "nothing", "hole": "no slot",
     }[kind]  # fmt: skip
@@ -106,8 +106,8 @@ def _segment(
         bad = "not the page that the tree has"
     misread = sorted(p for p in wrong if start <= p < end)
     if misread:
-        told += f"; position {misread[0]} reads another token's KV"
-    title = f"{POOL[pool]} [{start}, {end}): {told}"
+        meaning += f"; position {misread[0]} reads another token's KV"
+    title = f"{POOL[pool]} [{start}, {end}): {meaning}"
     if number is not None:
         title += f", page {number}" + (f" ({bad})" if bad else "")
     room = min(size - start % size, end - start) * unit

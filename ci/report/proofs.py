@@ -64,8 +64,8 @@ def _proof(proof: Proof) -> Data:
 
 
 def _limit(limit: Limit, proof: Proof) -> Data:
-    told = _proof(proof)
-    return told | {
+    shown = _proof(proof)
+    return shown | {
         "instead": limit.instead,
         "makes_it_so": limit.makes_it_so,
         "proved_by": list(limit.proved_by),
@@ -89,63 +89,60 @@ def text(out: Console, data: Data) -> None:
         _each(out, data["obligations"])
     else:
         _kinds(out, data["obligations"])
-    for told in data["obligations"]:
-        if told["verdict"] != proofs.PROVED:
+    for shown in data["obligations"]:
+        if shown["verdict"] != proofs.PROVED:
             out.print()
-            _fault(out, told)
+            _fault(out, shown)
     if data["limits"]:
         _limits(out, data["limits"])
     if data["theorem"] is not None:
         out.print()
-        _say(out, "When a turn comes back behind its window", style="bold")
-        _say(out, data["theorem"]["paragraph"])
+        render.say(out, "When a turn comes back behind its window", style="bold")
+        render.say(out, data["theorem"]["paragraph"])
     out.print()
     bad = "".join(f", {data[verdict]} {verdict}" for verdict in _VERDICTS[1:] if data[verdict])
     verdict = f"{data['proved']} of {len(data['obligations'])} proved{bad}"
-    if stale := [told["name"] for told in data["limits"] if told["verdict"] != proofs.REFUTED]:
+    if stale := [shown["name"] for shown in data["limits"] if shown["verdict"] != proofs.REFUTED]:
         verdict += f"; no longer refuted in free mode: {', '.join(stale)}"
     took = f" in {data['seconds']:.1f} s, {data['running_the_rules_s']:.1f} s of it to run the rules"
-    _say(out, verdict + took, style="bold red" if data["exit_code"] else "bold green")
+    render.verdict(out, verdict + took, data)
 
 
-def _say(out: Console, line: str, style: str = "") -> None:
-    out.print(Text(render.plain(line), style=style))
 
-
-def _took(told: Data) -> str:
-    return f"{1000 * told['seconds']:.0f} ms"
+def _took(shown: Data) -> str:
+    return f"{1000 * shown['seconds']:.0f} ms"
 
 
 def _each(out: Console, obligations: list[Data]) -> None:
     made = render.table("obligation", "what it says", "verdict", "time", right=("time",))
-    for told in obligations:
-        clauses = f" ({', '.join(told['clauses'])})" if told["clauses"] else ""
-        made.add_row(told["name"], Text(told["claim"] + clauses), told["verdict"], _took(told))
+    for shown in obligations:
+        clauses = f" ({', '.join(shown['clauses'])})" if shown["clauses"] else ""
+        made.add_row(shown["name"], Text(shown["claim"] + clauses), shown["verdict"], _took(shown))
     out.print(made)
 
 
 def _kinds(out: Console, obligations: list[Data]) -> None:
     """A paragraph for each property, with the rules that it is proved for."""
-    _say(
+    render.say(
         out,
         "For all page sizes, windows and lengths, and every state that the rules reach: by induction, each"
         " rule from any state that order, text, frontier and window (in faithful mode also faithful) allow.",
     )
     kinds: dict[str, list[Data]] = {}
-    for told in obligations:
-        kinds.setdefault(told["name"].split("/")[0], []).append(told)
+    for shown in obligations:
+        kinds.setdefault(shown["name"].split("/")[0], []).append(shown)
     for kind, those in kinds.items():
         out.print()
         clauses = f" ({', '.join(those[0]['clauses'])})" if those[0]["clauses"] else ""
-        same = len({told["claim"] for told in those}) == 1
+        same = len({shown["claim"] for shown in those}) == 1
         head = those[0]["claim"] if same else _HEADS.get(kind, "")
-        _say(out, f"{kind}{clauses}" + (f": {head}" if head else ""), style="bold")
-        for told in () if same else those:
-            name = told["name"].split("/")[1]
-            render.labelled(out, {name: f"{told['claim']} {_verdict(told)}"})
+        render.say(out, f"{kind}{clauses}" + (f": {head}" if head else ""), style="bold")
+        for shown in () if same else those:
+            name = shown["name"].split("/")[1]
+            render.labelled(out, {name: f"{shown['claim']} {_verdict(shown)}"})
         if same:
-            each = (f"{told['name'].partition('/')[2] or kind} {_verdict(told)}" for told in those)
-            _say(out, f"  {', '.join(each)}")
+            each = (f"{shown['name'].partition('/')[2] or kind} {_verdict(shown)}" for shown in those)
+            render.say(out, f"  {', '.join(each)}")
 
 
 _HEADS = {
@@ -156,27 +153,27 @@ _HEADS = {
 }
 
 
-def _verdict(told: Data) -> str:
-    mark = "" if told["verdict"] == proofs.PROVED else f"{told['verdict'].upper()}, "
-    return f"({mark}{_took(told)})"
+def _verdict(shown: Data) -> str:
+    mark = "" if shown["verdict"] == proofs.PROVED else f"{shown['verdict'].upper()}, "
+    return f"({mark}{_took(shown)})"
 
 
-def _fault(out: Console, told: Data) -> None:
+def _fault(out: Console, shown: Data) -> None:
     """A refuted obligation: a state, and commands that lead there if some do."""
-    _say(out, f"{told['verdict']}: {told['name']}. {told['claim']}", style="bold red")
-    _counterexample(out, told)
+    render.say(out, f"{shown['verdict']}: {shown['name']}. {shown['claim']}", style="bold red")
+    _counterexample(out, shown)
 
 
-def _counterexample(out: Console, told: Data) -> None:
-    if told["counterexample"] is not None:
-        render.labelled(out, {"counterexample": _values(told["counterexample"])})
-    if told["note"]:
-        _say(out, f"  {told['note']}")
-    if told["replay"] is not None:
-        _say(out, "  Commands that lead to such a state, as the reference carries them out:")
-        render.run(out, told["replay"])
-    elif told["verdict"] == proofs.REFUTED:
-        _say(out, "  No short run from the empty state shows it: the state above is all there is.")
+def _counterexample(out: Console, shown: Data) -> None:
+    if shown["counterexample"] is not None:
+        render.labelled(out, {"counterexample": _values(shown["counterexample"])})
+    if shown["note"]:
+        render.say(out, f"  {shown['note']}")
+    if shown["replay"] is not None:
+        render.say(out, "  Commands that lead to such a state, as the reference carries them out:")
+        render.run(out, shown["replay"])
+    elif shown["verdict"] == proofs.REFUTED:
+        render.say(out, "  No short run from the empty state shows it: the state above is all there is.")
 
 
 def _values(model: dict[str, int]) -> str:
@@ -194,13 +191,13 @@ _SHORT = dict(zip(Cursors._fields, "CAER"))
 
 def _limits(out: Console, limits: list[Data]) -> None:
     out.print()
-    _say(out, "What is not so in free mode, and what makes it so", style="bold")
-    for told in limits:
+    render.say(out, "What is not so in free mode, and what makes it so", style="bold")
+    for shown in limits:
         words: dict[str, Any] = {
-            told["name"]: told["claim"],
-            "the rules": told["instead"],
-            "it is so if": f"{told['makes_it_so']}; proved: {', '.join(told['proved_by'])}",
+            shown["name"]: shown["claim"],
+            "the rules": shown["instead"],
+            "it is so if": f"{shown['makes_it_so']}; proved: {', '.join(shown['proved_by'])}",
         }
         out.print()
         render.labelled(out, words)
-        _counterexample(out, told)
+        _counterexample(out, shown)

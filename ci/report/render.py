@@ -55,8 +55,20 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
     return made
 
 
-def _print(out: Console, *parts: str, style: str = "") -> None:
-    out.print(Text(plain(" ".join(parts)), style=style), soft_wrap=False)
+def say(out: Console, text: str, style: str = "", *, whole: bool = False) -> None:
+    """A paragraph of plain text. whole: never wrapped, as it is there to be copied."""
+    out.print(Text(plain(text), style=style), soft_wrap=whole)
+
+
+def verdict(out: Console, text: str, data: Data) -> None:
+    """The last line of a report, in the colour of its exit code."""
+    say(out, text, "bold red" if data["exit_code"] else "bold green")
+
+
+def sizes(geometry: Data) -> str:
+    """Such as "page_size 4, window none, tree"."""
+    given = {k: "none" if v is None else v for k, v in geometry.items()}
+    return ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
 
 
 def check(out: Console, data: Data) -> None:
@@ -83,7 +95,7 @@ def check(out: Console, data: Data) -> None:
     machines.add_row("all", "", "", *map(str, total), style="bold")
     out.print(machines)
     if waiting := len(data["machines"]) - len(begun):
-        _print(out, f"not begun when the check ended: {waiting} more")
+        say(out, f"not begun when the check ended: {waiting} more")
     out.print()
     counts = ("evaluated", "situation reached")
     clauses = table("clause", "about", *counts, right=counts)
@@ -95,31 +107,31 @@ def check(out: Console, data: Data) -> None:
         clauses.add_row(c["id"], Text(about), evaluated, "-" if c["waived"] else reached)
     out.print(clauses)
     out.print()
-    _print(out, "refusals met:", _counts(data["refusals"]))
-    _print(out, "commands:", _counts(data["commands_by_kind"]))
+    say(out, f"refusals met: {_counts(data['refusals'])}")
+    say(out, f"commands: {_counts(data['commands_by_kind'])}")
     if data["unreached"]:
-        _print(out, "situation never reached:", ", ".join(data["unreached"]), style="yellow")
+        say(out, f"situation never reached: {', '.join(data['unreached'])}", "yellow")
     _situations(out, data["situations"], data["tier"])
     for number, found in enumerate(data["findings"], 1):
         out.print()
         finding(out, found, f"violation {number} of {len(data['findings'])}")
     out.print()
-    _print(out, data["verdict"], style="bold red" if data["exit_code"] else "bold green")
+    verdict(out, data["verdict"], data)
 
 
 def _situations(out: Console, data: Data, tier: str) -> None:
     """What was reached of what the explorer has reached."""
     due = " (tier pr has to reach them all)" if tier == "smoke" else ""
     asked = f"{data['asked']} that the explorer has reached{due}"
-    _print(out, f"situations reached: {data['reached']} of {asked}")
+    say(out, f"situations reached: {data['reached']} of {asked}")
     for group in data["left_out"]:
-        _print(out, f"  left out: {len(group['situations'])}, {group['why']}")
+        say(out, f"  left out: {len(group['situations'])}, {group['why']}")
     for row in data["exempt"]:
-        _print(out, f"  exempt: {row['situation']}: {row['reason']} (reached {row['times']} times)")
+        say(out, f"  exempt: {row['situation']}: {row['reason']} (reached {row['times']} times)")
     for text in data["missing"][:MAX_MISSING]:
-        _print(out, f"  never reached: {text}", style="yellow")
+        say(out, f"  never reached: {text}", "yellow")
     if (more := len(data["missing"]) - MAX_MISSING) > 0:
-        _print(out, f"  never reached: {more} more; --json has them all", style="yellow")
+        say(out, f"  never reached: {more} more; --json has them all", "yellow")
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -128,7 +140,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 def finding(out: Console, data: Data, title: str) -> None:
     """A violated clause with its smallest trace."""
-    _print(out, f"{title}: {', '.join(c['id'] for c in data['clauses'])}", style="bold red")
+    say(out, f"{title}: {', '.join(c['id'] for c in data['clauses'])}", "bold red")
     for c in data["clauses"]:
         met = f"met {c['times']} times, first after {c['found_after_commands']} commands"
         reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {met}, {c['found_after_s']:.1f} s"
@@ -137,21 +149,17 @@ def finding(out: Console, data: Data, title: str) -> None:
     run(out, data)
     if data["saved"] is not None:
         out.print()
-        # Never wrapped: these lines are there to be copied.
-        out.print(Text(f"saved   {plain(data['saved'])}"), soft_wrap=True)
-        out.print(Text(f"replay  {plain(data['replay'])}"), soft_wrap=True)
-        if data["page"] is not None:
-            out.print(Text(f"page    {plain(data['page'])}"), soft_wrap=True)
+        for label in ("saved", "replay", "page"):
+            if data[label] is not None:
+                say(out, f"{label:<7} {data[label]}", whole=True)
     elif data.get("not_saved"):
-        _print(out, f"the trace could not be saved: {data['not_saved']}", style="yellow")
+        say(out, f"the trace could not be saved: {data['not_saved']}", "yellow")
 
 
 def run(out: Console, data: Data) -> None:
     """A trace as a table of commands, and the violation it ends with."""
     trace = data["trace"]
-    given = {k: "none" if v is None else v for k, v in trace["geometry"].items()}
-    sizes = ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
-    _print(out, f"{trace['origin']} trace, mode {trace['mode']}: {sizes}")
+    say(out, f"{trace['origin']} trace, mode {trace['mode']}: {sizes(trace['geometry'])}")
     out.print()
     if data["ledger"] is not None:
         _ledger(out, data)
@@ -160,7 +168,7 @@ def run(out: Console, data: Data) -> None:
     if (violation := data["violation"]) is not None:
         out.print()
         rows = data["rows"]
-        _print(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
+        say(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
         words = {"because": data["argument"]} if data["argument"] else {}
         if data["differences"]:
             words["differs"] = difference(data["differences"], data["implementation"])
@@ -185,7 +193,7 @@ def difference(differences: list[Data], system: str) -> str:
 
 def _left_out(out: Console, shown: int, rows: int) -> None:
     if rows > shown:
-        _print(out, f"steps 0 to {rows - shown - 1} are left out here; --json has them all")
+        say(out, f"steps 0 to {rows - shown - 1} are left out here; --json has them all")
 
 
 def _steps(out: Console, data: Data) -> None:
@@ -222,7 +230,7 @@ def _ledger(out: Console, data: Data) -> None:
     legend = "C A E R are the cursors of a row. * changed here, ! not as the rules have it"
     if any(column.startswith("node ") for column in columns):
         legend += "; of a node: its tokens, live or tombstone, full/SWA locks"
-    _print(out, legend, style="dim")
+    say(out, legend, "dim")
 
 
 def labelled(out: Console, words: dict[str, str]) -> None:
@@ -248,18 +256,18 @@ def replay(out: Console, data: Data, *, brief: bool = False) -> None:
     """One file of `kvspec replay`; brief: a line when it conforms."""
     note = f" ({data['note']})" if data["note"] else ""
     if brief and not data["exit_code"]:
-        out.print(Text(plain(f"{data['file']}: {data['verdict']}{note}")), soft_wrap=True)
+        say(out, f"{data['file']}: {data['verdict']}{note}", whole=True)
         return
-    out.print(Text(plain(f"{data['file']} on {data['implementation']}"), style="bold"), soft_wrap=True)
+    say(out, f"{data['file']} on {data['implementation']}", "bold", whole=True)
     trace = data["trace"]
     if about := [f"{key} {trace[key]}" for key in ("bug", "clause") if trace[key]]:
-        _print(out, ", ".join(about))
+        say(out, ", ".join(about))
     if trace["story"]:
-        _print(out, " ".join(trace["story"].split()))
+        say(out, " ".join(trace["story"].split()))
     run(out, data)
     out.print()
     steps = f" after {len(data['rows'])} of {len(trace['steps'])} steps" if trace["steps"] else ""
-    _print(out, f"{data['verdict']}{steps}{note}", style="bold red" if data["exit_code"] else "bold green")
+    verdict(out, f"{data['verdict']}{steps}{note}", data)
     out.print()
 
 
@@ -269,12 +277,12 @@ def shrunk(out: Console, data: Data) -> None:
     run(out, after)
     out.print()
     steps = f"{len(before['trace']['steps'])} commands -> {len(after['trace']['steps'])}"
-    sizes = [(k, v, after["trace"]["geometry"].get(k)) for k, v in before["trace"]["geometry"].items()]
-    smaller = [f"{name} {was} -> {now}" for name, was, now in sizes if was != now]
-    said = f"{data['clause']} on {after['implementation']}: {', '.join([steps, *smaller])}"
-    _print(out, said, style="bold")
+    now = after["trace"]["geometry"]
+    was = before["trace"]["geometry"].items()
+    smaller = [f"{name} {size} -> {now.get(name)}" for name, size in was if size != now.get(name)]
+    say(out, f"{data['clause']} on {after['implementation']}: {', '.join([steps, *smaller])}", "bold")
     for label in ("saved", "replay"):
-        out.print(Text(f"{label:<7} {plain(data[label])}"), soft_wrap=True)
+        say(out, f"{label:<7} {data[label]}", whole=True)
 
 
 def record(out: Console, row: Data) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree as Drawing
 
 from ci import Data
-from ci.report.render import plain, table
+from ci.report.render import plain, say, table
 from reference import model
 from reference.commands import Outcome
 from reference.cursors import ceil_page
@@ -135,7 +135,7 @@ def _lock(state: State, tree: Tree, lock: Lock) -> Data:
 def text(out: Console, data: Data) -> None:
     """The drawing, and below it the sums and the locks."""
     head = f"{data['file']} after step {data['step']}: {data['command']} ({data['outcome']})"
-    out.print(Text(plain(head), style="bold"), soft_wrap=True)
+    say(out, head, "bold", whole=True)
     root = Drawing(Text("root" if data["nodes"] else "root (the tree is empty)"))
     drawn: dict[int | None, tuple[Drawing, int]] = {None: (root, 0)}
     for at, node in enumerate(data["nodes"][:MAX_NODES]):
@@ -144,7 +144,7 @@ def text(out: Console, data: Data) -> None:
             drawn[at] = above.add(Text("\n".join(map(plain, _label(node))))), depth + 1
     out.print(root)
     if hidden := len(data["nodes"]) + 1 - len(drawn):
-        out.print(Text(f"{hidden} more nodes are left out here; --json has them all"))
+        say(out, f"{hidden} more nodes are left out here; --json has them all")
     out.print()
     sums = ("evictable", "protected", "free", "total")
     pools = table("tokens", *sums, right=sums)
@@ -154,7 +154,7 @@ def text(out: Console, data: Data) -> None:
     if data["locks"]:
         out.print()
     for lock in data["locks"]:
-        out.print(Text(plain(f"{lock['kind']} {lock['holder']} {_said(lock, data['window'])}")))
+        say(out, f"{lock['kind']} {lock['holder']} {_said(lock, data['window'])}")
 
 
 def _said(lock: Data, window: int | None) -> str:

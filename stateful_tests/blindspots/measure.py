@@ -19,11 +19,11 @@ from impl.adapter import Capabilities, System
 from reference import model
 from reference.commands import CheckBusy, CheckIdle, Command, Done, Mode, Reason, Refused
 from reference.geometry import PRESETS, Geometry
-from reference.ledger import State, holders
-from reference.tree import tokens_held
+from reference.ledger import State
 from stateful_tests.blindspots.monitors import MONITORS, Observation
 from stateful_tests.blindspots.partitions import KINDS, kinds, partitions
 from stateful_tests.check.campaign import sizes_for
+from stateful_tests.coverage.situations import situation
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import draw_geometry, draw_profile
@@ -146,43 +146,23 @@ def _draw(mode: Mode, seed: str, run: int, steps: int, machine: str) -> tuple[in
         geometry = draw_geometry(source, geometry)
     state = model.initial(geometry, mode)
     commands: list[Command] = []
-    met: set[tuple[object, ...]] = set()
+    met: set[str] = set()
     for _ in range(steps):
-        was, state = state, _follow(state, propose(state, source, profile), commands)
-        if commands and was is not state:
-            met.add(_situation(was, commands[-1], state))
+        state = _follow(state, propose(state, source, profile), commands, met)
     for command in finale(state):
         state = _follow(state, command, commands)
     origin = f"run {run}, {'drawn sizes' if run % 4 == 3 else name}"
     return len(met), Drive(origin, geometry, mode, tuple(commands))
 
 
-def _situation(was: State, command: Command, now: State) -> tuple[object, ...]:
-    """What a command met: what it cut, how far the window was swept, how many lanes and holders."""
-    then, after = ({h.name: h.cursors for h in holders(state)} for state in (was, now))
-    both = [(then[name], after[name]) for name in then if name in after]
-    return (
-        type(command),
-        any(b.kv_allocated_len < a.kv_allocated_len for a, b in both),
-        any(b.swa_evicted_seqlen != a.swa_evicted_seqlen for a, b in both),
-        any(c.swa_evicted_seqlen > c.kv_committed_len for c in after.values()),
-        len(getattr(command, "lanes", ())) > 1,
-        min(len(after), 2),
-        any(s.closing for s in was.sessions),
-        _cached(was) - _cached(now) > 0,
-        len(now.tree.locks) if now.tree is not None else 0,
-    )
-
-
-def _cached(state: State) -> int:
-    """Tokens in the radix tree."""
-    return tokens_held(state.tree)[0] if state.tree is not None else 0
-
-
-def _follow(state: State, command: Command, commands: list[Command]) -> State:
+def _follow(
+    state: State, command: Command, commands: list[Command], met: set[str] | None = None
+) -> State:
     now, outcome = model.step(state, command)
     if not (isinstance(outcome, Refused) and outcome.reason is Reason.UNFAITHFUL):
         commands.append(command)
+        if met is not None:
+            met.add(situation(state, command, outcome, now))
     return now
 
 

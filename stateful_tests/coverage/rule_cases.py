@@ -1,7 +1,7 @@
 """The case of a rule that a command met, in labels.
 
-A function for each kind of command gives one label of each row of its table in CASES, "" where nothing is to
-be said.
+A function for each kind of command gives one label of each row of its table in CASES, or "". A kind without a
+table has one case.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match,
-    Open, Prompt, Retract, SpecDecode, Submit, Unlock,
+    Prompt, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State
@@ -34,10 +34,6 @@ def _cursors(request: Request) -> Cursors:
 
 def _pages(length: int, page_size: int) -> int:
     return -(-length // page_size)
-
-
-def _open(_was: State, _command: Open, _now: State) -> Labels:
-    return ()
 
 
 def _submit(was: State, command: Submit, _now: State) -> Labels:
@@ -104,15 +100,9 @@ def _ends(tree: Tree) -> _Ends:
     """Path to the end of each page -> whether it has SWA KV."""
     known = next((entry for entry in _latest if entry[0] is tree), None)
     if known is None:
-        known = tree, {}
-        waiting: list[tuple[Key, tuple[Node, ...]]] = [((), tree.children)]
-        while waiting:
-            above, children = waiting.pop()
-            for node in children:
-                path = above + node.key
-                for end in range(len(above) + tree.page_size, len(path) + 1, tree.page_size):
-                    known[1][path[:end]] = node.live
-                waiting.append((path, node.children))
+        size = tree.page_size
+        ends = ((p, end) for p in nodes(tree) for end in range(p.start + size, p.end + 1, size))
+        known = tree, {p.path[:end]: p.node.live for p, end in ends}
     _latest[:] = [known, *(entry for entry in _latest if entry is not known)][:3]
     return known[1]
 
@@ -329,7 +319,6 @@ _TREE_TEXT = ("", "for the tree, with a prompt")
 
 # Kind -> its function, and the labels that it may give, row by row.
 CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...]]] = {
-    Open: (_open, ()),
     Submit: (_submit, (("ordinary", "first turn", "later turn", "turn without a slot"), _TREE_TEXT)),
     Admit: (_admit, (
         ("", "again"),

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -55,10 +55,6 @@ class _Header(Struct):
     version: Any = None
 
 
-# Version -> the function that makes a raw document of that version one of the next. Version 1 is the
-# first; a change of the format adds its entry here, and old files go on loading.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-
 _HEADER = msgspec.json.Decoder(_Header)
 _FILE = msgspec.json.Decoder(TraceFile)
 
@@ -96,12 +92,8 @@ def loads(data: bytes, name: str) -> Trace:
     if not data.strip():
         raise TraceError(name, "", "is empty")
     with _one_line_errors(data, name):
-        header = _HEADER.decode(data)
-        _check_header(header, name)
-        if header.version == VERSION:
-            file = _FILE.decode(data)
-        else:
-            file = _upgrade(msgspec.json.decode(data), header.version, name)
+        _check_header(_HEADER.decode(data), name)
+        file = _FILE.decode(data)
         _reject_repeated_keys(data, name)
     return _trace(file, name)
 
@@ -139,21 +131,9 @@ def _check_header(header: _Header, name: str) -> None:
         raise TraceError(name, "$.format", f'must be "{FORMAT}": this is no trace of kvspec')
     if type(header.version) is not int:
         raise TraceError(name, "$.version", "must be a whole number")
-    if header.version > VERSION:
-        raise TraceError(name, "$.version", f"{header.version} is newer than this kvspec reads ({VERSION})")
-
-
-def _upgrade(raw: dict[str, Any], version: int, name: str) -> TraceFile:
-    while version != VERSION:
-        step = UPGRADES.get(version)
-        if step is None:
-            raise TraceError(name, "$.version", f"{version} is not known; this kvspec reads {VERSION}")
-        try:
-            raw = step(raw)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise TraceError(name, "$", f"cannot be upgraded from version {version}: {error!r}") from None
-        version += 1
-    return msgspec.convert({**raw, "version": VERSION}, TraceFile)
+    if header.version != VERSION:
+        known = "newer than" if header.version > VERSION else "not what"
+        raise TraceError(name, "$.version", f"{header.version} is {known} this kvspec reads ({VERSION})")
 
 
 def _reject_repeated_keys(data: bytes, name: str) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
 from impl.adapter import Capabilities
 from reference.commands import COMMANDS, Mode
-from stateful_tests.check.campaign import plan, run
 from stateful_tests.coverage.required import FILE, Known, SituationsError, coverage, dump, load
 from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.coverage.situations import catalogue
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import MachineResult
 
 KNOWN = load()
@@ -99,8 +96,3 @@ def test_a_file_that_is_none_says_so(tmp_path) -> None:
         load(file)
 
 
-def test_a_check_counts_situations() -> None:
-    asked = replace(plan("smoke", presets=["page2"], machines=["both"], examples=2), seed=1)
-    result = run(ReferenceSystem(), asked)
-    assert sum(result.situations.values()) == result.commands
-    assert set(result.situations) <= set(catalogue(SCOPES["both-page2"].geometry, COMMANDS))

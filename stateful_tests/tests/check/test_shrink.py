@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference import model
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish,
+    Abort, Admit, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish,
     Insert, Match, Open, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
@@ -77,14 +77,6 @@ def test_two_turns_become_one() -> None:
     )  # fmt: skip
 
 
-def test_a_busy_check_does_for_an_idle_one() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
-        idle = CheckIdle() in commands and Close("s1") in commands
-        return commands if idle or CheckBusy(2) in commands else None
-
-    assert shrink((Open("s1"), Close("s1"), CheckIdle()), fails) == (CheckBusy(2),)
-
-
 def test_the_budget_bounds_the_candidates() -> None:
     ran = 0
 
@@ -97,18 +89,7 @@ def test_the_budget_bounds_the_candidates() -> None:
     assert ran == 10
 
 
-def test_names_are_in_the_order_of_appearance() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
-        match commands:
-            case (Open(s), Submit(r, t, _), Decode((a, _))) if s == t and r == a:
-                return commands
-        return None
-
-    start = (Open("s3"), Submit("r4", "s3", 0), Decode(("r4", "r2")))
-    assert shrink(start, fails) == (Open("s1"), Submit("r1", "s1", 0), Decode(("r1", "r2")))
-
-
-def test_guests_and_texts_are_renamed_in_the_order_of_appearance() -> None:
+def test_lock_holders_and_texts_are_renamed_in_the_order_of_appearance() -> None:
     insert, match = Insert("h3", prompt_of("c2b1")), Match("r1", prompt_of("c2"))
     start = (insert, match, Submit("r1", None, 0), Unlock("h3"))
 
@@ -146,7 +127,7 @@ def test_a_shared_prefix_shrinks_in_all_commands_at_once() -> None:
     assert shrink(start, fails) == (insert, Insert("h2", prompt_of("a2a1")), match)
 
 
-def test_a_guest_inserts_what_a_request_computed() -> None:
+def test_a_lock_holder_inserts_what_a_request_computed() -> None:
     def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
         computed = any(isinstance(c, (Finish, Insert)) for c in commands)
         submitted = any(prompt_len(getattr(c, "prompt", ())) >= 2 for c in commands)

@@ -9,116 +9,44 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from textwrap import indent
 
 import pytest
 
 from ci.export import unit_test as export
 from ci.export.recorded_run import NotExportable
-from ci.export.template_parts import definitions
-from impl.adapter import UnusableImplementation
 from impl.sglang.process import run_test
 from impl.sglang.process.system import SGLangSystem
-from impl.sglang.scheduler.call_log import ids_text, small, variable
-from reference.commands import Mode, Open, shared_serial, token_id
-from reference.geometry import PRESETS
-from stateful_tests.generate.choice_source import RandomChoices, pick
-from stateful_tests.generate.next_command import propose
-from stateful_tests.generate.run_profile import draw_geometry, draw_profile
-from stateful_tests.lockstep.lockstep import Lockstep
+from impl.sglang.scheduler.call_log import ids_text, variable
+from reference.commands import Open, shared_serial, token_id
 from stateful_tests.lockstep.results import Trace
+from stateful_tests.tests.support.accepted import accepted
+from stateful_tests.tests.support.exports import ALIKE, Mends, asserted_in, mended, root_of, run_alike
 from stateful_tests.tests.support.planted_faults import PLANTED, plant
 from stateful_tests.traces.files import load
-from stateful_tests.traces.notation import format_command
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sglang-0.5.11"
 OVERSHOOT = OLD / "overshoot_stays_after_a_finish.json"
 LAST = FIXTURES / "releases" / "sglang-0.5.16" / "a_slot_keeps_a_token_that_nobody_computed.json"
-CONTENT = "self.assertIsNone(alarm(checks.self_check_during_busy))"
-PREFIX = "self.assertEqual(row, tree_slots(server.cache, tokens))"
-# Faults of 0.5.10 that 0.5.14 has mended, or that MENDS do, and what the test of each asserts.
-MENDED = {
-    "a_busy_check_knows_one_pool": [CONTENT],
-    "a_finished_turn_is_counted_twice": [CONTENT],
-    "a_key_swept_to_its_end_becomes_a_live_leaf": [
-        "self.assertTrue(server.allocator.full_to_swa_index_mapping[node.value].all(), path)"
-    ],
-    "a_lent_slot_is_counted_twice": [CONTENT],
-    "a_lock_pins_a_leaf_of_any_length": [
-        "self.assertLessEqual(len(node_at(server.cache, [*range(100000, 100006)]).value), 2)"
-    ],
-    "a_midway_abort_is_saved_as_a_turn": ['self.assertFalse(holds_kv(server, "s1"))'],
-    "a_recovered_tombstone_frees_slots_that_are_read": [PREFIX],
-    "a_rejected_request_writes_its_one_token_into_the_slot": ['self.assertFalse(holds_kv(server, "s1"))'],
-    "a_second_turn_is_accepted_while_one_runs": ["self.assertFalse(r2.to_finish is None)"],
-    "admit_frees_no_tail": [
-        'self.assertEqual(server.cache.slots["s1"].kv_committed_len, 4)',
-        'self.assertEqual(server.cache.slots["s1"].kv_allocated_len, 4)',
-    ],
-    "an_aborted_turn_stays_in_the_history": [
-        'self.assertEqual(history(server.sessions.get("s1")), [])'
-    ],
-    "close_does_not_wait_for_the_turn": ['self.assertTrue("s1" in server.sessions)'],
-    "eviction_reports_fewer_tokens_than_it_freed": [
-        "self.assertEqual(evicted.num_tokens_evicted, server.allocator.full_available_size() - before)"
-    ],
-    "one_token_less_than_the_key_loses_a_page": [
-        "self.assertEqual(server.allocator.full_available_size(), 34)"
-    ],
-    "one_token_less_than_the_key_overwrites_the_trees_slots": [PREFIX],
-    "overshoot_stays_after_a_finish": [
-        'self.assertEqual(server.cache.slots["s1"].kv_committed_len, 6)',
-        'self.assertEqual(server.cache.slots["s1"].kv_allocated_len, 6)',
-    ],
-    "retract_keeps_what_was_allocated_ahead": [
-        'self.assertEqual(server.cache.slots["s1"].kv_allocated_len, 6)'
-    ],
-    "the_busy_check_of_a_tree_with_a_window_raises": [CONTENT],
-}
-ALIKE = "played alike"
+# Faults of 0.5.10 that 0.5.14 has fixed, or that MENDS do.
+MENDED = (
+    "a_busy_check_knows_one_pool", "a_finished_turn_is_counted_twice",
+    "a_key_swept_to_its_end_becomes_a_live_leaf", "a_lent_slot_is_counted_twice",
+    "a_lock_pins_a_leaf_of_any_length", "a_midway_abort_is_saved_as_a_turn",
+    "a_recovered_tombstone_frees_slots_that_are_read",
+    "a_rejected_request_writes_its_one_token_into_the_slot", "a_second_turn_is_accepted_while_one_runs",
+    "admit_frees_no_tail", "an_aborted_turn_stays_in_the_history", "close_does_not_wait_for_the_turn",
+    "eviction_reports_fewer_tokens_than_it_freed", "one_token_less_than_the_key_loses_a_page",
+    "one_token_less_than_the_key_overwrites_the_trees_slots", "overshoot_stays_after_a_finish",
+    "retract_keeps_what_was_allocated_ahead", "the_busy_check_of_a_tree_with_a_window_raises",
+)  # fmt: skip
+# Faults of 0.5.23 that MENDS fix.
+NEWEST = (
+    LAST, NEW / "a_retract_counts_as_a_finish.json", NEW / "a_turn_retracted_twice_loses_its_session.json",
+    NEW / "aborting_a_retracted_turn_keeps_its_kv_and_its_text.json",
+)  # fmt: skip
 Kvspec = Callable[..., tuple[int, str, str]]
 
-
-# Faults of 0.5.23, told the same way.
-NEWEST = {
-    LAST: ['self.assertEqual(server.cache.session.slots["s1"].kv.kv_committed_len, 4)'],
-    NEW / "a_retract_counts_as_a_finish.json": ["self.assertFalse(r2.to_finish is None)"],
-    NEW / "a_turn_retracted_twice_loses_its_session.json": [
-        "self.assertEqual(node.component_data[ComponentType.FULL].lock_ref, 1)"
-    ],
-    NEW / "aborting_a_retracted_turn_keeps_its_kv_and_its_text.json": [
-        'self.assertFalse(holds_kv(server, "s1"))'
-    ],
-}
-# What the tests of planted faults assert, by clause; and where requests have records.
-SHOWN = {
-    "TREE-1": "self.assertEqual(len(path) % 6, 0, path)",
-    "TREE-2": "self.assertEqual(swa.tolist(), swa_slots(server, full).tolist(), path)",
-    "TREE-3": "self.assertEqual(tree_slots(server.cache, tokens), row)",
-    "TREE-4": "self.assertEqual(row, tree_slots(server.cache, tokens))",
-    "TREE-5": "self.assertEqual(len(r2.prefix_indices), 10)",
-    "TREE-7": "self.assertLessEqual(len(node.component_data[ComponentType.FULL].value), 15)",
-    "TREE-8": "self.assertFalse(node.swa_tombstone, path)",
-    "TREE-9": "self.assertEqual(server.cache.swa_evictable_size(), counted)",
-    "TREE-10": MENDED["eviction_reports_fewer_tokens_than_it_freed"][0],
-    "OWN-1": "self.assertEqual(owned.intersection(free), set())",
-    "OWN-2": "self.assertEqual(len(free), len(set(free)))",
-    "OWN-5": "self.assertEqual(slots, [start + at % 19 for at, start in enumerate(starts)])",
-    "MAP-1": "self.assertEqual(slots, [start + at % 20 for at, start in enumerate(starts)])",
-    "MAP-2": "self.assertTrue(swa_slots(server, row).all())",
-    "SWA-1": "self.assertLessEqual(r1.swa_evicted_seqlen, 0)",
-    "LEN-1": "self.assertLessEqual(r1.kv_committed_len, r1.kv_allocated_len)",
-    "FREE-1": "self.assertEqual(freed, [])",
-    "CHK-2": 'self.assertEqual(counted["full"]["session_held"], 24)',
-    "CHK-3": "self.assertEqual(len(server.rows.free_slots), 2)",
-}
-SHOWN_OF_RECORDS = {
-    "TREE-5": "self.assertEqual(r2.prefix_len, 10)",
-    "TREE-8": "self.assertIsNotNone(node.component_data[ComponentType.SWA].value, path)",
-    "SWA-1": "self.assertLessEqual(r1.kv.max_evicted_seqlen, 22)",
-    "LEN-1": "self.assertLessEqual(r1.kv.kv_committed_len, r1.kv.kv_allocated_len)",
-}
 _FINISHED = (
     "        # Update req_nodes to this successfully finished request.\n        req.session.finish_req(req)\n"
 )
@@ -127,8 +55,7 @@ _RECOVERED = (
     "                        # Overwrite the new value in request to the tree node.\n"
     "                        node.value = value[:prefix_len].clone()\n"
 )
-# What mends these, by release: file -> what stands in it, and what should.
-Mends = dict[str, dict[str, list[tuple[str, str]]]]
+# What fixes these, by release.
 MENDS: Mends = {
     "0.5.14": {
         "environ.py": [("SPLIT_LEAF_ON_INSERT = EnvBool(False)", "SPLIT_LEAF_ON_INSERT = EnvBool(True)")],
@@ -161,13 +88,6 @@ MENDS: Mends = {
 }  # fmt: skip
 
 
-def root_of(version: str) -> Path:
-    try:
-        return export.target(version).root
-    except UnusableImplementation as error:
-        pytest.skip(str(error))
-
-
 @dataclass(frozen=True)
 class Exported:
     """The tests that were made on a release with planted faults, by the name of the trace, or the clause that
@@ -179,23 +99,10 @@ class Exported:
     fixed: export.Target
 
 
-def mended(version: str, folder: Path, mends: Mends = MENDS) -> Path:
-    """A checkout of a release with its mends."""
-    shutil.copytree(root_of(version), folder)
-    for name, changes in mends[version].items():
-        file = folder / "sglang" / "srt" / name
-        text = file.read_text(encoding="utf-8")
-        for old, new in changes:
-            assert text.count(old) == 1, (name, old)
-            text = text.replace(old, new)
-        file.write_text(text, encoding="utf-8")
-    return folder
-
-
 def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Exported]:
     faulty = shutil.copytree(root_of(version), folder / "faulty")
     plant(version, faulty)
-    fixed = export.target(str(mended({"0.5.10": "0.5.14"}.get(version, version), folder / "checkout")))
+    fixed = export.target(str(mended({"0.5.10": "0.5.14"}.get(version, version), folder / "checkout", MENDS)))
     system = SGLangSystem(path=faulty, calls=True)
     planted = [fault for fault in PLANTED if version in fault.places]
     traces = {**traces, **{fault.clause: fault.trace() for fault in planted}}
@@ -224,56 +131,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
     yield from made_on("0.5.10", traces, tmp_path_factory.mktemp("exported"))
 
 
-def played_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
-    """A random run as a test: where the driver has come to, to the slot, the test must come to."""
-    source = RandomChoices(f"alike {number}")
-    machine = "sessions" if number % 3 == 0 else "both"
-    geometry = draw_geometry(source, pick(source, list(PRESETS.values())))
-    geometry = replace(geometry, tree=machine == "both")
-    profile = draw_profile(source, replace(system.capabilities, mixed_decode=False), machine)
-    lockstep, steps = Lockstep(system, geometry, Mode.FAITHFUL), []
-    while len(steps) < 30 and lockstep.violation is None:
-        command = propose(lockstep.state, source, profile)
-        if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
-            system.calls = ()
-            outcome = lockstep.do(command)
-            steps += export.commented(format_command(command), outcome, system.calls, sessions=True)
-    view, where = system.view(), system.kind.where
-    facts = {"server.rows.free_slots": list(view.free_rows)}
-    for name, request in view.requests.items():
-        var, cursors = variable(name), request.cursors
-        facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(map(small, request.text))
-        if request.row is not None and cursors is not None:
-            row, end = f"{var}.{where('req_pool_idx')}", cursors.kv_allocated_len
-            facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(view.rows[request.row][:end])
-            for cursor, value in cursors._asdict().items():
-                facts[f"{var}.{where(cursor)}"] = value
-    pool = "available_size" if geometry.window is None else "full_available_size"
-    facts[f"server.allocator.{pool}()"] = len(view.free_full) * geometry.page_size
-    if geometry.window is not None:
-        facts["server.allocator.swa_available_size()"] = len(view.free_swa) * geometry.page_size
-    if view.tree is not None:
-        paths = [list(map(small, node.path)) for node in view.tree.nodes]
-        if system.kind.core == "python":
-            facts["sorted(path for _, path in nodes(server.cache))"] = sorted(paths)
-        for path, node in zip(paths, view.tree.nodes, strict=True):
-            slots = list(node.slots)
-            facts[f"tree_slots(server.cache, {path})[{-len(slots)}:]"] = slots
-    lines = [line for _, line in system.late]
-    lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
-    code = "\n".join([*export.STARTED, *steps, *lines, f"self.fail({ALIKE!r})"])
-    text = definitions(code, geometry, system, {system.release}, sessions=True)
-    text += "\n\n\nclass TestAlike(unittest.TestCase):\n    def test(self):\n" + indent(code, " " * 8)
-    file = folder / f"alike_{number}.py"
-    file.write_text(text)
-    return file
-
-
-def test_they_fail_where_the_fault_is_and_pass_where_it_is_mended(
+def test_they_fail_where_the_fault_is_and_pass_where_it_is_fixed(
     exported: Exported, tmp_path: Path
 ) -> None:
-    planted_faults_show(exported, SHOWN)
-    they_fail_and_pass(exported, *(played_alike(exported.system, number, tmp_path) for number in range(6)))
+    they_assert_one_fact(exported)
+    they_fail_and_pass(exported, *(run_alike(exported.system, number, tmp_path) for number in range(6)))
 
 
 def test_so_do_those_of_the_newest_release(tmp_path: Path) -> None:
@@ -282,45 +144,32 @@ def test_so_do_those_of_the_newest_release(tmp_path: Path) -> None:
     tree = replace(traces[twice].geometry, tree=True)
     traces[twice] = replace(traces[twice], clause="TREE-6", geometry=tree)  # LEN-3 is violated as well
     for made in made_on("0.5.23", traces, tmp_path):
-        assert [asserted_in(made.texts[path.stem]) for path in NEWEST] == list(NEWEST.values())
-        planted_faults_show(made, {**SHOWN, **SHOWN_OF_RECORDS})
-        they_fail_and_pass(made, *(played_alike(made.system, number, tmp_path) for number in range(6)))
+        they_assert_one_fact(made)
+        they_fail_and_pass(made, *(run_alike(made.system, number, tmp_path) for number in range(6)))
 
 
-def planted_faults_show(made: Exported, shown: dict[str, str]) -> None:
-    for fault in PLANTED:
-        if made.system.release in fault.places:
-            text = made.texts[fault.clause]
-            assert asserted_in(text)[0] == shown[fault.clause]
-            assert max(map(len, text.splitlines())) <= 110
+def they_assert_one_fact(made: Exported) -> None:
+    """The fact that the clause is about, in the release's own terms; read what is accepted."""
+    found = {f"{made.system.release} {name}": asserted_in(text) for name, text in made.texts.items()}
+    assert found == accepted("exported_assertions", found)
+    assert max(len(line) for text in made.texts.values() for line in text.splitlines()) <= 110
 
 
-def asserted_in(text: str) -> list[str]:
-    return re.findall(r"^ +(self\.assert.*)$", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", MENDED)
-def test_each_asserts_one_fact(exported: Exported, name: str) -> None:
-    text = exported.texts[name]
-    assert asserted_in(text) == MENDED[name]
-    assert max(map(len, text.splitlines())) <= 110
-
-
-@pytest.mark.parametrize("name", MENDED)
-def test_each_stands_by_itself(exported: Exported, name: str) -> None:
-    """Python, torch and sglang alone; nothing that is not used."""
-    tree = ast.parse(exported.texts[name])
-    imports = [n for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
-    modules = {n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in imports}
-    own = {"array", "contextlib", "dataclasses", "os", "sglang", "torch", "unittest"}
-    assert {m.split(".")[0] for m in modules} <= own
-    defined = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-    defined |= {alias.asname or alias.name for n in imports for alias in n.names}
-    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    used |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-    assert {n for n in defined - used if not n.lower().startswith(("test", "__"))} == set()
-    story = load(OLD / f"{name}.json").story.split(".")[0].replace('"', "'")
-    assert story in " ".join((ast.get_docstring(tree) or "").split())
+def test_each_stands_by_itself(exported: Exported) -> None:
+    """Python, torch and sglang alone; nothing that is not used; the story of the trace."""
+    for name in MENDED:
+        tree = ast.parse(exported.texts[name])
+        imports = [n for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))]
+        modules = {n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in imports}
+        own = {"array", "contextlib", "dataclasses", "os", "sglang", "torch", "unittest"}
+        assert {m.split(".")[0] for m in modules} <= own
+        defined = {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        defined |= {alias.asname or alias.name for n in imports for alias in n.names}
+        used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        used |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        assert {n for n in defined - used if not n.lower().startswith(("test", "__"))} == set()
+        story = load(OLD / f"{name}.json").story.split(".")[0].replace('"', "'")
+        assert story in " ".join((ast.get_docstring(tree) or "").split())
 
 
 def changed(path: Path, **changes: object) -> Trace:
@@ -410,7 +259,7 @@ def test_a_test_that_says_nothing_is_not_written(
     assert says in err
 
 
-def test_only_some_releases_can_be_told(kvspec: Kvspec) -> None:
+def test_other_implementations_are_refused(kvspec: Kvspec) -> None:
     code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", "--impl", "torch")
     assert (code, "--impl sglang==VERSION, not torch" in err) == (2, True)
 

@@ -15,10 +15,13 @@ from impl.sglang.process import run_test
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE
 from stateful_tests.lockstep import systems as registry
-from stateful_tests.tests.cli import test_export
-from stateful_tests.tests.cli.test_export import FIXTURES, NEW, OVERSHOOT, Mends, asserted_in, played_alike
+from stateful_tests.tests.support.exports import ALIKE as RAN_ALIKE
+from stateful_tests.tests.support.exports import Mends, asserted_in, mended, run_alike
 from stateful_tests.traces.files import load
 
+RELEASES = Path(__file__).parents[3] / "fixtures" / "releases"
+NEW = RELEASES / "sglang-0.5.11"
+OVERSHOOT = RELEASES / "sglang-0.5.10" / "overshoot_stays_after_a_finish.json"
 # The faults of a release that has no other fixtures here, and what the test of each asserts.
 FAULTS = {
     "0.5.18": {
@@ -73,13 +76,13 @@ def test_they_fail_where_the_fault_is_and_pass_where_it_is_mended(tmp_path: Path
     for implementation in (*FAULTS, "0.5.20+overlap"):
         system, faults = driven(implementation), FAULTS.get(implementation, {})
         (folder := tmp_path / implementation).mkdir()
-        alike = [played_alike(system, number, folder) for number in (1, 10)]
+        alike = [run_alike(system, number, folder) for number in (1, 10)]
         assert any("late=" in file.read_text() for file in alike) is system.overlap
         files = []
         if faults:
-            fixed = export.target(str(test_export.mended(system.release, folder / "checkout", MENDS)))
+            fixed = export.target(str(mended(system.release, folder / "checkout", MENDS)))
             for name, asserted in faults.items():
-                trace = load(FIXTURES / "releases" / f"sglang-{implementation}" / f"{name}.json")
+                trace = load(RELEASES / f"sglang-{implementation}" / f"{name}.json")
                 text = export.unit_test(trace, f"{name}.json", system, fixed)
                 assert (asserted_in(text), max(map(len, text.splitlines())) <= 110) == ([asserted], True)
                 files.append(folder / f"{name}.py")
@@ -90,24 +93,24 @@ def test_they_fail_where_the_fault_is_and_pass_where_it_is_mended(tmp_path: Path
         wanted.append((run_test.FAILS, len(alike)))
         system.close()
     for (code, said), want in zip(run_test.outcomes(*runs), wanted, strict=True):
-        assert (code, said.count(test_export.ALIKE) // 2) == want, said
+        assert (code, said.count(RAN_ALIKE) // 2) == want, said
 
 
 def test_with_the_core_in_rust(tmp_path: Path) -> None:
     """What needs its nodes is refused."""
     system = driven("0.5.23+rust")
-    files = [played_alike(system, number, tmp_path) for number in (0, 10)]
+    files = [run_alike(system, number, tmp_path) for number in (0, 10)]
     twice = load(NEW / "a_turn_retracted_twice_loses_its_session.json")
     twice = replace(twice, clause="TREE-6", geometry=replace(twice.geometry, tree=True))
     with pytest.raises(NotExportable, match="TREE-6: the tree's core in Rust hands out no nodes"):
         export.unit_test(twice, "x", system)
     system.close()
     ((code, said),) = run_test.outcomes((system.root, system.release, files))
-    assert (code, said.count(test_export.ALIKE) // 2) == (run_test.FAILS, len(files)), said
+    assert (code, said.count(RAN_ALIKE) // 2) == (run_test.FAILS, len(files)), said
 
 
 def test_what_stands_in_no_one_file_is_refused() -> None:
-    """Before anything is played."""
+    """Before anything runs."""
     assert [version for alike in ALIKE for version in alike] == list(TABLE)
     for alike, others in itertools.pairwise(ALIKE):
         newer = export.Target(others[0], others[0], Path())

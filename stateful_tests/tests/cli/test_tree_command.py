@@ -106,11 +106,6 @@ def test_a_tree_without_a_window(kvspec: Run) -> None:
     ]  # fmt: skip
 
 
-def test_an_empty_tree(kvspec: Run) -> None:
-    path = saved(Trace(TREE, Mode.FREE, (Open("s1"),)))
-    assert drawn(kvspec("tree", path)[1])[1] == "root (the tree is empty)"
-
-
 def test_large_trees_are_cut_in_the_drawing_alone(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_view, "MAX_NODES", 4)
     path = saved(Trace(TREE, Mode.FREE, COMMANDS[:2]))
@@ -141,19 +136,12 @@ def test_json_has_every_figure(kvspec: Run) -> None:
         (Trace(PRESETS["page4"], Mode.FREE, COMMANDS), (), "t.json: there is no radix tree in its geometry"),
         (Trace(TREE, Mode.FREE, ()), (), "t.json: the trace has no steps"),
         (WHOLE, ("--step", "8"), "t.json: there is no step 8; the trace has steps 0 to 7"),
-        (WHOLE, ("--step", "-1"), "t.json: there is no step -1"),
-        (WHOLE, ("--step", "x"), "--step"),
-        (WHOLE, ("--json", "no/such.json"), "--json no/such.json: there is no folder"),
     ],
 )
 def test_unusable_input_is_one_line(kvspec: Run, trace: Trace, options: tuple[str, ...], says: str) -> None:
     code, out, err = kvspec("tree", saved(trace), *options)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert says in err
-
-
-def test_a_missing_file(kvspec: Run) -> None:
-    assert kvspec("tree", "none.json") == (2, "", "kvspec: none.json: No such file or directory\n")
 
 
 def test_replay_tells_what_changed_in_the_tree(kvspec: Run) -> None:

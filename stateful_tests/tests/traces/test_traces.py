@@ -169,7 +169,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (document(version="1"), "$.version: must be a whole number"),
     (document(version=True), "$.version: must be a whole number"),
     (document(version=7), "$.version: 7 is newer than this kvspec reads (1)"),
-    (document(version=0), "$.version: 0 is not known"),
+    (document(version=0), "$.version: 0 is not what this kvspec reads (1)"),
     (document(mode="fast"), "$.mode: invalid enum value 'fast'"),
     (document(mode=MISSING), "$.mode: is missing"),
     (document(steps=MISSING), "$.steps: is missing"),
@@ -290,21 +290,6 @@ def test_paths_that_are_no_readable_file(tmp_path: Path, make: Callable[[Path], 
     with pytest.raises(TraceError) as caught:
         load(path)
     assert str(caught.value) == f"{tmp_path}/bad?.json: {says}"
-
-
-def test_old_versions_are_upgraded_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rename_mode(raw: dict[str, Any]) -> dict[str, Any]:
-        return {("mode" if key == "way" else key): value for key, value in raw.items()}
-
-    def spell_out(raw: dict[str, Any]) -> dict[str, Any]:
-        return {**raw, "way": {"f": "free"}[raw["way"]]}
-
-    monkeypatch.setattr(traces, "UPGRADES", {-1: spell_out, 0: rename_mode})
-    old = document(version=-1, mode=MISSING, way="f")
-    assert loads(json.dumps(old).encode(), "old") == loads(GOOD.encode(), "new")
-    assert "$: cannot be upgraded from version -1: KeyError('x')" in reading({**old, "way": "x"})
-    assert "$.steps: is missing" in reading({k: v for k, v in old.items() if k != "steps"})
-    assert "-2 is not known" in reading({**old, "version": -2})
 
 
 def test_the_published_schema_is_the_generated_one() -> None:

@@ -1,0 +1,97 @@
+"""What tests of exports share: releases with faults fixed, and random runs as exported tests."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from ci.export import unit_test as export
+from ci.export.template_parts import definitions
+from impl.adapter import UnusableImplementation
+from impl.sglang.process.system import SGLangSystem
+from impl.sglang.scheduler.call_log import small, variable
+from reference.commands import Mode
+from reference.geometry import PRESETS
+from stateful_tests.generate.choice_source import RandomChoices, pick
+from stateful_tests.generate.next_command import propose
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.traces.notation import format_command
+
+ALIKE = "ran alike"
+# Release -> file -> what stands in it, and what should.
+Mends = dict[str, dict[str, list[tuple[str, str]]]]
+
+
+def root_of(version: str) -> Path:
+    try:
+        return export.target(version).root
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+
+
+def mended(version: str, folder: Path, mends: Mends) -> Path:
+    """A checkout of a release with its mends."""
+    shutil.copytree(root_of(version), folder)
+    for name, changes in mends[version].items():
+        file = folder / "sglang" / "srt" / name
+        text = file.read_text(encoding="utf-8")
+        for old, new in changes:
+            assert text.count(old) == 1, (name, old)
+            text = text.replace(old, new)
+        file.write_text(text, encoding="utf-8")
+    return folder
+
+
+def asserted_in(text: str) -> list[str]:
+    return re.findall(r"^ +(self\.assert.*)$", text, re.MULTILINE)
+
+
+def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
+    """A random run as a test: where the driver has come to, to the slot, the test must come to."""
+    source = RandomChoices(f"alike {number}")
+    machine = "sessions" if number % 3 == 0 else "both"
+    geometry = draw_geometry(source, pick(source, list(PRESETS.values())))
+    geometry = replace(geometry, tree=machine == "both")
+    profile = draw_profile(source, replace(system.capabilities, mixed_decode=False), machine)
+    lockstep, steps = Lockstep(system, geometry, Mode.FAITHFUL), []
+    while len(steps) < 30 and lockstep.violation is None:
+        command = propose(lockstep.state, source, profile)
+        if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
+            system.calls = ()
+            outcome = lockstep.do(command)
+            steps += export.commented(format_command(command), outcome, system.calls, sessions=True)
+    view, where = system.view(), system.kind.where
+    facts = {"server.rows.free_slots": list(view.free_rows)}
+    for name, request in view.requests.items():
+        var, cursors = variable(name), request.cursors
+        facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(map(small, request.text))
+        if request.row is not None and cursors is not None:
+            row, end = f"{var}.{where('req_pool_idx')}", cursors.kv_allocated_len
+            facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(view.rows[request.row][:end])
+            for cursor, value in cursors._asdict().items():
+                facts[f"{var}.{where(cursor)}"] = value
+    pool = "available_size" if geometry.window is None else "full_available_size"
+    facts[f"server.allocator.{pool}()"] = len(view.free_full) * geometry.page_size
+    if geometry.window is not None:
+        facts["server.allocator.swa_available_size()"] = len(view.free_swa) * geometry.page_size
+    if view.tree is not None:
+        paths = [list(map(small, node.path)) for node in view.tree.nodes]
+        if system.kind.core == "python":
+            facts["sorted(path for _, path in nodes(server.cache))"] = sorted(paths)
+        for path, node in zip(paths, view.tree.nodes, strict=True):
+            slots = list(node.slots)
+            facts[f"tree_slots(server.cache, {path})[{-len(slots)}:]"] = slots
+    lines = [line for _, line in system.late]
+    lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
+    code = "\n".join([*export.STARTED, *steps, *lines, f"self.fail({ALIKE!r})"])
+    text = definitions(code, geometry, system, {system.release}, sessions=True)
+    text += "\n\n\nclass TestAlike(unittest.TestCase):\n    def test(self):\n" + indent(code, " " * 8)
+    file = folder / f"alike_{number}.py"
+    file.write_text(text)
+    return file
