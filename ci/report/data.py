@@ -19,9 +19,10 @@ from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
 from reference.commands import Mode, Refused
-from stateful_tests.check.campaign import Plan, violated
+from stateful_tests.check.campaign import Plan
 from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
+from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import describe, say
 
