@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from ci import cli
-from ci.bench import checks
+from ci.bench import checks, machines
 from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
 from ci.report import render
 from impl.adapter import System, UnusableImplementation
@@ -165,6 +165,8 @@ def bench(
     render.listing(out, checked, {name: name for name in checked[0]})
     write_json(json_file, {"commands": rows, "busy check": checked})
 
+
+bench.add_command(machines.machines)
 
 
 if __name__ == "__main__":

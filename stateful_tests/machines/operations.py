@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -27,8 +27,6 @@ from stateful_tests.generate.next_command import GENERATORS, finale, kind_weight
 from stateful_tests.generate.run_profile import draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.results import Trace, Violation
-
-_Rule = TypeVar("_Rule", bound=Callable[..., None])
 
 # One integer a step. Drawn one by one, the decisions of a command change their meaning whenever Hypothesis
 # drops a step before it, and shrinking gets nowhere.
@@ -98,15 +96,17 @@ class Target:
         return cells
 
 
-def _operation(kind: type) -> Callable[[_Rule], _Rule]:
+def _operation(kind: type, does: str) -> Any:
     """A rule that is offered while the state calls for a command of this kind, and draws one."""
 
-    def decorate(body: _Rule) -> _Rule:
-        drawn = st.builds(lambda machine, decisions: machine.draw(kind, decisions), st.runner(), DECISIONS)
-        offered = precondition(lambda machine: kind in machine.offered)
-        return cast(_Rule, offered(rule(command=drawn)(body)))
+    # Hypothesis leaves out some rules in each run, by the name of their function. Here all have the same, and
+    # are always in: leaving out is up to the run profile, which knows what can run without what.
+    def operation(self: Operations, command: Command) -> None:
+        self.run(command)
 
-    return decorate
+    operation.__doc__ = does
+    drawn = st.builds(lambda machine, decisions: machine.draw(kind, decisions), st.runner(), DECISIONS)
+    return precondition(lambda machine: kind in machine.offered)(rule(command=drawn)(operation))
 
 
 class Operations(RuleBasedStateMachine):
@@ -134,97 +134,31 @@ class Operations(RuleBasedStateMachine):
         self.commands: list[Command] = []
         self._offer(source)
 
-    @_operation(Open)
-    def open(self, command: Open) -> None:
-        """A client opens a streaming session."""
-        self._run(command)
-
-    @_operation(Submit)
-    def submit(self, command: Submit) -> None:
-        """A client sends a turn of a session, or an ordinary request."""
-        self._run(command)
-
-    @_operation(Admit)
-    def admit(self, command: Admit) -> None:
-        """A waiting request gets its session's slot back, or what the radix tree has of its input."""
-        self._run(command)
-
-    @_operation(Extend)
-    def extend(self, command: Extend) -> None:
-        """A batch prefills chunks of its inputs."""
-        self._run(command)
-
-    @_operation(Decode)
-    def decode(self, command: Decode) -> None:
-        """Each running request of a batch decodes one token."""
-        self._run(command)
-
-    @_operation(SpecDecode)
-    def spec_decode(self, command: SpecDecode) -> None:
-        """A batch verifies drafts: it allocates for all of them (overshoot), and commits those accepted."""
-        self._run(command)
-
-    @_operation(EvictSwa)
-    def evict_swa(self, command: EvictSwa) -> None:
-        """The window sweep frees what a request's window has passed."""
-        self._run(command)
-
-    @_operation(Finish)
-    def finish(self, command: Finish) -> None:
-        """A request ends, perhaps with fewer outputs than it has decoded."""
-        self._run(command)
-
-    @_operation(Retract)
-    def retract(self, command: Retract) -> None:
-        """Under memory pressure a running request gives up its place and waits."""
-        self._run(command)
-
-    @_operation(Abort)
-    def abort(self, command: Abort) -> None:
-        """A request is given up, wherever it is."""
-        self._run(command)
-
-    @_operation(Close)
-    def close(self, command: Close) -> None:
-        """A client closes a session; while a turn is in flight, the close waits."""
-        self._run(command)
-
-    @_operation(CheckBusy)
-    def check_busy(self, command: CheckBusy) -> None:
-        """The server's memory check between two steps finds nothing."""
-        self._run(command)
-
-    @_operation(CheckIdle)
-    def check_idle(self, command: CheckIdle) -> None:
-        """The server's memory check without a batch finds nothing."""
-        self._run(command)
-
-    @_operation(Match)
-    def match(self, command: Match) -> None:
-        """A lock holder locks the longest usable prefix of a prompt."""
-        self._run(command)
-
-    @_operation(Unlock)
-    def unlock(self, command: Unlock) -> None:
-        """A lock holder lets its prefix go."""
-        self._run(command)
-
-    @_operation(Insert)
-    def insert(self, command: Insert) -> None:
-        """Computed pages go into the radix tree; those that it has are freed as duplicates."""
-        self._run(command)
-
-    @_operation(Evict)
-    def evict(self, command: Evict) -> None:
-        """The tree frees least recently used leaves, and SWA KV alone."""
-        self._run(command)
+    open = _operation(Open, "A client opens a streaming session.")
+    submit = _operation(Submit, "A client sends a turn of a session, or an ordinary request.")
+    admit = _operation(Admit, "A waiting request gets its session's slot back, or what the tree has of it.")
+    extend = _operation(Extend, "A batch prefills chunks of its inputs.")
+    decode = _operation(Decode, "Each running request of a batch decodes one token.")
+    spec_decode = _operation(SpecDecode, "A batch allocates for its drafts (overshoot); some are committed.")
+    evict_swa = _operation(EvictSwa, "The window sweep frees what a request's window has passed.")
+    finish = _operation(Finish, "A request ends, perhaps with fewer outputs than it has decoded.")
+    retract = _operation(Retract, "Under memory pressure a running request gives up its place and waits.")
+    abort = _operation(Abort, "A request is given up, wherever it is.")
+    close = _operation(Close, "A client closes a session; while a turn is in flight, the close waits.")
+    check_busy = _operation(CheckBusy, "The server's memory check between two steps finds nothing.")
+    check_idle = _operation(CheckIdle, "The server's memory check without a batch finds nothing.")
+    match = _operation(Match, "A lock holder locks the longest usable prefix of a prompt.")
+    unlock = _operation(Unlock, "A lock holder lets its prefix go.")
+    insert = _operation(Insert, "Computed pages go into the radix tree; duplicates are freed.")
+    evict = _operation(Evict, "The tree frees least recently used leaves, and SWA KV alone.")
 
     def draw(self, kind: type, decisions: int) -> Command:
         """A command of one kind for the state now."""
         self.enabled.source = RandomChoices(decisions)
         return GENERATORS[kind](self.enabled)
 
-    def _run(self, command: Command) -> None:
+    def run(self, command: Command) -> None:
+        """Run it, and offer what may come next."""
         self._do(command)
         self._offer(self.enabled.source)
 
@@ -234,8 +168,12 @@ class Operations(RuleBasedStateMachine):
         self.lockstep.do(command)
         if self.lockstep.violation is not None:
             trace = Trace(self.geometry, self.mode, tuple(self.commands), "generated")
-            type(self).found = found = Violated(self.lockstep.violation, trace)
-            raise found
+            self.fail(Violated(self.lockstep.violation, trace))
+
+    def fail(self, violated: Violated) -> NoReturn:
+        """A system left the specification: the run ends."""
+        type(self).found = violated
+        raise violated
 
     def _offer(self, source: ChoiceSource) -> None:
         """Which rules may run next. Hypothesis picks among them all alike: a kind that is called for half as

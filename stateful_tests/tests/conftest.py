@@ -1,4 +1,4 @@
-"""Hypothesis profiles, loaded before any machine is imported, and the system under test."""
+"""Hypothesis profiles, loaded before any machine is imported; real releases, and the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 settings.register_profile(
-    "ci", derandomize=True, database=None, deadline=None, print_blob=False, suppress_health_check=_QUIET
+    "ci", derandomize=True, database=None, deadline=None, print_blob=True, suppress_health_check=_QUIET
 )
 _NIGHTLY = settings(deadline=None, print_blob=True, suppress_health_check=_QUIET)
 if url := os.environ.get("KVSPEC_REDIS"):  # one failure database for all who run: redis://host:port
@@ -25,21 +25,6 @@ if url := os.environ.get("KVSPEC_REDIS"):  # one failure database for all who ru
     _NIGHTLY = settings(_NIGHTLY, database=RedisExampleDatabase(Redis.from_url(url)))
 settings.register_profile("nightly", _NIGHTLY)
 settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
-
-
-@pytest.fixture(scope="session")
-def system(request: pytest.FixtureRequest):
-    """The system under test, as `--impl` names it."""
-    from impl.adapter import UnusableImplementation
-    from stateful_tests.lockstep.systems import resolve
-
-    option = request.config.getoption
-    try:
-        found = resolve(option("--impl"), device=option("--device"), sglang_path=option("--sglang-path"))
-    except UnusableImplementation as error:
-        raise pytest.UsageError(str(error)) from error
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="session")

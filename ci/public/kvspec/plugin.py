@@ -24,21 +24,24 @@ class Options(NamedTuple):
 
 
 chosen = Options()
+_OPTIONS = {
+    "impl": "system to drive, as `kvspec check --impl` takes it",
+    "tier": "how much a test does: smoke, pr or nightly",
+    "device": "where the torch implementation keeps its pools: cpu or cuda",
+    "sglang_path": "a checkout of SGLang, for --kvspec-impl sglang",
+    "save": "folder for smallest traces (default: traces)",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kvspec", "kvspec: the specification of KV-cache bookkeeping")
-    option = group.addoption
-    option("--kvspec-impl", metavar="IMPL", help="system to drive, as `kvspec check --impl` takes it")
-    option("--kvspec-tier", choices=("smoke", "pr", "nightly"), help="how much a test does")
-    option("--kvspec-device", metavar="cpu|cuda", help="where the torch implementation keeps its pools")
-    option("--kvspec-sglang-path", metavar="DIR", help="a checkout of SGLang, for --kvspec-impl sglang")
-    option("--kvspec-save", metavar="DIR", help="where smallest traces are saved (default: traces)")
+    for name, about in _OPTIONS.items():
+        group.addoption(f"--kvspec-{name.replace('_', '-')}", dest=f"kvspec_{name}", help=about)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     global chosen
-    given = {name: config.getoption(f"kvspec_{name}", None) for name in Options._fields}
+    given = {name: config.getoption(f"kvspec_{name}") for name in _OPTIONS}
     chosen = Options(**{name: value for name, value in given.items() if value is not None})
 
 

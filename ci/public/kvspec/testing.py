@@ -59,8 +59,8 @@ def machine(
 
     machines: sessions, tree, both. presets or geometry: sizes to run with; without them all presets, and
     drawn sizes. modes: free, faithful; without them those of the system. What it cannot do is left out.
-    Settings are Hypothesis's own (`TestMyEngine.settings`), but for shrinking: a failing trace is shrunk by
-    command, which takes a second where Hypothesis takes minutes.
+    Hypothesis's settings hold, given as ever (a profile, `@settings`), but for shrinking and deadlines: a
+    failing trace is shrunk by command, which takes a second where Hypothesis takes minutes.
     """
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None
@@ -69,8 +69,7 @@ def machine(
     # The name is what Hypothesis's database knows a machine by.
     name = " ".join([_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes])
     driven = type(name, (Operations,), {"target": target, "__doc__": Operations.__doc__})
-    quiet = settings(deadline=None, suppress_health_check=list(HealthCheck))
-    body = {"machine": driven, "make": staticmethod(lambda: make), "settings": quiet}
+    body = {"machine": driven, "make": staticmethod(lambda: make), "settings": settings()}
     driven.TestCase = type(f"{name}.TestCase", (_MachineTest,), body)  # type: ignore[attr-defined]
     return driven
 
@@ -89,7 +88,10 @@ class _MachineTest(unittest.TestCase):
         driven.found, driven.driven = None, 0
         phases = [phase for phase in asked.phases if phase not in (Phase.shrink, Phase.explain)]
         runs = _EXAMPLES.get(plugin.chosen.tier or "", asked.max_examples)
-        asked = settings(asked, phases=phases, max_examples=runs, report_multiple_bugs=False)
+        asked = settings(
+            asked, phases=phases, max_examples=runs, report_multiple_bugs=False, deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
         notes: list[str] = []
         try:
             run_state_machine_as_test(driven, settings=asked)
@@ -101,12 +103,14 @@ class _MachineTest(unittest.TestCase):
             return
         system, violation, trace = driven.target.system, driven.found.violation, driven.found.trace
         found_after = time.monotonic() - began
-        run = lockstep.replay(
-            system, replace(minimise(system, trace, violation.clause), clause=violation.clause)
-        )
+        smallest = replace(minimise(system, trace, violation.clause), clause=violation.clause)
+        runs = {mode: lockstep.replay(system, replace(smallest, mode=mode)) for mode in Mode}
+        shown = [m for m in Mode if (v := runs[m].violation) is not None and violation.clause in v.clauses]
+        run = runs[shown[-1] if shown else trace.mode]  # one that a faithful scheduler can do says more
         if run.violation is None:  # reported all the same: a fault that comes and goes is one
             run = replace(run, violation=replace(violation, observed=f"{violation.observed} {campaign.ONCE}"))
-        finding = Finding(violation.clause, run, (trace.mode,), 1, found_after, driven.driven)
+        modes = tuple(shown) or (trace.mode,)
+        finding = Finding(violation.clause, run, modes, 1, found_after, driven.driven)
         blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
         again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
         raise _failure([finding], self.make(), again) from None

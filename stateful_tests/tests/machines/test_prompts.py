@@ -1,4 +1,4 @@
-"""What the machines with a radix tree draw: prompts that meet what is there, and runs that get somewhere."""
+"""What the machines with a radix tree draw: prompts that meet what is there, and an end to everything."""
 
 from __future__ import annotations
 
@@ -9,23 +9,10 @@ import pytest
 
 from impl.adapter import Capabilities
 from reference import model
-from reference.commands import (
-    Admit,
-    Chunk,
-    Command,
-    Evict,
-    Extend,
-    Insert,
-    Match,
-    Mode,
-    Refused,
-    Submit,
-    prompt_len,
-)  # fmt: skip
+from reference.commands import Admit, Chunk, Command, Extend, Insert, Match, Mode, Refused, Submit, prompt_len
 from reference.geometry import PRESETS
 from reference.ledger import State
-from reference.prefix_cache import lock_holders, key_of
-from reference.tree import full_locked, path_of, usable
+from reference.prefix_cache import key_of, lock_holders
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.prompts import asked, draw_evicted, draw_prompt, joined, known, shortened, spelt
@@ -93,71 +80,16 @@ def test_a_lock_is_told_when_it_is_taken_and_no_more() -> None:
     assert tree_changes(was, less) == ("h2 locks [0, 4): pins 1 SWA token, a window needs 4",)
 
 
-def situations(was: State, command: Command, now: State) -> list[str]:
-    """What a command met in the tree."""
-    assert was.tree is not None and now.tree is not None
-    met = []
-    for line in tree_changes(was, now):
-        for sign in ("split at", "is a tombstone", "has SWA KV again", "locks"):
-            if sign in line:
-                met.append(sign)
-        if line.startswith("- "):
-            met.append("gone with others locked" if any(lock.key for lock in now.tree.locks) else "gone")
-            if not isinstance(command, Evict):
-                met.append("gone for room")
-    if isinstance(command, Insert):
-        key = key_of(command.prompt)
-        there = path_of(was.tree, key)
-        if there:
-            met.append("duplicates")
-        dead = [p for p in there if not p.node.live and p.start >= command.evicted]
-        if any(full_locked(was.tree, p) for p in dead) and not command.chunked:
-            met.append("recovery refused")
-        if any(not p.node.live and p.start < command.evicted < p.end for p in there):
-            met.append("recovered in part")
-    if isinstance(command, Match):
-        key = key_of(command.prompt)
-        there = [p.end for p in path_of(now.tree, key) if p.path == key[: p.end]]
-        if there and usable(now.tree, key) < there[-1]:
-            met.append("cut short by a tombstone")
-    if isinstance(command, Admit):
-        request = now.request(command.request)
-        assert request is not None and request.cursors is not None
-        if request.cursors.cache_protected_len and now.session(request.session) is None:
-            met.append("a request hits")
-    return met
-
-
-WANTED = {
-    "tree": {
-        "split at", "is a tombstone", "has SWA KV again", "locks", "gone", "gone with others locked",
-        "gone for room", "duplicates", "recovery refused", "recovered in part", "cut short by a tombstone",
-    },
-    "both": {
-        "split at", "is a tombstone", "has SWA KV again", "locks", "gone with others locked", "gone for room",
-        "duplicates", "a request hits",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("machine", WANTED)
-def test_runs_get_into_every_situation_and_leave_nothing_behind(machine: str) -> None:
-    met: Counter[str] = Counter()
-    commands = 0
+@pytest.mark.parametrize("machine", ["sessions", "tree", "both"])
+def test_a_finale_leaves_nothing_behind(machine: str) -> None:
     for run in range(20):
         source = RandomChoices(f"reach/{machine}/{run}")
         profile = draw_profile(source, Capabilities(), machine)
         geometry = replace(tuple(PRESETS.values())[run % len(PRESETS)], tree=True)
         state = model.initial(geometry, tuple(Mode)[run % 2])
         for _ in range(50):
-            command = propose(state, source, profile)
-            was, (state, outcome) = state, model.step(state, command)
-            commands += 1
-            if not isinstance(outcome, Refused):
-                met.update(set(situations(was, command, state)))
+            state, _ = model.step(state, propose(state, source, profile))
         for command in finale(state):
             state, _ = model.step(state, command)
         assert state.tree is not None and not state.tree.children and not state.tree.locks
         assert not state.sessions and not state.requests and not lock_holders(state)
-    rare = {situation: met[situation] for situation in WANTED[machine] if met[situation] * 500 < commands}
-    assert not rare, f"fewer than one in 500 commands: {rare}"

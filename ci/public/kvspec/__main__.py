@@ -1,0 +1,5 @@
+"""`python -m kvspec` is the command `kvspec`."""
+
+from ci.cli import main
+
+main()

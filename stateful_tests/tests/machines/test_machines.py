@@ -1,0 +1,59 @@
+"""The machines as tests of the system that --impl names, and that they find bugs.
+
+Covers what few, deterministic examples reach. Fresh seeds and volume belong to `kvspec check`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import kvspec
+from impl.adapter import UnusableImplementation
+from reference.commands import Mode
+from reference.geometry import PRESETS
+from stateful_tests.check.campaign import plan, run
+from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.machines.operations import Operations, Target, Violated
+from stateful_tests.shrink.minimise import minimise
+
+FEW = settings(max_examples=50)
+TestSessions = FEW(kvspec.machine(machines=["sessions"])).TestCase
+TestTree = FEW(kvspec.machine(machines=["tree"])).TestCase
+TestBoth = FEW(kvspec.machine(machines=["both"])).TestCase
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_volume(name: str) -> None:
+    try:
+        kvspec.check(machines=[name], examples=8, seed=1)
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    "name, bug",
+    [
+        ("sessions", "pr22897"), ("sessions", "close-forgotten"), ("tree", "split-forgets-locks"),
+        ("both", "slot-drops-the-lock"),
+    ],
+)  # fmt: skip
+def test_they_find_bugs(name: str, bug: str) -> None:
+
+    class Buggy(Operations):
+        target = Target(lambda: resolve(f"torch+{bug}"), [name], [PRESETS["page4"]], [Mode.FREE])
+
+    with pytest.raises(Violated) as found:
+        run_state_machine_as_test(Buggy, settings=settings(max_examples=200, phases=[Phase.generate]))
+    smallest = minimise(Buggy.target.system, found.value.trace, found.value.violation.clause)
+    assert len(smallest.commands) <= 8
+
+
+def test_the_model_satisfies_the_clauses() -> None:
+    """Operational model against declarative clauses, with nothing else in between; all reached."""
+    result = run(ReferenceSystem(), plan("smoke", examples=6, seed=2))
+    assert not result.findings
+    assert result.unreached == ()

@@ -1,0 +1,86 @@
+"""`import kvspec` in a project of somebody else: what pytest prints, and what the next run meets first."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENGINE = """
+from impl.example_engine import ExampleEngine
+
+class MyEngine(ExampleEngine):
+    name = "my-engine"
+    def _finish(self, command):
+        reason = super()._finish(command)
+        if reason is None:
+            self.free_pages.pop()  # a page is lost
+        return reason
+"""
+TESTS = """
+import kvspec
+from my_engine import MyEngine
+TestMyEngine = kvspec.machine(MyEngine).TestCase
+"""
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    """Run Python there, with nothing of this session's environment but where programs are."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=folder, text=True, check=False, timeout=300,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={"PATH": os.environ["PATH"]} | environment,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def test_a_faulty_engine_of_a_stranger(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "my_engine.py").write_text(ENGINE)
+    (tmp_path / "tests" / "test_engine.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+
+    code, out = run(tmp_path, "pytest", "-q")
+    assert code == 1
+    assert "Traceback" not in out and "hypothesis/" not in out and len(out.splitlines()) < 60, out
+    assert "my-engine violates: FREE-1" in out
+    assert re.search(r"^  because +command \d+ \(finish r1 keep 1\) must free", out, re.M)
+    steps = re.findall(r"^[ >]+\d+ +(?!in the system)\w+ r1", out, re.M)
+    assert len(steps) <= 5, out
+    assert "in the system" in out, "the ledger"
+    [trace] = (tmp_path / "traces").iterdir()
+    replay = f"PYTHONPATH=tests kvspec replay traces/{trace.name} --impl my_engine:MyEngine"
+    assert f"saved   traces/{trace.name}\nreplay  {replay}\n" in out
+
+    code, out = run(tmp_path, *replay.split()[1:], PYTHONPATH="tests")  # python -m kvspec
+    assert code == 1 and "violates FREE-1" in out, out
+
+    code, out = run(tmp_path, "pytest", "-q", "--hypothesis-show-statistics")
+    assert code == 1 and "during reuse phase" in out and "0 passing, 1 failing" in out, out
+    assert "during generate phase" not in out
+
+    code, out = run(tmp_path, "pytest", "-q", CI="true")  # Hypothesis derandomises, and prints a blob
+    assert code == 1
+    [again] = set(re.findall(r"^again   (.*)$", out, re.M))
+    tests = TESTS.replace("kvspec.machine(MyEngine).TestCase", again.replace("...", "MyEngine"))
+    (tmp_path / "tests" / "test_engine.py").write_text(f"from hypothesis import reproduce_failure\n{tests}")
+    code, out = run(tmp_path, "pytest", "-q", CI="true")
+    assert code == 1 and "my-engine violates: FREE-1" in out, out
+
+
+def test_options_aim_at_another_system(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import kvspec\nTestIt = kvspec.machine().TestCase\n")
+    options = ("--kvspec-impl", "torch+pr22900", "--kvspec-tier", "pr", "--kvspec-save", "found")
+    code, out = run(tmp_path, "pytest", "-q", *options)
+    assert code == 1
+    assert "replay  kvspec replay found/len-2-torch-pr22900.json --impl torch+pr22900\n" in out, out
+
+
+@pytest.mark.parametrize("module", ["kvspec", "kvspec.plugin"])
+def test_loading_it_loads_nothing_else(module: str, tmp_path: Path) -> None:
+    heavy = "[m for m in ('torch', 'hypothesis', 'impl', 'reference') if m in sys.modules]"
+    (tmp_path / "loads.py").write_text(f"import sys, {module}\nprint({heavy})\n")
+    assert run(tmp_path, "loads") == (0, "[]\n")
