@@ -17,6 +17,7 @@ from impl.bugs import BUGS, Bug
 from reference import model
 from reference.clauses import CLAUSES, Clause
 from reference.commands import (
+    COMMANDS,
     Admit,
     Chunk,
     Command,
@@ -35,7 +36,8 @@ from reference.commands import (
 from reference.cursors import Cursors
 from reference.geometry import Geometry
 from reference.ledger import Phase, State, text_len
-from reference.rules import NOTHING, RULES, Rule, Span
+from reference.rules import RULES
+from reference.rules.base import NOTHING, Rule, Span
 from stateful_tests.blindspots.monitors import MONITORS
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
@@ -98,7 +100,7 @@ def collect() -> Data:
         "request_diagram": drawing.states(requests, Phase),
         "session_diagram": drawing.states(sessions, lives.Life),
         "reasons": list(Reason),
-        "commands": [_command(rule) for rule in RULES.values()],
+        "commands": [_command(RULES[kind]) for kind in COMMANDS],
         "monitors": list(MONITORS.values()),
         "families": _families(),
         "clauses": [_clause(clause, shown_by) for clause in CLAUSES.values()],
