@@ -38,6 +38,7 @@ from reference.geometry import Geometry
 from reference.ledger import Phase, State, text_len
 from reference.rules import RULES
 from reference.rules.base import NOTHING, Rule, Span
+from reference.rules.sessions import TURNS
 from stateful_tests.blindspots.monitors import MONITORS
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
@@ -100,6 +101,10 @@ def collect() -> Data:
         "request_diagram": drawing.states(requests, Phase),
         "session_diagram": drawing.states(sessions, lives.Life),
         "reasons": list(Reason),
+        "turns": [
+            {"command": kind_name(kind), "ends": ends, "mark": mark, "keeps": keeps}
+            for kind, (ends, mark, keeps) in TURNS.items()
+        ],
         "commands": [_command(RULES[kind]) for kind in COMMANDS],
         "monitors": list(MONITORS.values()),
         "families": _families(),
