@@ -25,8 +25,8 @@ _TOO_LONG = "the prompt is longer than a row"
         Reason.ROW_TOO_SHORT: _TOO_LONG,
     },
     where=(("L", "max(e for e in ends if live(e - W, e))"),),
-    page="each page of the prompt that the tree has: `e` is the end of its node, `ends` are those of all nodes"
-    " on the way, and 0. `live(a, b)` says that SWA KV of [a, b) is there.",
+    page="each page of the prompt that the tree has: `e` is the end of its node, `ends` are those of all"
+    " nodes on the way, and 0. `live(a, b)` says that SWA KV of [a, b) is there.",
     pages=(
         PageCase("past the prefix", "e > L"),
         PageCase("its node reaches into the last window of the prefix", "e > L - W",
