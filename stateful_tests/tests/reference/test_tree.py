@@ -5,21 +5,8 @@ from __future__ import annotations
 import pytest
 
 from reference.tree import (
-    Evicted,
-    Insertion,
-    Key,
-    Sizes,
-    Tree,
-    evict,
-    full_locked,
-    insert,
-    lock,
-    match,
-    nodes,
-    sizes,
-    swa_locked,
-    unlock,
-    usable,
+    Evicted, Insertion, Key, Sizes, Tree, evict, full_locked, insert, lock, match, nodes, sizes, swa_locked,
+    unlock, usable,
 )  # fmt: skip
 
 ALL = 10**6
