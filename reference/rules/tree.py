@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.commands import Done, Evict, Freed, Insert, Match, Mode, Reason, Unlock, prompt_len
+from reference.commands import Done, Evict, Insert, Match, Mode, Reason, Unlock, prompt_len
 from reference.cursors import floor_page, sweep_limit
 from reference.handover import insert_by_lock_holder
 from reference.ledger import State
@@ -143,5 +143,5 @@ def evict(state: State, command: Evict, context: RuleContext) -> State:
     require(state.tree is not None, Reason.NO_TREE)
     require(command.full >= 0 and command.swa >= 0, Reason.BAD_LENGTH)
     state, freed = evicted(state, command.full, command.swa, context.effects)
-    context.done = Done(freed=Freed(*freed))
+    context.done = Done(freed=freed)
     return state

@@ -253,7 +253,7 @@ def in_trees() -> list[Transition]:
     return [transition for scope in _TREES for transition in lives.transitions(scope)]
 
 
-class Pages(NamedTuple):
+class OwnedPages(NamedTuple):
     """Pages of a tree, each by the path to its end: all of them, and those with SWA KV."""
 
     full: set[Key]
@@ -271,12 +271,12 @@ def _ends(state: State) -> dict[Key, Placed]:
     }
 
 
-def _pages(state: State) -> Pages:
+def _pages(state: State) -> OwnedPages:
     ends, window = _ends(state), state.config.geometry.window
-    return Pages(set(ends), {path for path, at in ends.items() if at.node.live and window is not None})
+    return OwnedPages(set(ends), {path for path, at in ends.items() if at.node.live and window is not None})
 
 
-def _pinned(state: State) -> Pages:
+def _pinned(state: State) -> OwnedPages:
     """What stays where everything is evicted that can be."""
     g = state.config.geometry
     return _pages(model.step(state, Evict(g.full_pages * g.page_size, g.swa_pages * g.page_size))[0])
@@ -311,7 +311,7 @@ def _match(rule: Rule, was: State, command: Match, now: State) -> str:
     way = {path: at.end for path, at in _ends(now).items() if path == key[: len(path)]}
     cases = {path: _page_case(rule, {**names, "e": end}) for path, end in way.items()}
     before, after = _pinned(was), _pinned(now)
-    for pool in Pages._fields:
+    for pool in OwnedPages._fields:
         locked = {path for path, case in cases.items() if getattr(case, pool) is Fate.LOCKED}
         if getattr(after, pool) != getattr(before, pool) | locked:
             return f"{pool}: locked {locked}"
@@ -365,7 +365,7 @@ def _handed_over(
     if was.config.geometry.window is None:
         taken_swa = set()
     before = _pages(was)
-    if _pages(now) != Pages(before.full | taken, before.swa | taken_swa):
+    if _pages(now) != OwnedPages(before.full | taken, before.swa | taken_swa):
         return "pages of the tree"
     gone = {path for path, case in then.items() if case.full is Fate.SWAPPED}
     _, _, effects = model.step_with_effects(was, command)

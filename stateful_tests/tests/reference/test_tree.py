@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from reference.commands import Freed
 from reference.tree import (
-    Evicted, Insertion, Key, Sizes, Tree, evict, full_locked, insert, lock, match, nodes, sizes, swa_locked,
+    Insertion, Key, Sizes, Tree, evict, full_locked, insert, lock, match, nodes, sizes, swa_locked,
     unlock, usable,
 )  # fmt: skip
 
@@ -132,21 +133,21 @@ def test_full_pressure_deletes_the_oldest_leaf_and_never_a_locked_one() -> None:
     tree = grown(1, 8, "abcd", "abxy", "zz")
     tree, _ = match(tree, text("abcd"))
     tree, freed = evict(tree, 1, 0)
-    assert freed == Evicted(2, 2)
+    assert freed == Freed(2, 2)
     assert set(drawn(tree)) == {"|ab", "ab|cd", "|zz"}
     tree = lock(tree, "r1", text("zz"))
     tree, freed = evict(tree, ALL, 0)
-    assert freed == Evicted(4, 4)
+    assert freed == Freed(4, 4)
     assert drawn(tree) == {"|zz": "live full swa"}
 
 
 def test_swa_pressure_leaves_tombstones_and_takes_leaves() -> None:
     tree = grown(1, 2, "abcdef")
     tree, freed = evict(tree, 0, 1)
-    assert freed == Evicted(0, 4)
+    assert freed == Freed(0, 4)
     assert drawn(tree) == {"|abcd": "dead", "abcd|ef": "live"}
     tree, freed = evict(tree, 0, 1)
-    assert freed == Evicted(6, 2), "a tombstone that nothing hangs on goes too"
+    assert freed == Freed(6, 2), "a tombstone that nothing hangs on goes too"
     assert drawn(tree) == {}
 
 
