@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self, Union
+from typing import Self, Union, get_args
 
 POSITION_BITS = 20
 SHARED = 1 << 20  # the serial of shared text "a"; b, c, ... follow. No run submits that often
@@ -280,10 +280,7 @@ Command = Union[
     Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
     CheckBusy, CheckIdle, Match, Unlock, Insert, Evict,
 ]  # fmt: skip
-COMMANDS: tuple[type, ...] = (
-    Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
-    CheckBusy, CheckIdle, Match, Unlock, Insert, Evict,
-)  # fmt: skip
+COMMANDS: tuple[type, ...] = get_args(Command)
 TREE_COMMANDS = (Match, Unlock, Insert, Evict)
 
 

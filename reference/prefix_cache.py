@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from reference import tree as radix
-from reference.commands import POSITION_BITS, SHARED, Prompt, Reason, shared_serial
+from reference.commands import POSITION_BITS, SHARED, Freed, Prompt, Reason, shared_serial
 from reference.ledger import State, Text, free, text_len, text_tokens
 from reference.tree import Key, Tree
 
@@ -112,7 +112,7 @@ def with_room(state: State, pages: int, effects: Effects) -> State | Reason:
     return evicted(state, missing_full, missing_swa, effects)[0]
 
 
-def evicted(state: State, full: int, swa: int, effects: Effects) -> tuple[State, radix.Evicted]:
+def evicted(state: State, full: int, swa: int, effects: Effects) -> tuple[State, Freed]:
     """The tree evicts, in tokens."""
     assert state.tree is not None
     before = pages_of(state.tree)

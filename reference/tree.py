@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+from reference.commands import Freed
 from reference.cursors import ceil_page, floor_page, window_start
 
 Key = tuple[int, ...]
@@ -350,14 +351,7 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
     return _changed(tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),))
 
 
-class Evicted(NamedTuple):
-    """Tokens that an eviction freed, per pool."""
-
-    full: int
-    swa: int
-
-
-def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Evicted]:
+def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Freed]:
     """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
 
     Full: unlocked leaves go, both sides. SWA: an inner node becomes a tombstone, a leaf goes. A leaf that is
@@ -371,11 +365,11 @@ def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Evicted]:
     while freed_swa < swa and (placed := _oldest(tree, _swa_candidate, "swa_used")) is not None:
         if placed.node.children:
             tree = _changed(tree, placed.path, partial(_stamped, live=False))
-            freed = Evicted(0, len(placed.node.key))
+            freed = Freed(0, len(placed.node.key))
         else:
             tree, freed = _dropped(tree, placed)
         freed_full, freed_swa = freed_full + freed.full, freed_swa + freed.swa
-    return tree, Evicted(freed_full, freed_swa)
+    return tree, Freed(freed_full, freed_swa)
 
 
 def _full_candidate(tree: Tree, placed: Placed) -> bool:
@@ -391,7 +385,7 @@ def _oldest(tree: Tree, candidate: Callable[[Tree, Placed], bool], used: str) ->
     return min(found, key=lambda p: (getattr(p.node, used), p.end, p.path), default=None)
 
 
-def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Evicted]:
+def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
     """Without this leaf, and without the tombstones above it that nothing else hangs on."""
     full = swa = 0
     while True:
@@ -400,5 +394,5 @@ def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Evicted]:
         tree = _changed(tree, leaf.path, lambda _: ())
         above = path_of(tree, leaf.path[: leaf.start])
         if not above or above[-1].node.live or above[-1].node.children:
-            return tree, Evicted(full, swa)
+            return tree, Freed(full, swa)
         leaf = above[-1]

@@ -17,25 +17,15 @@ from impl.bugs import BUGS, Bug
 from reference import model
 from reference.clauses import CLAUSES, Clause
 from reference.commands import (
-    Admit,
-    Chunk,
-    Command,
-    Done,
-    Draft,
-    EvictSwa,
-    Extend,
-    Finish,
-    Mode,
-    Open,
-    Piece,
-    Reason,
-    SpecDecode,
-    Submit,
+    COMMANDS, Admit, Chunk, Command, Done, Draft, EvictSwa, Extend, Finish, Mode, Open, Piece, Reason,
+    SpecDecode, Submit,
 )  # fmt: skip
 from reference.cursors import Cursors
 from reference.geometry import Geometry
 from reference.ledger import Phase, State, text_len
-from reference.rules import NOTHING, RULES, Rule, Span
+from reference.rules import RULES
+from reference.rules.base import NOTHING, Rule, Span
+from reference.rules.sessions import TURNS
 from stateful_tests.blindspots.monitors import MONITORS
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
@@ -98,7 +88,11 @@ def collect() -> Data:
         "request_diagram": drawing.states(requests, Phase),
         "session_diagram": drawing.states(sessions, lives.Life),
         "reasons": list(Reason),
-        "commands": [_command(rule) for rule in RULES.values()],
+        "turns": [
+            {"command": kind_name(kind), "ends": ends, "mark": mark, "keeps": keeps}
+            for kind, (ends, mark, keeps) in TURNS.items()
+        ],
+        "commands": [_command(RULES[kind]) for kind in COMMANDS],
         "monitors": list(MONITORS.values()),
         "families": _families(),
         "clauses": [_clause(clause, shown_by) for clause in CLAUSES.values()],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.commands import Done, Evict, Freed, Insert, Match, Mode, Reason, Unlock, prompt_len
+from reference.commands import Done, Evict, Insert, Match, Mode, Reason, Unlock, prompt_len
 from reference.cursors import floor_page, sweep_limit
 from reference.handover import insert_by_lock_holder
 from reference.ledger import State
@@ -25,8 +25,8 @@ _TOO_LONG = "the prompt is longer than a row"
         Reason.ROW_TOO_SHORT: _TOO_LONG,
     },
     where=(("L", "max(e for e in ends if live(e - W, e))"),),
-    page="a page of the prompt that the tree has; e is the end of its node, ends are those of all nodes on"
-    " the way (and 0), live says that the SWA KV of these positions is there",
+    page="each page of the prompt that the tree has: `e` is the end of its node, `ends` are those of all"
+    " nodes on the way, and 0. `live(a, b)` says that SWA KV of [a, b) is there.",
     pages=(
         PageCase("past the prefix", "e > L"),
         PageCase("its node reaches into the last window of the prefix", "e > L - W",
@@ -47,8 +47,8 @@ def match(state: State, command: Match, _: RuleContext) -> State:
     "It releases exactly what its lock pinned, whatever was split since. Nothing is freed: what nobody else"
     " has locked can be evicted from now on.",
     {Reason.UNKNOWN_REQUEST: "no lock holder is called that"},
-    page="a page that the lock pinned; others: another lock passes through it, window: that of another"
-    " reaches up to it",
+    page="each page that the lock pinned: `others` says that another lock passes through it, `window` that"
+    " the window of another reaches up to it.",
     pages=(
         PageCase("the window of another lock reaches it", "window"),
         PageCase("another lock passes through it", "others", Fate.UNTOUCHED, Fate.LET_GO),
@@ -79,11 +79,12 @@ def unlock(state: State, command: Unlock, _: RuleContext) -> State:
         Reason.OUT_OF_SWA: "the same of the SWA pool",
     },
     where=(("matched_again", "not goes_on or live(length - W, length)"),),
-    page="a page that the inserter brings; there, tombstone, locked: what the tree has of it; swept: it ends"
-    " at or below ceil(evicted), so the inserter has no SWA KV of it; live: as this table leaves it",
+    page="each page that the inserter brings: `there`, `tombstone` and `locked` say what the tree has of it,"
+    " `swept` that the inserter has no SWA KV of it, as it ends at or below ceil(evicted). `live(a, b)` says"
+    " that the table leaves [a, b) with SWA KV.",
     pages=(
-        PageCase("the inserter goes on and could not match all of its pages again", "not matched_again",
-                 Fate.KEPT_OUT, Fate.KEPT_OUT),
+        PageCase("the inserter goes on and could not match all of its pages again (a lock holder has no row,"
+                 " and gives them back)", "not matched_again", Fate.KEPT_OUT, Fate.KEPT_OUT),
         PageCase("the tree has nothing there", "not there and not swept", Fate.TAKEN, Fate.TAKEN),
         PageCase("nothing there, and the inserter's was swept: a tombstone", "not there", Fate.TAKEN),
         PageCase("a live page: a duplicate", "not tombstone", Fate.DUPLICATE, Fate.DUPLICATE),
@@ -125,7 +126,8 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
         Reason.NO_TREE: _NO_TREE,
         Reason.BAD_LENGTH: "a negative number",
     },
-    page="a node; locked: a lock passes through it, window: that of a lock reaches up to it",
+    page="each node: `locked` says that a lock passes through it, `window` that the window of one reaches up"
+    " to it.",
     pages=(
         PageCase("a tombstone that this eviction has left without children, or made of a leaf",
                  "changed and leaf and not live", Fate.FREED),
@@ -141,5 +143,5 @@ def evict(state: State, command: Evict, context: RuleContext) -> State:
     require(state.tree is not None, Reason.NO_TREE)
     require(command.full >= 0 and command.swa >= 0, Reason.BAD_LENGTH)
     state, freed = evicted(state, command.full, command.swa, context.effects)
-    context.done = Done(freed=Freed(*freed))
+    context.done = Done(freed=freed)
     return state

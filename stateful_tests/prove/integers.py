@@ -132,16 +132,17 @@ class Int:
     __radd__, __rmul__ = __add__, __mul__
 
     def __floordiv__(self, other: Any) -> Int:
-        return _quotient(self, as_int(other))
+        return _divided(self, as_int(other))
 
     def __rfloordiv__(self, other: Any) -> Int:
-        return _quotient(as_int(other), self)
+        return _divided(as_int(other), self)
 
     def __mod__(self, other: Any) -> Int:
-        return self - self // other * other
+        whole: Int = _divided(self, as_int(other)) * other
+        return self - whole
 
     def __rmod__(self, other: Any) -> Int:
-        return as_int(other) % self
+        return as_int(other).__mod__(self)
 
 
 def _numeric(value: object) -> bool:
@@ -181,7 +182,7 @@ def _times(a: Int, b: Int) -> Int:
     raise NotLinear(f"({a}) * ({b})")
 
 
-def _quotient(value: Int, by: Int) -> Int:
+def _divided(value: Int, by: Int) -> Int:
     divisor = _single(by)
     if divisor is None:
         if by.factors or by.constant <= 0:

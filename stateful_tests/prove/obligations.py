@@ -22,13 +22,7 @@ from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.prove.counterexamples import trace_of
 from stateful_tests.prove.integers import Int, NotLinear
 from stateful_tests.prove.path_exploration import (
-    ExploredPath,
-    Model,
-    NotPositive,
-    Undecided,
-    assume,
-    refute,
-    solver_of,
+    ExploredPath, Model, NotPositive, Undecided, assume, refute, solver_of,
 )  # fmt: skip
 from stateful_tests.prove.properties import PROPERTIES, arguments, contract
 from stateful_tests.prove.symbolic_reference import Edits, SymbolicReference
@@ -193,7 +187,7 @@ class Prover:
             paths = self._moves.of(RULES[rule], mode)
         except _FAULTS as error:
             for proof in proofs.values():
-                proof.verdict, proof.note = UNDECIDED, _told(error)
+                proof.verdict, proof.note = UNDECIDED, _said(error)
             return proofs
         finally:
             self.exploring += time.perf_counter() - began
@@ -234,7 +228,7 @@ class Prover:
         try:
             proof.trace = trace_of(self.ref, asked.rule, mode, PROPERTIES[asked.property].holds, story)
         except _FAULTS as error:
-            proof.note = _told(error)
+            proof.note = _said(error)
         if proof.trace is not None:
             proof.run = lockstep.replay(ReferenceSystem(), proof.trace)
 
@@ -256,7 +250,7 @@ def _mode(obligation: Obligation) -> Mode:
     return PROPERTIES[obligation.property].mode if obligation.rule else Mode.FREE
 
 
-def _told(error: Exception) -> str:
+def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -267,7 +261,7 @@ def _asked(proof: Proof) -> Iterator[None]:
     try:
         yield
     except _FAULTS as error:
-        proof.verdict, proof.note = UNDECIDED, _told(error)
+        proof.verdict, proof.note = UNDECIDED, _said(error)
     finally:
         proof.seconds += time.perf_counter() - began
 
@@ -309,7 +303,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(move: Move, any_of: str) -> dict[str, Any]:
-    """What is told of a move that does wrong."""
+    """What is shown of a move that does wrong."""
     shown: dict[str, Any] = {"page_size": Int.of("P"), "window": Int.of("W")}
     for when, c in (("before", move.before), ("after", move.after)):
         shown |= {f"{name} {when}": value for name, value in zip(c._fields, c)}

@@ -18,7 +18,7 @@ import z3
 
 T = TypeVar("T")
 TIMEOUT_MS = 20_000  # of one question; the slowest takes a hundredth
-STEPS = range(-2, 3)  # by how many pages divisions are told apart
+STEPS = range(-2, 3)  # by how many pages divisions may differ
 
 
 class Abandoned(Exception):

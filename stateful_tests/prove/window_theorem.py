@@ -17,18 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from reference.commands import (
-    Admit,
-    Chunk,
-    Draft,
-    EvictSwa,
-    Extend,
-    Mode,
-    Open,
-    Retract,
-    SpecDecode,
-    Submit,
-)  # fmt: skip
+from reference.commands import Admit, Chunk, Draft, EvictSwa, Extend, Mode, Open, Retract, SpecDecode, Submit
 from stateful_tests.prove.counterexamples import NoSuchRun, play
 from stateful_tests.prove.integers import Int, has, larger, smaller
 from stateful_tests.prove.path_exploration import assume, both, implies

@@ -19,23 +19,16 @@ pytest.importorskip("z3", reason="z3-solver is not installed")
 from ci.report import proofs as told
 from impl.bugs import BUGS, broken
 from reference import cursors
-from reference.commands import Done, Mode
+from reference.commands import Done
 from reference.ledger import Cursors
 from stateful_tests.lockstep import lockstep
 from stateful_tests.prove import laws, window_theorem
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove.integers import Int, NotLinear
 from stateful_tests.prove.obligations import (
-    LIMITS,
-    OBLIGATIONS,
-    PROVED,
-    REFUTED,
-    UNDECIDED,
-    Obligation,
-    Prover,
-    chosen,
-)
-from stateful_tests.prove.path_exploration import Abandoned, Bool, NotPositive, assume, explore, refute
+    LIMITS, OBLIGATIONS, PROVED, REFUTED, UNDECIDED, Obligation, Prover, chosen,
+)  # fmt: skip
+from stateful_tests.prove.path_exploration import Abandoned, NotPositive, assume, explore, refute
 from stateful_tests.prove.properties import contract
 from stateful_tests.prove.symbolic_reference import SymbolicReference, edited
 from stateful_tests.tests.support.arithmetic_mutants import FAULTS, Fault
@@ -53,13 +46,9 @@ def everything() -> dict[str, Any]:
 
 
 def test_everything_is_proved(everything: dict[str, Any]) -> None:
-    open_ones = [o["name"] for o in everything["obligations"] if o["verdict"] != PROVED]
+    open_ones = [o["name"] for o in everything["obligations"] if o["verdict"] != PROVED or not o["paths"]]
     assert not open_ones and everything["exit_code"] == 0
     assert len(everything["obligations"]) == len(OBLIGATIONS) >= 140
-
-
-def test_no_proof_is_about_nothing(everything: dict[str, Any]) -> None:
-    assert all(o["paths"] for o in everything["obligations"])
 
 
 def test_what_is_not_so_has_a_trace_and_an_assumption(everything: dict[str, Any]) -> None:
@@ -69,11 +58,8 @@ def test_what_is_not_so_has_a_trace_and_an_assumption(everything: dict[str, Any]
         assert limit["replay"]["verdict"] == "conforms" and limit["replay"]["trace"]["mode"] == "free"
         assert {row["outcome"] for row in limit["replay"]["rows"]} == {"done"}
         assert set(limit["proved_by"]) <= set(OBLIGATIONS)
-
-
-def test_claims_of_limits_are_proved_in_faithful_mode() -> None:
-    names = {f"{limit.property}/{limit.rule}" for limit in LIMITS}
-    assert names <= {name for limit in LIMITS for name in limit.proved_by}
+    faithful = {f"{limit.property}/{limit.rule}" for limit in LIMITS}
+    assert faithful <= {name for limit in LIMITS for name in limit.proved_by}
 
 
 @pytest.mark.parametrize("policy", window_theorem.POLICIES, ids=lambda policy: policy.name)
@@ -107,11 +93,6 @@ def _condition(text: str, names: dict[str, Any]) -> bool:
     return bool(eval(text.replace("2P", "2 * P"), dict(names)))
 
 
-def test_the_paragraph_quotes_the_conditions() -> None:
-    default = window_theorem.POLICIES[0]
-    assert default.hole in window_theorem.PARAGRAPH and default.cap in window_theorem.PARAGRAPH
-
-
 # Faults.
 
 
@@ -132,7 +113,7 @@ def test_a_fault_is_refuted_with_small_numbers_and_a_trace(fault: Fault) -> None
 
 
 def test_a_fault_is_refuted_in_the_whole_as_well() -> None:
-    """What else fails with it; and what a fault breaks for good is told, not raised."""
+    """What else fails with it; and what a fault breaks for good is reported, not raised."""
     fault = FAULTS[0]
     found = Prover(fault.edits).prove(chosen(["caps", "order"]), traces=False)
     refuted = {proof.obligation.name for proof in found if proof.verdict == REFUTED}
@@ -228,14 +209,6 @@ def test_every_path_is_taken_once() -> None:
     assert sorted(path.result for path in explore(sign)) == ["less", "more", "none"]
 
 
-def test_a_path_that_cannot_be_is_not_taken() -> None:
-    def work() -> bool:
-        assume(X > 2)
-        return bool(X > 1)
-
-    assert [path.result for path in explore(work)] == [True]
-
-
 def test_what_is_assumed_and_cannot_be_proves_nothing() -> None:
     assert refute(lambda: assume(X > 2, X < 1), {}).paths == 0
     prover = Prover()
@@ -258,17 +231,6 @@ def test_what_is_assumed_and_cannot_be_proves_nothing() -> None:
 def test_what_would_not_be_python_is_refused(work: Callable[[], Any], wrong: type[Exception]) -> None:
     with pytest.raises(wrong):
         list(explore(work))
-
-
-def test_truth_values_compare_by_value() -> None:
-    def work() -> bool:
-        return ((X > 0) == True) == ((X > 0) != False)  # noqa: E712
-
-    assert refute(work, {"x": X}).model is None
-    with pytest.raises(TypeError):
-        hash(Bool.unknown("b"))
-    with pytest.raises(TypeError):
-        range(X)  # type: ignore[call-overload]
 
 
 def test_a_refutation_is_of_numbers_that_there_are() -> None:
@@ -354,17 +316,10 @@ def test_without_the_solver(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_stale_limit_is_exit_1(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim that is said not to hold, and does, is told."""
+    """A claim that is said not to hold, and does, is reported."""
     limit = proofs.LIMITS[0]
     sound = proofs.Proof(Obligation(limit.name, limit.claim), PROVED, 0.0, 1)
     monkeypatch.setattr(Prover, "limit", lambda self, limit: sound)
     monkeypatch.setattr(proofs, "chosen", lambda names: chosen(["contract/cut"]))
     code, out, _ = kvspec("prove")
     assert code == 1 and "no longer refuted in free mode" in " ".join(out.split())
-
-
-def test_rules_are_run_in_the_mode_they_are_proved_in() -> None:
-    found = list(Prover().prove([OBLIGATIONS["literal-resume/admit"], OBLIGATIONS["caps/admit"]]))
-    assert [proof.verdict for proof in found] == [PROVED, PROVED]
-    modes = {proofs.PROPERTIES[p.obligation.property].mode for p in found}
-    assert modes == {Mode.FREE, Mode.FAITHFUL}

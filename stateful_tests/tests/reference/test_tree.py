@@ -1,30 +1,13 @@
-"""The radix tree of the reference: by example, and what holds in every state that random use reaches."""
+"""The radix tree of the reference by example. What holds in every state: test_rules.py and the clauses."""
 
 from __future__ import annotations
 
-import itertools
-import random
-
 import pytest
 
-from reference.cursors import ceil_page
+from reference.commands import Freed
 from reference.tree import (
-    Evicted,
-    Insertion,
-    Key,
-    Sizes,
-    Tree,
-    evict,
-    full_locked,
-    insert,
-    lock,
-    match,
-    nodes,
-    path_of,
-    sizes,
-    swa_locked,
-    unlock,
-    usable,
+    Insertion, Key, Sizes, Tree, evict, full_locked, insert, lock, match, nodes, sizes, swa_locked,
+    unlock, usable,
 )  # fmt: skip
 
 ALL = 10**6
@@ -150,21 +133,21 @@ def test_full_pressure_deletes_the_oldest_leaf_and_never_a_locked_one() -> None:
     tree = grown(1, 8, "abcd", "abxy", "zz")
     tree, _ = match(tree, text("abcd"))
     tree, freed = evict(tree, 1, 0)
-    assert freed == Evicted(2, 2)
+    assert freed == Freed(2, 2)
     assert set(drawn(tree)) == {"|ab", "ab|cd", "|zz"}
     tree = lock(tree, "r1", text("zz"))
     tree, freed = evict(tree, ALL, 0)
-    assert freed == Evicted(4, 4)
+    assert freed == Freed(4, 4)
     assert drawn(tree) == {"|zz": "live full swa"}
 
 
 def test_swa_pressure_leaves_tombstones_and_takes_leaves() -> None:
     tree = grown(1, 2, "abcdef")
     tree, freed = evict(tree, 0, 1)
-    assert freed == Evicted(0, 4)
+    assert freed == Freed(0, 4)
     assert drawn(tree) == {"|abcd": "dead", "abcd|ef": "live"}
     tree, freed = evict(tree, 0, 1)
-    assert freed == Evicted(6, 2), "a tombstone that nothing hangs on goes too"
+    assert freed == Freed(6, 2), "a tombstone that nothing hangs on goes too"
     assert drawn(tree) == {}
 
 
@@ -176,100 +159,3 @@ def test_a_match_refreshes_swa_inside_its_window_alone() -> None:
     assert drawn(tree)["|abcd"] == "dead" and "|pq" in drawn(tree)
     tree, _ = evict(tree, 0, 1)
     assert "|pq" not in drawn(tree) and drawn(tree)["abcd|ef"] == "live"
-
-
-# What holds whatever is done.
-
-
-def check(tree: Tree) -> None:
-    """Shape, locks, and sizes against a count by hand."""
-    counts = [0, 0, 0, 0]
-    for placed in nodes(tree):
-        key = placed.node.key
-        assert key and len(key) % tree.page_size == 0
-        assert [p.path for p in path_of(tree, placed.path)][-1] == placed.path, "found by its own path"
-        firsts = [child.key[: tree.page_size] for child in placed.node.children]
-        assert len(set(firsts)) == len(firsts)
-        assert placed.node.live or not swa_locked(tree, placed)
-        counts[full_locked(tree, placed)] += len(key)
-        counts[2 + swa_locked(tree, placed)] += len(key) * placed.node.live * (tree.window is not None)
-    assert sizes(tree) == Sizes(*counts)
-    for held in tree.locks:
-        path = path_of(tree, held.key)
-        assert held.key == () or path[-1].path == held.key, "a lock ends where a node ends"
-        pinned = [p for p in path if p.end > held.swa_from]
-        assert all(p.node.live for p in pinned) or tree.window is None
-        if tree.window is not None and pinned:
-            assert held.swa_from == 0 or len(held.key) - held.swa_from >= tree.window
-
-
-def live_positions(tree: Tree, key: Key) -> list[bool]:
-    return [p.node.live for p in path_of(tree, key) for at in range(p.start, p.end) if at < len(key)]
-
-
-KEYS = [k for n in (1, 3, 4, 6, 8) for k in itertools.product((0, 1), repeat=n) if sum(k) <= 2]
-
-
-@pytest.mark.parametrize("page_size", [1, 2, 3])
-@pytest.mark.parametrize("window", [None, 1, 2, 5])
-def test_what_holds_in_every_state(page_size: int, window: int | None) -> None:
-    handed_out = recovered = refused = tombstones = 0
-    for seed in range(30):
-        rng = random.Random(f"{page_size} {window} {seed}")
-        tree = Tree(page_size, window)
-        for number in range(25):
-            key = rng.choice(KEYS)
-            move = rng.random()
-            if move < 0.35:
-                evicted = rng.randrange(len(key) + 1) if window and rng.random() < 0.5 else 0
-                before = sizes(tree)
-                tree, done = insert(tree, key, evicted)
-                after = sizes(tree)
-                grown_by = sum(after[:2]) - sum(before[:2])
-                assert grown_by == done.end - done.matched, "what is adopted is what the tree gains"
-                if window is not None:
-                    new_live = done.end - max(done.matched, min(done.end, ceil_page(evicted, page_size)))
-                    back = sum(b - a for a, b in done.recovered)
-                    assert sum(after[2:]) - sum(before[2:]) == new_live + back
-                recovered += bool(done.recovered)
-                if evicted == 0 and not tree.locks:
-                    assert usable(tree, key) == done.end, "what was inserted whole is found whole"
-            elif move < 0.7:
-                tree, length = match(tree, key)
-                back = length - window if window else length
-                assert all(live_positions(tree, key[:length])[max(0, back) :]), "readable"
-                longer = [p for p in path_of(tree, key) if p.end > length and p.path == key[: p.end]]
-                for p in longer if window else ():
-                    assert not all(live_positions(tree, p.path)[max(0, p.end - (window or 0)) :])
-                refused += bool(longer)
-                if length and len(tree.locks) < 4:
-                    tree = lock(tree, f"r{number}", key[:length])
-                    held = next(held for held in tree.locks if held.holder == f"r{number}")
-                    pinned = [p for p in path_of(tree, held.key) if p.end > held.swa_from]
-                    assert not window or length - pinned[0].end < window, "not a node more than needed"
-                    handed_out += 1
-            elif move < 0.85 and tree.locks:
-                tree = unlock(tree, rng.choice(tree.locks).holder)
-            else:
-                before = sizes(tree)
-                full, swa = rng.randrange(4), rng.randrange(4) if window else 0
-                tree, freed = evict(tree, full, swa)
-                after = sizes(tree)
-                assert freed == Evicted(
-                    sum(before[:2]) - sum(after[:2]), sum(before[2:]) - sum(after[2:])
-                )
-                assert after.full_protected == before.full_protected
-                assert after.swa_protected == before.swa_protected
-                assert freed.full >= full or not any(
-                    not p.node.children and not full_locked(tree, p) for p in nodes(tree)
-                )
-                assert freed.swa >= swa or after.swa_evictable == 0
-            tombstones += any(not p.node.live for p in nodes(tree))
-            check(tree)
-        for held in tree.locks:
-            tree = unlock(tree, held.holder)
-        tree, _ = evict(tree, ALL, ALL)
-        assert tree.children == ()
-    assert handed_out > 50
-    if window is not None:
-        assert recovered and tombstones > 50
