@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from ci import cli
-from ci.bench import checks
 from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
 from ci.report import render
 from impl.adapter import System, UnusableImplementation
@@ -161,13 +160,9 @@ def bench(
                 f"{impl}: lockstep, all clauses": partial(_lockstep, system, made),
             }
         rows += [_row(machine, name, _seconds(part) / commands, empty) for name, part in parts.items()]
-    checked = checks.rows(device)
-    out = render.console(text_out(json_file))
     headings = ("machine", "what", "us/command", "commands/s", "of empty machine")
-    render.listing(out, rows, dict(zip(rows[0], headings)))
-    out.print(f"\nA busy check on {device}, beside loops over the requests (ratio to one pass):\n")
-    render.listing(out, checked, {name: name for name in checked[0]})
-    write_json(json_file, {"commands": rows, "busy check": checked})
+    render.listing(render.console(text_out(json_file)), rows, dict(zip(rows[0], headings)))
+    write_json(json_file, rows)
 
 
 @bench.command()

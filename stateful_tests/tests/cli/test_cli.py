@@ -138,7 +138,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, result: CheckResult) -> list[campaign
     plans: list[campaign.Plan] = []
 
     def run(
-        system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], base: object
+        system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], *_: object, **__: object
     ) -> CheckResult:
         plans.append(plan)
         say("sessions on page2, free", 100, 0)
