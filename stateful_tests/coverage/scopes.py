@@ -172,7 +172,7 @@ _ALL: Sequence[Scope] = (
     Scope(
         "tree-window2", "one lock holder, a window of two, prompts past it",
         _cached(1, 2, 3, 3, 1, 3), lock_holders=1, texts="ab",
-        prompts=("a1", "a2", "a3", "b1", "a1b1", "a1b2"),
+        prompts=("a1", "a2", "a3", "b1", "a1b1"),
     ),
     Scope(
         "tree-page2", "one lock holder, pages of two, prompts that end inside one",

@@ -138,7 +138,7 @@ def finds(monkeypatch: pytest.MonkeyPatch, result: CheckResult) -> list[campaign
     plans: list[campaign.Plan] = []
 
     def run(
-        system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], *_: object, **__: object
+        _system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], *_: object, **_o: Any
     ) -> CheckResult:
         plans.append(plan)
         say("sessions on page2, free", 100, 0)

@@ -124,6 +124,13 @@ def test_letters_are_alike() -> None:
     assert keys[0] == keys[1]
 
 
+def test_letters_are_not_alike_where_prompts_tell_them_apart() -> None:
+    for prompts, alike in ((("a1", "b1"), True), (("a1", "a2", "b1"), False)):
+        states = CanonicalStates(replace(TREE, prompts=prompts))
+        keys = {states.key(model.step(states.initial, Insert("h1", (Piece(t, 1),)))[0]) for t in "ab"}
+        assert (len(keys) == 1) == alike
+
+
 @pytest.mark.parametrize("scope", [SMALL, TREE], ids=lambda s: s.name)
 def test_every_way_leads_there(scope: Scope) -> None:
     explorer = Explorer(scope)
