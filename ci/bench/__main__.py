@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from ci import cli
-from ci.bench import checks, machines
+from ci.bench import machines
 from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
 from ci.report import render
 from impl.adapter import System, UnusableImplementation
@@ -25,6 +25,9 @@ from reference import model
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.check.campaign import sizes_for
+from stateful_tests.check.executors import SERIAL, Processes
+from stateful_tests.coverage.scopes import SCOPES
+from stateful_tests.explore import search
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES, draw_profile
@@ -33,6 +36,7 @@ from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
 
 STEPS = 50
+_SEARCHED = ("session-tiny", "session-page1", "tree-tiny", "tree-small-window-pool", "both-session")
 Run = tuple[Geometry, list[Command]]
 
 
@@ -131,7 +135,7 @@ def _row(machine: str, what: str, seconds: float, empty: float) -> dict[str, Any
 def bench(
     context: click.Context, impls: tuple[str, ...], device: str, runs: int, json_file: str | None
 ) -> None:
-    """Measure what a command costs, part by part; or `explore`: what a state of a search costs."""
+    """Measure what a command costs, part by part; or `explore`: transitions per second of a search."""
     if context.invoked_subcommand is not None:
         return
     writable_json(json_file)
@@ -157,13 +161,32 @@ def bench(
                 f"{impl}: lockstep, all clauses": partial(_lockstep, system, made),
             }
         rows += [_row(machine, name, _seconds(part) / commands, empty) for name, part in parts.items()]
-    checked = checks.rows(device)
-    out = render.console(text_out(json_file))
     headings = ("machine", "what", "us/command", "commands/s", "of empty machine")
-    render.listing(out, rows, dict(zip(rows[0], headings)))
-    out.print(f"\nA busy check on {device}, beside loops over the requests (ratio to one pass):\n")
-    render.listing(out, checked, {name: name for name in checked[0]})
-    write_json(json_file, {"commands": rows, "busy check": checked})
+    render.listing(render.console(text_out(json_file)), rows, dict(zip(rows[0], headings)))
+    write_json(json_file, rows)
+
+
+@bench.command()
+@click.option("--scope", "scopes", multiple=True, type=click.Choice(list(SCOPES)), default=_SEARCHED)
+@click.option("-j", "--jobs", type=click.IntRange(2), default=2, show_default=True, help="Processes.")
+@json_option
+def explore(scopes: tuple[str, ...], jobs: int, json_file: str | None) -> None:
+    """Explore scopes in one process and in several, every clause asked at every step."""
+    writable_json(json_file)
+    rows = []
+    for name in scopes:
+        row: dict[str, Any] = {"scope": name}
+        for count in (1, jobs):
+            where = Processes(count) if count > 1 else SERIAL
+            seen = search.run(SCOPES[name], executor=where)
+            where.close()
+            row |= {"states": seen.states, "transitions": seen.transitions, "refused": seen.refused}
+            row[f"s, -j {count}"] = round(seen.seconds, 1)
+            row[f"transitions/s, -j {count}"] = round(seen.transitions / seen.seconds)
+        row["faster"] = round(row["s, -j 1"] / row[f"s, -j {jobs}"], 2)
+        rows.append(row)
+    render.listing(render.console(text_out(json_file)), rows, {name: name for name in rows[0]})
+    write_json(json_file, rows)
 
 
 bench.add_command(machines.machines)

@@ -62,15 +62,18 @@ def explore(
     json_file: str | None,
     save_dir: str,
 ) -> int:
-    """Look at every state of a scope, breadth first. Without --scope: all scopes that take seconds."""
+    """Look at every state of a scope, breadth first, with every clause at every step.
+
+    Without --scope: all scopes that take seconds.
+    """
     from stateful_tests.coverage import required as coverage
     from stateful_tests.coverage.scopes import SCOPES
 
     if listing:
-        from ci.report import explore as told
+        from ci.report import explore as report
 
         columns = {"id": "scope", "takes": "takes", "about": "about"}
-        return list_rows(told.scope_rows(), json_file, columns)
+        return list_rows(report.scope_rows(), json_file, columns)
     chosen = [_scope(name) for name in names] or [s for s in SCOPES.values() if s.takes == "seconds"]
     writable_json(json_file)
     is_folder(save_dir)
@@ -83,7 +86,7 @@ def explore(
         except coverage.SituationsError as error:
             raise Unusable(f"--situations {error}") from error
 
-    from ci.report import explore as told
+    from ci.report import explore as report
     from ci.report import render
     from ci.report.progress import Progress
     from stateful_tests.explore import search
@@ -95,10 +98,10 @@ def explore(
             result = search.run(
                 scope, states=states, depth=depth, memory_mb=memory, progress=progress, executor=where
             )
-        reports.append(data := told.explored(result))
+        reports.append(data := report.explored(result))
         found = [result.finding] if result.finding is not None else []
         save_traces(found, data["findings"], save_dir, "--impl reference")
-        told.text(out, data)
+        report.text(out, data)
         if result.stopped == "an interrupt":
             break
         if result.complete:
@@ -143,7 +146,7 @@ def tour(
     writable_json(json_file)
     is_folder(save_dir)
 
-    from ci.report import explore as told
+    from ci.report import explore as report
     from ci.report import render
     from ci.report.progress import Progress
     from stateful_tests.explore import tour as touring
@@ -164,14 +167,14 @@ def tour(
     finally:
         system.close()
     for file, made in tours:
-        reports.append(data := told.toured(made, file))
+        reports.append(data := report.toured(made, file))
         save_traces(made.findings, data["findings"], save_dir, options)
-        told.tour_text(out, data)
+        report.tour_text(out, data)
         if record is not None and made.recorded is not None:
             Path(record).write_bytes(tour_file.dumps(made.recorded))
     code = max(data["exit_code"] for data in reports)
-    told_all = {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports}
-    write_json(json_file, told_all)
+    whole = {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports}
+    write_json(json_file, whole)
     return int(code)
 
 

@@ -12,7 +12,7 @@ from reference.clauses.tree_evictions import SIZES, walked
 from reference.commands import Evict, Match
 from reference.cursors import ceil_page
 from reference.ledger import holders, text_tokens
-from reference.prefix_cache import lock_holders, key_of, path_text
+from reference.prefix_cache import key_of, lock_holders, path_text
 from reference.tree import Key, nodes
 from stateful_tests.lockstep.results import Moment
 

@@ -11,7 +11,7 @@ from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.tree_locks import match_of, usable_length
 from reference.commands import Evict, Finish, Insert
 from reference.cursors import ceil_page
-from reference.prefix_cache import lock_holders, key_of
+from reference.prefix_cache import key_of, lock_holders
 from reference.tree import Lock
 
 _EACH = "for node, path in nodes(server.cache):"

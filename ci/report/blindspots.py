@@ -14,7 +14,7 @@ from ci.report import render
 from impl.bugs import BUGS, broken
 from reference.commands import Mode
 from stateful_tests.blindspots import measure as blindspots
-from stateful_tests.blindspots.measure import CHECKS, LOCKSTEP, STEPS, SUMS, Cell, Drive, BugResult
+from stateful_tests.blindspots.measure import CHECKS, LOCKSTEP, STEPS, SUMS, BugResult, Cell, Drive
 from stateful_tests.blindspots.monitors import MONITORS
 from stateful_tests.blindspots.partitions import KINDS, balanced, seen_by, smallest
 from stateful_tests.lockstep.systems import resolve

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+
 from ci import Data
 from ci import explain as arguments
 from ci.compare import ledger, snapshot

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.bugs.register import bug
-from impl.torch_kv.cursors import RowCursors, N, whole
+from impl.torch_kv.cursors import N, RowCursors, whole
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.sessions import KVRequest, KVSession
-from impl.torch_kv.store import KVStore, BatchSpan
+from impl.torch_kv.store import BatchSpan, KVStore
 from impl.torch_kv.system import TorchKV
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
 from impl.bugs.tree_locks import Trusting
-from impl.torch_kv.cursors import RowCursors, N
+from impl.torch_kv.cursors import N, RowCursors
 from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.nodes import Key
 from impl.torch_kv.radix import Room

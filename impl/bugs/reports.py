@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
-from impl.torch_kv.cursors import RowCursors, N
+from impl.torch_kv.cursors import N, RowCursors
 from impl.torch_kv.sessions import Holders, KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
-from impl.torch_kv.cursors import RowCursors, N, larger
+from impl.torch_kv.cursors import N, RowCursors, larger
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.steps import Verdict

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from impl.torch_kv.cursors import RowCursors, Lanes, N
+from impl.torch_kv.cursors import Lanes, N, RowCursors
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key, NodeLock, TreeNode
 from impl.torch_kv.sessions import KVRequest, KVSession, SessionRules

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
-from impl.torch_kv.cursors import ZERO, RowCursors, CursorTable, Lanes, N, Rule, larger, smaller, whole
+from impl.torch_kv.cursors import ZERO, CursorTable, Lanes, N, RowCursors, Rule, larger, smaller, whole
 from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.store import KVStore
 from impl.vocabulary import RequestPhase

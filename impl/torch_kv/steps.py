@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.torch_kv.checks import MemoryChecks
-from impl.torch_kv.cursors import RowCursors, Lanes, N, larger
+from impl.torch_kv.cursors import Lanes, N, RowCursors, larger
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest
 from impl.vocabulary import RequestPhase

@@ -10,12 +10,27 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match,
-    Prompt, Retract, SpecDecode, Submit, Unlock,
+    Abort,
+    Admit,
+    CheckBusy,
+    CheckIdle,
+    Close,
+    Decode,
+    Evict,
+    EvictSwa,
+    Extend,
+    Finish,
+    Insert,
+    Match,
+    Prompt,
+    Retract,
+    SpecDecode,
+    Submit,
+    Unlock,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State
-from reference.prefix_cache import lock_holders, key_of
+from reference.prefix_cache import key_of, lock_holders
 from reference.tree import Key, Node, Tree, nodes, path_of, shared
 
 Labels = tuple[str, ...]

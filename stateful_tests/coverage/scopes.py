@@ -27,7 +27,7 @@ class Scope:
     batches: Extend, Decode and SpecDecode with two lanes as well. evicts: Evict, with every number of
     pages. checks: CheckBusy at every level and CheckIdle. invalid: commands that are ill-formed, or name
     somebody who is not there or is somebody else, as well.
-    takes: seconds, minutes or hour.
+    takes: seconds (twenty or so at most, on one core with every clause), minutes (five at most) or nightly.
     """
 
     name: str
@@ -93,10 +93,14 @@ _ALL: Sequence[Scope] = (
         "session-page1", "one session, pages of one token, window 1, up to 4 ahead",
         _sizes(1, 1, 6, 5, 1, 6), sessions=1, ahead=4,
     )),
-    *_both_modes(Scope(
+    Scope(
         "session-page2", "one session, a window below a page, up to 6 ahead",
         _sizes(2, 1, 4, 4, 1, 8), sessions=1, ahead=6,
-    )),
+    ),
+    Scope(
+        "session-page2-faithful", "one session, a window below a page, up to 5 ahead",
+        _sizes(2, 1, 3, 3, 1, 6), Mode.FAITHFUL, sessions=1, ahead=5,
+    ),
     Scope(
         "session-page2-window2", "one session, a window of one page",
         _sizes(2, 2, 3, 3, 1, 6), sessions=1, ahead=3,
@@ -107,7 +111,7 @@ _ALL: Sequence[Scope] = (
     ),
     Scope(
         "session-page4", "one session, a window below a page, overshoot past window and page",
-        _sizes(4, 3, 3, 3, 1, 12), sessions=1, ahead=6, submits=(1, 5),
+        _sizes(4, 3, 3, 3, 1, 12), sessions=1, ahead=6, submits=(1, 5), takes="minutes",
     ),
     Scope(
         "session-no-window", "one session, one pool",
@@ -123,41 +127,34 @@ _ALL: Sequence[Scope] = (
         "batches", "two ordinary requests, pages and a window of two",
         _sizes(2, 2, 4, 4, 2, 4), ordinary=2, ahead=3, submits=(1,), aborts=False, retracts=False,
     ),
+    Scope(
+        "batches-page2", "two ordinary requests that decode side by side, one further ahead than the other",
+        _sizes(2, 1, 5, 5, 2, 5), ordinary=2, ahead=3, submits=(1,), aborts=False, retracts=False,
+        sweeps=False, decode=False, invalid=False,
+    ),
+    Scope(
+        "scarce", "three ordinary requests, two rows, less room in the SWA pool than in the full pool",
+        _sizes(1, 1, 4, 2, 2, 3), ordinary=3, ahead=2, submits=(1,),
+    ),
     *_both_modes(Scope(
-        "two-sessions", "two sessions, pages of two", _sizes(2, 1, 3, 3, 2, 4), sessions=2, ahead=3,
+        "two-sessions", "two sessions, pages of two",
+        _sizes(2, 1, 3, 3, 2, 4), sessions=2, ahead=3, submits=(1,),
     )),
     Scope(
         "two-sessions-ordinary", "two sessions and an ordinary request, three rows",
-        _sizes(1, 1, 4, 3, 3, 3), sessions=2, ordinary=1, ahead=2, submits=(1,),
+        _sizes(1, 1, 4, 3, 3, 3), sessions=2, ordinary=1, ahead=2, submits=(1,), takes="minutes",
     ),
     Scope(
         "three-sessions", "three sessions, two rows",
-        _sizes(1, 1, 4, 3, 2, 3), sessions=3, ahead=2, submits=(1,),
+        _sizes(1, 1, 4, 3, 2, 3), sessions=3, ahead=2, submits=(1,), takes="minutes",
     ),
     Scope(
         "two-sessions-page4", "two sessions, pages of four, overshoot past window and page",
-        _sizes(4, 3, 3, 3, 2, 8), sessions=2, ahead=5, submits=(1, 5),
+        _sizes(4, 3, 3, 3, 2, 8), sessions=2, ahead=5, submits=(1, 5), takes="nightly",
     ),
     Scope(
         "two-sessions-long", "two sessions, window 2, up to 4 ahead",
-        _sizes(1, 2, 7, 5, 2, 6), sessions=2, ahead=4,
-    ),
-    # Large ones.
-    Scope(
-        "session-wide", "one session, rows of 24, up to 8 ahead",
-        _sizes(4, 3, 6, 6, 1, 24), sessions=1, ahead=8, submits=(1, 5),
-    ),
-    Scope(
-        "two-sessions-room", "two sessions with room for both, rows of 5",
-        _sizes(1, 1, 10, 10, 2, 5), sessions=2, ahead=2,
-    ),
-    Scope(
-        "three-sessions-page2", "three sessions, three rows, pages of two",
-        _sizes(2, 1, 4, 4, 3, 4), sessions=3, ahead=3,
-    ),
-    Scope(
-        "two-and-one-faithful", "two sessions and an ordinary request, three rows, pages of two",
-        _sizes(2, 1, 4, 4, 3, 4), Mode.FAITHFUL, sessions=2, ordinary=1, ahead=2, takes="minutes",
+        _sizes(1, 2, 7, 5, 2, 6), sessions=2, ahead=4, takes="nightly",
     ),
     # The radix tree by itself.
     Scope(
@@ -175,7 +172,7 @@ _ALL: Sequence[Scope] = (
     Scope(
         "tree-window2", "one lock holder, a window of two, prompts past it",
         _cached(1, 2, 3, 3, 1, 3), lock_holders=1, texts="ab",
-        prompts=("a1", "a2", "a3", "b1", "a1b1", "a1b2"),
+        prompts=("a1", "a2", "a3", "b1", "a1b1"),
     ),
     Scope(
         "tree-page2", "one lock holder, pages of two, prompts that end inside one",
@@ -249,7 +246,7 @@ _ALL: Sequence[Scope] = (
     Scope(
         "both-session-ordinary", "a session and an ordinary request, one row, room for three pages",
         _cached(1, 1, 3, 3, 1, 2), sessions=1, ordinary=1, submits=(1,), prompts=("a1", "a2"), texts="a",
-        takes="hour",
+        takes="nightly",
     ),
 )  # fmt: skip
 

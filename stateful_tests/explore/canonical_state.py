@@ -10,7 +10,8 @@ Texts, without a radix tree. Rules ask how long a text is and cut it (`text_len`
     every other of its length, as long as those of different parts differ: each part has one serial.
 Serials and letters of prompts, with a tree. Tokens are compared for equality. Their order would only
     decide between two nodes last used at one moment, but those lie on one path, where the upper one goes
-    first. Serials in use are numbered from 1 in their order; letters are exchanged freely.
+    first. Serials in use are numbered from 1 in their order. Letters are exchanged where that leaves the
+    prompts of the scope as they are.
 Moments. Rules ask which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
     before that anything was used at, and so on; full and SWA apart. Without a window no rule asks swa_used.
 `swept` and `known`. Only the reason UNFAITHFUL asks them, so free mode keeps neither. In faithful mode they
@@ -32,8 +33,8 @@ from reference import model
 from reference.commands import POSITION_BITS, SHARED, Chunk, Command, Draft, Mode, Piece, shared_serial
 from reference.ledger import Cursors, Phase, Request, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
-from reference.tree import Lock, Node, Tree
 from reference.tree import Key as Tokens
+from reference.tree import Lock, Node, Tree
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.explore import enumeration
 from stateful_tests.explore.enumeration import Names
@@ -111,8 +112,7 @@ class CanonicalStates:
             f"s{scope.sessions + 1}", f"r{scope.sessions + scope.ordinary + 1}", f"h{scope.lock_holders + 1}"
         )
         self.initial = model.initial(scope.geometry, scope.mode)
-        orders = permutations(range(len(scope.texts)))
-        self._orders = [order for order in orders if order != tuple(range(len(order)))]
+        self._orders = [order for order in permutations(range(len(scope.texts))) if self._symmetric(order)]
         # Each state shares most of its parts with others.
         self._encoded: Cache[tuple[Any, ...], bytes] = Cache(lambda unit: _encode(self._part(*unit)))
         self._aged: Cache[Tree, bytes] = Cache(lambda tree: _encode(with_ages(tree)))
@@ -121,6 +121,12 @@ class CanonicalStates:
         self._about: Cache[tuple[Any, ...], tuple[Command, ...]] = Cache(
             lambda group: tuple(self._commands(*group))
         )
+
+    def _symmetric(self, order: tuple[int, ...]) -> bool:
+        """Exchanging letters in this way changes something, but not which prompts there are."""
+        letters = str.maketrans(self.scope.texts, "".join(self.scope.texts[i] for i in order))
+        prompts = {prompt.translate(letters) for prompt in self.scope.prompts}
+        return order != tuple(range(len(order))) and prompts == {*self.scope.prompts}
 
     # From a state to its key.
 

@@ -165,23 +165,23 @@ def up_to_ids(facts: Facts, page_size: int) -> Hashable:
     def slots(pool: str, of: Iterable[int]) -> tuple[tuple[int, int], ...]:
         return tuple([(pages[pool][slot // page_size], slot % page_size) for slot in of])
 
-    told: list[Hashable] = []
+    found: list[Hashable] = []
     for name, pool in facts.pools.items():
         number = pages[name]
-        told.append(tuple([(holder, at, number[page]) for holder, at, page in pool.owned]))
-        told.append(tuple([number[page] if 1 <= page <= pool.size else -1 for page in pool.free]))
+        found.append(tuple([(holder, at, number[page]) for holder, at, page in pool.owned]))
+        found.append(tuple([number[page] if 1 <= page <= pool.size else -1 for page in pool.free]))
     for name, h in facts.holders.items():
         read = tuple(h.full_read), tuple(h.swa_read), slots("full", h.prefix)
-        told.append((name, rows[h.row], h.cursors, *read))
-    told.append(tuple([rows[row] for row in facts.free_rows]))
-    told += [(name, tuple(s.history), s.closing, s.slot) for name, s in facts.sessions.items()]
-    told += [(name, r.session, r.origin, tuple(r.text), r.cursors) for name, r in facts.requests.items()]
-    told += map(tuple, (facts.torn, facts.torn_swa, facts.unmapped, facts.swept_mapped, facts.unused_mapped))
-    told.append(tuple(facts.shared))
+        found.append((name, rows[h.row], h.cursors, *read))
+    found.append(tuple([rows[row] for row in facts.free_rows]))
+    found += [(name, tuple(s.history), s.closing, s.slot) for name, s in facts.sessions.items()]
+    found += [(name, r.session, r.origin, tuple(r.text), r.cursors) for name, r in facts.requests.items()]
+    found += map(tuple, (facts.torn, facts.torn_swa, facts.unmapped, facts.swept_mapped, facts.unused_mapped))
+    found.append(tuple(facts.shared))
     if facts.tree is not None:
         for n in facts.tree.nodes:
             own = slots("full", n.slots), slots("swa", n.swa_slots), slots("swa", n.mapped)
-            told.append((n.path, *own, tuple(n.full_read), tuple(n.swa_read), n.full_locks, n.swa_locks))
-        told += [(name, slots("full", locked)) for name, locked in facts.tree.lock_holders.items()]
-        told.append(facts.tree.sizes)
-    return tuple(told)
+            found.append((n.path, *own, tuple(n.full_read), tuple(n.swa_read), n.full_locks, n.swa_locks))
+        found += [(name, slots("full", locked)) for name, locked in facts.tree.lock_holders.items()]
+        found.append(facts.tree.sizes)
+    return tuple(found)

@@ -1,4 +1,4 @@
-"""What becomes of requests and sessions: every change that a scope reaches, as edges of a diagram."""
+"""The lifecycle of requests and sessions: every change that a scope reaches, as edges of a diagram."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from functools import lru_cache, partial
 from types import FrameType
 
 from reference import model
+from reference.clauses import CLAUSES
 from reference.commands import Command, Done, Mode, Outcome
 from reference.ledger import State
 from stateful_tests.check.executors import SERIAL, Executor
@@ -94,7 +95,8 @@ class Expander:
         """Run every command in some states."""
         found, (keys, reached) = Expansion(), task
         if self.check is not None:
-            self.check.look_for(reached)
+            tree = self.states.scope.geometry.tree
+            self.check.look_for({*reached, *(c for c in CLAUSES if c.startswith("TREE-") and not tree)})
         for place, key in enumerate(keys):
             found.targets.append([])
             number, violation = self._expand(key, found)

@@ -1,8 +1,8 @@
 """Tours: walks that together run every transition of a scope, in lockstep, on any system.
 
-`live` explores the scope and decides as it goes: from where the system really is, the nearest transition
-that was not run yet. `follow` runs walks from a file, which were recorded on the reference: nothing is
-explored, so whoever has an adapter can be certified in seconds.
+`live` explores the scope and decides as it goes: from where the system really is, it takes the nearest
+transition that was not run yet. `follow` runs walks from a file, which were recorded on the reference: it
+explores nothing, so an adapter can be certified in seconds.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _Runner:
         return self.lockstep.violation
 
     def catch(self, shortest: tuple[Command, ...] | None = None) -> frozenset[type]:
-        """Tell the violation by its smallest trace.
+        """Report the violation by its smallest trace.
 
         shortest: the shortest way to the step that violates. Where that shows nothing, something that was run
         before has left something behind: the kinds of commands that it takes besides are returned.
@@ -174,7 +174,6 @@ class _Live:
         self.tour = Tour(scope.name, scope.geometry, scope.mode, system.name, len(explorer.keys))
         self.progress = progress
         self.places = [self._place(key) for key in explorer.keys]
-        self.covered: set[tuple[int, int]] = set()
         self.recording: list[list[tuple[Command, bool]]] | None = [] if record else None
         self.runner = _Runner(system, self.tour)
         self.at = 0
@@ -198,10 +197,10 @@ class _Live:
 
     def run(self, kinds: frozenset[str]) -> bool:
         """One pass with these kinds of commands. False: it was given up."""
-        names = [
+        self.kinds = kinds
+        self.allowed = [
             [type(c).__name__ in kinds for c in self.states.commands(key)] for key in self.explorer.keys
         ]
-        self.allowed, self.kinds = names, kinds
         self._begin()
         while True:
             if self.tour.violations >= MAX_VIOLATIONS:
@@ -312,7 +311,7 @@ class _Live:
         return self._follow(place, number, new, kind, outcome)
 
     def _follow(self, place: _Place, number: int, new: bool, kind: str, outcome: Outcome) -> bool:
-        """Take down where a command has led. True: where the rules lead."""
+        """Note where a command has led. True: where the rules lead."""
         tour = self.tour
         if number in place.refused:
             tour.refused += new and isinstance(outcome, Refused)

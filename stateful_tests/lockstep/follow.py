@@ -8,7 +8,7 @@ from reference import tree as radix
 from reference.clauses.facts import Facts
 from reference.commands import Command, Decode, Extend, Insert, SpecDecode
 from reference.ledger import State, text_tokens
-from reference.prefix_cache import lock_holders, key_of
+from reference.prefix_cache import key_of, lock_holders
 
 
 def launched(command: Command) -> Sequence[str]:

@@ -12,7 +12,19 @@ from functools import partial
 from typing import Any
 
 from reference.commands import (
-    Admit, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Mode, Open, Retract, SpecDecode,
+    Admit,
+    Chunk,
+    Command,
+    Decode,
+    Done,
+    Draft,
+    EvictSwa,
+    Extend,
+    Finish,
+    Mode,
+    Open,
+    Retract,
+    SpecDecode,
     Submit,
 )  # fmt: skip
 from reference.geometry import Geometry

@@ -10,13 +10,18 @@ from typing import NamedTuple
 from reference import model
 from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.geometry import Geometry
-from stateful_tests.traces import files as traces
 from stateful_tests.lockstep.lockstep import row_of
 from stateful_tests.lockstep.results import Row, Trace
-from stateful_tests.traces.schema import (
-    LOG_FORMAT, LOG_IGNORED, MAX_STEPS, VERSION, AnyStep, LogHeader,
-)  # fmt: skip
+from stateful_tests.traces import files as traces
 from stateful_tests.traces.files import TraceError
+from stateful_tests.traces.schema import (
+    LOG_FORMAT,
+    LOG_IGNORED,
+    MAX_STEPS,
+    VERSION,
+    AnyStep,
+    LogHeader,
+)  # fmt: skip
 
 
 class Recorder:

@@ -15,7 +15,7 @@ from typing import Any
 
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams
 from impl.sglang.scheduler.driver import Driver
-from impl.sglang.scheduler.server import LockHolder, LiveRequest
+from impl.sglang.scheduler.server import LiveRequest, LockHolder
 from reference.commands import POSITION_BITS, SHARED
 
 LOCK_HOLDER = "lock holder "  # what the ids of lock holders' requests begin with (tree_commands.py)

@@ -17,7 +17,7 @@ what they commit: all else that moves memory has moved at the launch.
 from __future__ import annotations
 
 from impl.sglang.scheduler.refusals import require
-from impl.sglang.scheduler.server import Result, Server, LiveRequest
+from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from reference.commands import Reason
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kvspec
 import pytest
 
-import kvspec
 from impl.example_engine import ExampleEngine, make
 
 TestExampleEngine = kvspec.machine(make).TestCase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,13 @@ def test_letters_are_alike() -> None:
     assert keys[0] == keys[1]
 
 
+def test_letters_are_not_alike_where_prompts_tell_them_apart() -> None:
+    for prompts, alike in ((("a1", "b1"), True), (("a1", "a2", "b1"), False)):
+        states = CanonicalStates(replace(TREE, prompts=prompts))
+        keys = {states.key(model.step(states.initial, Insert("h1", (Piece(t, 1),)))[0]) for t in "ab"}
+        assert (len(keys) == 1) == alike
+
+
 @pytest.mark.parametrize("scope", [SMALL, TREE], ids=lambda s: s.name)
 def test_every_way_leads_there(scope: Scope) -> None:
     explorer = Explorer(scope)
@@ -175,127 +183,107 @@ def seen(result: Exploration) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("scope", ["tree-tiny", "session-no-window"])
-def test_processes_see_what_one_sees(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("scope", "bound"), [(SCOPES["batches"], None), (TREE, 60)])
+def test_processes_see_what_one_sees(
+    scope: Scope, bound: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(search, "SPREAD", 1)
     processes = Processes(3)
     try:
-        for bound in (None, 100):
-            one = search.run(SCOPES[scope], states=bound)
-            assert seen(search.run(SCOPES[scope], states=bound, executor=processes)) == seen(one)
+        one = search.run(scope, states=bound)
+        assert seen(search.run(scope, states=bound, executor=processes)) == seen(one)
     finally:
         processes.close()
 
 
 # Faults in the system: what is physical goes wrong after some commands, the rules are right.
 
+Freed = dict[str, list[int]]  # pages that a command gave back
 
-class _Faulty(ReferenceInState):
+
+class Faulty(ReferenceInState):
+    """Does something wrong after each command of a kind, or shows something wrong then."""
+
+    after = False
+
+    def __init__(self, kind: type, does: Any, shows: Any) -> None:
+        self.kind, self.does, self.shows = kind, does, shows
+
     def carry_out(self, command: Command, now: State, effects: Effects) -> None:
         before = {pool: [*free] for pool, free in self.free.items()}
         super().carry_out(command, now, effects)
-        self.fault(command, {pool: [p for p in self.free[pool] if p not in before[pool]] for pool in before})
-
-    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
-        raise NotImplementedError
-
-
-class _FreesTwice(_Faulty):
-    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
-        if isinstance(command, Finish):
-            self.free["full"] += freed["full"]
-
-
-class _ForgetsToFree(_Faulty):
-    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
-        if isinstance(command, Retract):
-            self.free["full"] = [page for page in self.free["full"] if page not in freed["full"]]
-
-
-class _FreesSomebodysPage(_Faulty):
-    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
-        if isinstance(command, Submit) and self.pages["swa"]:
-            self.free["swa"].append(max(self.pages["swa"].values()))
-
-
-class _WritesTheWrongStamp(_Faulty):
-    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
-        if isinstance(command, Decode):
-            self.stamps["full"] = [stamp and stamp + 1 for stamp in self.stamps["full"]]
-
-
-class _KeepsARow(_Faulty):
-    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
-        if isinstance(command, Close) and len(self.free_rows) == self.geometry.rows:
-            self.free_rows.pop()
-
-
-class _KeepsAMapping(_Faulty):
-    kept: tuple[int, ...] = ()
-
-    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
-        self.kept = (*freed["full"][:1],) if isinstance(command, Abort) else ()
+        self.after = isinstance(command, self.kind)
+        if self.after:
+            self.does(self, {p: [n for n in free if n not in before[p]] for p, free in self.free.items()})
 
     def view(self) -> View:
         view = super().view()
-        mapping = [*view.full_to_swa]
-        for page in self.kept:
-            mapping[page * self.geometry.page_size] = self.geometry.page_size
-        return replace(view, full_to_swa=mapping)
+        return self.shows(view) if self.after else view
 
 
-class _ForgetsALock(_Faulty):
-    """Shows a lock too few once a second holder has one."""
-
-    many = False
-
-    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
-        self.many = isinstance(command, Match)
-
-    def view(self) -> View:
-        view = super().view()
-        if self.many and view.tree is not None:
-            nodes = [replace(n, full_locks=min(n.full_locks, 1)) for n in view.tree.nodes]
-            view = replace(view, tree=replace(view.tree, nodes=nodes))
-        return view
+def frees_twice(system: Faulty, freed: Freed) -> None:
+    system.free["full"] += freed["full"]
 
 
-class _MovesACursor(_Faulty):
-    moved = False
+def forgets_to_free(system: Faulty, freed: Freed) -> None:
+    system.free["full"] = [page for page in system.free["full"] if page not in freed["full"]]
 
-    def fault(self, command: Command, freed: dict[str, list[int]]) -> None:
-        self.moved = isinstance(command, SpecDecode)
 
-    def view(self) -> View:
-        view = super().view()
-        for name, seen in view.requests.items() if self.moved else ():
-            if seen.cursors is not None:
-                further = seen.cursors._replace(kv_committed_len=seen.cursors.kv_committed_len + 1)
-                view.requests[name] = replace(seen, cursors=further)
-        return view
+def frees_somebodys_page(system: Faulty, freed: Freed) -> None:
+    system.free["swa"] += [*system.pages["swa"].values()][:1]
+
+
+def writes_another_stamp(system: Faulty, freed: Freed) -> None:
+    system.stamps["full"] = [stamp and stamp + 1 for stamp in system.stamps["full"]]
+
+
+def forgets_a_row(system: Faulty, freed: Freed) -> None:
+    del system.free_rows[1:]
+
+
+def keeps_a_mapping(view: View) -> View:
+    mapping = [1 if slot in view.free_full else to for slot, to in enumerate(view.full_to_swa)]
+    return replace(view, full_to_swa=mapping)
+
+
+def counts_one_lock(view: View) -> View:
+    assert view.tree is not None
+    nodes = [replace(node, full_locks=min(node.full_locks, 1)) for node in view.tree.nodes]
+    return replace(view, tree=replace(view.tree, nodes=nodes))
+
+
+def moves_a_cursor(view: View) -> View:
+    cursors = {n: r.cursors for n, r in view.requests.items() if r.cursors is not None}
+    further = {n: c._replace(kv_committed_len=c.kv_committed_len + 1) for n, c in cursors.items()}
+    return replace(view, requests={n: replace(r, cursors=further.get(n)) for n, r in view.requests.items()})
+
+
+def nothing(*_: object) -> None:
+    """No fault."""
 
 
 @pytest.mark.parametrize(
-    "system, scope, clauses",
+    ("kind", "does", "shows", "clauses"),
     [
-        (_FreesTwice, SMALL, {"OWN-2"}),
-        (_ForgetsToFree, SMALL, {"FREE-1", "OWN-3", "END-1"}),
-        (_FreesSomebodysPage, SMALL, {"FREE-2", "OWN-1"}),
-        (_WritesTheWrongStamp, SMALL, {"READ-1"}),
-        (_KeepsARow, SMALL, {"END-1", "OWN-4"}),
-        (_KeepsAMapping, SMALL, {"MAP-4"}),
-        (_ForgetsALock, HOLDERS, {"TREE-6", "TREE-9"}),
-        (_MovesACursor, SMALL, {"LEN-1", "LEN-4", "REF-1"}),
+        (Finish, frees_twice, None, {"OWN-2"}),
+        (Retract, forgets_to_free, None, {"FREE-1", "OWN-3", "END-1"}),
+        (Submit, frees_somebodys_page, None, {"FREE-2", "OWN-1"}),
+        (Decode, writes_another_stamp, None, {"READ-1"}),
+        (Close, forgets_a_row, None, {"END-1", "OWN-4"}),
+        (Abort, nothing, keeps_a_mapping, {"MAP-4"}),
+        (Match, nothing, counts_one_lock, {"TREE-6", "TREE-9"}),
+        (SpecDecode, nothing, moves_a_cursor, {"LEN-1", "LEN-4", "REF-1"}),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_faults_of_the_system_are_found(
-    system: type[_Faulty], scope: Scope, clauses: set[str]
+    kind: type, does: Any, shows: Any, clauses: set[str]
 ) -> None:
-    explorer = Explorer(scope, system=system())
-    assert explorer.run(states=2000) == "a clause was violated"
-    finding = explorer.result("a clause was violated").finding
-    assert finding is not None and finding.run.violation is not None
+    system = Faulty(kind, does, shows or (lambda view: view))
+    explorer = Explorer(HOLDERS if kind is Match else SMALL, system=system)
+    stopped = explorer.run(states=2000)
+    finding = explorer.result(stopped).finding
+    assert finding is not None and finding.run.violation is not None, stopped
     assert set(finding.run.violation.clauses) & clauses, finding.run.violation
 
 

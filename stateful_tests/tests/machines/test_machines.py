@@ -5,11 +5,11 @@ Covers what few, deterministic examples reach. Fresh seeds and volume belong to 
 
 from __future__ import annotations
 
+import kvspec
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import kvspec
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import PRESETS

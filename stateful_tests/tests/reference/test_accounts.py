@@ -18,8 +18,24 @@ from impl.torch_kv.sessions import Slot
 from reference import model
 from reference.accounts import counted, report
 from reference.commands import (
-    Account, Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Done, Entry, Extend, Finish, Mode, Open,
-    Reason, Refused, Report, Retract, Submit,
+    Account,
+    Admit,
+    CheckBusy,
+    CheckIdle,
+    Chunk,
+    Command,
+    Decode,
+    Done,
+    Entry,
+    Extend,
+    Finish,
+    Mode,
+    Open,
+    Reason,
+    Refused,
+    Report,
+    Retract,
+    Submit,
 )  # fmt: skip
 from reference.cursors import counted_full, counted_swa
 from reference.geometry import PRESETS, Geometry

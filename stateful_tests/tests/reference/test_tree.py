@@ -6,8 +6,20 @@ import pytest
 
 from reference.commands import Freed
 from reference.tree import (
-    Insertion, Key, Sizes, Tree, evict, full_locked, insert, lock, match, nodes, sizes, swa_locked,
-    unlock, usable,
+    Insertion,
+    Key,
+    Sizes,
+    Tree,
+    evict,
+    full_locked,
+    insert,
+    lock,
+    match,
+    nodes,
+    sizes,
+    swa_locked,
+    unlock,
+    usable,
 )  # fmt: skip
 
 ALL = 10**6

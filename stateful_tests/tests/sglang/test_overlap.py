@@ -18,7 +18,7 @@ from impl.adapter import System, UnusableImplementation
 from impl.sglang import SGLangSystem
 from impl.sglang.scheduler.refusals import CommandRefused
 from impl.sglang.scheduler.results import LateResults
-from impl.sglang.scheduler.server import Result, Server, LiveRequest
+from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from reference.commands import (
     Abort,
     Admit,

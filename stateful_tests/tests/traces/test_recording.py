@@ -13,8 +13,8 @@ from reference.commands import Admit, Done, Mode, Open, Reason, Refused, Submit
 from reference.geometry import preset
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
-from stateful_tests.traces.recording import Recorder, read_log
 from stateful_tests.traces.files import TraceError, dump, loads
+from stateful_tests.traces.recording import Recorder, read_log
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 EXAMPLE = FIXTURES / "recorded" / "two_turns_of_a_chat.jsonl"
