@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from impl.torch_kv import TorchKV
-from impl.torch_kv.sessions import Request
+from impl.torch_kv.sessions import KVRequest
 from reference.commands import Admit, Chunk, Extend, Submit
 from reference.cursors import counted_full, counted_swa
 from reference.geometry import Geometry
@@ -47,7 +47,7 @@ def _loop(system: TorchKV, cursors_of: Callable[[Any], Any]) -> tuple[int, int]:
     return full, swa
 
 
-def _from_device(lines: Tensor, request: Request) -> list[int]:
+def _from_device(lines: Tensor, request: KVRequest) -> list[int]:
     return lines[request.row].tolist()  # type: ignore[no-any-return]
 
 

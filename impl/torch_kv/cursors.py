@@ -42,7 +42,7 @@ def larger(a: int, b: int) -> int: ...
 def larger(a: Tensor, b: Tensor) -> Tensor: ...
 def larger(a: int | Tensor, b: int | Tensor) -> int | Tensor:
     """Elementwise maximum of two ints or two tensors."""
-    return max(a, b) if isinstance(a, int) else torch.maximum(a, b)
+    return max(a, b) if isinstance(a, int) or isinstance(b, int) else torch.maximum(a, b)
 
 
 @overload
@@ -51,7 +51,7 @@ def smaller(a: int, b: int) -> int: ...
 def smaller(a: Tensor, b: Tensor) -> Tensor: ...
 def smaller(a: int | Tensor, b: int | Tensor) -> int | Tensor:
     """Elementwise minimum of two ints or two tensors."""
-    return min(a, b) if isinstance(a, int) else torch.minimum(a, b)
+    return min(a, b) if isinstance(a, int) or isinstance(b, int) else torch.minimum(a, b)
 
 
 @overload

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any, overload
 
 from impl.torch_kv.cursors import ZERO, RowCursors, CursorTable, Lanes, N, Rule, larger, smaller, whole
 from impl.torch_kv.lazy import Tensor
@@ -125,7 +125,7 @@ class SessionRules:
         self.table_of(holder).put(holder, cursors)
 
     def free_ranges(
-        self, holders: Holders, ranges: Callable[..., tuple[N, N, N]], *arguments: list[int]
+        self, holders: Holders, ranges: Callable[..., tuple[Any, Any, Any]], *arguments: list[int]
     ) -> None:
         """Free pages of a batch in one pass: [first, end) and SWA [swa_first, end), by page index.
 

@@ -133,7 +133,7 @@ class KVStore:
 
             if span.longest:
                 lanes = torch.stack((row, start, end - start, offset))
-                full, swa = self.full.take(pages), self.swa and self.swa.take(pages)
+                full, swa = self.full.take(pages), None if self.swa is None else self.swa.take(pages)
                 kernels.fill(
                     lanes, span.longest, full, swa, self.req_to_token, self.full_to_swa, self.page_size
                 )

@@ -415,7 +415,8 @@ class Driver(TreeCommands):
         under_way = RequestPhase.EXTENDING, RequestPhase.RUNNING
         require(all(t.phase not in under_way for t in turns), Reason.NOT_IDLE)
         locked = bool(server.lock_holders) or any(t.locked for t in turns)
-        return server.scheduler.idle([t.req for t in turns], locked)
+        report: Report = server.scheduler.idle([t.req for t in turns], locked)
+        return report
 
 
 _METHODS: dict[type, Callable[[Driver, Any], Played]] = {

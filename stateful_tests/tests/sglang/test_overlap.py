@@ -18,10 +18,10 @@ from impl.adapter import System, UnusableImplementation
 from impl.sglang import SGLangSystem
 from impl.sglang.scheduler.refusals import CommandRefused
 from impl.sglang.scheduler.results import LateResults
-from impl.sglang.scheduler.server import Result, Server, LiveRequest
+from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from reference.commands import (
-    Abort, Admit, Chunk, Command, Decode, Done, EvictSwa, Extend, Finish, Insert, Mode, Open, Piece, Reason, Refused,
-    Retract, Submit,
+    Abort, Admit, Chunk, Command, Decode, Done, EvictSwa, Extend, Finish, Insert, Mode, Open, Piece, Reason,
+    Refused, Retract, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry, preset
 from reference.ledger import Cursors
