@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impl.torch_kv import DoubleFreeError, ForeignSlotError, OutOfPagesError, PaddingFreedError, TorchKV
+from impl.torch_kv import TorchKV
 from impl.torch_kv.cursors import RowCursors
-from impl.torch_kv.pool import PagePool
+from impl.torch_kv.pool import DoubleFreeError, ForeignSlotError, OutOfPagesError, PaddingFreedError, PagePool
 from impl.torch_kv.sessions import KVRequest
 from impl.torch_kv.store import KVStore
 from reference.geometry import Geometry
