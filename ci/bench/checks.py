@@ -48,7 +48,7 @@ def _loop(system: TorchKV, cursors_of: Callable[[Any], Any]) -> tuple[int, int]:
 
 
 def _from_device(lines: Tensor, request: KVRequest) -> list[int]:
-    return lines[request.row].tolist()  # type: ignore[no-any-return]
+    return lines[request.row].tolist()
 
 
 def _microseconds(work: Callable[[], object], repeat: int = 30) -> float:
