@@ -175,8 +175,7 @@ class _CutFreesSweptTwice(TorchKV):
     with sweeps driven beyond the commit. Fix: start at swa_evicted_seqlen."""
 
     def swa_free_start(self, target: N, evicted: N) -> N:  # noqa: ARG002
-        start: N = self.free_start(target)
-        return start
+        return self.free_start(target)
 
 
 @bug("sweep-moves-back", "MAP-2", "a shorter sweep forgets the longer one")
@@ -197,7 +196,7 @@ class _SweepIntoWindow(TorchKV):
 
     def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
         assert self.window is not None
-        reach: int = self.floor(length - self.window + 1) + self.page_size
+        reach = self.floor(length - self.window + 1) + self.page_size
         if reach > cursors.kv_allocated_len:
             return super().sweep_reach(cursors, length)
         return reach

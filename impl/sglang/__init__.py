@@ -1,4 +1,4 @@
-"""Real SGLang releases behind the adapter."""
+"""Real SGLang releases behind the adapter: their own bookkeeping, driven on a CPU."""
 
 from impl.sglang.process.system import SGLangSystem
 

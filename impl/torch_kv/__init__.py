@@ -1,19 +1,5 @@
-"""Our implementation of the bookkeeping on torch tensors, on any device."""
+"""Our implementation of the bookkeeping on torch tensors, on any device; nothing of a server's own code."""
 
-from impl.torch_kv.pool import (
-    DoubleFreeError,
-    ForeignSlotError,
-    OutOfPagesError,
-    PaddingFreedError,
-    PoolError,
-)
 from impl.torch_kv.system import TorchKV
 
-__all__ = [
-    "DoubleFreeError",
-    "ForeignSlotError",
-    "OutOfPagesError",
-    "PaddingFreedError",
-    "PoolError",
-    "TorchKV",
-]
+__all__ = ["TorchKV"]

@@ -10,7 +10,7 @@ from the other, so a side that drifts stays visible. Everything that writes curs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from impl.torch_kv.lazy import Tensor, torch
 
@@ -36,29 +36,17 @@ ZERO: RowCursors[int] = RowCursors(0, 0, 0, 0)
 Rule = Callable[..., RowCursors[Any]]
 
 
-@overload
-def larger(a: int, b: int) -> int: ...
-@overload
-def larger(a: Tensor, b: Tensor) -> Tensor: ...
-def larger(a: int | Tensor, b: int | Tensor) -> int | Tensor:
+def larger(a: N, b: N) -> N:
     """Elementwise maximum of two ints or two tensors."""
     return max(a, b) if isinstance(a, int) else torch.maximum(a, b)
 
 
-@overload
-def smaller(a: int, b: int) -> int: ...
-@overload
-def smaller(a: Tensor, b: Tensor) -> Tensor: ...
-def smaller(a: int | Tensor, b: int | Tensor) -> int | Tensor:
+def smaller(a: N, b: N) -> N:
     """Elementwise minimum of two ints or two tensors."""
     return min(a, b) if isinstance(a, int) else torch.minimum(a, b)
 
 
-@overload
-def whole(length: int, size: int) -> int: ...
-@overload
-def whole(length: Tensor, size: int) -> Tensor: ...
-def whole(length: int | Tensor, size: int) -> int | Tensor:
+def whole(length: N, size: int) -> N:
     """length // size, rounding down: on tensors without the detour that the operator takes in Python."""
     return length // size if isinstance(length, int) else length.floor_divide(size)
 

@@ -95,13 +95,6 @@ class PagePool:
             self._top -= count
             self._stack[self._top : self._top + count] = pages
 
-    def free(self, slots: Tensor) -> None:
-        """Give back every page that holds one of `slots`, int64 [n] slot ids: whole pages, each once.
-
-        For callers that hold slots of a page in any number; waits for the device. Errors as `give`.
-        """
-        self.give(torch.unique(slots // self.page_size))
-
     def _prove(self, pages: Tensor) -> None:
         assert self._state is not None
         if bool((pages == 0).any()):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any
 
 from impl.torch_kv.cursors import ZERO, CursorTable, Lanes, N, RowCursors, Rule, larger, smaller, whole
 from impl.torch_kv.lazy import Tensor
@@ -76,19 +76,11 @@ class SessionRules:
 
     # Arithmetic.
 
-    @overload
-    def ceil(self, length: int) -> int: ...
-    @overload
-    def ceil(self, length: Tensor) -> Tensor: ...
-    def ceil(self, length: int | Tensor) -> int | Tensor:
+    def ceil(self, length: N) -> N:
         """`length` rounded up to whole pages."""
         return whole(length + (self.page_size - 1), self.page_size) * self.page_size
 
-    @overload
-    def floor(self, length: int) -> int: ...
-    @overload
-    def floor(self, length: Tensor) -> Tensor: ...
-    def floor(self, length: int | Tensor) -> int | Tensor:
+    def floor(self, length: N) -> N:
         """`length` rounded down to whole pages."""
         return whole(length, self.page_size) * self.page_size
 
@@ -125,7 +117,7 @@ class SessionRules:
         self.table_of(holder).put(holder, cursors)
 
     def free_ranges(
-        self, holders: Holders, ranges: Callable[..., tuple[N, N, N]], *arguments: list[int]
+        self, holders: Holders, ranges: Callable[..., tuple[Any, Any, Any]], *arguments: list[int]
     ) -> None:
         """Free pages of a batch in one pass: [first, end) and SWA [swa_first, end), by page index.
 
@@ -161,8 +153,7 @@ class SessionRules:
 
     def swa_free_start(self, target: N, evicted: N) -> N:
         """The same for SWA pages: those below E went with a sweep (FREE-2)."""
-        start: N = self.free_start(target)
-        return larger(start, self.ceil(evicted))
+        return larger(self.free_start(target), self.ceil(evicted))
 
     def beyond(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
         """Pages past `target`: from where in the full pool, from where in the SWA pool, to where."""
@@ -260,8 +251,7 @@ class SessionRules:
 
     def sweep_start(self, cursors: RowCursors[N]) -> N:
         """From where on the row has SWA pages of its own: what lies before R is the tree's."""
-        start: N = larger(self.ceil(cursors.swa_evicted_seqlen), cursors.cache_protected_len)
-        return start
+        return larger(self.ceil(cursors.swa_evicted_seqlen), cursors.cache_protected_len)
 
     def sweep(self, requests: Sequence[KVRequest], lengths: Sequence[int]) -> None:
         """Free the SWA pages [E, new E) of a batch."""

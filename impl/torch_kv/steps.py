@@ -9,17 +9,8 @@ from impl.torch_kv.cursors import Lanes, N, RowCursors, larger
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest
 from impl.vocabulary import RequestPhase
-from reference.commands import (
-    Admit,
-    Choice,
-    Decode,
-    Draft,
-    EvictSwa,
-    Extend,
-    Reason,
-    SpecDecode,
-    token_id,
-)
+from reference import commands as c
+from reference.commands import Choice, Reason, token_id
 
 # What a command's method returns: None or choices when done, else why it is refused.
 Verdict = Reason | tuple[Choice, ...] | None
@@ -31,7 +22,7 @@ class Steps(MemoryChecks):
     requests: dict[str, KVRequest]
     width: int
 
-    def admit(self, command: Admit) -> Verdict:
+    def admit(self, command: c.Admit) -> Verdict:
         found = self._lanes((command.request,), RequestPhase.QUEUED, RequestPhase.ADMITTED)
         if isinstance(found, Reason):
             return found
@@ -39,7 +30,7 @@ class Steps(MemoryChecks):
         found[0].phase = RequestPhase.ADMITTED
         return None
 
-    def extend(self, command: Extend) -> Verdict:
+    def extend(self, command: c.Extend) -> Verdict:
         if not command.lanes or any(lane.tokens < 1 for lane in command.lanes):
             return Reason.EMPTY
         names = [lane.request for lane in command.lanes]
@@ -85,7 +76,7 @@ class Steps(MemoryChecks):
         end = cursors.kv_committed_len + tokens
         return RowCursors(end, end, cursors.swa_evicted_seqlen, cursors.cache_protected_len)
 
-    def decode(self, command: Decode) -> Verdict:
+    def decode(self, command: c.Decode) -> Verdict:
         if not command.requests:
             return Reason.EMPTY
         found = self._lanes(command.requests, RequestPhase.RUNNING)
@@ -127,7 +118,7 @@ class Steps(MemoryChecks):
         """
         self.store.write(slots, tokens)
 
-    def spec_decode(self, command: SpecDecode) -> Verdict:
+    def spec_decode(self, command: c.SpecDecode) -> Verdict:
         if not command.lanes or any(d.allocate < 1 or d.accept < 1 for d in command.lanes):
             return Reason.EMPTY
         found = self._lanes([draft.request for draft in command.lanes], RequestPhase.RUNNING)
@@ -166,11 +157,11 @@ class Steps(MemoryChecks):
         committed, allocated, evicted, protected = cursors
         return RowCursors(committed + taken, larger(allocated, committed + ahead), evicted, protected)
 
-    def commits(self, draft: Draft) -> int:
+    def commits(self, draft: c.Draft) -> int:
         """Tokens that a verify round commits: those accepted, not those drafted (LEN-4)."""
         return draft.accept
 
-    def evict_swa(self, command: EvictSwa) -> Verdict:
+    def evict_swa(self, command: c.EvictSwa) -> Verdict:
         found = self._lanes((command.request,), RequestPhase.EXTENDING, RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found

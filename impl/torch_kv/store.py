@@ -115,16 +115,11 @@ class KVStore:
         size = self.page_size
         return sum(-(-end // size) - self.open_index(start) for start, end in zip(starts, ends, strict=True))
 
-    def fits(self, pages: int) -> tuple[bool, bool]:
-        """Whether `pages` new pages can be had from the full pool, and from the SWA pool."""
-        return pages <= self.full.available, self.swa is None or pages <= self.swa.available
-
     def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int) -> Tensor:
         """Slots in both pools for positions [start[i], end[i]) of each row; fills rows and mapping.
 
         span: those positions, pages: the pages they take; an empty range takes nothing. Returns the
-        full slots, int64 [T]. Raises OutOfPagesError; callers that must not change anything then ask
-        `fits` first.
+        full slots, int64 [T]. Raises OutOfPagesError.
         """
         opened = self.open_index(start)
         offset = self._lane_offset(whole(end + (self.page_size - 1), self.page_size) - opened)
@@ -133,7 +128,7 @@ class KVStore:
 
             if span.longest:
                 lanes = torch.stack((row, start, end - start, offset))
-                full, swa = self.full.take(pages), self.swa and self.swa.take(pages)
+                full, swa = self.full.take(pages), None if self.swa is None else self.swa.take(pages)
                 kernels.fill(
                     lanes, span.longest, full, swa, self.req_to_token, self.full_to_swa, self.page_size
                 )

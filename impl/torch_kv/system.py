@@ -19,23 +19,7 @@ from impl.torch_kv.store import KVStore
 from impl.torch_kv.tree import RadixTree
 from impl.vocabulary import RequestPhase, spelled, well_formed
 from reference import commands as c
-from reference.commands import (
-    Abort,
-    Close,
-    Command,
-    Done,
-    Finish,
-    Freed,
-    Open,
-    Outcome,
-    Reason,
-    Refused,
-    Report,
-    Retract,
-    Submit,
-    prompt_len,
-    token_id,
-)
+from reference.commands import Command, Done, Freed, Outcome, Reason, Refused, Report, prompt_len, token_id
 from reference.geometry import Geometry
 
 DONE = Done()
@@ -117,13 +101,13 @@ class TorchKV(LockHolders):
 
     # Clients.
 
-    def open(self, command: Open) -> Verdict:
+    def open(self, command: c.Open) -> Verdict:
         if self.taken(command.session):
             return Reason.SESSION_EXISTS
         self.sessions[command.session] = KVSession(command.session)
         return None
 
-    def submit(self, command: Submit) -> Verdict:
+    def submit(self, command: c.Submit) -> Verdict:
         new = prompt_len(command.prompt) + command.tokens
         if command.tokens < 0 or not well_formed(command.prompt) or new < 1:
             return Reason.EMPTY
@@ -157,7 +141,7 @@ class TorchKV(LockHolders):
         """Whether a second turn must wait."""
         return session.turn is not None
 
-    def end_session(self, command: Close) -> Verdict:
+    def end_session(self, command: c.Close) -> Verdict:
         session = self.sessions.get(command.session)
         if session is None:
             return Reason.UNKNOWN_SESSION
@@ -192,7 +176,7 @@ class TorchKV(LockHolders):
 
     # Ends of a turn.
 
-    def finish(self, command: Finish) -> Verdict:
+    def finish(self, command: c.Finish) -> Verdict:
         found = self._lanes((command.request,), RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
@@ -214,7 +198,7 @@ class TorchKV(LockHolders):
         """What the client saw: outputs past the finished length are not part of it (SES-1)."""
         return request.text[:target]
 
-    def retract(self, command: Retract) -> Verdict:
+    def retract(self, command: c.Retract) -> Verdict:
         found = self._lanes((command.request,), RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
@@ -232,7 +216,7 @@ class TorchKV(LockHolders):
         self.leave(request)
         return None
 
-    def abort(self, command: Abort) -> Verdict:
+    def abort(self, command: c.Abort) -> Verdict:
         request = self.requests.get(command.request)
         if request is None:
             return Reason.UNKNOWN_REQUEST

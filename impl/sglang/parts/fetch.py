@@ -116,7 +116,7 @@ def unpack(wheel: Path, target: Path) -> None:
 def _needed(name: str) -> bool:
     """Whether an archive's entry is wanted; one whose name leaves the folder never is."""
     path = PurePosixPath(name)
-    if not name.startswith({".py": _NEEDED, ".so": _COMPILED}.get(path.suffix, ())):
+    if not name.startswith({".py": _NEEDED, ".so": (_COMPILED,)}.get(path.suffix, ())):
         return False
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name and ":" not in name
 

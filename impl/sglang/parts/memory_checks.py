@@ -227,7 +227,8 @@ class Scheduler0513(Scheduler0511):
             "scheduler_stage_metrics": None,
         }
         self.observer = self._make(self.parts["observer"], common)
-        noting = type("Noting", (self.parts["checker"],), {"_check_pool_invariant": self._noted})
+        self.checks = self.parts["checker"]
+        noting = type("Noting", (self.checks,), {"_check_pool_invariant": self._check_pool_invariant})
         self.checker = self._make(noting, {**common, "pool_stats_observer": self.observer})
 
     @staticmethod
@@ -235,17 +236,6 @@ class Scheduler0513(Scheduler0511):
         """A release's dataclass, out of those of its fields that are given."""
         known = {f.name for f in dataclasses.fields(kind)}
         return kind(**{name: value for name, value in given.items() if name in known})
-
-    def _noted(
-        self, pool_name: str, available: int, evictable: int, protected: int, session_held: int,
-        total: int, uncached: int = 0,
-    ) -> tuple[bool, str]:  # fmt: skip
-        terms = available, evictable, protected, session_held
-        self.sums[pool_name] = Account(pool_name, *terms, uncached, total)
-        verdict: tuple[bool, str] = self.parts["checker"]._check_pool_invariant(
-            pool_name, *terms, total, uncached
-        )
-        return verdict
 
     def self_check_during_busy(self) -> None:
         self.checker.self_check_during_busy()
@@ -268,10 +258,6 @@ class Scheduler0513(Scheduler0511):
     def idle_accounts(self) -> tuple[Account, ...]:
         self.checker._check_all_pools(self.observer.get_pool_stats())
         return (*self._added_up(), self.idle_rows())
-
-
-class Scheduler0523(Scheduler0513):
-    """0.5.23."""
 
 
 def _checked(check: Callable[[], None], accounts: Callable[[], tuple[Account, ...]]) -> Report:

@@ -54,7 +54,8 @@ class ReleaseTree:
         found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
         req.prefix_indices, req.last_node = found.device_indices, found.last_device_node
         req.cache_protected_len = len(found.device_indices)
-        return req.prefix_indices
+        slots: torch.Tensor = found.device_indices
+        return slots
 
     def lock(self, req: Any) -> None:
         """PrefillAdder._req_inc_lock_ref."""

@@ -26,18 +26,17 @@ _HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `refer
 class SGLangSystem:
     """A release (`version`) or a checkout (`path`) of SGLang behind the adapter.
 
-    timeout_s: seconds that one command may take before the worker counts as hung; start_s: seconds
-        that loading the release may take.
-    run_rejected: turns that a session rejects still run their one-token prefill (see Driver).
     overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
     tree: another radix tree than the release's usual one, by its name in VARIANTS (variants.py).
-    calls: after each command `calls` has what the driver did, as Python (see calls.py), and `late` what is to
+    calls: after each command `calls` has what the driver did, as Python (see call_log.py), and `late` what is to
         be done to each request to leave it as the view shows it, whose results wait.
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
     UnusableImplementation when the release cannot be had or is not supported.
     """
 
+    _start_s = 180.0  # that loading the release may take
+    _timeout_s = 60.0  # that one command may take before the worker counts as hung
     capabilities = Capabilities(
         mixed_decode=False,
         tree_policy_is_free=True,
@@ -56,9 +55,6 @@ class SGLangSystem:
         version: str | None = None,
         path: str | os.PathLike[str] | None = None,
         *,
-        timeout_s: float = 60.0,
-        start_s: float = 180.0,
-        run_rejected: bool = False,
         overlap: bool = False,
         tree: str | None = None,
         calls: bool = False,
@@ -86,13 +82,12 @@ class SGLangSystem:
             waived={**self.capabilities.waived, **release.waived},
             known=release.known,
         )
-        asked = {"--run-rejected": run_rejected, "--overlap": overlap, "--calls": calls}
+        asked = {"--overlap": overlap, "--calls": calls}
         self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
         self._options += [] if tree is None else [f"--tree={tree}"]
         self.kind, self.release, self.overlap = release, release.version, overlap
         self.calls: tuple[str, ...] = ()
         self.late: tuple[tuple[str, str], ...] = ()
-        self._timeout_s, self._start_s = timeout_s, start_s
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._view: View | None = None

@@ -39,11 +39,7 @@ def main(arguments: list[str]) -> int:
         for tree in VARIANTS:
             if f"--tree={tree}" in options:
                 release = variant(release, tree)
-        driver = Driver(
-            release(root),
-            run_rejected="--run-rejected" in options,
-            overlap="--overlap" in options,
-        )
+        driver = Driver(release(root), overlap="--overlap" in options)
         calls = None
         if "--calls" in options:
             from impl.sglang.scheduler.call_log import Calls

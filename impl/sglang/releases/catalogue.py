@@ -1,7 +1,6 @@
 """Which releases can be driven, and how a checkout is told to be of one's kind.
 
-All that differs between releases is a class each (flat.py, unified.py). A new release is a new class in
-TABLE; nothing else asks for a version.
+A new release is a new class in TABLE; nothing else asks for a version.
 """
 
 from __future__ import annotations
@@ -66,6 +65,3 @@ def stated_version(root: Path) -> str | None:
                 if names & {"version", "__version__"} and isinstance(node.value.value, str):
                     return node.value.value
     return None
-
-
-__all__ = ["ALIKE", "SUPPORTED", "TABLE", "detect", "stated_version", "supported"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from array import array
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,13 +52,16 @@ class Release0510:
     # The paged two-pool allocator declines an extend that leaves no page to spare per lane.
     spare_page_per_lane = True
 
+    # What tells its kind under sglang/srt: paths that are there, and some that are not.
+    has = "mem_cache/session_aware_cache.py managers/session_controller.py"
+    lacks = ""
+
     @classmethod
     def is_in(cls, root: Path) -> bool:
         """Whether the files under `root` are of this release's kind."""
         srt = root / "sglang/srt"
-        return (srt / "mem_cache/session_aware_cache.py").is_file() and (
-            srt / "managers/session_controller.py"
-        ).is_file()
+        there = all((srt / path).exists() for path in cls.has.split())
+        return there and not any((srt / path).exists() for path in cls.lacks.split())
 
     @classmethod
     def require(cls, root: Path) -> None:
@@ -309,19 +313,14 @@ class Release0510:
         del page_size
         return cursors.kv_committed_len + 2 * draft_len
 
-    def row(self, req: Any) -> int | None:
+    def row(self, holder: Any) -> int | None:
         """Of a request, or of a session's slot."""
-        row: int | None = req.req_pool_idx
+        row: int | None = attrgetter(self.where("req_pool_idx"))(holder)
         return row
 
     def cursors(self, holder: Any) -> Cursors:
         """Of a request, or of a session's slot: both carry the same four attributes."""
-        return Cursors(
-            holder.kv_committed_len,
-            holder.kv_allocated_len,
-            holder.swa_evicted_seqlen,
-            holder.cache_protected_len,
-        )
+        return Cursors(*attrgetter(*map(self.where, Cursors._fields))(holder))
 
     def commit(self, req: Any, tokens: int) -> None:
         """What processing a verify round's result does to the committed length."""
@@ -362,18 +361,10 @@ class Release0511(Release0510):
     session_cache = ("sglang.srt.session.streaming_session", "StreamingSession")
     session_controller = "sglang.srt.session.session_controller"
     uncounted: frozenset[str] = frozenset({"rows"})
+    has = "session/streaming_session.py mem_cache/allocator.py speculative/eagle_info_v2.py"
     claimed = 1
     counts_in_flight = True
     spare_page_per_lane = False
-
-    @classmethod
-    def is_in(cls, root: Path) -> bool:
-        srt = root / "sglang/srt"
-        return (
-            (srt / "session/streaming_session.py").is_file()
-            and (srt / "mem_cache/allocator.py").is_file()  # a package from 0.5.13 on
-            and (srt / "speculative/eagle_info_v2.py").is_file()
-        )
 
     def sweep_limit(self, length: int, window: int, page_size: int) -> int:
         # A page is kept, so that what ends up in the radix tree can be matched again.
@@ -406,16 +397,7 @@ class Release0513(Release0512):
     observer = ("sglang.srt.managers.scheduler_components.pool_stats_observer", "SchedulerPoolStatsObserver")
     paged_allocator = "sglang.srt.mem_cache.allocator.paged"
     swa_allocators = "sglang.srt.mem_cache.allocator.swa"
-
-    @classmethod
-    def is_in(cls, root: Path) -> bool:
-        srt = root / "sglang/srt"
-        return (
-            (srt / "session/streaming_session.py").is_file()
-            and (srt / "mem_cache/allocator/paged.py").is_file()
-            and (srt / "mem_cache/swa_radix_cache.py").is_file()
-            and (srt / "speculative/eagle_info_v2.py").is_file()
-        )
+    has = "mem_cache/allocator/paged.py mem_cache/swa_radix_cache.py speculative/eagle_info_v2.py"
 
     def _import_checks(self, load: Any) -> None:
         """The memory checks: an object that a stand-in of the scheduler makes."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from impl.adapter import Cursors
-from impl.sglang.releases.v0_5_10_to_14 import Release0511, Release0514
+from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0514
 from reference.geometry import Geometry
 
 
@@ -63,12 +63,9 @@ class Release0516(Unified, Release0514):
     version = "0.5.16"
     spec_file = "sglang/srt/speculative/eagle_utils.py"
     spec_prepare = "eagle_prepare_for_decode"
+    has = "mem_cache/unified_cache_components"
     claimed = 0
     known: ClassVar[dict[str, str]] = {}
-
-    @classmethod
-    def is_in(cls, root: Path) -> bool:
-        return (root / "sglang/srt/mem_cache/unified_cache_components").is_dir()
 
     @classmethod
     def where(cls, attribute: str) -> str:
@@ -130,10 +127,9 @@ class Release0516(Unified, Release0514):
         return -(-end // page_size) * page_size
 
     def cursors(self, holder: Any) -> Cursors:
-        allocated = swept = 0
-        if holder.kv is not None:
-            allocated, swept = holder.kv.kv_allocated_len, holder.kv.swa_evicted_seqlen
-        return Cursors(holder.kv_committed_len, allocated, swept, holder.cache_protected_len)
+        if holder.kv is None:
+            return Cursors(holder.kv_committed_len, 0, 0, holder.cache_protected_len)
+        return super().cursors(holder)
 
     def skipped(self, req: Any, tokens: int) -> None:
         """Nothing: no round claims anything (_resolve_spec_v2_tokens)."""
@@ -149,16 +145,9 @@ class Release0518(Release0516):
 
     version = "0.5.18"
     tree = "NumberedTree"
+    has = "mem_cache/unified_cache/unified_tree_core.py mem_cache/swa_radix_cache.py"
+    lacks = "mem_cache/rust_tree_core"
     groups_prefill = True
-
-    @classmethod
-    def is_in(cls, root: Path) -> bool:
-        cache = root / "sglang/srt/mem_cache"
-        return (
-            (cache / "unified_cache/unified_tree_core.py").is_file()
-            and (cache / "swa_radix_cache.py").is_file()
-            and not (cache / "rust_tree_core").is_dir()
-        )
 
 
 class Release0520(Release0518):
@@ -166,11 +155,7 @@ class Release0520(Release0518):
 
     version = "0.5.20"
     tree = "ReceiptTree"
-
-    @classmethod
-    def is_in(cls, root: Path) -> bool:
-        cache = root / "sglang/srt/mem_cache"
-        return (cache / "swa_radix_cache.py").is_file() and (cache / "rust_tree_core").is_dir()
+    has, lacks = "mem_cache/swa_radix_cache.py mem_cache/rust_tree_core", ""
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -198,15 +183,8 @@ class Release0520(Release0518):
         kv.req_pool_idx, kv.swa_evicted_seqlen = row, swept
         kv.kv_committed_len = kv.kv_allocated_len = length
 
-    def row(self, req: Any) -> int | None:
-        row: int | None = req.kv.req_pool_idx
-        return row
-
     def cursors(self, holder: Any) -> Cursors:
-        kv = holder.kv
-        return Cursors(
-            kv.kv_committed_len, kv.kv_allocated_len, kv.swa_evicted_seqlen, kv.cache_protected_len
-        )
+        return Release0510.cursors(self, holder)  # there is a record at all times
 
     def commit(self, req: Any, tokens: int) -> None:
         req.kv.kv_committed_len += tokens

@@ -9,7 +9,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, ClassVar
 
-from impl.adapter import Cursors, UnusableImplementation
+from impl.adapter import UnusableImplementation
 from impl.sglang.releases.v0_5_16_to_20 import Release0520
 from reference.geometry import Geometry
 
@@ -18,21 +18,13 @@ class Release0523(Release0520):
     """0.5.23, with the tree's core in Python."""
 
     version = "0.5.23"
-    scheduler = "Scheduler0523"
+    has = "session/streaming_session.py mem_cache/unified_cache/unified_tree_core.py"
+    lacks = "mem_cache/swa_radix_cache.py"
     tree = "UnifiedTree"  # of impl.sglang.parts.trees
     keeping, keeps_slots = "checkpoint", False
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
-
-    @classmethod
-    def is_in(cls, root: Path) -> bool:
-        srt = root / "sglang/srt"
-        return (
-            (srt / "session/streaming_session.py").is_file()
-            and (srt / "mem_cache/unified_cache/unified_tree_core.py").is_file()
-            and not (srt / "mem_cache/swa_radix_cache.py").is_file()
-        )
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -93,12 +85,6 @@ class Release0523(Release0520):
     def sweep_limit(self, length: int, window: int, page_size: int) -> int:
         kept = -(-max(window, page_size) // page_size) * page_size
         return max(0, length - 1 - kept) // page_size * page_size
-
-    def cursors(self, holder: Any) -> Cursors:
-        kv = holder.kv
-        return Cursors(
-            kv.kv_committed_len, kv.kv_allocated_len, kv.max_evicted_seqlen, kv.cache_protected_len
-        )
 
     # -- sessions ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ rust: 0.5.23 with the tree's core in Rust, which a server takes where it can loa
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0512, Release0513, Release0514
@@ -38,28 +38,15 @@ class _Flagged(Unified):
         return super().slot(sessions, session_id)
 
 
-class _Flagged0511(_Flagged, Release0511):
-    """0.5.11."""
+def _flagged(release: type[Release0510]) -> type[Release0510]:
+    # From 0.5.13 on it splits a fresh leaf where a window ends (#26919), which the other trees do not yet.
+    more: dict[str, Any] = {"known": {}} if issubclass(release, Release0513) else {}
+    return type(f"Flagged{release.__name__}", (_Flagged, release), {"__doc__": release.__doc__, **more})
 
 
-class _Flagged0512(_Flagged, Release0512):
-    """0.5.12."""
-
-
-class _Flagged0513(_Flagged, Release0513):
-    """0.5.13. Its tree splits a fresh leaf where a window ends (#26919), which the others do not yet."""
-
-    known: ClassVar[dict[str, str]] = {}
-
-
-class _Flagged0514(_Flagged0513, Release0514):
-    """0.5.14."""
-
-
-_UNIFIED = _Flagged0511, _Flagged0512, _Flagged0513, _Flagged0514
 # Name -> version -> the release with that tree.
 VARIANTS: dict[str, dict[str, type[Release0510]]] = {
-    "unified": {release.version: release for release in _UNIFIED},
+    "unified": {r.version: _flagged(r) for r in (Release0511, Release0512, Release0513, Release0514)},
     "rust": {RustCore0523.version: RustCore0523},
 }
 

@@ -1,0 +1,1 @@
+"""Commands as the release's own scheduler carries them out. Memory is moved by the release's code alone."""

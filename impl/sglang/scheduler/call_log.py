@@ -61,7 +61,7 @@ class Calls:
         claimed, less = ("claimed = ", " - claimed") if flat else ("", "")
         committed = self._committed = release.where("kv_committed_len") + " += {}" + less
         args = ", ARGS" if flat else "" if committed.startswith("kv.") else ", get_context().server_args"
-        for name, told in {
+        calls: dict[str, Callable[..., str]] = {
             "hold": lambda _, req: f"lock({self._name(req)}, server.cache)",
             "set_chunk": lambda req, _, end: f"chunk({self._name(req)}, end={end})",
             "in_chunks": lambda req, more: f"middle_chunks({self._name(req)}, {more:+})",
@@ -74,7 +74,8 @@ class Calls:
             "abort_queued": lambda req: f"abort_queued(server, {self._name(req)})",
             "prepare_spec": lambda _, n: f"{claimed}prepare_verify(batch, draft_len={n})",
             "commit": lambda req, n: f"{self._name(req)}.{committed.format(n)}",
-        }.items():
+        }
+        for name, told in calls.items():
             self._wrap(release, name, told)
         for owner, names in {
             batch.Req: ("init_next_round_input", "set_finish_with_abort"),
@@ -156,7 +157,7 @@ class Calls:
 
     def _watch(self, owner: type) -> None:
         """Note assignments to attributes of objects that have a name."""
-        assign = owner.__setattr__
+        assign: Any = owner.__setattr__
 
         def noting(this: Any, attribute: str, value: Any) -> None:
             name = self._names.get(id(this))

@@ -41,14 +41,12 @@ Played = Sequence[Choice] | Report | Freed | None
 class Driver(TreeCommands):
     """One release in this process; `reset` starts a server, `apply` plays one command.
 
-    run_rejected: a turn that the session rejects when it is created still runs through the
-        one-token prefill that the scheduler gives it. Off, the rejected turn is dropped at once.
     overlap: the scheduler launches a batch before it processes the result of the one before (results.py).
+    A turn that the session rejects when it is created is dropped without the one-token prefill that it gets.
     """
 
-    def __init__(self, release: Release0510, *, run_rejected: bool = False, overlap: bool = False) -> None:
+    def __init__(self, release: Release0510, *, overlap: bool = False) -> None:
         self.release = release
-        self.run_rejected = run_rejected
         self.overlap = overlap
         self.serial = 0
         self.results: Results
@@ -148,15 +146,11 @@ class Driver(TreeCommands):
                 id=name, replace=False, drop_previous_output=left <= 0, offset=left if left > 0 else None
             )
         req = server.new_request(f"{command.request}#{serial}", tokens, name, undo)
-        turn = LiveRequest(self.release, command.request, name, serial, req, history)
         if req.to_finish is not None:
-            rows, full, swa = server.free_counts()
-            if self.run_rejected and min(rows, full, swa) > 0:
-                self._one_token_prefill(turn)
             taken_back = command.rewind and not (name is not None and server.in_flight(name))
             raise CommandRefused(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
         self.serial = serial
-        server.turns[command.request] = turn
+        server.turns[command.request] = LiveRequest(self.release, command.request, name, serial, req, history)
 
     def _reap(self) -> None:
         """The scheduler reaps sessions about once a second; here after every turn."""
@@ -425,7 +419,8 @@ class Driver(TreeCommands):
         under_way = RequestPhase.EXTENDING, RequestPhase.RUNNING
         require(all(t.phase not in under_way for t in turns), Reason.NOT_IDLE)
         locked = bool(server.lock_holders) or any(t.locked for t in turns)
-        return server.scheduler.idle([t.req for t in turns], locked)
+        report: Report = server.scheduler.idle([t.req for t in turns], locked)
+        return report
 
 
 _METHODS: dict[type, Callable[[Driver, Any], Played]] = {

@@ -20,47 +20,19 @@ from impl.sglang.scheduler.refusals import CommandRefused
 from impl.sglang.scheduler.results import LateResults
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from reference.commands import (
-    Abort,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Draft,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Mode,
-    Open,
-    Piece,
-    Reason,
-    Refused,
-    Retract,
-    SpecDecode,
-    Submit,
+    Abort, Admit, Chunk, Command, Decode, Done, EvictSwa, Extend, Finish, Insert, Mode, Open, Piece, Reason,
+    Refused, Retract, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry, preset
 from reference.ledger import Cursors
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.tests.sglang.test_releases import ANOTHER, PATHS, RELEASES, first, last
+from stateful_tests.tests.support.release_faults import (
+    ANOTHER, BEGIN, ENDS, NOT_YET, PATHS, RELEASES, decode, first, found, last, verify,
+)  # fmt: skip
 from stateful_tests.traces.files import load
 
 SIZES = Geometry(page_size=1, window=2, full_pages=40, swa_pages=40, rows=4, width=40)
-BEGIN = (Open("s"), Submit("a", "s", 3), Admit("a"), Extend((Chunk("a", 3),)))
-
-
-def decode(times: int) -> tuple[Command, ...]:
-    return (Decode(("a",)),) * times
-
-
-def verify(*accepted: int) -> tuple[Command, ...]:
-    """Rounds of three drafts each."""
-    return tuple(SpecDecode((Draft("a", 3, accept),)) for accept in accepted)
 
 
 def to_be_done(sizes: Geometry, commands: tuple[Command, ...]) -> Trace:
@@ -195,10 +167,6 @@ def play(system: SGLangSystem, *commands: Command) -> Cursors:
     return cursors
 
 
-def test_it_is_asked_for_by_name(real: SGLangSystem, version: str) -> None:
-    assert real.name == f"sglang=={version}+overlap"
-
-
 def test_a_sweep_does_not_see_the_result_that_waits(real: SGLangSystem, version: str) -> None:
     assert play(real, *BEGIN, *decode(2)).swa_evicted_seqlen == RELEASE[version].swept
 
@@ -263,24 +231,6 @@ def test_the_reference_follows_a_prompt_that_comes_late(real: SGLangSystem) -> N
     assert replay(real, trace).violation is None
 
 
-AGAIN = (Admit("a"), Extend((Chunk("a", 1),)))
-NEXT = (Submit("b", "s", 2), Admit("b"), CheckIdle())
-# What becomes of a turn whose last round is in flight: the round before ends it, it is retracted, or aborted.
-ENDS: dict[str, tuple[Command, ...]] = {
-    "the prefill ends it": (*decode(1), Finish("a", 1), *NEXT),
-    "a decode ends it": (*decode(2), Finish("a", 2), *NEXT),
-    "the last decode ends it": (*decode(2), Finish("a", 3), *NEXT),
-    "a verify round ends it": (*verify(2, 3), Finish("a", 3), *NEXT),
-    "a verify round ends it before its last token": (*verify(3, 1), Finish("a", 2), *NEXT),
-    "a decode is lost": (*decode(2), Retract("a", 1), *AGAIN, Finish("a", 3), *NEXT),
-    "a verify round is lost": (*verify(3, 1), Retract("a", 1), *AGAIN, CheckBusy()),
-    "the prefill of a retry is lost": (*decode(2), Retract("a"), *AGAIN, Retract("a", 1), CheckBusy()),
-    "it is aborted in a decode": (*decode(2), Abort("a"), Submit("b", "s", 2), Admit("b"), CheckIdle()),
-    "it is aborted in a verify round": (*verify(2, 3), Abort("a"), CheckIdle()),
-    "it is closed meanwhile": (*decode(2), Close("s"), Finish("a", 2), CheckIdle()),
-}  # fmt: skip
-
-
 def test_a_round_in_flight_does_no_harm(real: SGLangSystem, version: str) -> None:
     if version == "0.5.10":
         pytest.skip("it trims nothing and saves what is aborted: see fixtures/releases/sglang-0.5.10")
@@ -290,27 +240,14 @@ def test_a_round_in_flight_does_no_harm(real: SGLangSystem, version: str) -> Non
             assert replay(real, to_be_done(sizes, (*BEGIN, *rest))).violation is None, (name, end)
 
 
-# In these no round is launched, so that the prompt is not in the tree yet (see below), or a sweep is driven
-# with a length that waits.
-NOT_YET = {
-    "a_free_that_waits_takes_the_slots_of_a_recovered_tombstone",
-    "a_key_swept_to_its_end_becomes_a_live_leaf",
-    "a_lock_pins_a_leaf_of_any_length",
-    "a_prompt_that_is_swept_too_far_has_two_owners",
-    "a_recovered_tombstone_frees_slots_that_are_read",
-    "one_token_less_than_the_key_overwrites_the_trees_slots",
-}
-
-
 def test_the_faults_of_a_release_are_there_under_overlap(real: SGLangSystem, version: str) -> None:
-    at, found, known = RELEASES.index(version), {}, {}
+    at, seen, known = RELEASES.index(version), {}, {}
     for path in PATHS:
         if first(path) <= at and path.stem not in NOT_YET and (path.stem, version) not in ANOTHER:
             trace = load(path)
-            violation = replay(real, trace).violation
-            found[path.stem] = None if violation is None else (violation.clause, violation.step)
+            seen[path.stem] = found(real, trace)
             known[path.stem] = (trace.clause, len(trace.commands) - 1) if at <= last(path) else None
-    assert found == known
+    assert seen == known
 
 
 A3, A9 = (Piece("a", 3),), (Piece("a", 9),)
@@ -330,10 +267,9 @@ def test_the_faults_of_a_tree_are_there_once_a_round_was_launched(
 ) -> None:
     commands = IN_THE_TREE[clause]
     sizes = Geometry(3, 1, 10, 6, 2, 12, tree=True)
-    violation = replay(real, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)).violation
-    found = None if violation is None else (violation.clause, violation.step)
     mended = RELEASES.index(version) > RELEASES.index("0.5.14")
-    assert found == (None if mended else (clause, len(commands) - 1))
+    expected = None if mended else (clause, len(commands) - 1)
+    assert found(real, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)) == expected
 
 
 # -- drivers that play it wrongly --------------------------------------------------------------------
@@ -377,9 +313,6 @@ def test_a_driver_that_plays_another_order_is_caught(
         system = type("Changed", (Mutant,), {"change": change})(version="0.5.13", overlap=True)
     except UnusableImplementation as error:
         pytest.skip(f"the wheel is neither cached nor to be downloaded: {error}")
-    try:
-        violation = replay(system, to_be_done(SIZES, (*BEGIN, *commands))).violation
-    finally:
-        system.close()
-    assert violation is not None
-    assert violation.clause == clause
+    violation = found(system, to_be_done(SIZES, (*BEGIN, *commands)))
+    system.close()
+    assert violation is not None and violation[0] == clause

@@ -18,7 +18,9 @@ class Operators(TorchDispatchMode):
     or write; views cost nothing.
     """
 
-    values = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"})
+    values = frozenset(
+        {"_local_scalar_dense", "item", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"}
+    )
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impl.torch_kv import DoubleFreeError, ForeignSlotError, OutOfPagesError, PaddingFreedError, TorchKV
+from impl.torch_kv import TorchKV
 from impl.torch_kv.cursors import RowCursors
-from impl.torch_kv.pool import PagePool
+from impl.torch_kv.pool import DoubleFreeError, ForeignSlotError, OutOfPagesError, PaddingFreedError, PagePool
 from impl.torch_kv.sessions import KVRequest
 from impl.torch_kv.store import KVStore
 from reference.geometry import Geometry
@@ -142,51 +142,30 @@ def test_an_empty_range_takes_nothing() -> None:
     assert store.full.available == 64
 
 
-class TestChecked:
-    """A checked pool names the mistake; an unchecked one lets it show in the free list."""
+def test_a_checked_pool_names_the_mistake() -> None:
+    pool = PagePool(4, page_size=2, device=CPU, checked=True)
+    with pytest.raises(OutOfPagesError, match="5 pages asked for, 4 free"):
+        pool.take(5)
+    freed, held = pool.take(1), pool.take(2)
+    pool.give(freed)
+    for pages, error in (
+        (torch.tensor([0]), PaddingFreedError),
+        (freed, DoubleFreeError),
+        (torch.cat((held, held)), DoubleFreeError),
+        *((torch.tensor([page]), ForeignSlotError) for page in (4, 5, -1)),  # 4 was never handed out
+    ):
+        with pytest.raises(error):
+            pool.give(pages)
+    assert pool.available == 2
 
-    @pytest.fixture
-    def pool(self) -> PagePool:
-        return PagePool(4, page_size=2, device=CPU, checked=True)
 
-    def test_out_of_pages(self, pool: PagePool) -> None:
-        with pytest.raises(OutOfPagesError, match="5 pages asked for, 4 free"):
-            pool.take(5)
-        assert pool.available == 4
-
-    def test_padding(self, pool: PagePool) -> None:
-        pool.take(1)
-        with pytest.raises(PaddingFreedError):
-            pool.free(torch.tensor([1, 2]))
-        assert pool.available == 3
-
-    def test_double_free(self, pool: PagePool) -> None:
-        pages = pool.take(2)
-        pool.give(pages)
-        with pytest.raises(DoubleFreeError, match="free already"):
-            pool.give(pages[:1])
-        pages = pool.take(1)
-        with pytest.raises(DoubleFreeError, match="twice in one call"):
-            pool.give(torch.cat((pages, pages)))
-
-    @pytest.mark.parametrize("page", [4, 5, -1])
-    def test_foreign(self, pool: PagePool, page: int) -> None:
-        pool.take(1)
-        with pytest.raises(ForeignSlotError):
-            pool.give(torch.tensor([page]))
-
-    def test_slots_of_one_page_free_it_once(self, pool: PagePool) -> None:
-        (page,) = pool.take(1).tolist()
-        pool.free(torch.tensor([2 * page, 2 * page + 1]))
-        assert sorted(pool.free_pages().tolist()) == [1, 2, 3, 4]
-
-    def test_unchecked_double_free_shows(self) -> None:
-        pool = PagePool(2, page_size=1, device=CPU)
-        pages = pool.take(2)
-        pool.give(pages)
-        pool.give(pages)
-        assert sorted(pool.free_pages().tolist()) == [1, 1, 2, 2]
-        assert pool.take(3).numel() == 3
+def test_in_an_unchecked_pool_a_double_free_shows() -> None:
+    pool = PagePool(2, page_size=1, device=CPU)
+    pages = pool.take(2)
+    pool.give(pages)
+    pool.give(pages)
+    assert sorted(pool.free_pages().tolist()) == [1, 1, 2, 2]
+    assert pool.take(3).numel() == 3
 
 
 def ready(size: Geometry, lengths: list[tuple[int, int, int]]) -> tuple[TorchKV, list[KVRequest]]:

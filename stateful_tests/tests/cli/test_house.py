@@ -1,0 +1,21 @@
+"""What holds of the whole house: no two public classes have one name, so a word means one thing."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = "reference", "impl", "stateful_tests", "ci", "kvspec"
+
+
+def test_no_public_class_name_occurs_twice() -> None:
+    homes = defaultdict(list)
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        if not path.is_relative_to(ROOT / "stateful_tests" / "tests"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes[node.name].append(str(path.relative_to(ROOT)))
+    assert len(homes) > 100
+    assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}

@@ -1,0 +1,151 @@
+"""The worker process, its messages, and what the driver keeps of a scheduler: without a release."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from impl.sglang import SGLangSystem
+from impl.sglang.parts import memory_checks
+from impl.sglang.parts.doubles import Bag, ForwardMode
+from impl.sglang.process import wire
+from impl.sglang.scheduler import refusals
+from reference.commands import (
+    COMMANDS, Abort, Admit, Broken, CheckBusy, CheckIdle, Chunk, Close, Decode, Draft, Evict, EvictSwa,
+    Extend, Finish, Insert, Match, Open, Piece, Reason, Retract, SpecDecode, Submit, Unlock,
+    shared_serial, token_id,
+)  # fmt: skip
+from reference.geometry import preset
+
+WORKER = """
+import os, sys, time
+from impl.adapter import View
+from impl.sglang.process import wire
+out = os.fdopen(1, "wb")
+empty = View({}, {}, [], [], {}, [])
+wire.send(out, wire.Ready())
+while (body := wire.receive(0)) is not None:
+    ask = wire.ASKS.decode(body)
+    if isinstance(ask, wire.Apply):
+        ACT
+    wire.send(out, wire.StepReply(empty))
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "errors"),
+    [
+        ("sys.stderr.write('out of luck'); sys.exit(7)", ("exit status 7", "out of luck")),
+        ("time.sleep(60)", ("hangs",)),
+        ("wire.send(out, wire.Failure('ValueError: x at a.py:3')); continue", ("ValueError: x at a.py:3",)),
+        ("out.write(b'\\xff' * 400); out.flush()", ("unreadable",)),
+    ],
+    ids=["dies", "hangs", "raises", "talks nonsense"],
+)
+def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, act, errors):
+    (tmp_path / "sglang/srt/session").mkdir(parents=True)
+    for name in ("session/streaming_session.py", "mem_cache/allocator.py", "speculative/eagle_info_v2.py"):
+        file = tmp_path / "sglang/srt" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("")
+    system = SGLangSystem(path=tmp_path)
+    system._command_line = lambda: [sys.executable, "-c", WORKER.replace("ACT", act)]
+    system.reset(preset("page1"))
+    system._timeout_s = 0.3 if "sleep" in act else 60.0  # the command's alone: a worker takes long to start
+    first = system.apply(Open("s"))
+    assert isinstance(first, Broken)
+    assert all(error in first.error for error in errors)
+    assert system.apply(Open("s")) == first
+    system._timeout_s = 60.0
+    system.reset(preset("page1"))
+    assert system.view().sessions == {}
+    system.close()
+
+
+def test_commands_survive_the_wire():
+    text = (Piece("a", 3), Piece("b", 1))
+    commands = (
+        Open("s"), Submit("r", None, 3, 1, text), Admit("r"), Extend((Chunk("r", 2), Chunk("q", 1))),
+        Decode(("r", "q")), SpecDecode((Draft("r", 3, 2),)), EvictSwa("r", 5), Finish("r", 1),
+        Retract("r", 1), Abort("r", marked=True), Close("s"), CheckBusy(2), CheckIdle(),
+        Match("g", text), Unlock("g"), Insert("g", text, 2, True), Evict(4, 2),
+    )  # fmt: skip
+    assert {type(command) for command in commands} == set(COMMANDS)
+    for command in commands:
+        ask = wire.ASKS.decode(wire.msgspec.msgpack.encode(wire.pack_command(command)))
+        assert isinstance(ask, wire.Apply)
+        assert wire.unpack_command(ask) == command
+
+
+def test_a_prompt_is_spelled_by_position_and_what_is_no_text_is_refused():
+    found = refusals.spelled((Piece("a", 2), Piece("c", 3)), 4)
+    at = [*((0, p) for p in (4, 5)), *((2, p) for p in (6, 7, 8))]
+    assert found == [token_id(shared_serial("abc"[text]), position) for text, position in at]
+    for piece in (Piece("a", 0), Piece("A", 1), Piece("ab", 1), Piece("", 1), Piece("ä", 1)):
+        with pytest.raises(refusals.CommandRefused) as caught:
+            refusals.spelled((piece,))
+        assert caught.value.reason is Reason.EMPTY
+
+
+# -- the batches that memory checks go by
+
+
+class Req:
+    done = False
+
+    def finished(self) -> bool:
+        return self.done
+
+
+@pytest.fixture
+def scheduler():
+    return memory_checks.Scheduler(Bag, None, None, None, preset("page1"))
+
+
+def listed(scheduler) -> list[list]:
+    return [batch.reqs for batch in (scheduler.last_batch, scheduler.running_batch)]
+
+
+def test_a_decode_makes_one_batch_of_everybody(scheduler):
+    a, b = Req(), Req()
+    assert scheduler.last_batch is None
+    scheduler.launch([a], ForwardMode.EXTEND)
+    scheduler.launch([b], ForwardMode.EXTEND)
+    assert listed(scheduler) == [[b], [a]]
+    scheduler.launch([b], ForwardMode.DECODE)
+    assert scheduler.last_batch is scheduler.running_batch
+    assert listed(scheduler) == [[a, b], [a, b]]
+
+
+def test_a_finished_request_is_listed_until_the_next_launch(scheduler):
+    a, b = Req(), Req()
+    scheduler.launch([a], ForwardMode.EXTEND)
+    a.done = True
+    assert listed(scheduler) == [[a], []]
+    scheduler.launch([b], ForwardMode.EXTEND)
+    assert listed(scheduler) == [[b], []]
+
+
+def test_a_retracted_request_leaves_at_once(scheduler):
+    a, b = Req(), Req()
+    scheduler.launch([a, b], ForwardMode.EXTEND)
+    scheduler.leave(a)
+    assert listed(scheduler) == [[b], []]
+
+
+@pytest.mark.parametrize("error", [AssertionError("two\n  lines"), ValueError("two lines")])
+def test_the_verdict_of_a_release_is_one_line(scheduler, error):
+    def check() -> None:
+        raise error
+
+    scheduler.launch([Req()], ForwardMode.EXTEND)
+    scheduler.self_check_during_busy = check
+    scheduler.busy_accounts = tuple
+    assert scheduler.busy(1).alarm == "two lines"
+
+
+def test_what_is_no_verdict_is_no_alarm(scheduler):
+    scheduler.launch([Req()], ForwardMode.EXTEND)
+    with pytest.raises(AttributeError, match="read self_check_during_busy of the scheduler"):
+        scheduler.busy(1)
