@@ -22,13 +22,12 @@ from reference.commands import (
     Extend,
     Finish,
     Insert,
-    Match,
     Outcome,
     Retract,
     SpecDecode,
 )  # fmt: skip
 from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
-from reference.prefix_cache import key_of, page_name
+from reference.prefix_cache import page_name
 
 Pages = dict[str, list[int]]  # holder -> page indices of its sequence
 
@@ -177,9 +176,10 @@ class Step:
         if isinstance(command, Admit) and request is not None:
             session = self.was.session(request.session)
             again = request.holder if session is None or session.slot is None else None
-        prompt = key_of(command.prompt) if isinstance(command, (Match, Insert)) else ()
-        window, free = self.config.geometry.window, self.tree_policy_is_free
-        return locks_after(self.locked_before, self.after, again, prompt, window, free)
+        return locks_after(
+            self.locked_before, self.before, self.after, command, again,
+            window=self.config.geometry.window, policy_is_free=self.tree_policy_is_free,
+        )  # fmt: skip
 
     # What goes back. Pages are told by holder and by their place in its sequence.
 
