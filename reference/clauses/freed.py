@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.step import Pages, Step, span
+from reference.clauses.step import PagesByHolder, Step, span
 from reference.ledger import Phase
 
 
-def owed_and_freed(step: Step, pool: str) -> tuple[Pages, Pages]:
+def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]:
     """What FREE compares: what the rules owe and what the system freed. Where a tree chooses itself what it
     takes and gives back: of session slots alone, less what the tree has taken."""
     owed, freed = step.owed[pool], step.freed[pool]

@@ -152,12 +152,12 @@ def _inserted_found(step: Step) -> Failure | None:
         if goes_on and geometry.window is not None and dead and max(dead) > len(key) - geometry.window:
             continue
         for end in ends:
-            where = f"[{end - geometry.page_size}, {end}) of {path_text(key)}"
-            if key[:end] not in pages:
-                return f"{where} in the tree", "it is not"
-            evicted = key[:end] in known and lost(step)  # what was there may go on the way: TREE-11
-            if geometry.window is not None and end not in dead and not pages[key[:end]][1] and not evicted:
-                return f"{where} live in the tree", "a tombstone"
+            page, evicted = pages.get(key[:end]), key[:end] in known and lost(step)
+            live = page is not None and (page[1] or geometry.window is None or end in dead or evicted)
+            if not live:  # what was there may be evicted on the way: TREE-11
+                where = f"[{end - geometry.page_size}, {end}) of {path_text(key)}"
+                return (f"{where} in the tree", "it is not") if page is None else (
+                    f"{where} live in the tree", "a tombstone")  # fmt: skip
     return None
 
 

@@ -54,12 +54,11 @@ def _kept(step: Step) -> Failure | None:
     pages, size, has_swa = step.after.tree.pages, step.config.geometry.page_size, "swa" in step.after.pools
     for holder, (key, pinned_from, _) in sorted(step.locks.items()):
         for end in range(size, len(key) + 1, size):
-            _, live = pages.get(key[:end], (None, False))
-            where = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
-            if key[:end] not in pages:
-                return f"{where}, is there", "it is not"
-            if has_swa and end > pinned_from and not live:
-                return f"{where}, has SWA KV", "it is a tombstone"
+            page = pages.get(key[:end])
+            if page is None or (has_swa and end > pinned_from and not page[1]):
+                where = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
+                return (f"{where}, is there", "it is not") if page is None else (
+                    f"{where}, has SWA KV", "it is a tombstone")  # fmt: skip
     return None
 
 
@@ -79,7 +78,7 @@ def _prefixes(step: Step) -> Failure | None:
     if step.after.tree is None:
         return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
-    named = {name: h.prefix for name, h in step.after.holders.items()} | step.after.tree.lock_holders
+    named = {**{name: h.prefix for name, h in step.after.holders.items()}, **step.after.tree.lock_holders}
     for name, (key, *_) in sorted(step.locks.items()):
         slots = named.get(name, ())
         for end in range(size, len(key) + 1, size) if name in named else ():  # who has no row yet names none

@@ -10,14 +10,7 @@ from collections.abc import Sequence
 
 from impl.adapter import NodeView, View
 from reference.clauses.facts import (
-    Facts,
-    HolderFacts,
-    NodeFacts,
-    Owned,
-    Pool,
-    RequestFacts,
-    SessionFacts,
-    TreeFacts,
+    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import Cursors
@@ -32,9 +25,7 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
     tree = None
     if view.tree is not None:
         nodes = [reader.node(node) for node in sorted(view.tree.nodes, key=lambda n: tuple(n.path))]
-        lock_holders = {
-            name: tuple(lock_holder.slots) for name, lock_holder in view.tree.lock_holders.items()
-        }
+        lock_holders = {name: tuple(holder.slots) for name, holder in view.tree.lock_holders.items()}
         size = geometry.page_size
         pages = {
             node.path[: node.start + at + size]: (tuple(node.slots[at : at + size]), node.live)
