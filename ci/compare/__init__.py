@@ -1,1 +1,2 @@
-"""Both sides of a run as plain data: snapshots, differences, the ledger. No sentences of explanation, no output."""
+"""Both sides of a run as plain data: snapshots, differences, the ledger. No
+explanations and no output."""

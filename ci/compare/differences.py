@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ci import Data
+from reference.clauses.contents import POOL as POOL
 from reference.clauses.facts import Facts
 from reference.clauses.step import span
 from reference.ledger import holders, text_tokens
@@ -20,7 +21,6 @@ from stateful_tests.traces.notation import say
 CURSORS = {
     "C": "kv_committed_len", "A": "kv_allocated_len", "E": "swa_evicted_seqlen", "R": "cache_protected_len",
 }  # fmt: skip
-POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
 
 
 def spans(pages: Iterable[int], page_size: int) -> str:

@@ -13,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from ci import explain as arguments
+from ci.explain import explanation_of
 from impl.adapter import System
 from impl.sglang.releases.catalogue import TABLE
 from stateful_tests.lockstep.lockstep import replay
@@ -77,7 +77,7 @@ def test_a_release_still_violates_the_clause(
     run = replay(release(version), trace)
     assert run.violation is not None
     assert (run.violation.clause, run.violation.step) == (trace.clause, len(trace.commands) - 1)
-    argument = arguments.argue(run)
+    argument = explanation_of(run)
     assert argument is not None
     assert "the rules want:" not in argument.text, "told from the facts of the run"
 
@@ -89,7 +89,7 @@ def test_a_later_release_has_mended_it(path: Path, version: str, release: Callab
 
 def test_of_a_page_that_row_and_tree_own_the_cause_is_told(release: Callable[[str], System]) -> None:
     trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
-    argument = arguments.argue(replay(release("0.5.18"), trace))
+    argument = explanation_of(replay(release("0.5.18"), trace))
     assert argument is not None
     assert argument.text == (
         "full page 1 has 2 owners: r1 has it at [0, 3) since command 2 (extend r1 +8) and the tree has it at"
