@@ -1,4 +1,4 @@
-"""Explanations for cursors and on the sliding window."""
+"""Explanations for cursors and the sliding window."""
 
 from __future__ import annotations
 

@@ -12,23 +12,19 @@ from ci.explain.history import History, some
 from reference.clauses.checks import due, miscounted
 from reference.clauses.contents import stamp_text
 from reference.clauses.facts import Facts
-from reference.commands import Done, Outcome, Reason, Refused, Submit
-from reference.cursors import lost_below, window_start
-from reference.ledger import ZERO, Cursors, text_tokens
+from reference.clauses.step import swept_below
+from reference.commands import Done, Reason, Refused, Submit
+from reference.ledger import ZERO, Cursors, Phase, text_tokens
+from stateful_tests.lockstep.follow import launched
 from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import say
 
 
 def _outcome(past: History) -> str | None:
     """OUT-1: a command that is done or refused, and should not be."""
-    step = past.step
-    told = f"{_does(step.outcome)} {past.here}; by the rules it is {say(step.expected)}"
-    why = _why(past)
-    return f"the system {told}{why}"
-
-
-def _does(outcome: Outcome) -> str:
-    return f"refuses ({outcome.reason.value})" if isinstance(outcome, Refused) else "carries out"
+    got, want = past.step.outcome, past.step.expected
+    does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
+    return f"the system {does} {past.here}; by the rules it is {say(want)}{_why(past)}"
 
 
 def _why(past: History) -> str:
@@ -43,18 +39,13 @@ def _why(past: History) -> str:
         session = was.session(step.command.session)
         if session is not None and session.turn is not None:
             name, turn = session.name, session.turn
-            since = past.first_since(
-                f"{turn} is the turn of {name}",
-                lambda m: (s := m.state.session(name)) is not None and s.turn == turn,
-            )
+            since = past.first_since(f"{turn} is the turn of {name}", _is_turn, name, turn)
             return f", for {turn} is in flight in {name} {since}"
     if reason is Reason.WINDOW_LOST:
         return _window_lost(past, ours)
     if reason in (Reason.OUT_OF_FULL, Reason.OUT_OF_SWA) and not ours:
-        pool = "full" if reason is Reason.OUT_OF_FULL else "swa"
-        side = reference_side(past.before)
-        left = side["free"][pool]
-        if left is None:
+        side, pool = reference_side(past.before), "full" if reason is Reason.OUT_OF_FULL else "swa"
+        if (left := side["free"][pool]) is None:
             return ""
         unlocked = sum(
             (n["end"] - n["start"]) // past.page_size
@@ -63,58 +54,52 @@ def _why(past: History) -> str:
         )
         pages = some(left, f"{POOL[pool]} page")
         return f", for {pages} can be had at once and {unlocked} more from the tree"
-    if reason is Reason.UNKNOWN_REQUEST and not ours and request is not None:
-        return f", for {request.name} is {request.phase.value}"
-    if reason is Reason.WRONG_PHASE and request is not None:
+    if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
         name, phase = request.name, request.phase
-
-        def same(m: Moment) -> bool:
-            r = m.state.request(name)
-            return r is not None and r.phase is phase
-
-        if ours:
-            return f", for {name} is {phase.value} {past.first_since(f'{name} is {phase.value}', same)}"
+        is_so = f"{name} is {phase.value}"
+        return f", for {is_so}" + (f" {past.first_since(is_so, _in_phase, name, phase)}" if ours else "")
     return ""
+
+
+def _is_turn(m: Moment, session: str, turn: str) -> bool:
+    found = m.state.session(session)
+    return found is not None and found.turn == turn
+
+
+def _in_phase(m: Moment, request: str, phase: Phase) -> bool:
+    found = m.state.request(request)
+    return found is not None and found.phase is phase
 
 
 def _window_lost(past: History, ours: bool) -> str:
     window = past.step.config.geometry.window
-    command = past.step.command
-    lanes = getattr(command, "requests", ()) or [lane.request for lane in getattr(command, "lanes", ())]
-    names = [command.request] if hasattr(command, "request") else lanes
-    for name in names:
+    one = past.step.acted
+    for name in [one.name] if one is not None else launched(past.step.command):
         was = past.before.state.request(name)
         if was is None or was.cursors is None or window is None:
             continue
         c = was.cursors
-        start = window_start(c.kv_committed_len, window)
-        if ours and lost_below(c) > start:
-            since = past.first_since(f"E of {name}", has_cursor, name, "E", c.swa_evicted_seqlen)
-            return (
-                f", for the window of {name} at {c.kv_committed_len} starts at {start} and its SWA KV below"
-                f" {c.swa_evicted_seqlen} is gone {since}"
-            )
+        start, at = max(0, c.kv_committed_len - window), f", for the window of {name} at {c.kv_committed_len}"
         if not ours:
-            return f", for the window of {name} at {c.kv_committed_len} is there: it starts at {start}"
+            return f"{at} is there: it starts at {start}"
+        if swept_below(c) > start:
+            since = past.first_since(f"E of {name}", has_cursor, name, "E", c.swa_evicted_seqlen)
+            return f"{at} starts at {start} and its SWA KV below {c.swa_evicted_seqlen} is gone {since}"
     return ""
 
 
 def _unchanged(past: History) -> str | None:
     """OUT-2, CHK-3, SES-3: something changed that may not."""
     step = past.step
-    if past.violation.clause == "OUT-2":
-        head = f"{past.here} is refused and must change nothing, but "
-    elif past.violation.clause == "CHK-3":
-        head = f"{past.here} is a check and must change nothing, but "
-    else:
-        head = f"{past.here} admits again and must change nothing, but "
+    does = {"OUT-2": "is refused", "CHK-3": "is a check", "SES-3": "admits again"}[past.violation.clause]
     moved = [
         f"\0{letter}\0 of {name} goes from {a} to {b}"
         for name in sorted(step.after.requests)
         for letter, a, b in zip(CURSORS, _cursors(step.before, name), _cursors(step.after, name))
         if a != b
     ]
-    return head + (", ".join(moved[:3]) or past.violation.observed)
+    changes = ", ".join(moved[:3]) or past.violation.observed
+    return f"{past.here} {does} and must change nothing, but {changes}"
 
 
 def _cursors(facts: Facts, name: str) -> Cursors:

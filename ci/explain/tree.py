@@ -268,7 +268,8 @@ def _contents(past: History) -> str | None:
     position = node.start + at
     return (
         f"node {where(node)} names {pool} slot {slot} for position {position} {since}, which holds"
-        f" {stamp_text(stamp) if stamp else 'no committed token'}; it must be {stamp_text(node.path[position])}"
+        f" {stamp_text(stamp) if stamp else 'no committed token'}; it must be"
+        f" {stamp_text(node.path[position])}"
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
+from reference.clauses.facts import HolderFacts
 from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import POSITION_BITS, SHARED
-from reference.ledger import ZERO, Phase, full_pages, swa_pages, text_tokens
+from reference.ledger import ZERO, Holder, Phase, full_pages, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
 
 POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
@@ -38,20 +39,24 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
 
 
 def misread(step: Step, pool: str) -> tuple[str, int, list[int], list[int | None]] | None:
-    """(holder, a position, the tokens that it must read from there on, those that it reads) of the first who
-    reads anything else."""
+    """The first holder that reads anything but its own tokens, and `reads` of it."""
     window = step.config.geometry.window
     for holder in step.held if pool == "full" or window is not None else ():
-        c, facts, start = holder.cursors, step.after.holders.get(holder.name), 0
-        if pool == "swa" and window is not None:
-            seen = c.kv_committed_len - window
-            start = max(swept_below(c), min(c.cache_protected_len, seen), 0)
-        reads = (facts.full_read if pool == "full" else facts.swa_read) if facts is not None else ()
-        want = text_tokens(holder.text, c.kv_committed_len)[start:]
-        got = list(reads[start : c.kv_committed_len])
+        start, want, got = reads(holder, step.after.holders.get(holder.name), pool, window)
         if got != want:
             return holder.name, start, want, got
     return None
+
+
+def reads(
+    holder: Holder, facts: HolderFacts | None, pool: str, window: int | None
+) -> tuple[int, list[int], list[int | None]]:
+    """A position, the tokens that a holder must read from there on, and those that it reads."""
+    c, start = holder.cursors, 0
+    if pool == "swa" and window is not None:
+        start = max(swept_below(c), min(c.cache_protected_len, c.kv_committed_len - window), 0)
+    found = (facts.full_read if pool == "full" else facts.swa_read) if facts is not None else ()
+    return start, text_tokens(holder.text, c.kv_committed_len)[start:], list(found[start : c.kv_committed_len])
 
 
 def stamp_text(stamp: int | None) -> str:
