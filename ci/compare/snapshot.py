@@ -143,7 +143,7 @@ def system_side(moment: Moment) -> Data:
         | {"rows": len(facts.free_rows)},
         "nodes": _system_nodes(facts.tree, geometry),
         "lock_holders": {n: len(slots) for n, slots in facts.tree.lock_holders.items()} if facts.tree else {},
-        "counters": dict(zip(SIZES, facts.tree.sizes)) if facts.tree is not None and facts.tree.sizes else None,
+        "counters": dict(zip(SIZES, facts.tree.sizes)) if facts.tree and facts.tree.sizes else None,
         "accounts": _accounts(moment.step.outcome if moment.step is not None else None),
         "pools": {name: _pool(facts, name) for name in facts.pools},
         "free_rows": sorted(view.free_rows),

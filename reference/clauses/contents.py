@@ -52,11 +52,11 @@ def reads(
     holder: Holder, facts: HolderFacts | None, pool: str, window: int | None
 ) -> tuple[int, list[int], list[int | None]]:
     """A position, the tokens that a holder must read from there on, and those that it reads."""
-    c, start = holder.cursors, 0
+    length, start = holder.cursors.kv_committed_len, 0
     if pool == "swa" and window is not None:
-        start = max(swept_below(c), min(c.cache_protected_len, c.kv_committed_len - window), 0)
+        start = max(swept_below(holder.cursors), min(holder.cursors.cache_protected_len, length - window), 0)
     found = (facts.full_read if pool == "full" else facts.swa_read) if facts is not None else ()
-    return start, text_tokens(holder.text, c.kv_committed_len)[start:], list(found[start : c.kv_committed_len])
+    return start, text_tokens(holder.text, length)[start:], list(found[start:length])
 
 
 def stamp_text(stamp: int | None) -> str:
