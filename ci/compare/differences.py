@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ci import Data
+from reference.clauses.contents import POOL as POOL
 from reference.clauses.facts import Facts
 from reference.clauses.step import span
+from reference.clauses.tree_evictions import walked
 from reference.ledger import holders, text_tokens
-from reference.prefix_cache import page_name
 from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import format_outcome as say
 
 CURSORS = {
     "C": "kv_committed_len", "A": "kv_allocated_len", "E": "swa_evicted_seqlen", "R": "cache_protected_len",
 }  # fmt: skip
-POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
 
 
 def spans(pages: Iterable[int], page_size: int) -> str:
@@ -140,26 +140,21 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
             yield difference(("lock_holders", name), f"tokens that lock holder {name} has locked", *locked)
     tree = moment.facts.tree
     if tree is not None and tree.sizes is not None:
-        walk = [0, 0, 0, 0]
-        for node in tree.nodes:
-            walk[node.full_locks > 0] += len(node.slots)
-            walk[2 + (node.swa_locks > 0)] += len(node.swa_slots)
-        for name, count in zip(got["counters"], walk):
+        for name, count in zip(got["counters"], walked(tree)):
             if got["counters"][name] != count:
                 about = f"{name} tokens, by counter"
                 yield difference(("counters", name), about, count, got["counters"][name])
-    pages = {page_name(path): slots for path, (slots, _) in tree.pages.items()} if tree is not None else {}
     size = moment.state.config.geometry.page_size
     for h in holders(moment.state) if tree is not None else ():
         seen = moment.facts.holders.get(h.name)
         path = tuple(text_tokens(h.text, h.cursors.cache_protected_len))
         for end in range(size, len(path) + 1, size):
-            want = pages.get(page_name(path[:end]))
-            if seen is not None and want is not None and tuple(seen.prefix[end - size : end]) != want:
+            page = tree.pages.get(path[:end]) if tree is not None else None
+            if seen is not None and page is not None and tuple(seen.prefix[end - size : end]) != page[0]:
                 about = f"slots of {h.name} at [{end - size}, {end})"
                 key = ("holders", h.name, "prefix", str(end // size - 1))
-                row = f"{list(seen.prefix[end - size : end])}"
-                yield difference(key, about, f"the tree's {list(want)}", row)
+                row = list(seen.prefix[end - size : end])
+                yield difference(key, about, f"the tree's {list(page[0])}", row)
                 break
 
 

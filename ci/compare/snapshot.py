@@ -6,15 +6,15 @@ Positions and lengths are tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 
 from ci import Data
 from ci.compare.differences import CURSORS, difference, differences
 from reference import tree as radix
+from reference.clauses.contents import reads
 from reference.clauses.facts import Facts, TreeFacts
+from reference.clauses.tree_evictions import SIZES
 from reference.commands import Broken, Done, Outcome
-from reference.cursors import lost_below, window_start
 from reference.geometry import Geometry
 from reference.ledger import (
     IN_BATCH,
@@ -26,7 +26,6 @@ from reference.ledger import (
     full_pages,
     holders,
     swa_pages,
-    text_tokens,
 )  # fmt: skip
 from reference.prefix_cache import lock_holders, path_text
 from stateful_tests.lockstep.results import Moment, Run
@@ -153,7 +152,7 @@ def system_side(moment: Moment) -> Data:
         | {"rows": len(facts.free_rows)},
         "nodes": _system_nodes(facts.tree, geometry),
         "lock_holders": {n: len(slots) for n, slots in facts.tree.lock_holders.items()} if facts.tree else {},
-        "counters": _sizes(facts.tree.sizes) if facts.tree is not None and facts.tree.sizes else None,
+        "counters": dict(zip(SIZES, facts.tree.sizes)) if facts.tree and facts.tree.sizes else None,
         "accounts": _accounts(moment.step.outcome if moment.step is not None else None),
         "pools": {name: _pool(facts, name) for name in facts.pools},
         "free_rows": sorted(view.free_rows),
@@ -225,19 +224,10 @@ def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]
             "swa_locks": n.swa_locks if geometry.window is not None else 0,
             "full": [slot // size for slot in n.slots[::size]],
             "swa": [slot // size for slot in n.swa_slots[::size]],
-            "wrong": not _right(n.path[n.start :], n.full_read, n.swa_read),
+            "wrong": any(got and tuple(got) != n.path[n.start :] for got in (n.full_read, n.swa_read)),
             "half": n.live and not whole,
         }
     return found
-
-
-def _right(path: Sequence[int], full: Sequence[int], swa: Sequence[int]) -> bool:
-    return all(not got or tuple(got) == tuple(path) for got in (full, swa))
-
-
-def _sizes(sizes: Sequence[int]) -> dict[str, int]:
-    names = ("full evictable", "full protected", "SWA evictable", "SWA protected")
-    return dict(zip(names, sizes))
 
 
 def _accounts(outcome: Outcome | None) -> dict[str, Data]:
@@ -264,15 +254,10 @@ def wrong_reads(state: State, facts: Facts) -> dict[str, dict[str, list[int]]]:
     window = state.config.geometry.window
     found: dict[str, dict[str, list[int]]] = {}
     for h in holders(state):
-        seen, c = facts.holders.get(h.name), h.cursors
-        if seen is None:
-            continue
-        want = text_tokens(h.text, c.kv_committed_len)
-        full = [p for p, (a, b) in enumerate(zip(want, seen.full_read)) if a != b]
-        swa: list[int] = []
-        if window is not None:
-            first = max(lost_below(c), min(c.cache_protected_len, window_start(len(want), window)))
-            swa = [p for p, (a, b) in enumerate(zip(want, seen.swa_read)) if p >= first and a != b]
-        if full or swa:
-            found[h.name] = {"full": full, "swa": swa}
+        seen, wrong = facts.holders.get(h.name), {"full": list[int](), "swa": list[int]()}
+        for pool in state.config.geometry.pools if seen is not None else ():
+            start, want, got = reads(h, seen, pool, window)
+            wrong[pool] = [start + at for at, (a, b) in enumerate(zip(want, got)) if a != b]
+        if any(wrong.values()):
+            found[h.name] = wrong
     return found

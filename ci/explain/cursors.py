@@ -1,4 +1,4 @@
-"""Arguments on cursors and on the sliding window."""
+"""Explanations for cursors and the sliding window."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 from ci.compare.differences import CURSORS
 from ci.compare.snapshot import reference_side, system_side
-from ci.explain.history import Past, some
-from reference.commands import Admit, EvictSwa
-from reference.cursors import sweep_limit, window_start
+from ci.explain.history import History, some
+from reference.clauses.window import lost_window, oversweep
+from reference.commands import Admit
 from reference.ledger import IN_BATCH, ZERO, Cursors
 from stateful_tests.lockstep.results import Moment
 
@@ -31,7 +31,7 @@ def has_cursor(m: Moment, name: str, letter: str, value: int) -> bool:
     return cursors is not None and cursors[list(CURSORS).index(letter)] == value
 
 
-def _off(past: Past) -> Iterator[tuple[str, str, int, int]]:
+def _off(past: History) -> Iterator[tuple[str, str, int, int]]:
     """(name, letter, by the rules, in the system) of every cursor that differs."""
     ref, got = reference_side(past.now)["cursors"], system_side(past.now)["cursors"]
     for name, want in ref.items():
@@ -40,11 +40,11 @@ def _off(past: Past) -> Iterator[tuple[str, str, int, int]]:
             yield from ((name, k, want[k], have[k]) for k in CURSORS if want[k] != have[k])
 
 
-def _must_be(past: Past, off: list[tuple[str, str, int, int]]) -> str:
+def _must_be(past: History, off: list[tuple[str, str, int, int]]) -> str:
     """What cursors are, since when, and what they must be: those of one fate together."""
     fates: dict[tuple[int, int, int], dict[str, list[str]]] = {}
     for name, letter, want, got in off:
-        index = past.first(f"{letter} of {name} is {got}", has_cursor, name, letter, got)
+        index = past.first_step(f"{letter} of {name} is {got}", has_cursor, name, letter, got)
         fates.setdefault((index, want, got), {}).setdefault(name, []).append(f"\0{letter}\0")
     said = []
     for (index, want, got), whose in fates.items():
@@ -60,7 +60,7 @@ def _must_be(past: Past, off: list[tuple[str, str, int, int]]) -> str:
     return "; ".join(said)
 
 
-def lengths(past: Past) -> str | None:
+def lengths(past: History) -> str | None:
     """LEN-2 to LEN-4, REF-1: cursors that differ, and the rule that gives the right ones."""
     step, off = past.step, list(_off(past))
     if not off:
@@ -82,7 +82,7 @@ def lengths(past: Past) -> str | None:
     return head + _must_be(past, off[:6])
 
 
-def _order(past: Past) -> str | None:
+def _order(past: History) -> str | None:
     """LEN-1: two cursors that have passed each other."""
     facts, size = past.now.facts, past.page_size
     shown = [(n, r.cursors) for n, r in facts.requests.items()]
@@ -92,7 +92,7 @@ def _order(past: Past) -> str | None:
             continue
         values = dict(zip(CURSORS, c))
         told = {
-            k: f"{k} of {name} is {v} {past.since(f'{k} of {name} is {v}', has_cursor, name, k, v)}"
+            k: f"{k} of {name} is {v} {past.first_since(f'{k} of {name} is {v}', has_cursor, name, k, v)}"
             for k, v in values.items()
         }
         if c.cache_protected_len % size:
@@ -103,26 +103,16 @@ def _order(past: Past) -> str | None:
     return None
 
 
-def _sweep(past: Past) -> str | None:
+def _sweep(past: History) -> str | None:
     """SWA-1: a frontier past what a later token still reads."""
-    geometry, command = past.step.config.geometry, past.step.command
-    assert geometry.window is not None
-    for was in past.step.was.requests:
-        facts = past.now.facts.requests.get(was.name)
-        if was.cursors is None or facts is None or facts.cursors is None:
-            continue
-        c, got = was.cursors, facts.cursors.swa_evicted_seqlen
-        asked = isinstance(command, EvictSwa) and command.request == was.name
-        length = command.length if isinstance(command, EvictSwa) and asked else c.kv_committed_len
-        reach = sweep_limit(length, geometry.window, geometry.page_size)
-        limit = max(c.swa_evicted_seqlen, c.cache_protected_len, reach)
-        if got > limit:
-            start = window_start(length, geometry.window)
-            return (
-                f"{past.here} sweeps {was.name} up to {got}, and a token at {length} still reads"
-                f" [{start}, {length}), a window of {geometry.window} back: no sweep may pass {limit}"
-            )
-    return None
+    found, window = oversweep(past.step), past.step.config.geometry.window
+    if found is None or window is None or found[4] <= found[3]:
+        return None
+    was, length, _, limit, got = found
+    return (
+        f"{past.here} sweeps {was.name} up to {got}, and a token at {length} still reads"
+        f" [{max(0, length - window)}, {length}), a window of {window} back: no sweep may pass {limit}"
+    )
 
 
 def _no_swa(m: Moment, holder: str, position: int) -> bool:
@@ -130,29 +120,22 @@ def _no_swa(m: Moment, holder: str, position: int) -> bool:
     return facts is not None and position < len(facts.swa_read) and facts.swa_read[position] is None
 
 
-def _window(past: Past) -> str | None:
+def _window(past: History) -> str | None:
     """SWA-2: a token that would be computed without its window."""
-    window = past.step.config.geometry.window
-    assert window is not None
-    for request in past.now.state.requests:
-        facts = past.now.facts.requests.get(request.name)
-        if facts is None or facts.cursors is None or request.cursors is None:
-            continue
-        p = facts.cursors.kv_committed_len
-        start = window_start(p, window)
-        dead = [q for q in range(start, p) if _no_swa(past.now, request.holder, q)]
-        if dead:
-            gone = f"SWA KV of {request.holder} at {dead[0]} is gone"
-            since = past.since(gone, _no_swa, request.holder, dead[0])
-            return (
-                f"{request.name} goes on at position {p}, whose window starts at {start}, but it has no"
-                f" SWA KV at position {dead[0]} {since}; by the rules it resumes at"
-                f" {request.cursors.kv_committed_len}"
-            )
-    return None
+    found = lost_window(past.step)
+    if found is None:
+        return None
+    request, p, start, dead = found
+    assert request.cursors is not None
+    gone = f"SWA KV of {request.holder} at {dead[0]} is gone"
+    since = past.first_since(gone, _no_swa, request.holder, dead[0])
+    return (
+        f"{request.name} goes on at position {p}, whose window starts at {start}, but it has no SWA KV at"
+        f" position {dead[0]} {since}; by the rules it resumes at {request.cursors.kv_committed_len}"
+    )
 
 
-RULES: dict[str, Callable[[Past], str | None]] = {
+RULES: dict[str, Callable[[History], str | None]] = {
     "LEN-1": _order, "LEN-2": lengths, "LEN-3": lengths, "LEN-4": lengths, "REF-1": lengths,
     "SWA-1": _sweep, "SWA-2": _window,
 }  # fmt: skip

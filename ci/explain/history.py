@@ -1,6 +1,6 @@
 """Since when something is so: a walk back through the moments of a run.
 
-`Past` gives words such as "since command 4 (finish s1 keep 3)" and notes each as a `Claim`, so that a test
+`History` gives words such as "since command 4 (finish s1 keep 3)" and notes each as a `Claim`, so that a test
 can hold it against the moments again. Commands are counted as `kvspec replay` counts them.
 """
 
@@ -29,7 +29,7 @@ class Claim(NamedTuple):
     holds: Holds
 
 
-class Past:
+class History:
     """A run that ended with a violation, at whose last moment one stands and looks back."""
 
     def __init__(self, run: Run, violation: Violation, step: Step) -> None:
@@ -61,7 +61,7 @@ class Past:
         """The command that was violated."""
         return self.command(self.violation.step)
 
-    def first(self, what: str, holds: Callable[..., bool], *more: object) -> int:
+    def first_step(self, what: str, holds: Callable[..., bool], *more: object) -> int:
         """Index of the command since which `holds` is so; it is so now. more: what `holds` takes besides."""
         fact = partial(_held, holds, more)
         at = len(self.run.history) - 1
@@ -71,9 +71,9 @@ class Past:
         self.claims.append(Claim(what, since, fact))
         return since
 
-    def since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
+    def first_since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
         """`first` in words."""
-        return self.at(self.first(what, holds, *more))
+        return self.at(self.first_step(what, holds, *more))
 
     def at(self, index: int) -> str:
         if index < 0:
@@ -99,27 +99,24 @@ class Past:
         owners = [o for o in facts.owned if o.page == page]
         times = list(facts.free).count(page)
         name = f"{POOL[pool]} page {page}"
+
+        def free(m: Moment, least: int = 1) -> bool:
+            return list(m.facts.pools[pool].free).count(page) >= least
+
+        if not owners and 1 <= page <= facts.size:
+            said = f"in the free list {times} times" if times else "neither free nor owned"
+            holds = partial(free, least=2) if times else partial(lost, pool=pool, page=page)
+            was = self.last_before(lambda m: not holds(m))
+            then = self._was(was, pool, page) if was is not None else ""
+            return f"{name} is {said} {self.first_since(f'{name} is {said}', holds)}{then}"
+        having = " and ".join(self.having(pool, owned) for owned in owners)
+        if not times:
+            return f"{name} has {len(owners)} owners: {having}{self._twice(owners)}"
+        since = self.first_since(f"{name} is free", free)
         if not 1 <= page <= facts.size:
             what = "the padding page" if page == 0 else "which does not exist"
-            free = self.since(f"{name} is free", lambda m: page in m.facts.pools[pool].free)
-            return f"{name}, {what}, is in the free list {free}"
-        if not owners and not times:
-            was = self.last_before(lambda m: not lost(m, pool, page))
-            then = self._was(was, pool, page) if was is not None else ""
-            since = self.since(f"{name} is lost", lambda m: lost(m, pool, page))
-            return f"{name} is neither free nor owned {since}{then}"
-        if not owners:
-            was = self.last_before(lambda m: list(m.facts.pools[pool].free).count(page) < 2)
-            then = self._was(was, pool, page) if was is not None else ""
-            often = self.since(
-                f"{name} is twice free", lambda m: list(m.facts.pools[pool].free).count(page) > 1
-            )
-            return f"{name} is in the free list {times} times {often}{then}"
-        having = " and ".join(self.having(pool, owned) for owned in owners)
-        if times:
-            free = self.since(f"{name} is free", lambda m: page in m.facts.pools[pool].free)
-            return f"{name} is in the free list {free}, and {having}"
-        return f"{name} has {len(owners)} owners: {having}{self._twice(owners)}"
+            return f"{name}, {what}, is in the free list {since}"
+        return f"{name} is in the free list {since}, and {having}"
 
     def _twice(self, owners: Iterable[Owned]) -> str:
         """Why a page is a row's and the tree's: the row's prefix ends before it."""
@@ -133,7 +130,7 @@ class Past:
     def having(self, pool: str, owned: Owned) -> str:
         """Who has a page, for which positions and since when."""
         who, at = self.place(owned)
-        since = self.since(f"{who} has {pool} page {owned.page} at {at}", has(pool, owned))
+        since = self.first_since(f"{who} has {pool} page {owned.page} at {at}", has(pool, owned))
         return f"{who} has it at {at} {since}"
 
     def _was(self, was: Moment, pool: str, page: int) -> str:

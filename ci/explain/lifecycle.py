@@ -1,36 +1,33 @@
-"""Arguments on outcomes, memory checks and the lives of sessions."""
+"""Explanations for outcomes, memory checks and when sessions, slots and requests exist."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from ci.compare.differences import CURSORS, POOL
 from ci.compare.snapshot import reference_side, system_side
 from ci.explain.cursors import has_cursor, lengths
-from ci.explain.history import Past, some
-from reference.clauses.checks import miscounted
+from ci.explain.history import History, some
+from reference.clauses.checks import due, miscounted
 from reference.clauses.contents import stamp_text
 from reference.clauses.facts import Facts
-from reference.commands import Done, Outcome, Reason, Refused, Submit
-from reference.cursors import lost_below, window_start
-from reference.ledger import ZERO, Cursors, text_tokens
+from reference.clauses.step import swept_below
+from reference.commands import Done, Reason, Refused, Submit
+from reference.ledger import ZERO, Cursors, Phase, text_tokens
+from stateful_tests.lockstep.follow import launched
 from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import format_outcome as say
 
 
-def _outcome(past: Past) -> str | None:
+def _outcome(past: History) -> str | None:
     """OUT-1: a command that is done or refused, and should not be."""
-    step = past.step
-    told = f"{_does(step.outcome)} {past.here}; by the rules it is {say(step.expected)}"
-    why = _why(past)
-    return f"the system {told}{why}"
+    got, want = past.step.outcome, past.step.expected
+    does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
+    return f"the system {does} {past.here}; by the rules it is {say(want)}{_why(past)}"
 
 
-def _does(outcome: Outcome) -> str:
-    return f"refuses ({outcome.reason.value})" if isinstance(outcome, Refused) else "carries out"
-
-
-def _why(past: Past) -> str:
+def _why(past: History) -> str:
     """The fact behind a refusal: the reference's, or what the system says."""
     step, was = past.step, past.before.state
     ours = isinstance(step.expected, Refused)
@@ -42,18 +39,13 @@ def _why(past: Past) -> str:
         session = was.session(step.command.session)
         if session is not None and session.turn is not None:
             name, turn = session.name, session.turn
-            since = past.since(
-                f"{turn} is the turn of {name}",
-                lambda m: (s := m.state.session(name)) is not None and s.turn == turn,
-            )
+            since = past.first_since(f"{turn} is the turn of {name}", _is_turn, name, turn)
             return f", for {turn} is in flight in {name} {since}"
     if reason is Reason.WINDOW_LOST:
         return _window_lost(past, ours)
     if reason in (Reason.OUT_OF_FULL, Reason.OUT_OF_SWA) and not ours:
-        pool = "full" if reason is Reason.OUT_OF_FULL else "swa"
-        side = reference_side(past.before)
-        left = side["free"][pool]
-        if left is None:
+        side, pool = reference_side(past.before), "full" if reason is Reason.OUT_OF_FULL else "swa"
+        if (left := side["free"][pool]) is None:
             return ""
         unlocked = sum(
             (n["end"] - n["start"]) // past.page_size
@@ -62,58 +54,52 @@ def _why(past: Past) -> str:
         )
         pages = some(left, f"{POOL[pool]} page")
         return f", for {pages} can be had at once and {unlocked} more from the tree"
-    if reason is Reason.UNKNOWN_REQUEST and not ours and request is not None:
-        return f", for {request.name} is {request.phase.value}"
-    if reason is Reason.WRONG_PHASE and request is not None:
+    if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
         name, phase = request.name, request.phase
-
-        def same(m: Moment) -> bool:
-            r = m.state.request(name)
-            return r is not None and r.phase is phase
-
-        if ours:
-            return f", for {name} is {phase.value} {past.since(f'{name} is {phase.value}', same)}"
+        is_so = f"{name} is {phase.value}"
+        return f", for {is_so}" + (f" {past.first_since(is_so, _in_phase, name, phase)}" if ours else "")
     return ""
 
 
-def _window_lost(past: Past, ours: bool) -> str:
+def _is_turn(m: Moment, session: str, turn: str) -> bool:
+    found = m.state.session(session)
+    return found is not None and found.turn == turn
+
+
+def _in_phase(m: Moment, request: str, phase: Phase) -> bool:
+    found = m.state.request(request)
+    return found is not None and found.phase is phase
+
+
+def _window_lost(past: History, ours: bool) -> str:
     window = past.step.config.geometry.window
-    command = past.step.command
-    lanes = getattr(command, "requests", ()) or [lane.request for lane in getattr(command, "lanes", ())]
-    names = [command.request] if hasattr(command, "request") else lanes
-    for name in names:
+    one = past.step.acted
+    for name in [one.name] if one is not None else launched(past.step.command):
         was = past.before.state.request(name)
         if was is None or was.cursors is None or window is None:
             continue
         c = was.cursors
-        start = window_start(c.kv_committed_len, window)
-        if ours and lost_below(c) > start:
-            since = past.since(f"E of {name}", has_cursor, name, "E", c.swa_evicted_seqlen)
-            return (
-                f", for the window of {name} at {c.kv_committed_len} starts at {start} and its SWA KV below"
-                f" {c.swa_evicted_seqlen} is gone {since}"
-            )
+        start, at = max(0, c.kv_committed_len - window), f", for the window of {name} at {c.kv_committed_len}"
         if not ours:
-            return f", for the window of {name} at {c.kv_committed_len} is there: it starts at {start}"
+            return f"{at} is there: it starts at {start}"
+        if swept_below(c) > start:
+            since = past.first_since(f"E of {name}", has_cursor, name, "E", c.swa_evicted_seqlen)
+            return f"{at} starts at {start} and its SWA KV below {c.swa_evicted_seqlen} is gone {since}"
     return ""
 
 
-def _unchanged(past: Past) -> str | None:
+def _unchanged(past: History) -> str | None:
     """OUT-2, CHK-3, SES-3: something changed that may not."""
     step = past.step
-    if past.violation.clause == "OUT-2":
-        head = f"{past.here} is refused and must change nothing, but "
-    elif past.violation.clause == "CHK-3":
-        head = f"{past.here} is a check and must change nothing, but "
-    else:
-        head = f"{past.here} admits again and must change nothing, but "
+    does = {"OUT-2": "is refused", "CHK-3": "is a check", "SES-3": "admits again"}[past.violation.clause]
     moved = [
         f"\0{letter}\0 of {name} goes from {a} to {b}"
         for name in sorted(step.after.requests)
         for letter, a, b in zip(CURSORS, _cursors(step.before, name), _cursors(step.after, name))
         if a != b
     ]
-    return head + (", ".join(moved[:3]) or past.violation.observed)
+    changes = ", ".join(moved[:3]) or past.violation.observed
+    return f"{past.here} {does} and must change nothing, but {changes}"
 
 
 def _cursors(facts: Facts, name: str) -> Cursors:
@@ -121,7 +107,7 @@ def _cursors(facts: Facts, name: str) -> Cursors:
     return (request.cursors if request is not None else None) or ZERO
 
 
-def _alarm(past: Past) -> str | None:
+def _alarm(past: History) -> str | None:
     """CHK-1: an account that does not add up although every page has its one owner."""
     outcome = past.step.outcome
     report = outcome.report if isinstance(outcome, Done) else None
@@ -139,14 +125,15 @@ def _alarm(past: Past) -> str | None:
     return None
 
 
-def _terms_off(past: Past, pool: str) -> str:
-    """The terms of an account that are not what the reference counts."""
-    want = reference_side(past.now)["accounts"].get(pool, {})
+def _terms_off(past: History, pool: str) -> str:
+    """The terms of an account that are not what they must be."""
     got = system_side(past.now)["accounts"].get(pool, {})
-    return ", ".join(f"{term} is {got.get(term)}, not {n}" for term, n in want.items() if got.get(term) != n)
+    want = next((asdict(a) for a in due(past.step).accounts if a.pool == pool), {})
+    off = [term for term, n in want.items() if term != "pool" and got.get(term) != n]
+    return ", ".join(f"{term} is {got.get(term)}, not {want[term]}" for term in off)
 
 
-def _terms(past: Past) -> str | None:
+def _terms(past: History) -> str | None:
     """CHK-2: terms that balance and are wrong."""
     for pool in reference_side(past.now)["accounts"]:
         if off := _terms_off(past, pool):
@@ -155,7 +142,7 @@ def _terms(past: Past) -> str | None:
     return None
 
 
-def _life(past: Past) -> str | None:
+def _life(past: History) -> str | None:
     """SES-2: a session, slot or request that is there and should not be, or the other way round."""
     state, facts = past.now.state, past.now.facts
     for kind, ours, theirs in (
@@ -164,7 +151,7 @@ def _life(past: Past) -> str | None:
     ):
         for name in sorted(ours ^ theirs):
             if name in theirs:
-                since = past.since(
+                since = past.first_since(
                     f"{kind} {name} is there", lambda m, k, n: n in getattr(m.facts, f"{k}s"), kind, name
                 )
                 return f"{kind} {name} is there {since}; by the rules it ends with {past.here}"
@@ -176,7 +163,7 @@ def _life(past: Past) -> str | None:
         if (slot is None) != (session.slot is None):
             if slot is None:
                 return f"{past.here} leaves {session.name} without a slot; by the rules it keeps one"
-            since = past.since(f"slot of {session.name}", _keeps, session.name, slot)
+            since = past.first_since(f"slot of {session.name}", _keeps, session.name, slot)
             history = some(len(facts.sessions[session.name].history), "token")
             return (
                 f"the slot of {session.name} keeps {some(slot.kv_committed_len, 'committed token')} {since};"
@@ -195,7 +182,7 @@ def _kept_text(m: Moment, name: str, text: tuple[int, ...]) -> bool:
     return session is not None and tuple(session.history) == text
 
 
-def _history(past: Past) -> str | None:
+def _history(past: History) -> str | None:
     """SES-1: text that the client did not see."""
     facts = past.now.facts
     for session in past.now.state.sessions:
@@ -203,7 +190,7 @@ def _history(past: Past) -> str | None:
         if got == want:
             continue
         name = session.name
-        since = past.since(f"history of {name}", _kept_text, name, got)
+        since = past.first_since(f"history of {name}", _kept_text, name, got)
         if len(got) != len(want):
             has = f"the history of {name} has {some(len(got), 'token')} {since}"
             return f"{has}; the client saw {len(want)}, with which the next turn starts"
@@ -227,11 +214,11 @@ def _first_apart(got: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, str,
     return at, stamp_text(got[at]) if got[at] else "a token that nobody sent", stamp_text(want[at])
 
 
-def _choice(past: Past) -> str:
+def _choice(past: History) -> str:
     return f"{past.here} leaves the bounds of a choice, {past.violation.observed}"
 
 
-RULES: dict[str, Callable[[Past], str | None]] = {
+RULES: dict[str, Callable[[History], str | None]] = {
     "OUT-1": _outcome, "OUT-2": _unchanged, "OUT-3": _choice,
     "CHK-1": _alarm, "CHK-2": _terms, "CHK-3": _unchanged,
     "SES-1": _history, "SES-2": _life, "SES-3": _unchanged,

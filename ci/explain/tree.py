@@ -1,18 +1,17 @@
-"""Arguments on the radix tree: nodes, locks, matches, evictions."""
+"""Explanations for the radix tree: nodes, locks, matches, evictions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ci.explain.history import Past, some
+from ci.explain.history import History, some
 from reference.clauses.contents import stamp_text
 from reference.clauses.facts import NodeFacts
-from reference.clauses.locks import Locked
+from reference.clauses.tree import half_dead, long_leaf, where, wrong_token
 from reference.clauses.tree_evictions import SIZES, walked
-from reference.commands import Evict, Match
-from reference.cursors import ceil_page
-from reference.ledger import holders, text_tokens
-from reference.prefix_cache import key_of, lock_holders, path_text
+from reference.clauses.tree_locks import match_of, miscounted_locks, other_slots, unpinned, usable_length
+from reference.commands import Evict
+from reference.prefix_cache import path_text
 from reference.tree import Key, nodes
 from stateful_tests.lockstep.results import Moment
 
@@ -22,24 +21,14 @@ def _node(m: Moment, path: Key) -> NodeFacts | None:
     return next((n for n in tree.nodes if n.path == path), None) if tree is not None else None
 
 
-def _where(node: NodeFacts) -> str:
-    return f"[{node.start}, {len(node.path)}) of {path_text(node.path)}"
-
-
 def _page(m: Moment, path: Key) -> tuple[tuple[int, ...], bool] | None:
     """Full slots of the page at the end of a path, and whether it has SWA KV."""
     return m.facts.tree.pages.get(path) if m.facts.tree is not None else None
 
 
-# Locks.
-
-
-def _needs(lock: Locked, path: Key, swa: bool) -> bool:
-    return lock.key[: len(path)] == path and (not swa or lock.pinned_from < len(path))
-
-
 def _needed_by(m: Moment, holder: str, path: Key, swa: bool) -> bool:
-    return holder in m.locks and _needs(m.locks[holder], path, swa)
+    lock = m.locks.get(holder)
+    return lock is not None and lock.key[: len(path)] == path and (not swa or lock.pinned_from < len(path))
 
 
 def _count(m: Moment, path: Key, swa: bool) -> int | None:
@@ -47,64 +36,54 @@ def _count(m: Moment, path: Key, swa: bool) -> int | None:
     return None if node is None else node.swa_locks if swa else node.full_locks
 
 
-def _lock_counts(past: Past) -> str | None:
+def _lock_counts(past: History) -> str | None:
     """TREE-6: a counter and the locks that it should count."""
-    tree = past.now.facts.tree
-    for node in tree.nodes if tree is not None else ():
-        for swa in (False, True) if "swa" in past.now.facts.pools else (False,):
-            want = [name for name in sorted(past.now.locks) if _needed_by(past.now, name, node.path, swa)]
-            count = node.swa_locks if swa else node.full_locks
-            most = node.full_locks if past.step.tree_policy_is_free and swa else len(want)
-            if not len(want) <= count <= most:
-                return _counted(past, node, swa, count, want)
-    return None
-
-
-def _counted(past: Past, node: NodeFacts, swa: bool, count: int, want: list[str]) -> str:
-    path, kind = node.path, "SWA" if swa else "full"
-    where = f"node {_where(node)}"
-    needs = [f"{h} {past.since(f'{h} needs {where}', _needed_by, h, path, swa)}" for h in want]
+    found = miscounted_locks(past.step)
+    if found is None:
+        return None
+    node, full, swa, is_swa = found
+    path, kind, want = node.path, "SWA" if is_swa else "full", swa if is_swa else full
+    count, name = node.swa_locks if is_swa else node.full_locks, f"node {where(node)}"
+    needs = [f"{h} {past.first_since(f'{h} needs {name}', _needed_by, h, path, is_swa)}" for h in want]
     if count <= len(want):
-        since = past.since(f"{where} counts {count} {kind}", lambda m: _count(m, path, swa) == count)
-        said = f"{where} counts {some(count, f'{kind} lock')} {since}"
+        since = past.first_since(f"{name} counts {count} {kind}", lambda m: _count(m, path, is_swa) == count)
+        said = f"{name} counts {some(count, f'{kind} lock')} {since}"
         return said + (f"; it is needed by {' and '.join(needs)}" if needs else "; nobody needs it")
-    said = f"{where} still counts {some(count, f'{kind} lock')}"
+    said = f"{name} still counts {some(count, f'{kind} lock')}"
     said += f"; now it is needed only by {' and '.join(needs)}" if needs else "; nobody needs it now"
     gone = {
-        name: at
+        holder: at
         for at, m in enumerate(past.run.history[:-1])
-        for name, lock in m.locks.items()
-        if _needs(lock, path, swa) and name not in want
+        for holder in m.locks
+        if holder not in want and _needed_by(m, holder, path, is_swa)
     }
     for holder, last in gone.items():
         said += f", and {holder} let go at {past.command(last + 1 + past.run.first)}"
         taken = last
-        while taken and _needed_by(past.run.history[taken - 1], holder, path, swa):
+        while taken and _needed_by(past.run.history[taken - 1], holder, path, is_swa):
             taken -= 1
-        split = past.first(f"{where} is a node", lambda m: _node(m, path) is not None)
+        split = past.first_step(f"{name} is a node", lambda m: _node(m, path) is not None)
         if taken + past.run.first < split:
             said += f", whose lock is older than the split of the node at {past.command(split)}"
-    for name, lock in sorted(past.now.locks.items()) if swa else ():
-        if name not in want and _needs(lock, path, False):
-            said += f": {name} needs SWA KV from position {lock.pinned_from} on"
+    for holder in full if is_swa else ():
+        if holder not in want:
+            said += f": {holder} needs SWA KV from position {past.now.locks[holder].pinned_from} on"
     return said
 
 
-def _pinned(past: Past) -> str | None:
-    """TREE-8: a locked page that is gone, or has lost its SWA KV."""
-    size, has_swa = past.page_size, "swa" in past.now.facts.pools
-    for name, lock in sorted(past.now.locks.items()):
-        for end in range(size, len(lock.key) + 1, size):
-            page, before = _page(past.now, lock.key[:end]), _page(past.before, lock.key[:end])
-            if page is not None and (page[1] or not has_swa or end <= lock.pinned_from):
-                continue
-            since = past.since(f"lock of {name}", lambda m, n, mine: m.locks.get(n) == mine, name, lock)
-            locked = f"{name} has [0, {len(lock.key)}) of {path_text(lock.key)} locked {since}"
-            at = f"[{end - size}, {end})"
-            if before is None or page == before:
-                return f"{locked}, but {at} {'is not in the tree' if page is None else 'has no SWA KV'}"
-            return f"{locked}, but {past.here} takes {'' if page is None else 'the SWA KV of '}{at}"
-    return None
+def _pinned(past: History) -> str | None:
+    """TREE-8: a locked page that is gone, or has no SWA KV."""
+    found = unpinned(past.step)
+    if found is None:
+        return None
+    name, key, end, there = found
+    lock, before = past.now.locks[name], _page(past.before, key[:end])
+    since = past.first_since(f"lock of {name}", lambda m: m.locks.get(name) == lock)
+    locked = f"{name} has [0, {len(key)}) of {path_text(key)} locked {since}"
+    at = f"[{end - past.page_size}, {end})"
+    if before is None or (there and not before[1]):
+        return f"{locked}, but {at} {'has no SWA KV' if there else 'is not in the tree'}"
+    return f"{locked}, but {past.here} takes {'the SWA KV of ' if there else ''}{at}"
 
 
 # What rows and lock holders name, and what a match hands out.
@@ -122,26 +101,18 @@ def _in_tree(m: Moment, path: Key) -> tuple[int, ...]:
     return page[0] if page is not None else ()
 
 
-def _prefix(past: Past) -> str | None:
+def _prefix(past: History) -> str | None:
     """TREE-4: a row or a lock holder that names other slots than the tree has."""
-    size, state = past.page_size, past.now.state
-    rows = {h.name: tuple(text_tokens(h.text, h.cursors.cache_protected_len)) for h in holders(state)}
-    for name, key in (rows | lock_holders(state)).items():
-        for start in range(0, len(key), size):
-            path = key[: start + size]
-            if _in_tree(past.now, path) != _named(past.now, name, start, size):
-                return _other_slots(past, name, path, start)
-    return None
-
-
-def _other_slots(past: Past, name: str, path: Key, start: int) -> str:
-    size = past.page_size
-    want, got = _in_tree(past.now, path), _named(past.now, name, start, size)
-    mine = past.since(f"{name} names {list(got)}", lambda m: _named(m, name, start, size) == got)
+    found, size = other_slots(past.step), past.page_size
+    if found is None:
+        return None
+    name, path, want, got = found
+    start = len(path) - size
+    mine = past.first_since(f"{name} names {list(got)}", lambda m: _named(m, name, start, size) == got)
     names = f"{name} names {_slots(got)} at [{start}, {start + size}) {mine}"
     if not want:
         return f"{names}; the tree has nothing there"
-    since = past.since(f"the tree has {list(want)}", lambda m: _in_tree(m, path) == want)
+    since = past.first_since(f"the tree has {list(want)}", lambda m: _in_tree(m, path) == want)
     return f"{names}, but what the tree has there is {_slots(want)} {since}"
 
 
@@ -151,32 +122,26 @@ def _slots(slots: tuple[int, ...]) -> str:
     return f"full slot{'s' * (len(slots) > 1)} {', '.join(map(str, slots))}"
 
 
-def _match(past: Past) -> str | None:
+def _match(past: History) -> str | None:
     """TREE-5: a match that hands out too much, or too little."""
     step, window, size = past.step, past.step.config.geometry.window, past.page_size
-    tree, request = past.now.facts.tree, step.acted
-    assert tree is not None
-    if isinstance(step.command, Match):
-        name, key = step.command.holder, key_of(step.command.prompt)
-        got, want = len(tree.lock_holders.get(name, ())), len(lock_holders(past.now.state).get(name, ()))
-    else:
-        assert request is not None
-        name, key = request.name, tuple(text_tokens(request.text, request.origin + request.output))
-        ours, theirs = past.now.state.request(name), past.now.facts.requests[name].cursors
-        got = theirs.cache_protected_len if theirs is not None else 0
-        want = ours.cursors.cache_protected_len if ours is not None and ours.cursors is not None else 0
+    found, request = match_of(step), step.acted
+    if found is None:
+        return None
+    name, key, got = found
+    want = usable_length(step, key)
     told = f"{past.here} hands {some(got, 'token')} to {name}, by the rules it is {want}"
     if got < want:
         path = key[:want]
-        since = past.since(f"{path_text(path)} is in the tree", lambda m: _page(m, path) is not None)
+        since = past.first_since(f"{path_text(path)} is in the tree", lambda m: _page(m, path) is not None)
         live = ", with the SWA KV that the next token reads" if window is not None else ""
         return f"{told}: [0, {want}) of {path_text(path)} is in the tree {since}{live}"
-    if request is not None and got >= request.origin + request.output:
+    if request is not None and got > len(key):
         return f"{told}: the last of its {request.origin + request.output} tokens must be computed again"
     for end in range(size, got + 1, size):
         page = _page(past.before, key[:end])
         if window is not None and end > got - window and page is not None and not page[1]:
-            since = past.since(f"{path_text(key[:end])} is a tombstone", _is_tombstone, key[:end])
+            since = past.first_since(f"{path_text(key[:end])} is a tombstone", _is_tombstone, key[:end])
             return (
                 f"{told}: the window of {window} behind position {got} reaches into [{end - size}, {end}),"
                 f" which has no SWA KV {since}"
@@ -192,7 +157,7 @@ def _is_tombstone(m: Moment, path: Key) -> bool:
 # Which nodes there are.
 
 
-def _shape(past: Past) -> str | None:
+def _shape(past: History) -> str | None:
     """TREE-11, TREE-13: nodes that stand, went or end elsewhere than by the rules."""
     tree, state, before = past.now.facts.tree, past.now.state, past.before.state
     if tree is None or state.tree is None or before.tree is None:
@@ -201,16 +166,14 @@ def _shape(past: Past) -> str | None:
     theirs = {n.path: n.live or "swa" not in past.now.facts.pools for n in tree.nodes}
     was = sorted(p.path for p in nodes(before.tree))
     said = []
-    for path in was:
-        if path in theirs and path not in ours:
-            said.append(f"keeps {_used(past, path)}, which must go")
-        elif path in theirs and theirs[path] and not ours[path]:
-            said.append(f"leaves the SWA KV of {_used(past, path)}, which must go")
-    for path in was:
-        if path in ours and path not in theirs:
-            said.append(f"takes {_used(past, path)}, which must stay")
-        elif path in ours and ours[path] and not theirs[path]:
-            said.append(f"takes the SWA KV of {_used(past, path)}, which must stay")
+    for verb, spares, must, a, b in (
+        ("keeps", "leaves", "must go", theirs, ours), ("takes", "takes", "must stay", ours, theirs),
+    ):  # fmt: skip
+        for path in was:
+            if path in a and path not in b:
+                said.append(f"{verb} {_used(past, path)}, which {must}")
+            elif a.get(path) and not b[path]:
+                said.append(f"{spares} the SWA KV of {_used(past, path)}, which {must}")
     for path in sorted({*ours, *theirs} - {*was}):
         if path not in theirs:
             said.append(f"makes no node that ends {path_text(path)}, where the rules end one")
@@ -219,7 +182,7 @@ def _shape(past: Past) -> str | None:
     return f"{past.here} {', and '.join(said[:2])}" if said else None
 
 
-def _used(past: Past, path: Key) -> str:
+def _used(past: History, path: Key) -> str:
     """A node, and when it was last used by the rules: its SWA KV, if that alone is asked for."""
     swa = isinstance(past.step.command, Evict) and not past.step.command.full
     before = past.before.state.tree
@@ -242,37 +205,22 @@ def _clock(m: Moment) -> int:
     return m.state.tree.clock if m.state.tree is not None else 0
 
 
-def _leaf(past: Past) -> str | None:
+def _leaf(past: History) -> str | None:
     """TREE-7: a fresh leaf that is longer than a window of whole pages."""
-    geometry, tree = past.step.config.geometry, past.now.facts.tree
-    assert tree is not None and geometry.window is not None
-    need = ceil_page(geometry.window, past.page_size)
-    parents = {n.path[: n.start] for n in tree.nodes}
-    for node in tree.nodes:
-        fresh = node.live and node.path not in parents and _page(past.before, node.path) is None
-        if fresh and len(node.slots) > need:
-            return (
-                f"{past.here} makes {_where(node)} one leaf, and a lock pins leaves whole: SWA KV of"
-                f" {len(node.slots)} tokens for a window of {geometry.window}, which needs {need}"
-            )
-    return None
+    found, window = long_leaf(past.step), past.step.config.geometry.window
+    return found and (
+        f"{past.here} makes {where(found[0])} one leaf, and a lock pins leaves whole: SWA KV of"
+        f" {len(found[0].slots)} tokens for a window of {window}, which needs {found[1]}"
+    )
 
 
 # What nodes hold, and what is counted of them.
 
 
-def _live(m: Moment, path: Key) -> bool:
+def _swa_slots(m: Moment, path: Key) -> int | None:
+    """How many of the SWA slots of a live node are there."""
     node = _node(m, path)
-    return node is not None and node.live
-
-
-def _swa_slots(m: Moment, path: Key) -> int:
-    node = _node(m, path)
-    return sum(1 for slot in node.swa_slots if slot) if node is not None else 0
-
-
-def _live_with(m: Moment, path: Key, swa_slots: int) -> bool:
-    return _live(m, path) and _swa_slots(m, path) == swa_slots
+    return sum(1 for slot in node.swa_slots if slot) if node is not None and node.live else None
 
 
 def _names(m: Moment, path: Key, slot: int, full: bool) -> bool:
@@ -280,27 +228,27 @@ def _names(m: Moment, path: Key, slot: int, full: bool) -> bool:
     return node is not None and slot in (node.slots if full else node.swa_slots)
 
 
-def _half(past: Past) -> str | None:
+def _half(past: History) -> str | None:
     """TREE-2: a live node without all of its SWA KV, or with slots that the mapping does not name."""
-    tree = past.now.facts.tree
-    for node in tree.nodes if tree is not None else ():
-        have = _swa_slots(past.now, node.path)
-        if node.live and (len(node.swa_slots) != len(node.slots) or have < len(node.slots)):
-            live = past.since(f"{_where(node)} is live", _live, node.path)
-            few = past.since(f"{have} slots", _live_with, node.path, have)
-            return (
-                f"node {_where(node)} counts as live {live}, but has {some(have, 'SWA slot')} for its"
-                f" {some(len(node.slots), 'token')} {few}; it must have all of them or be a tombstone"
-            )
-        for at, (slot, mapped) in enumerate(zip(node.swa_slots, node.mapped)):
-            if slot != mapped:
-                named = past.since(f"{_where(node)} names SWA slot {slot}", _names, node.path, slot, False)
-                leads = past.since(f"mapped to {mapped}", _mapped, node.path, at, mapped)
-                return (
-                    f"node {_where(node)} names SWA slot {slot} for position {node.start + at} {named}, but"
-                    f" the mapping has {f'slot {mapped}' if mapped else 'none'} for it {leads}"
-                )
-    return None
+    node = half_dead(past.now.facts)
+    if node is None:
+        return None
+    path, have = node.path, _swa_slots(past.now, node.path)
+    if len(node.swa_slots) != len(node.slots) or have != len(node.slots):
+        live = past.first_since(f"{where(node)} is live", lambda m: _swa_slots(m, path) is not None)
+        few = past.first_since(f"{have} slots", lambda m: _swa_slots(m, path) == have)
+        return (
+            f"node {where(node)} counts as live {live}, but has {some(have or 0, 'SWA slot')} for its"
+            f" {some(len(node.slots), 'token')} {few}; it must have all of them or be a tombstone"
+        )
+    at = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
+    slot, mapped = node.swa_slots[at], node.mapped[at]
+    named = past.first_since(f"{where(node)} names SWA slot {slot}", _names, path, slot, False)
+    leads = past.first_since(f"mapped to {mapped}", _mapped, path, at, mapped)
+    return (
+        f"node {where(node)} names SWA slot {slot} for position {node.start + at} {named}, but"
+        f" the mapping has {f'slot {mapped}' if mapped else 'none'} for it {leads}"
+    )
 
 
 def _mapped(m: Moment, path: Key, at: int, slot: int) -> bool:
@@ -308,39 +256,34 @@ def _mapped(m: Moment, path: Key, at: int, slot: int) -> bool:
     return node is not None and at < len(node.mapped) and node.mapped[at] == slot
 
 
-def _contents(past: Past) -> str | None:
+def _contents(past: History) -> str | None:
     """TREE-3: a node that holds the KV of other tokens."""
-    tree = past.now.facts.tree
-    for node in tree.nodes if tree is not None else ():
-        want = node.path[node.start :]
-        for pool, slots, stamps in (
-            ("full", node.slots, node.full_read), ("SWA", node.swa_slots, node.swa_read),
-        ):  # fmt: skip
-            if not stamps or tuple(stamps) == want:
-                continue
-            at = next(i for i, (a, b) in enumerate(zip(want, stamps)) if a != b)
-            named = f"{_where(node)} names {pool} slot {slots[at]}"
-            since = past.since(named, _names, node.path, slots[at], pool == "full")
-            holds = stamp_text(stamps[at]) if stamps[at] else "no committed token"
-            return (
-                f"node {_where(node)} names {pool} slot {slots[at]} for position {node.start + at} {since},"
-                f" which holds {holds}; it must be {stamp_text(want[at])}"
-            )
-    return None
+    found = wrong_token(past.now.facts)
+    if found is None:
+        return None
+    node, pool, at = found
+    full = pool == "full"
+    slot, stamp = (node.slots[at], node.full_read[at]) if full else (node.swa_slots[at], node.swa_read[at])
+    since = past.first_since(f"{where(node)} names {pool} slot {slot}", _names, node.path, slot, full)
+    position = node.start + at
+    return (
+        f"node {where(node)} names {pool} slot {slot} for position {position} {since}, which holds"
+        f" {stamp_text(stamp) if stamp else 'no committed token'}; it must be"
+        f" {stamp_text(node.path[position])}"
+    )
 
 
-def _sizes(past: Past) -> str | None:
+def _sizes(past: History) -> str | None:
     """TREE-9: counters that are not what a walk over the nodes gives."""
     tree = past.now.facts.tree
     if tree is None or tree.sizes is None:
         return None
-    walk = walked(tree)
-    for at, name in enumerate(SIZES):
-        if tree.sizes[at] != walk[at]:
-            since = past.since(f"{name} {tree.sizes[at]}", _says, at, tree.sizes[at])
+    for at, (name, says, walk) in enumerate(zip(SIZES, tree.sizes, walked(tree))):
+        if says != walk:
+            since = past.first_since(f"{name} {says}", _says, at, says)
             return (
-                f"the counter says {tree.sizes[at]} {name} tokens {since}, but after {past.here} the nodes of"
-                f" the tree have {walk[at]}"
+                f"the counter says {says} {name} tokens {since}, but after {past.here} the nodes of"
+                f" the tree have {walk}"
             )
     return None
 
@@ -350,19 +293,19 @@ def _says(m: Moment, at: int, amount: int) -> bool:
     return tree is not None and tree.sizes is not None and tree.sizes[at] == amount
 
 
-def _amount(past: Past) -> str:
+def _amount(past: History) -> str:
     """TREE-10."""
     verb = "reports" if "reported" in past.violation.expected else "frees"
     expected = past.violation.expected.replace(" swa ", " SWA ")
     return f"by the rules {past.here} ends with {expected}; the system {verb} {past.violation.observed}"
 
 
-def _inserted(past: Past) -> str:
+def _inserted(past: History) -> str:
     """TREE-12."""
     return f"{past.here} must leave {past.violation.expected}; {past.violation.observed}"
 
 
-RULES: dict[str, Callable[[Past], str | None]] = {
+RULES: dict[str, Callable[[History], str | None]] = {
     "TREE-2": _half, "TREE-3": _contents, "TREE-4": _prefix, "TREE-5": _match, "TREE-6": _lock_counts,
     "TREE-7": _leaf, "TREE-8": _pinned, "TREE-9": _sizes, "TREE-10": _amount, "TREE-11": _shape,
     "TREE-12": _inserted, "TREE-13": _shape,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ci.export import pool_assertions, tree_assertions
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
-from reference.clauses.checks import of_own_tree
+from reference.clauses.checks import due
 from reference.commands import CheckBusy, CheckIdle, Done, Submit
 from reference.ledger import Cursors, Phase, free, text_tokens
 from stateful_tests.lockstep.results import Trace
@@ -67,8 +67,7 @@ def _terms(run: RecordedRun, check: str) -> list[str]:
     want, got = step.expected.report, step.outcome.report
     if want is None or got is None:
         raise NotExportable("CHK-2: whether a check is switched on is for the server's settings to say")
-    if step.after.tree is not None:
-        want = of_own_tree(want, step.after.tree)
+    want = due(step)
     counted, lines = {account.pool: account for account in got.accounts}, []
     for account in want.accounts:
         if account.pool not in counted:

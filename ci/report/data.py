@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 from ci import Data
-from ci import explain as arguments
 from ci.compare import ledger, snapshot
+from ci.explain import explanation_of
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
@@ -259,7 +259,7 @@ def run_data(run: Run) -> Data:
 
 def _explained(run: Run) -> Data:
     """Why the violation cannot be, where the sides differ, and how it came to that."""
-    argued = arguments.argue(run)
+    argued = explanation_of(run)
     states = snapshot.snapshots(run, ledger.MAX_ROWS) if argued is not None else []
     return {
         "argument": argued.text if argued is not None else None,

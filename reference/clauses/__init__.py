@@ -1,8 +1,9 @@
 """The clauses of the specification: declarative predicates over one step of any system.
 
-They are formulated apart from `model.step`: a clause says what must be so, from the command, the
-reference's roles (who runs, which text) and the system's facts. `CLAUSES` is in the order of
-evaluation, which is the order of the imports: the first that fails names the violation.
+A clause says what must be so from the command, the reference's roles (who runs, which text) and the
+system's facts. It shares no rule with the model: nothing here calls one, and a clause that leans on
+the reference for more than roles says so in its scope. `CLAUSES` is in the order of evaluation, which is
+the order of the imports: the first that fails names the violation.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 # isort: off
-from reference.clauses import outcomes, checks, lengths, lives, tree, tree_locks
-from reference.clauses import tree_evictions, freed, rows, mapping, owners
-from reference.clauses import window, contents
+from reference.clauses import outcomes, checks, lengths, lifecycle, tree, tree_locks
+from reference.clauses import tree_evictions, freed, pages, window, contents
 
 # isort: on
 from reference.clauses.base import CLAUSES, Clause, Failure
@@ -20,8 +20,7 @@ from reference.clauses.step import Step
 
 __all__ = ["CLAUSES", "Clause", "Failure", "asked", "broken"]
 _MODULES = (
-    outcomes, checks, lengths, lives, tree, tree_locks, tree_evictions, freed, rows, mapping, owners, window,
-    contents,
+    outcomes, checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window, contents,
 )  # fmt: skip
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
-from reference.accounts import account_text
-from reference.accounts import report as report_of
+from reference.accounts import HELD, UNCACHED, account_text
 from reference.clauses.base import Failure, clause
-from reference.clauses.facts import TreeFacts
 from reference.clauses.outcomes import difference
 from reference.clauses.step import Step, span
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
-from reference.ledger import Holder
+from reference.ledger import IN_BATCH, Holder
 
 
 def _reports(step: Step) -> tuple[Report | None, Report | None]:
@@ -27,31 +24,60 @@ def _checked(step: Step) -> bool:
     return _reports(step)[0] is not None and bool(step.held)
 
 
+def due(step: Step) -> Report:
+    """What a check must find in the pools that it looks at, from facts: what is free, how much a row or the
+    tree owns, and whose request a batch lists."""
+    assert isinstance(step.expected, Done) and step.expected.report is not None
+    accounts, entries = [], []
+    for pool in (account.pool for account in step.expected.report.accounts):
+        mine = [_entry(step, pool, holder) for holder in step.held]
+        held, uncached = (sum(e.amount for e in mine if e.term == term) for term in (HELD, UNCACHED))
+        free, total, tree = len(step.after.free_rows), step.after.rows, {False: 0, True: 0}
+        if pool != "rows":
+            size = step.config.geometry.page_size
+            free, total = len(step.after.pools[pool].free) * size, step.after.pools[pool].size * size
+            for node in step.after.tree.nodes if step.after.tree is not None else ():
+                locks, slots = (
+                    (node.full_locks, node.slots) if pool == "full" else (node.swa_locks, node.swa_slots)
+                )
+                tree[locks > 0] += len(slots)
+        accounts.append(Account(pool, free, tree[False], tree[True], held, uncached, total))
+        entries += mine
+    return Report(tuple(accounts), tuple(entries))
+
+
+def _entry(step: Step, pool: str, holder: Holder) -> Entry:
+    """What a holder adds: to uncached once a batch lists its request, else to session_held."""
+    size, request = step.config.geometry.page_size, holder.request
+    owned = step.after.pools[pool].owned if pool != "rows" else ()
+    amount = sum(o.holder == holder.name for o in owned) * size if pool != "rows" else 1
+    if request is not None and request.phase in IN_BATCH:
+        return Entry(pool, UNCACHED, request.name, amount)
+    return Entry(pool, HELD, holder.name, amount)
+
+
 def miscounted(step: Step, report: Report, account: Account) -> list[str]:
     """Whose pages or row an unbalanced account counts twice, wrongly or not at all, a line each.
 
-    Without entries nobody can say whom the system counted, unless it counted nobody: then only what
-    each holder should count as is told.
+    Without entries nobody can say whom the system counted, unless it counted nobody: then only what each
+    holder should count as is reported.
     """
-    pool = account.pool
-    right = [e for e in report_of(step.now).entries if e.pool == pool]
-    known = {h.name for h in step.held} | {h.request.name for h in step.held if h.request is not None}
-    told = bool(report.entries) or account.session_held + account.uncached == 0
-    told = told and all(e.holder in known for e in report.entries)
-    lines = []
-    for holder in step.held:
-        names = {holder.name, holder.request.name if holder.request is not None else holder.name}
-        want = [e for e in right if e.holder in names]
-        mine = [e for e in report.entries if e.pool == pool and e.holder in names and e.amount]
-        if not want or not want[0].amount or (told and mine == want):
+    pool, lines = account.pool, []
+    names = [{h.name, h.request.name if h.request is not None else h.name} for h in step.held]
+    known = bool(report.entries) or account.session_held + account.uncached == 0
+    known = known and {e.holder for e in report.entries} <= set().union(*names)
+    for holder, called in zip(step.held, names):
+        want = _entry(step, pool, holder)
+        mine = [e for e in report.entries if e.pool == pool and e.holder in called and e.amount]
+        if not want.amount or (known and mine == [want]):
             continue
-        what, due = _place(step, pool, holder), _as(want[0])
-        if not told:
-            lines.append(f"{what}: to be counted once, as {due}")
+        what = _place(step, pool, holder)
+        if not known:
+            lines.append(f"{what}: to be counted once, as {_as(want)}")
         elif not mine:
-            lines.append(f"{what}: counted nowhere, to be counted as {due}")
+            lines.append(f"{what}: counted nowhere, to be counted as {_as(want)}")
         elif len(mine) == 1:
-            lines.append(f"{what}: counted with {mine[0].amount} as {_as(mine[0])}, it is {want[0].amount}")
+            lines.append(f"{what}: counted with {mine[0].amount} as {_as(mine[0])}, it is {want.amount}")
         else:
             as_what = " and as ".join(f"{_as(e)} ({_amount(pool, e.amount)})" for e in mine)
             lines.append(f"{what}: counted {len(mine)} times, as {as_what}")
@@ -147,8 +173,7 @@ def _terms(step: Step) -> Failure | None:
     if want is None or got is None:
         missing = want is not None and step.done
         return ("a report", "none") if missing else ("none: level 0 is off", "a report") if got else None
-    if step.tree_policy_is_free and step.after.tree is not None:
-        want = of_own_tree(want, step.after.tree)
+    want = due(step)
     mine = {a.pool: a for a in got.accounts}
     if len(mine) < len(got.accounts):
         return "one account of each pool", f"{len(got.accounts)} accounts of {len(mine)} pools"
@@ -159,18 +184,6 @@ def _terms(step: Step) -> Failure | None:
     if got.entries and _merged(got) != _merged(want):
         return _entries_text(want), _entries_text(got)
     return None
-
-
-def of_own_tree(report: Report, tree: TreeFacts) -> Report:
-    """What is evictable and what is protected by the counters of the system's nodes."""
-    evictable, protected = ({"full": 0, "swa": 0, "rows": 0} for _ in range(2))
-    for node in tree.nodes:
-        (protected if node.full_locks else evictable)["full"] += len(node.slots)
-        (protected if node.swa_locks else evictable)["swa"] += len(node.swa_slots)
-    accounts = tuple(
-        replace(a, evictable=evictable[a.pool], protected=protected[a.pool]) for a in report.accounts
-    )
-    return replace(report, accounts=accounts)
 
 
 def _merged(report: Report) -> Counter[tuple[str, str, str]]:

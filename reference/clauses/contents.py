@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from reference.clauses.base import Failure, clause
+from reference.clauses.facts import HolderFacts
 from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import POSITION_BITS, SHARED
-from reference.ledger import ZERO, Phase, full_pages, swa_pages, text_tokens
+from reference.ledger import ZERO, Holder, Phase, full_pages, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
+
+POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
 
 
 @clause(
@@ -23,24 +24,39 @@ from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
     situation=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
 )
 def _full_reads(step: Step) -> Failure | None:
-    for holder in step.held:
-        length = holder.cursors.kv_committed_len
-        facts = step.after.holders.get(holder.name)
-        got = list(facts.full_read[:length]) if facts is not None else []
-        want = text_tokens(holder.text, length)
-        if got != want:
-            return _read_failure(holder.name, "full", want, got)
-    return None
+    return _read_failure(step, "full")
 
 
-def _read_failure(
-    name: str, pool: str, want: Sequence[int], got: Sequence[int | None], start: int = 0
-) -> Failure:
-    """want, got: stamps of the positions from `start` on."""
+def _read_failure(step: Step, pool: str) -> Failure | None:
+    found = misread(step, pool)
+    if found is None:
+        return None
+    name, start, want, got = found
     if len(got) < len(want):
         return f"{name} reads {len(want)} positions", f"its row has {len(got)}"
     at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
-    return f"{name} reads its own {pool} KV at position {start + at}", stamp_text(got[at])
+    return f"{name} reads its own {POOL[pool]} KV at position {start + at}", stamp_text(got[at])
+
+
+def misread(step: Step, pool: str) -> tuple[str, int, list[int], list[int | None]] | None:
+    """The first holder that reads anything but its own tokens, and `reads` of it."""
+    window = step.config.geometry.window
+    for holder in step.held if pool == "full" or window is not None else ():
+        start, want, got = reads(holder, step.after.holders.get(holder.name), pool, window)
+        if got != want:
+            return holder.name, start, want, got
+    return None
+
+
+def reads(
+    holder: Holder, facts: HolderFacts | None, pool: str, window: int | None
+) -> tuple[int, list[int], list[int | None]]:
+    """A position, the tokens that a holder must read from there on, and those that it reads."""
+    length, start = holder.cursors.kv_committed_len, 0
+    if pool == "swa" and window is not None:
+        start = max(swept_below(holder.cursors), min(holder.cursors.cache_protected_len, length - window), 0)
+    found = (facts.full_read if pool == "full" else facts.swa_read) if facts is not None else ()
+    return start, text_tokens(holder.text, length)[start:], list(found[start:length])
 
 
 def stamp_text(stamp: int | None) -> str:
@@ -67,19 +83,7 @@ def stamp_text(stamp: int | None) -> str:
     situation=lambda s: s.swept_any and bool(s.progress),
 )
 def _swa_reads(step: Step) -> Failure | None:
-    if step.config.geometry.window is None:
-        return None
-    for holder in step.held:
-        c = holder.cursors
-        length = c.kv_committed_len
-        seen = length - step.config.geometry.window
-        start = max(swept_below(c), min(c.cache_protected_len, seen), 0)
-        facts = step.after.holders.get(holder.name)
-        got = list(facts.swa_read[start:length]) if facts is not None else []
-        want = text_tokens(holder.text, length)[start:]
-        if got != want:
-            return _read_failure(holder.name, "SWA", want, got, start)
-    return None
+    return _read_failure(step, "swa")
 
 
 @clause(

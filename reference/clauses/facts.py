@@ -6,7 +6,7 @@ other. The facts are gathered elsewhere; here is their shape.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reference.ledger import Cursors
@@ -71,7 +71,7 @@ class TreeFacts(NamedTuple):
     the end of each page -> its full slots, and whether it has SWA KV."""
 
     nodes: Sequence[NodeFacts]
-    lock_holders: dict[str, Sequence[int]]
+    lock_holders: Mapping[str, Sequence[int]]
     sizes: tuple[int, int, int, int] | None
     pages: dict[tuple[int, ...], tuple[tuple[int, ...], bool]]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.step import Pages, Step, span
+from reference.clauses.step import PagesByHolder, Step, span
 from reference.ledger import Phase
 
 
-def owed_and_freed(step: Step, pool: str) -> tuple[Pages, Pages]:
+def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]:
     """What FREE compares: what the rules owe and what the system freed. Where a tree chooses itself what it
     takes and gives back: of session slots alone, less what the tree has taken."""
     owed, freed = step.owed[pool], step.freed[pool]
@@ -21,19 +21,21 @@ def owed_and_freed(step: Step, pool: str) -> tuple[Pages, Pages]:
 
 
 def _check_freed(step: Step, pool: str) -> Failure | None:
+    found, size = wrongly_freed(step, pool), step.config.geometry.page_size
+    return found and (
+        f"{pool} pages of {found[0]} at {span(found[1], size)} freed", f"freed {span(found[2], size)}"
+    )  # fmt: skip
+
+
+def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | None:
+    """(holder, pages owed, pages freed) of the first for whom the two differ."""
     if not step.done or pool not in step.after.pools:
         return None
     owed, freed = owed_and_freed(step, pool)
-    if owed == freed:
-        return None
-    page_size = step.config.geometry.page_size
     for holder in sorted({*owed, *freed}):
         want, got = owed.get(holder, []), sorted(freed.get(holder, []))
         if want != got:
-            return (
-                f"{pool} pages of {holder} at {span(want, page_size)} freed",
-                f"freed {span(got, page_size)}",
-            )
+            return holder, want, got
     return None
 
 

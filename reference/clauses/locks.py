@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reference.clauses.facts import Facts, TreeFacts
+from reference.commands import Command, Insert, Match, Unlock
+from reference.prefix_cache import key_of
 from reference.tree import Key, Tree
 
 
@@ -27,30 +29,35 @@ def locks_of(tree: Tree | None) -> Locks:
 
 
 def locks_after(
-    before: Locks, facts: Facts, again: str | None, prompt: Key, window: int | None, policy_is_free: bool
-) -> Locks:
-    """The locks after a step that ended with `facts`.
+    before: Locks, was: Facts, facts: Facts, command: Command, again: str | None, *,
+    window: int | None, policy_is_free: bool,
+) -> Locks:  # fmt: skip
+    """The locks after a command that led from the facts `was` to `facts`.
 
-    Whoever protects another length than before has taken a new lock; so has `again`, who was matched again.
-    prompt: the text of a lock holder that the command names.
+    Sessions and requests have locked what they protect, lock holders what the command has given them.
+    Whoever has another length than before has taken a new lock; so has `again`, who was matched again.
     """
     tree = facts.tree
-    if tree is None:
+    if tree is None or was.tree is None:
         return {}
     lengths = {n: s.slot.cache_protected_len for n, s in facts.sessions.items() if s.slot is not None}
     for name, request in facts.requests.items():
         if request.cursors is not None:
             lengths[request.session or name] = request.cursors.cache_protected_len
-    lengths.update((name, len(slots)) for name, slots in tree.lock_holders.items())
+    lengths.update((name, len(before[name].key)) for name in was.tree.lock_holders if name in before)
+    if isinstance(command, Match) or (isinstance(command, Insert) and command.chunked):
+        lengths[command.holder] = len(tree.lock_holders.get(command.holder, ()))
+    elif isinstance(command, (Unlock, Insert)):
+        lengths.pop(command.holder, None)
     locks = {n: k for n, k in before.items() if n != again and len(k.key) == lengths.get(n)}
     taken: dict[str, Key] = {}
     if any(length and name not in locks for name, length in lengths.items()):
         texts: dict[str, Sequence[int]] = {name: s.history for name, s in facts.sessions.items()}
         texts |= {r.session or name: r.text for name, r in facts.requests.items()}
-        taken = {n: tuple(texts.get(n, prompt)[:length]) for n, length in lengths.items() if n not in locks}
+        if isinstance(command, (Match, Insert)):
+            texts[command.holder] = key_of(command.prompt)
+        taken = {n: tuple(texts[n][:length]) for n, length in lengths.items() if n not in locks and length}
     for name, key in taken.items():
-        if not key:
-            continue
         # One that another prompt of the same batch has split since may have pinned more than is seen now.
         split = any(n != name and other[:1] == key[:1] for n, other in taken.items())
         if window is None:

@@ -22,15 +22,14 @@ from reference.commands import (
     Extend,
     Finish,
     Insert,
-    Match,
     Outcome,
     Retract,
     SpecDecode,
 )  # fmt: skip
 from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
-from reference.prefix_cache import key_of, page_name
+from reference.prefix_cache import page_name
 
-Pages = dict[str, list[int]]  # holder -> page indices of its sequence
+PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
 
 
 @dataclass(eq=False)
@@ -177,27 +176,28 @@ class Step:
         if isinstance(command, Admit) and request is not None:
             session = self.was.session(request.session)
             again = request.holder if session is None or session.slot is None else None
-        prompt = key_of(command.prompt) if isinstance(command, (Match, Insert)) else ()
-        window, free = self.config.geometry.window, self.tree_policy_is_free
-        return locks_after(self.locked_before, self.after, again, prompt, window, free)
+        return locks_after(
+            self.locked_before, self.before, self.after, command, again,
+            window=self.config.geometry.window, policy_is_free=self.tree_policy_is_free,
+        )  # fmt: skip
 
-    # What goes back. Pages are told by holder and by their place in its sequence.
+    # What goes back. PagesByHolder are told by holder and by their place in its sequence.
 
     @cached_property
-    def freed(self) -> dict[str, Pages]:
+    def freed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that somebody had before and the system gave back."""
         return {pool: self._freed_of(pool) for pool in self.after.pools}
 
     @cached_property
-    def owed(self) -> dict[str, Pages]:
+    def owed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that must go back."""
         return {pool: self._owed_of(pool) if self.done else {} for pool in self.after.pools}
 
-    def _freed_of(self, pool: str) -> Pages:
+    def _freed_of(self, pool: str) -> PagesByHolder:
         before, after = self.before.pools[pool], self.after.pools[pool]
         free, kept = set(after.free), set(after.owned)
         others = {o.page: o.holder for o in after.owned}
-        freed: Pages = {}
+        freed: PagesByHolder = {}
         for owned in before.owned:
             holder, at, page = owned
             gone = owned not in kept and page in others
@@ -216,7 +216,7 @@ class Step:
         """The text of each holder as tokens."""
         return {h.name: tuple(text_tokens(h.text)) for h in (*self.held, *self.held_before)}
 
-    def _owed_of(self, pool: str) -> Pages:
+    def _owed_of(self, pool: str) -> PagesByHolder:
         size, swa = self.config.geometry.page_size, pool == "swa"
         owed: dict[str, set[int]] = {}
         goes = (*self.ended, 0) if self.ended is not None else self.cut_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.facts import NodeFacts, TreeFacts
+from reference.clauses.facts import Facts, NodeFacts, TreeFacts
 from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, SpecDecode
 from reference.cursors import ceil_page
@@ -83,15 +83,21 @@ def _shape(step: Step) -> Failure | None:
     and "swa" in s.after.pools,
 )  # fmt: skip
 def _live_or_dead(step: Step) -> Failure | None:
-    tree = tree_of(step)
-    if tree is None or "swa" not in step.after.pools:
+    node = half_dead(step.after)
+    if node is None:
         return None
-    for node in tree.nodes:
-        if node.live and (len(node.swa_slots) != len(node.slots) or not all(node.swa_slots)):
-            have = sum(1 for slot in node.swa_slots if slot)
-            return f"{len(node.slots)} SWA slots at {where(node)}, or none", f"{have}"
-        if node.live and list(node.swa_slots) != list(node.mapped):
-            return f"SWA slots of {where(node)} as mapped: {list(node.mapped)}", f"{list(node.swa_slots)}"
+    have = sum(1 for slot in node.swa_slots if slot)
+    if have < len(node.slots) or len(node.swa_slots) != len(node.slots):
+        return f"{len(node.slots)} SWA slots at {where(node)}, or none", f"{have}"
+    return f"SWA slots of {where(node)} as mapped: {list(node.mapped)}", f"{list(node.swa_slots)}"
+
+
+def half_dead(facts: Facts) -> NodeFacts | None:
+    """The first live node without an SWA slot for each token, or with others than are mapped."""
+    for node in facts.tree.nodes if facts.tree is not None and "swa" in facts.pools else ():
+        lacks = len(node.swa_slots) != len(node.slots) or not all(node.swa_slots)
+        if node.live and (lacks or list(node.swa_slots) != list(node.mapped)):
+            return node
     return None
 
 
@@ -107,16 +113,24 @@ def _live_or_dead(step: Step) -> Failure | None:
     situation=grew,
 )
 def _contents(step: Step) -> Failure | None:
-    tree = tree_of(step)
-    for node in tree.nodes if tree is not None else ():
-        want = list(node.path[node.start :])
+    found = wrong_token(step.after)
+    if found is None:
+        return None
+    node, pool, at = found
+    got = (node.full_read if pool == "full" else node.swa_read)[at]
+    return (
+        f"{pool} KV of {path_text(node.path)} at position {node.start + at}",
+        f"its slot holds that of {path_text((got,)) if got else 'no committed token'}",
+    )
+
+
+def wrong_token(facts: Facts) -> tuple[NodeFacts, str, int] | None:
+    """The first slot of a node that holds another token than its path says, by its place in the node."""
+    for node in facts.tree.nodes if facts.tree is not None else ():
         for pool, got in (("full", node.full_read), ("SWA", node.swa_read)):
-            if got and list(got) != want:
-                at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
-                return (
-                    f"{pool} KV of {path_text(node.path)} at position {node.start + at}",
-                    f"its slot holds that of {path_text((got[at],)) if got[at] else 'no committed token'}",
-                )
+            for at, (want, stamp) in enumerate(zip(node.path[node.start :], got)):
+                if want != stamp:
+                    return node, pool, at
     return None
 
 
@@ -152,12 +166,12 @@ def _inserted_found(step: Step) -> Failure | None:
         if goes_on and geometry.window is not None and dead and max(dead) > len(key) - geometry.window:
             continue
         for end in ends:
-            where = f"[{end - geometry.page_size}, {end}) of {path_text(key)}"
-            if key[:end] not in pages:
-                return f"{where} in the tree", "it is not"
-            evicted = key[:end] in known and lost(step)  # what was there may go on the way: TREE-11
-            if geometry.window is not None and end not in dead and not pages[key[:end]][1] and not evicted:
-                return f"{where} live in the tree", "a tombstone"
+            page, evicted = pages.get(key[:end]), key[:end] in known and lost(step)
+            live = page is not None and (page[1] or geometry.window is None or end in dead or evicted)
+            if not live:  # what was there may be evicted on the way: TREE-11
+                where = f"[{end - geometry.page_size}, {end}) of {path_text(key)}"
+                return (f"{where} in the tree", "it is not") if page is None else (
+                    f"{where} live in the tree", "a tombstone")  # fmt: skip
     return None
 
 
@@ -205,17 +219,19 @@ def _whole(key: Key, size: int) -> Key:
     situation=lambda s: grew(s) and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:
+    found = long_leaf(step)
+    if found is None:
+        return None
+    (node, need), size = found, step.config.geometry.page_size
+    told = f"a lock on {where(node)} pins {need // size} SWA pages, as one window needs"
+    return told, f"{len(node.slots) // size} SWA pages"
+
+
+def long_leaf(step: Step) -> tuple[NodeFacts, int] | None:
+    """The first fresh leaf that has more tokens than a window needs, and how many it needs."""
     geometry = step.config.geometry
-    for node in _fresh(step):
-        assert geometry.window is not None
-        need = ceil_page(geometry.window, geometry.page_size)
-        if len(node.slots) > need:
-            size = geometry.page_size
-            return (
-                f"a lock on {where(node)} pins {need // size} SWA pages, as one window needs",
-                f"{len(node.slots) // size} SWA pages",
-            )
-    return None
+    need = ceil_page(geometry.window or 0, geometry.page_size)
+    return next(((node, need) for node in _fresh(step) if len(node.slots) > need), None)
 
 
 def _fresh(step: Step) -> Iterator[NodeFacts]:

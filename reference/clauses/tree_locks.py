@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.locks import Locked
+from reference.clauses.facts import NodeFacts
 from reference.clauses.step import Step
-from reference.clauses.tree import WITH_TREE, shrank, tree_of, where
+from reference.clauses.tree import WITH_TREE, shrank, where
 from reference.commands import Admit, Match
 from reference.ledger import text_tokens
 from reference.prefix_cache import key_of, path_text
@@ -49,17 +49,23 @@ def _usable(step: Step) -> Failure | None:
     situation=lambda s: locked(s) and shrank(s),
 )
 def _kept(step: Step) -> Failure | None:
-    if step.after.tree is None:
+    found = unpinned(step)
+    if found is None:
         return None
-    pages, size, has_swa = step.after.tree.pages, step.config.geometry.page_size, "swa" in step.after.pools
+    holder, key, end, there = found
+    where = f"[{end - step.config.geometry.page_size}, {end}) of {path_text(key)}, locked by {holder}"
+    return (f"{where}, has SWA KV", "it is a tombstone") if there else (f"{where}, is there", "it is not")
+
+
+def unpinned(step: Step) -> tuple[str, Key, int, bool] | None:
+    """(holder, its key, end of the page, whether that is there) of the first page that a lock should keep."""
+    size, has_swa = step.config.geometry.page_size, "swa" in step.after.pools
+    pages = step.after.tree.pages if step.after.tree is not None else {}
     for holder, (key, pinned_from, _) in sorted(step.locks.items()):
         for end in range(size, len(key) + 1, size):
-            _, live = pages.get(key[:end], (None, False))
-            where = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
-            if key[:end] not in pages:
-                return f"{where}, is there", "it is not"
-            if has_swa and end > pinned_from and not live:
-                return f"{where}, has SWA KV", "it is a tombstone"
+            page = pages.get(key[:end])
+            if page is None or (has_swa and end > pinned_from and not page[1]):
+                return holder, key, end, page is not None
     return None
 
 
@@ -76,17 +82,26 @@ def _kept(step: Step) -> Failure | None:
     situation=locked,
 )
 def _prefixes(step: Step) -> Failure | None:
+    found = other_slots(step)
+    if found is None:
+        return None
+    name, path, want, got = found
+    at = f"[{len(path) - step.config.geometry.page_size}, {len(path)})"
+    return f"{name} at {at}: the tree's slots {list(want)}", f"{list(got)}"
+
+
+def other_slots(step: Step) -> tuple[str, Key, tuple[int, ...], tuple[int, ...]] | None:
+    """(who, path to the end of the page, the tree's slots, its own) of the first page that is named wrong."""
     if step.after.tree is None:
         return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
-    named = {name: h.prefix for name, h in step.after.holders.items()} | step.after.tree.lock_holders
+    named = {**{name: h.prefix for name, h in step.after.holders.items()}, **step.after.tree.lock_holders}
     for name, (key, *_) in sorted(step.locks.items()):
         slots = named.get(name, ())
         for end in range(size, len(key) + 1, size) if name in named else ():  # who has no row yet names none
-            want, _ = pages.get(key[:end], ((), False))
-            got = tuple(slots[end - size : end])
+            want, got = pages.get(key[:end], ((), False))[0], tuple(slots[end - size : end])
             if want != got:
-                return f"{name} at [{end - size}, {end}): the tree's slots {list(want)}", f"{list(got)}"
+                return name, key[:end], want, got
     return None
 
 
@@ -142,23 +157,29 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     situation=lambda s: len(s.locks) > 1,
 )
 def _ledger(step: Step) -> Failure | None:
-    tree = tree_of(step)
-    if tree is None:
+    found = miscounted_locks(step)
+    if found is None:
         return None
-    locks, has_swa = sorted(step.locks.items()), "swa" in step.after.pools
-    for node in tree.nodes:
+    node, full, swa, _ = found
+    return (
+        f"{where(node)}: {_names(full)} full, {_names(swa)} SWA",
+        f"counters {node.full_locks} full, {node.swa_locks if 'swa' in step.after.pools else 0} SWA",
+    )
+
+
+def miscounted_locks(step: Step) -> tuple[NodeFacts, list[str], list[str], bool] | None:
+    """(node, who needs its full KV, who its SWA KV, whether its full counter is right) of the first node
+    whose counters are wrong."""
+    has_swa = "swa" in step.after.pools
+    for node in step.after.tree.nodes if step.after.tree is not None else ():
         end = len(node.path)
-        mine = [(name, k) for name, k in locks if k.key[:end] == node.path]
-        deep = [(name, k) for name, k in mine if k.pinned_from < end]
-        pinned = node.swa_locks if has_swa else 0
+        mine = [(name, k) for name, k in sorted(step.locks.items()) if k.key[:end] == node.path]
+        full, swa = [name for name, _ in mine], [name for name, k in mine if k.pinned_from < end]
         most = sum(k.reaches < end for _, k in mine)
-        if node.full_locks != len(mine) or not len(deep) <= pinned <= most:
-            return (
-                f"{where(node)}: {_names(mine)} full, {_names(deep)} SWA",
-                f"counters {node.full_locks} full, {node.swa_locks} SWA",
-            )
+        if node.full_locks != len(full) or not len(swa) <= node.swa_locks * has_swa <= most:
+            return node, full, swa, node.full_locks == len(full)
     return None
 
 
-def _names(locks: list[tuple[str, Locked]]) -> str:
-    return f"{len(locks)} ({', '.join(name for name, _ in locks)})" if locks else "0"
+def _names(names: list[str]) -> str:
+    return f"{len(names)} ({', '.join(names)})" if names else "0"

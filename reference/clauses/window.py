@@ -30,6 +30,13 @@ from reference.ledger import Request
     situation=lambda s: any(sweeps(s, moved=True)),
 )
 def _sweep_bounds(step: Step) -> Failure | None:
+    found = oversweep(step)
+    return found and (f"{found[0].name}: swa_evicted_seqlen in [{found[2]}, {found[3]}]", f"{found[4]}")
+
+
+def oversweep(step: Step) -> tuple[Request, int, int, int, int] | None:
+    """(request before, driving length, least and most that swa_evicted_seqlen may be, what it is) of the
+    first sweep out of bounds."""
     size, window = step.config.geometry.page_size, step.config.geometry.window
     for was, length in sweeps(step):
         assert was.cursors is not None and window is not None
@@ -41,7 +48,7 @@ def _sweep_bounds(step: Step) -> Failure | None:
             continue  # the tree's by now: nothing of its own was swept
         bad = not low <= got <= high or got % size
         if bad and got != was.cursors.swa_evicted_seqlen:
-            return f"{was.name}: swa_evicted_seqlen in [{low}, {high}]", f"{got}"
+            return was, length, low, high, got
     return None
 
 
@@ -87,20 +94,28 @@ def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
     situation=lambda s: s.swept_any,
 )
 def _window(step: Step) -> Failure | None:
+    found = lost_window(step)
+    if found is None:
+        return None
+    request, p, start, dead = found
+    return f"{request.name} at {p}: window from {start} live", f"no SWA KV for positions {dead}"
+
+
+def lost_window(step: Step) -> tuple[Request, int, int, list[int]] | None:
+    """(request, its next position, where the window starts, positions without SWA KV) of the first."""
     window = step.config.geometry.window
     if window is None:
         return None
     for request in step.now.requests:
-        facts = step.after.requests.get(request.name)
-        if request.cursors is None or facts is None or facts.cursors is None:
+        facts, seen = step.after.requests.get(request.name), step.after.holders.get(request.holder)
+        c = request.cursors
+        if c is None or facts is None or facts.cursors is None or seen is None:
             continue
-        if swept_below(request.cursors) > max(0, request.cursors.kv_committed_len - window):
+        if swept_below(c) > max(0, c.kv_committed_len - window):
             continue  # free mode: may only end
         p = facts.cursors.kv_committed_len
         start = max(0, p - window)
-        seen = step.after.holders.get(request.holder)
-        dead = [q for q in range(start, p) if seen and q < len(seen.swa_read) and seen.swa_read[q] is None]
+        dead = [q for q in range(start, min(p, len(seen.swa_read))) if seen.swa_read[q] is None]
         if dead:
-            return f"{request.name} at {p}: window from {start} live", f"no SWA KV for positions {dead}"
+            return request, p, start, dead
     return None
-

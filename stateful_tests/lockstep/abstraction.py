@@ -32,9 +32,7 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
     tree = None
     if view.tree is not None:
         nodes = [reader.node(node) for node in sorted(view.tree.nodes, key=lambda n: tuple(n.path))]
-        lock_holders = {
-            name: tuple(lock_holder.slots) for name, lock_holder in view.tree.lock_holders.items()
-        }
+        lock_holders = {name: tuple(holder.slots) for name, holder in view.tree.lock_holders.items()}
         size = geometry.page_size
         pages = {
             node.path[: node.start + at + size]: (tuple(node.slots[at : at + size]), node.live)

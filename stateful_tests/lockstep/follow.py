@@ -21,10 +21,9 @@ def launched(command: Command) -> Sequence[str]:
 def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     """The state with the shape of the system's tree, and with as much of each prompt in it as that has taken.
 
-    How far a prefill, or a lock holder that goes on, hands its text over is then the system's choice too:
-    any whole
-    pages from what it had in the tree to what it has computed, with the prefill or with the first round after
-    it. Inside of that its swa_evicted_seqlen says nothing (lost_below).
+    How far a prefill, or a lock holder that goes on, hands its text over is then the system's choice too: any
+    whole pages from what it had in the tree to what it has computed, with the prefill or with the first round
+    after it. Inside of that its swa_evicted_seqlen says nothing (lost_below).
     """
     assert state.tree is not None and facts.tree is not None
     tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])

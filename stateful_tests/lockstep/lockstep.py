@@ -7,11 +7,12 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 from impl.adapter import LockHolderView, System, TreeView, UnusableImplementation, View
 from reference import model
-from reference.clauses import CLAUSES, asked, broken
+from reference.clauses import CLAUSES, Clause, Failure, asked, broken
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
@@ -81,10 +82,9 @@ class Lockstep:
         self.steps += 1
         self._step = None
         was = self.state
-        if was.config.mode is Mode.FAITHFUL:
-            _, expected = model.step(was, command)
-            if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
-                return self._count(expected)  # no scheduler would do it: the system is not asked
+        now, expected = model.step(was, command)
+        if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
+            return self._count(expected)  # no scheduler would do it: the system is not asked
         try:
             outcome = self.system.apply(command)
             if not isinstance(outcome, (Done, Refused, Broken)):
@@ -97,16 +97,14 @@ class Lockstep:
         except Exception as error:
             outcome = Broken(f"{type(error).__name__}: {error}")
         if isinstance(outcome, Broken):
-            _, expected = model.step(was, command)
             self.violation = Violation("BROKEN", index, _say(expected), outcome.error)
             return expected
-        choices = outcome.choices if isinstance(outcome, Done) else ()
-        try:
-            now, expected = model.step(was, command, choices)
-            overreach = ""
-        except model.ChoiceNotAllowed as error:
-            now, expected = model.step(was, command)
-            overreach = str(error)
+        overreach = ""
+        if isinstance(outcome, Done) and outcome.choices:
+            try:
+                now, expected = model.step(was, command, outcome.choices)
+            except model.ChoiceNotAllowed as error:
+                overreach = str(error)
         can = self.system.capabilities
         if isinstance(outcome, Refused):
             if isinstance(expected, Done) and outcome.reason in can.may_refuse:
@@ -118,21 +116,16 @@ class Lockstep:
             now = followed(was, now, command, facts)
         if can.uncounted and isinstance(command, CheckBusy):
             expected = _without(can.uncounted, expected)
-        self.state = now
-        before, self._facts = self._facts, facts
         step = Step(
-            was.config, command, expected, outcome, was, self.state, before, self._facts,
+            was.config, command, expected, outcome, was, now, self._facts, facts,
             unchanged, overreach, can.tree_policy_is_free, self._locks,
         )  # fmt: skip
-        self._view, self._step, self._locks = view, step, step.locks
+        self.state, self._view, self._facts, self._step, self._locks = now, view, facts, step, step.locks
         failures = broken(step, waived=self.waived)
         if self._tallies is not None:
             self._tally(step)
         if failures:
-            clause, (want, got) = failures[0]
-            also = tuple(c.id for c, _ in failures[1:])
-            details = tuple(failure for _, failure in failures[1:])
-            self.violation = Violation(clause.id, index, want, got, also, details)
+            self.violation = violation_of(failures, index)
         return self._count(expected)
 
     def moment(self) -> Moment:
@@ -152,6 +145,13 @@ class Lockstep:
             tally.evaluated += 1
             if comparable and clause.situation(step):
                 tally.reached += 1
+
+
+def violation_of(failures: Sequence[tuple[Clause, Failure]], index: int) -> Violation:
+    """The first clause that fails at a step, and what else does."""
+    (clause, (want, got)), *more = failures
+    also, details = tuple(c.id for c, _ in more), tuple(failure for _, failure in more)
+    return Violation(clause.id, index, want, got, also, details)
 
 
 def new_tallies() -> dict[str, Tally]:
@@ -203,26 +203,20 @@ def _frozen_tree(tree: TreeView) -> TreeView:
     nodes = tuple(
         replace(n, path=tuple(n.path), slots=tuple(n.slots), swa_slots=tuple(n.swa_slots)) for n in tree.nodes
     )
-    lock_holders = {
-        name: LockHolderView(tuple(lock_holder.slots)) for name, lock_holder in tree.lock_holders.items()
-    }
-    return TreeView(tuple(sorted(nodes, key=lambda n: n.path)), lock_holders, tree.sizes)
+    lock_holders = {name: LockHolderView(tuple(h.slots)) for name, h in tree.lock_holders.items()}
+    return TreeView(tuple(sorted(nodes, key=lambda n: tuple(n.path))), lock_holders, tree.sizes)
+
+
+_FIELDS = [field.name for field in fields(View)]
 
 
 def _same(a: View, b: View) -> bool:
     """Equal but for the order of free lists."""
-    return (
-        a.requests == b.requests
-        and a.sessions == b.sessions
-        and a.rows == b.rows
-        and a.full_to_swa == b.full_to_swa
-        and a.full_stamps == b.full_stamps
-        and a.swa_stamps == b.swa_stamps
-        and a.tree == b.tree
-        and sorted(a.free_full) == sorted(b.free_full)
-        and sorted(a.free_swa) == sorted(b.free_swa)
-        and sorted(a.free_rows) == sorted(b.free_rows)
-    )
+    for name in _FIELDS:
+        x, y = getattr(a, name), getattr(b, name)
+        if x != y and not (name.startswith("free_") and sorted(x) == sorted(y)):
+            return False
+    return True
 
 
 def check_fits(system: System, geometry: Geometry, commands: tuple[Command, ...] = ()) -> None:

@@ -17,19 +17,12 @@ from impl.adapter import (
     TreeSizes,
     TreeView,
     View,
-)
+)  # fmt: skip
 from reference import model
 from reference import tree as radix
-from reference.commands import (
-    Command,
-    Decode,
-    Done,
-    Extend,
-    Outcome,
-    SpecDecode,
-)  # fmt: skip
+from reference.commands import Command, Decode, Done, Extend, Outcome, SpecDecode
 from reference.geometry import Geometry
-from reference.ledger import State, Text, full_pages, holders, swa_pages, text_tokens
+from reference.ledger import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
 from reference.tree import Key, Tree
 
@@ -140,21 +133,12 @@ class ReferenceSystem:
         state = self.state
         return View(
             sessions={
-                s.name: SessionView(
-                    _tokens(s.history),
-                    s.closing,
-                    self.rows[s.name] if s.slot is not None else None,
-                    s.slot,
-                )
+                s.name: SessionView(_tokens(s.history), s.closing, self._row(s.name, s.slot), s.slot)
                 for s in state.sessions
             },
             requests={
                 r.name: RequestView(
-                    r.session,
-                    r.origin,
-                    _tokens(r.text),
-                    self.rows.get(r.session or r.name) if r.cursors is not None else None,
-                    r.cursors,
+                    r.session, r.origin, _tokens(r.text), self._row(r.holder, r.cursors), r.cursors
                 )
                 for r in state.requests
             },
@@ -168,6 +152,9 @@ class ReferenceSystem:
             tree=self._tree_view(),
         )
 
+    def _row(self, holder: str, cursors: Cursors | None) -> int | None:
+        return self.rows.get(holder) if cursors is not None else None
+
     def _slots(self, pool: str, key: tuple[str, int]) -> range:
         """Slots of an owned page."""
         first = self.pages[pool][key] * self.geometry.page_size
@@ -175,7 +162,8 @@ class ReferenceSystem:
 
     def _cached_slots(self, path: Sequence[int], start: int = 0, pool: str = "full") -> list[int]:
         """Slots of what the tree has for `path` from `start` on."""
-        size, slots = self.geometry.page_size, []
+        size = self.geometry.page_size
+        slots: list[int] = []
         for end in range(start + size, len(path) + 1, size):
             slots += self._slots(pool, (page_name(tuple(path[:end])), end // size - 1))
         return slots

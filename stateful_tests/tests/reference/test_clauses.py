@@ -421,8 +421,20 @@ def test_a_spoilt_fact_is_told(clause: str, step: Step, says: str | None) -> Non
     else:
         assert failure is not None and says in ", not ".join(failure)
     if CLAUSES[clause].about == "state":
-        end: Any = dict.fromkeys(("command", "expected", "outcome", "was", "before"))
-        assert CLAUSES[clause].check(replace(step, **end)) == failure, "it reads the end of the step alone"
+        assert CLAUSES[clause].check(end_of(step)) == failure, "it reads the end of the step alone"
+
+
+def end_of(step: Step) -> Step:
+    """The step without what only a clause about steps may read."""
+    way: Any = dict.fromkeys(("command", "expected", "outcome", "was", "before"))
+    return replace(step, **way)
+
+
+@pytest.mark.parametrize("step", [INSERTED, DECODED, AGAIN, LONG_PROMPT, MATCHED, FAR])
+def test_clauses_about_states_read_the_end_of_a_step_alone(step: Step) -> None:
+    states = [clause for clause in CLAUSES.values() if clause.about == "state"]
+    assert len(states) == 20
+    assert not any(clause.check(end_of(step)) for clause in states)
 
 
 

@@ -13,13 +13,20 @@ from typing import cast
 
 import pytest
 
-from ci import explain as arguments
+from ci.explain import explanation_of
 from impl.adapter import System
 from impl.sglang.releases.catalogue import TABLE
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.release_faults import (
-    ANOTHER, FOLDER, PATHS, RELEASES, UNIFIED, first, found, last,
+    ANOTHER,
+    FOLDER,
+    PATHS,
+    RELEASES,
+    UNIFIED,
+    first,
+    found,
+    last,
 )  # fmt: skip
 from stateful_tests.traces.files import load
 
@@ -48,14 +55,14 @@ def test_a_release_has_the_fault_until_it_is_mended(
         return
     assert run.violation is not None
     assert (run.violation.clause, run.violation.step) == (trace.clause, len(trace.commands) - 1)
-    argument = arguments.argue(run)
+    argument = explanation_of(run)
     assert argument is not None
     assert "the rules want:" not in argument.text, "told from the facts of the run"
 
 
 def test_of_a_page_that_row_and_tree_own_the_cause_is_told(release: Callable[[str], System]) -> None:
     trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
-    argument = arguments.argue(replay(release("0.5.18"), trace))
+    argument = explanation_of(replay(release("0.5.18"), trace))
     assert argument is not None
     assert argument.text == (
         "full page 1 has 2 owners: r1 has it at [0, 3) since command 2 (extend r1 +8) and the tree has it at"

@@ -1,4 +1,4 @@
-"""Sessions: their life and their text (SES)."""
+"""Sessions: when they and their slots exist, and their text (SES)."""
 
 from __future__ import annotations
 

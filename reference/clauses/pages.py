@@ -1,0 +1,198 @@
+"""Pages: rows are whole pages, the full-to-SWA mapping, and one owner for each page (OWN, MAP)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference.clauses.base import Failure, clause
+from reference.clauses.step import Step, span
+
+
+@clause(
+    "OWN-5",
+    "rows fill whole pages",
+    "The full slots of a row are whole pages, in order; only the last may be open.",
+    about="state",
+    why="A page is freed by any of its slots: two half pages of one row cannot be given back apart.",
+    rule="ledger.full_pages",
+    source="#22862 review",
+    situation=lambda s: any(
+        r is not None and r.cursors is not None
+        and r.cursors.kv_allocated_len % s.config.geometry.page_size
+        for r in map(s.was.request, s.progress)
+    ),
+)  # fmt: skip
+def _whole_pages(step: Step) -> Failure | None:
+    if not step.after.torn:
+        return None
+    return "slots of a page, in order", step.after.torn[0]
+
+
+@clause(
+    "OWN-4",
+    "rows",
+    "Every row of req_to_token is free or held by one session or request.",
+    about="state",
+    why="A row given back twice is lent twice.",
+    rule="ledger.holders",
+    source="#22790",
+    situation=lambda s: len(s.after.free_rows) > len(s.before.free_rows),
+)
+def _rows(step: Step) -> Failure | None:
+    held = [h.row for h in step.after.holders.values()]
+    seen = sorted([*step.after.free_rows, *held])
+    if len(seen) == step.after.rows and len(set(seen)) == len(seen):
+        return None
+    return (
+        f"{step.after.rows} rows, each free or held once",
+        f"free {sorted(step.after.free_rows)}, held {sorted(held)}",
+    )
+
+
+@clause(
+    "MAP-1",
+    "mapping is one to one",
+    "No two positions are mapped to the same SWA slot, and the slots of a page to those of one page in"
+    " order.",
+    about="state",
+    why="Two tokens would write their SWA KV over each other.",
+    rule="ledger.swa_pages",
+    source="kvspec",
+    scope="Models with SWA.",
+    situation=lambda s: len({o.holder for o in s.after.pools["swa"].owned}) > 1
+    if "swa" in s.after.pools
+    else False,
+)
+def _one_to_one(step: Step) -> Failure | None:
+    if step.after.torn_swa:
+        return "SWA slots of a page, in order", step.after.torn_swa[0]
+    if not step.after.shared:
+        return None
+    return "each SWA slot mapped from one full slot", f"SWA slots {list(step.after.shared)} from several"
+
+
+@clause(
+    "MAP-2",
+    "live positions are mapped",
+    "Every position from swa_evicted_seqlen to kv_allocated_len has an SWA slot.",
+    about="state",
+    why="Its KV would be written to padding, over everybody else's.",
+    rule="ledger.swa_pages",
+    source="kvspec (page_size > 1, window 1)",
+    scope="Models with SWA.",
+    situation=lambda s: "swa" in s.after.pools and bool(s.progress) and s.swept_any,
+)
+def _mapped(step: Step) -> Failure | None:
+    if not step.after.unmapped:
+        return None
+    holder, position = step.after.unmapped[0]
+    return f"position {position} of {holder} has an SWA slot", "its mapping entry is 0"
+
+
+@clause(
+    "MAP-3",
+    "swept positions are unmapped",
+    "The entry of a position below swa_evicted_seqlen is 0.",
+    about="state",
+    why="Freeing its full slot would free an SWA slot that is somebody else's by now.",
+    rule="ledger.swa_pages",
+    source="kvspec",
+    scope="Models with SWA.",
+    situation=lambda s: "swa" in s.after.pools and s.swept_any,
+)
+def _swept(step: Step) -> Failure | None:
+    return _stale("swept position", step.after.swept_mapped)
+
+
+@clause(
+    "MAP-4",
+    "unused slots are unmapped",
+    "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to nobody else.",
+    about="state",
+    why="Whoever gets the full slot next would inherit it, unless every allocation overwrites it.",
+    settled="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last page;"
+    " it waives this.",
+    assumption="If every allocation overwrites an entry before anything reads or frees through it, a stale"
+    " one does no harm.",
+    rule="ledger.swa_pages",
+    source="kvspec",
+    scope="Models with SWA. Systems that overwrite an entry before anything reads it may waive this.",
+    situation=lambda s: "swa" in s.after.pools and s.freed_something,
+)
+def _unused(step: Step) -> Failure | None:
+    return _stale("unused full slot", step.after.unused_mapped)
+
+
+def _stale(what: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
+    if not entries:
+        return None
+    return f"entry of every {what} is 0", f"{len(entries)} lead on, one to SWA slot {entries[0][1]}"
+
+
+@clause(
+    "OWN-2",
+    "free lists are sets",
+    "A free list holds no page twice, never the padding page, nothing that does not exist.",
+    about="state",
+    why="A page handed out twice has two owners; padding takes everybody's dummy writes.",
+    rule="ledger.free",
+    source="kvspec",
+    situation=lambda s: s.freed_something,
+)
+def _free_is_set(step: Step) -> Failure | None:
+    for name, pool in step.after.pools.items():
+        free = set(pool.free)
+        if len(free) != len(pool.free):
+            twice = sorted({p for p in free if list(pool.free).count(p) > 1})
+            return f"each page once in the {name} free list", f"pages {twice} twice or more"
+        wrong = sorted(p for p in free if not 1 <= p <= pool.size)
+        if wrong:
+            return f"pages 1 to {pool.size} in the {name} free list", f"pages {wrong}"
+    return None
+
+
+@clause(
+    "OWN-1",
+    "one owner",
+    "No page is owned twice, and no owned page is free.",
+    about="state",
+    why="Two owners overwrite each other's KV: wrong text, hours later.",
+    rule="ledger.full_pages, ledger.swa_pages",
+    source="kvspec",
+    situation=lambda s: len(s.after.holders) > 1,
+)
+def _one_owner(step: Step) -> Failure | None:
+    for name, pool in step.after.pools.items():
+        free = set(pool.free)
+        owner: dict[int, tuple[str, int]] = {}
+        for holder, index, page in pool.owned:
+            if page in free:
+                at = span([index], step.config.geometry.page_size)
+                return f"{name} page of {holder} at {at} is not free", f"page {page} is in the free list"
+            if page in owner:
+                return (
+                    f"{name} page {page} belongs to {owner[page][0]} alone",
+                    f"{holder} has it too",
+                )
+            owner[page] = (holder, index)
+    return None
+
+
+@clause(
+    "OWN-3",
+    "no page is lost",
+    "Every page is free or owned.",
+    about="state",
+    why="What nobody owns, nobody will ever give back.",
+    rule="ledger.free",
+    source="#22862",
+    situation=lambda s: s.freed_something and bool(s.after.holders),
+)
+def _none_lost(step: Step) -> Failure | None:
+    for name, pool in step.after.pools.items():
+        known = set(pool.free)
+        known.update(o.page for o in pool.owned)
+        lost = [p for p in range(1, pool.size + 1) if p not in known]
+        if lost:
+            return f"every {name} page free or owned", f"pages {lost} are neither"
+    return None

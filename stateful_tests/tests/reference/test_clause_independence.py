@@ -1,0 +1,137 @@
+"""Faults planted into the reference: clauses that share none of its code name them.
+
+The reference as a system shows its fault, and a clause must see it. A correct system beside a reference with
+the fault must part from it, unless no state of the reference is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from reference import cursors, model, tree
+from reference.commands import (
+    Admit,
+    Chunk,
+    Command,
+    Draft,
+    Evict,
+    EvictSwa,
+    Extend,
+    Finish,
+    Insert,
+    Match,
+    Mode,
+    Open,
+    Retract,
+    SpecDecode,
+    Submit,
+    Unlock,
+)  # fmt: skip
+from reference.geometry import Geometry
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.traces.files import prompt_of
+
+PLAIN = Geometry(1, 3, 40, 28, 4, 24)
+TREE = Geometry(2, 2, 12, 12, 3, 16, tree=True)
+RUNNING = (Open("s1"), Submit("r1", "s1", 1), Admit("r1"), Extend((Chunk("r1", 1),)))
+AHEAD = (*RUNNING, SpecDecode((Draft("r1", 12, 2),)), EvictSwa("r1", 13))
+CHUNKS = (Admit("r1"), Extend((Chunk("r1", 1),)), Extend((Chunk("r1", 4),)))
+IN_CHUNKS = (Submit("r1", None, 0, 0, prompt_of("a5")), *CHUNKS)
+KEPT = Insert("h1", prompt_of("a8"), 0, True)
+TOMBSTONE = (Insert("h1", prompt_of("a4")), Evict(0, 2))
+RECOVERED = (*TOMBSTONE, Submit("r1", None, 0, 0, prompt_of("a2 b3")), *CHUNKS)
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+def code(function: Any, wrong: Any) -> Fault:
+    """Whoever has imported the function runs the wrong code. The names in it are those of its module."""
+    return lambda patch: patch.setattr(function, "__code__", wrong.__code__)
+
+
+def effects(kind: str, pool: str) -> Fault:
+    """Pages that change hands with the tree are not noted."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        right = model.step_with_effects
+
+        def wrong(*args: Any) -> Any:
+            found = right(*args)
+            getattr(found[2], kind)[pool].clear()
+            return found
+
+        patch.setattr(model, "step_with_effects", wrong)
+
+    return plant
+
+
+# The wrong code. Names in it are those of the module that it is planted into.
+def no_cap_of_e(c: Any, target: int) -> Any:
+    return c._replace(kv_committed_len=min(c[0], target), kv_allocated_len=min(c[1], target))
+
+
+def no_cap_of_a(c: Any, target: int) -> Any:
+    return c._replace(kv_committed_len=min(c[0], target))
+
+
+def one_less(c: Any, target: int) -> Any:
+    return c._replace(kv_committed_len=target - 1, kv_allocated_len=target - 1)
+
+
+def pins_to_the_root(tree: Any, holder: str, key: Any) -> Any:
+    return tree._replace(locks=(*tree.locks, Lock(holder, key, 0)))  # type: ignore[name-defined]  # noqa: F821
+
+
+def pins_nothing(tree: Any, holder: str, key: Any) -> Any:
+    return tree._replace(locks=(*tree.locks, Lock(holder, key, len(key))))  # type: ignore[name-defined]  # noqa: F821
+
+
+def keeps_the_lock(tree: Any, holder: str) -> Any:
+    return tree
+
+
+def takes_all_locks(tree: Any, holder: str) -> Any:
+    return tree._replace(locks=())
+
+
+# fault, sizes, commands; the clause on the reference and the one on torch
+CASES: dict[str, tuple[Fault, Geometry, Sequence[Command], str, str]] = {
+    "a finish leaves E": (
+        code(cursors.cut, no_cap_of_e), PLAIN, (*AHEAD, Finish("r1", 1)), "LEN-2", "REF-1"),
+    "a retract leaves A": (
+        code(cursors.cut, no_cap_of_a), PLAIN, (*AHEAD, Retract("r1")), "LEN-2", "REF-1"),
+    "a restore goes below the prefix": (
+        code(cursors.cut, one_less), PLAIN, (*RUNNING, Retract("r1"), Admit("r1")), "LEN-3", "REF-1"),
+    "a page that is taken over is freed": (effects("adopted", "full"), TREE, IN_CHUNKS, "FREE-1", ""),
+    "the same of the SWA pool": (effects("adopted", "swa"), TREE, IN_CHUNKS, "FREE-2", ""),
+    "a page that is replaced is kept": (effects("gone", "full"), TREE, RECOVERED, "FREE-1", ""),
+    "a lock pins up to the root": (
+        code(tree.lock, pins_to_the_root), TREE, (KEPT, Evict(0, 2)), "TREE-6", "TREE-11"),
+    "a lock pins no SWA KV": (code(tree.lock, pins_nothing), TREE, (KEPT, Evict(0, 8)), "TREE-6", "TREE-11"),
+    "an unlock keeps the lock": (
+        code(tree.unlock, keeps_the_lock), TREE, (KEPT, Unlock("h1")), "TREE-6", "REF-1"),
+    "an unlock takes the locks of others": (
+        code(tree.unlock, takes_all_locks), TREE, (KEPT, Match("h2", prompt_of("a4")), Unlock("h2")),
+        "TREE-6", "REF-1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("impl", ["reference", "torch"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_fault_of_the_reference_is_named(name: str, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, geometry, commands, on_reference, on_torch = CASES[name]
+    assert violated(impl, geometry, commands) == "", "there is no fault yet"
+    plant(monkeypatch)
+    assert violated(impl, geometry, commands) == (on_reference if impl == "reference" else on_torch)
+
+
+def violated(impl: str, geometry: Geometry, commands: Sequence[Command]) -> str:
+    lockstep = Lockstep(resolve(impl), geometry, Mode.FREE)
+    for command in commands:
+        if lockstep.violation is None:
+            lockstep.do(command)
+    return lockstep.violation.clause if lockstep.violation is not None else ""
