@@ -37,7 +37,10 @@ def ahead_of(request: Request) -> int:
 
 @dataclass(slots=True)
 class Enabled:
-    """What the makers below look at."""
+    """Who can do what in a state, and the choices that a command generator makes among them.
+
+    invalid: the command ignores its precondition.
+    """
 
     state: State
     source: ChoiceSource

@@ -153,13 +153,13 @@ def finale(state: State, capabilities: Capabilities | None = None) -> list[Comma
     return [command for command in ends if type(command).__name__ in offered]
 
 
-def _make_open(c: Enabled) -> Open:
+def _open(c: Enabled) -> Open:
     names = c.profile.sessions
     unknown = [s for s in names if c.state.session(s) is None]
     return Open(pick(c.source, names if c.invalid or not unknown else unknown))
 
 
-def _make_submit(c: Enabled) -> Submit:
+def _submit(c: Enabled) -> Submit:
     names = c.profile.requests
     free = [r for r in names if c.state.request(r) is None]
     name = pick(c.source, names if c.invalid or not free else free)
@@ -201,11 +201,7 @@ def _prompted(c: Enabled, plain: Submit) -> Submit:
     return replace(plain, prompt=prompt, tokens=c.source.upto(4) - 1 if c.invalid else tokens)
 
 
-def _make_admit(c: Enabled) -> Admit:
-    return Admit(c.request(c.waiting))
-
-
-def _make_extend(c: Enabled) -> Extend:
+def _extend(c: Enabled) -> Extend:
     chunks = []
     for name in c.lanes(c.extending):
         request = c.state.request(name)
@@ -223,11 +219,7 @@ def _make_extend(c: Enabled) -> Extend:
     return Extend(tuple(chunks))
 
 
-def _make_decode(c: Enabled) -> Decode:
-    return Decode(tuple(c.lanes(c.running)))
-
-
-def _make_spec_decode(c: Enabled) -> SpecDecode:
+def _spec_decode(c: Enabled) -> SpecDecode:
     drafts = []
     for name in c.lanes(c.running):
         request = c.state.request(name)
@@ -245,7 +237,7 @@ def _make_spec_decode(c: Enabled) -> SpecDecode:
     return SpecDecode(tuple(drafts))
 
 
-def _make_evict_swa(c: Enabled) -> EvictSwa:
+def _evict_swa(c: Enabled) -> EvictSwa:
     over = [r for r in c.running if ahead_of(r) > 0] if c.profile.allocate_ahead else []
     name = c.request(over or c.held)
     request = c.state.request(name)
@@ -260,7 +252,7 @@ def _make_evict_swa(c: Enabled) -> EvictSwa:
     return EvictSwa(name, top if not once_in(c.source, 4) else c.source.upto(top))
 
 
-def _make_finish(c: Enabled) -> Finish:
+def _finish(c: Enabled) -> Finish:
     name = c.request(c.running)
     request = c.state.request(name)
     output = request.output if request is not None else 1
@@ -276,39 +268,31 @@ def _make_finish(c: Enabled) -> Finish:
     return Finish(name, low + c.source.upto(output - low))
 
 
-def _make_retract(c: Enabled) -> Retract:
+def _retract(c: Enabled) -> Retract:
     return Retract(c.request(c.running), c.source.upto(3) - 1 if c.invalid else c.source.upto(1))
 
 
-def _make_abort(c: Enabled) -> Abort:
+def _abort(c: Enabled) -> Abort:
     special = c.abortable
     return Abort(c.request(special if special and not c.invalid else c.state.requests), once_in(c.source, 2))
 
 
-def _make_close(c: Enabled) -> Close:
+def _close(c: Enabled) -> Close:
     known = [s.name for s in c.closable or c.state.sessions]
     return Close(pick(c.source, known if known and not c.invalid else c.profile.sessions))
 
 
-def _make_check_busy(c: Enabled) -> CheckBusy:
+def _check_busy(c: Enabled) -> CheckBusy:
     return CheckBusy(pick(c.source, (3, -1)) if c.invalid and once_in(c.source, 4) else 2 - c.source.upto(2))
 
 
-def _make_check_idle(c: Enabled) -> CheckIdle:  # noqa: ARG001
-    return CheckIdle()
-
-
-def _make_match(c: Enabled) -> Match:
+def _match(c: Enabled) -> Match:
     staying = lock_holders(c.state)
     name = c.lock_holder([g for g in c.profile.lock_holders if g not in staying])
     return Match(name, c.prompt(c.state.config.geometry.width))
 
 
-def _make_unlock(c: Enabled) -> Unlock:
-    return Unlock(c.lock_holder(list(lock_holders(c.state))))
-
-
-def _make_insert(c: Enabled) -> Insert:
+def _insert(c: Enabled) -> Insert:
     """Half the time somebody new inserts, else a lock holder whose lock can be spelt goes on from there."""
     staying = {name: key for name, key in lock_holders(c.state).items() if prompt_len(spelt(key)) == len(key)}
     new = [g for g in c.profile.lock_holders if g not in lock_holders(c.state)]
@@ -333,7 +317,7 @@ def _make_insert(c: Enabled) -> Insert:
     return Insert(name, prompt, -1 if c.invalid and once_in(c.source, 8) else evicted, chunked)
 
 
-def _make_evict(c: Enabled) -> Evict:
+def _evict(c: Enabled) -> Evict:
     """A page, a node, all that can be had, or more; of one pool or of both."""
     geometry, tree = c.state.config.geometry, c.state.tree
     if c.invalid and once_in(c.source, 2):
@@ -351,22 +335,11 @@ def _make_evict(c: Enabled) -> Evict:
     return Evict(full, amount(can.swa_evictable) if pools != "full" else 0)
 
 
+# The order is that of the draws: another one makes other runs of every seed.
 GENERATORS: dict[type, Callable[[Enabled], Command]] = {
-    Open: _make_open,
-    Submit: _make_submit,
-    Admit: _make_admit,
-    Extend: _make_extend,
-    Decode: _make_decode,
-    SpecDecode: _make_spec_decode,
-    EvictSwa: _make_evict_swa,
-    Finish: _make_finish,
-    Retract: _make_retract,
-    Abort: _make_abort,
-    Close: _make_close,
-    CheckBusy: _make_check_busy,
-    CheckIdle: _make_check_idle,
-    Match: _make_match,
-    Unlock: _make_unlock,
-    Insert: _make_insert,
-    Evict: _make_evict,
-}
+    Open: _open, Submit: _submit, Admit: lambda c: Admit(c.request(c.waiting)), Extend: _extend,
+    Decode: lambda c: Decode(tuple(c.lanes(c.running))), SpecDecode: _spec_decode, EvictSwa: _evict_swa,
+    Finish: _finish, Retract: _retract, Abort: _abort, Close: _close, CheckBusy: _check_busy,
+    CheckIdle: lambda _: CheckIdle(), Match: _match,
+    Unlock: lambda c: Unlock(c.lock_holder(list(lock_holders(c.state)))), Insert: _insert, Evict: _evict,
+}  # fmt: skip

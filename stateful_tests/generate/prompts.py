@@ -8,6 +8,7 @@ tokens.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import takewhile
 
 from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len
 from reference.ledger import Request, State
@@ -18,17 +19,13 @@ from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
 @lru_cache(maxsize=1 << 14)
 def spelt(key: Key) -> Prompt:
     """The prompt that spells `key`, as far as its texts are shared ones."""
-    pieces: list[Piece] = []
-    for token in key:
-        serial = token >> POSITION_BITS
-        if serial < SHARED:
-            break
-        text = chr(ord("a") + serial - SHARED)
-        if pieces and pieces[-1].text == text:
-            pieces[-1] = Piece(text, pieces[-1].tokens + 1)
-        else:
-            pieces.append(Piece(text, 1))
-    return tuple(pieces)
+    serials = takewhile(lambda serial: serial >= SHARED, (token >> POSITION_BITS for token in key))
+    return joined(tuple(Piece(_letter(serial), 1) for serial in serials))
+
+
+def _letter(serial: int) -> str:
+    """The name of a shared text: the reverse of `shared_serial`."""
+    return chr(ord("a") + serial - SHARED)
 
 
 def asked(request: Request) -> Prompt:
@@ -37,7 +34,7 @@ def asked(request: Request) -> Prompt:
     for serial, end in request.history:
         if serial < SHARED:
             break
-        pieces.append(Piece(chr(ord("a") + serial - SHARED), end - start))
+        pieces.append(Piece(_letter(serial), end - start))
         start = end
     return tuple(pieces)
 
