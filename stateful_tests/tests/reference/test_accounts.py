@@ -13,8 +13,6 @@ import torch
 from impl.adapter import Capabilities
 from impl.bugs import broken
 from impl.torch_kv import TorchKV
-from impl.torch_kv.checks import Named
-from impl.torch_kv.sessions import Slot
 from reference import model
 from reference.accounts import counted, report
 from reference.commands import (
@@ -37,9 +35,8 @@ from reference.commands import (
     Retract,
     Submit,
 )  # fmt: skip
-from reference.cursors import counted_full, counted_swa
 from reference.geometry import PRESETS, Geometry
-from reference.ledger import Cursors, State
+from reference.ledger import State
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.explore.lifecycle import transitions
 from stateful_tests.lockstep.lockstep import Lockstep, replay
@@ -218,17 +215,6 @@ def test_a_false_alarm_is_explained(fixture: str, bug: str, since: int, told: st
 
 
 # The device.
-
-
-def test_a_row_counts_past_the_protected_prefix() -> None:
-    """R is 0 as long as there is no tree, so the lines are set by hand."""
-    system = TorchKV()
-    system.reset(PAGE4)
-    lines = [Cursors(10, 13, 0, 4), Cursors(13, 13, 8, 4), Cursors(13, 13, 4, 8), Cursors(13, 13, 10, 0)]
-    system.store.slot_cursors.lines.copy_(torch.tensor(lines))
-    held: Named = [("s", Slot(row)) for row in range(4)]
-    expected = [[rule(line, 4) for line in lines] for rule in (counted_full, counted_swa)]
-    assert system.amounts(held, []).tolist() == expected
 
 
 def system_after(*commands: Command, geometry: Geometry = PAGE4) -> TorchKV:
