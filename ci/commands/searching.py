@@ -93,19 +93,20 @@ def explore(
 
     out = render.console(text_out(json_file))
     reports: list[Data] = []
-    for scope in chosen:
-        with executor(jobs, ray_address) as where, Progress(render.console(sys.stderr)) as progress:
-            result = search.run(
-                scope, states=states, depth=depth, memory_mb=memory, progress=progress, executor=where
-            )
-        reports.append(data := report.explored(result))
-        found = [result.finding] if result.finding is not None else []
-        save_traces(found, data["findings"], save_dir, "--impl reference")
-        report.text(out, data)
-        if result.stopped == "an interrupt":
-            break
-        if result.complete:
-            known = known.taken(scope.name, result.situations)
+    with executor(jobs, ray_address) as where:
+        for scope in chosen:
+            with Progress(render.console(sys.stderr)) as progress:
+                result = search.run(
+                    scope, states=states, depth=depth, memory_mb=memory, progress=progress, executor=where
+                )
+            reports.append(data := report.explored(result))
+            found = [result.finding] if result.finding is not None else []
+            save_traces(found, data["findings"], save_dir, "--impl reference")
+            report.text(out, data)
+            if result.stopped == "an interrupt":
+                break
+            if result.complete:
+                known = known.taken(scope.name, result.situations)
     if listed is not None:
         Path(listed).write_text(coverage.dump(known), encoding="utf-8")
     code = max(data["exit_code"] for data in reports)

@@ -71,6 +71,7 @@ class Processes:
         self.at_once = count
         method = "fork" if fork and sys.platform == "linux" else "spawn"
         self._pool = ProcessPoolExecutor(count, get_context(method), _ignore_interrupts)
+        self._pool.submit(int)  # forks them now, before there are other threads
 
     def map(self, work: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result, None, None]:
         def submit(task: Task) -> Future[Result]:

@@ -136,10 +136,14 @@ _ALL: Sequence[Scope] = (
         "scarce", "three ordinary requests, two rows, less room in the SWA pool than in the full pool",
         _sizes(1, 1, 4, 2, 2, 3), ordinary=3, ahead=2, submits=(1,),
     ),
-    *_both_modes(Scope(
+    Scope(
         "two-sessions", "two sessions, pages of two",
         _sizes(2, 1, 3, 3, 2, 4), sessions=2, ahead=3, submits=(1,),
-    )),
+    ),
+    Scope(
+        "two-sessions-faithful", "two sessions, pages of two, in faithful mode",
+        _sizes(2, 1, 3, 3, 2, 4), Mode.FAITHFUL, sessions=2, ahead=3, submits=(1,), takes="minutes",
+    ),
     Scope(
         "two-sessions-ordinary", "two sessions and an ordinary request, three rows",
         _sizes(1, 1, 4, 3, 3, 3), sessions=2, ordinary=1, ahead=2, submits=(1,), takes="minutes",

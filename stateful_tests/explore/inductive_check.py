@@ -26,7 +26,7 @@ OF_STATES = (
     "OWN-1", "OWN-2", "OWN-3", "OWN-4", "OWN-5", "MAP-1", "MAP-2", "MAP-3", "MAP-4", "SWA-2", "READ-1",
     "READ-2", "END-1", "REF-1",
 )  # fmt: skip
-_OUTCOMES = frozenset({"OUT-1", "OUT-2", "OUT-3"})  # what a refusal that changes nothing can reach
+_REFUSALS = ("OUT-1", "OUT-2")  # clauses whose situations a refusal that changes nothing can reach
 _KEPT = 100_000  # states that are remembered
 
 
@@ -68,6 +68,7 @@ class InductiveStepCheck:
         """From now on note which situations of clauses are reached, but for those that were."""
         self.reached: set[str] = set()
         self._situations = {c.id: c.situation for c in CLAUSES.values() if c.id not in {*reached}}
+        self._refusals = any(name in self._situations for name in _REFUSALS)
 
     def start_in(self, state: State) -> None:
         """The steps that follow start from here."""
@@ -82,13 +83,13 @@ class InductiveStepCheck:
 
     def violation(self, command: Command, now: State, outcome: Outcome, effects: Effects) -> Violation | None:
         """The first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
-        was, after, new = self._was, self._before, False
-        still = now is was and not isinstance(outcome, Done)
+        was, before, after, new, still = self._was, self._before, self._before, False, False
         if isinstance(outcome, Done):
             after, new = self._after(command, now, effects)
-        elif still and not self._situations.keys() & _OUTCOMES:
-            return None  # the system would refuse it in the same words
-        before = self._before
+        elif now is was:
+            if not self._refusals:
+                return None  # the system would refuse it in the same words
+            still = True
         step = Step(
             was.config, command, outcome, outcome, was, now, before, after, after is before
         )
@@ -125,10 +126,13 @@ class InductiveStepCheck:
 
     def _look(self, step: Step, still: bool) -> None:
         """Note which situations this step reaches."""
-        asked = self._situations.items()
-        found = [id_ for id_, reached in asked if (not still or id_ in _OUTCOMES) and reached(step)]
-        for id_ in found:
-            del self._situations[id_]
+        found = [
+            name for name, reached in self._situations.items()
+            if (not still or name in _REFUSALS) and reached(step)
+        ]  # fmt: skip
+        for name in found:
+            del self._situations[name]
+            self._refusals = any(name in self._situations for name in _REFUSALS)
         self.reached.update(found)
 
 
