@@ -52,8 +52,7 @@ from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep, replay
-from stateful_tests.tests.torch_kv.test_cursors_on_device import Waits
-from stateful_tests.tests.torch_kv.test_devices import random_commands
+from stateful_tests.tests.support.torch_operators import Operators, random_commands
 from stateful_tests.tests.traces.test_fixtures import FOLDER
 from stateful_tests.traces.files import load
 
@@ -438,7 +437,7 @@ def test_a_check_waits_for_the_device_once(requests: int, monkeypatch: pytest.Mo
         return to_host(tensor)
 
     monkeypatch.setattr(torch.Tensor, "tolist", counting)
-    with Waits() as waits:
+    with Operators() as operators:
         assert found_by(system).accounts[0].uncached == requests * 12
-    assert len(transfers) == 1 and waits.found == []
-    assert sum(waits.seen.values()) < 40
+    assert len(transfers) == 1 and operators.waits == []
+    assert sum(operators.seen.values()) < 40
