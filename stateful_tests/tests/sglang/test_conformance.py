@@ -174,7 +174,9 @@ REFUSED: tuple[tuple[bool, str, tuple[Command, ...], tuple[Command, ...]], ...] 
     (True, "page1", (), (Insert("g", a(12), evicted=12), Insert("g", a(12), evicted=2, chunked=True))),
     (True, "page1", (*started("r", None, 12), Extend((Chunk("r", 8),))), (EvictSwa("r", 8),)),
     # What is locked cannot be had.
-    (True, "tight", (Insert("g", a(8), chunked=True), *started("r", None, 7)), (Extend((Chunk("r", 7),)),)),
+    (True, "tight", (Insert("g", a(8), chunked=True), *started("r", None, 7)), (
+        Extend((Chunk("r", 7),)), Insert("h", (Piece("b", 8),)),
+    )),
 )  # fmt: skip
 
 
@@ -191,6 +193,14 @@ def test_a_run_that_mixes_rounds_is_unusable(real: System) -> None:
     play(real, "page2", *TWO_CHUNKS, SpecDecode((Draft("a", 3, 2),)), tree=False)
     with pytest.raises(UnusableImplementation, match="cannot mix"):
         real.apply(Decode(("a",)))
+
+
+def test_a_rejected_draft_leaves_no_token_s_kv(real: System) -> None:
+    play(real, "page2", *TWO_CHUNKS, SpecDecode((Draft("a", 3, 2),)), tree=False)
+    request = real.view().requests["a"]
+    assert request.row is not None and request.cursors is not None
+    stamps = [real.view().full_stamps[slot] for slot in real.view().rows[request.row][:8]]
+    assert (request.cursors.kv_committed_len, stamps) == (7, [*request.text[:7], 0])
 
 
 def test_the_terms_of_a_check_are_the_release_s(real: System) -> None:

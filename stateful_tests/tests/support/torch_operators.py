@@ -1,4 +1,4 @@
-"""What a torch system costs, counted by operator, and allocation by host lists."""
+"""What a torch system costs, counted by operator; allocation by host lists, and random commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from impl.adapter import Capabilities
 from impl.torch_kv.store import KVStore
+from reference import model
+from reference.commands import Command, Mode
+from reference.geometry import PRESETS
+from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.next_command import finale, propose
+from stateful_tests.generate.run_profile import draw_profile
 
 
 class Operators(TorchDispatchMode):
@@ -55,3 +62,14 @@ def extend(store: KVStore, rows: list[int], starts: list[int], ends: list[int]) 
     row, start, end = lanes(rows, starts, ends)
     span = store.span(row, start, end - start, [e - s for s, e in zip(starts, ends, strict=True)])
     return store.alloc_extend(row, start, end, span, store.pages(starts, ends))
+
+
+def random_commands(preset: str, seed: int) -> list[Command]:
+    """Commands as a client and a scheduler would give them, then everything ended."""
+    source = RandomChoices(f"{preset} {seed}")
+    profile, commands = draw_profile(source, Capabilities()), list[Command]()
+    state = model.initial(PRESETS[preset], Mode.FREE)
+    for _ in range(40):
+        commands.append(propose(state, source, profile))
+        state, _ = model.step(state, commands[-1])
+    return commands + finale(state)

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from impl.torch_kv import TorchKV
-from reference import model
 from reference.commands import Admit, Chunk, Command, Decode, Draft, Extend, Mode, Outcome, SpecDecode, Submit
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
-from stateful_tests.tests.support.torch_operators import Operators
+from stateful_tests.tests.support.torch_operators import Operators, random_commands
 
 
 class Watched(TorchKV):
@@ -72,14 +71,9 @@ def test_it_does_what_the_reference_does(machine: str, swa: bool) -> None:
 def test_cuda_shows_what_cpu_shows(preset: str) -> None:
     here, there = TorchKV("cpu"), TorchKV("cuda")
     for seed in range(5):
-        source = RandomChoices(f"{preset} {seed}")
-        profile = draw_profile(source, here.capabilities)
-        state = model.initial(PRESETS[preset], Mode.FREE)
         here.reset(PRESETS[preset])
         there.reset(PRESETS[preset])
-        for _ in range(40):
-            command = propose(state, source, profile)
-            state, _ = model.step(state, command)
+        for command in random_commands(preset, seed):
             assert here.apply(command) == there.apply(command)
             assert here.view() == there.view(), command
 
