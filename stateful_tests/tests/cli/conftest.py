@@ -43,9 +43,9 @@ def finds(
         plans: list[campaign.Plan] = []
 
         def run(
-            system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None],
-            *more: object, **options: object,
-        ) -> CheckResult:  # fmt: skip
+            _system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], *_: object,
+            **_options: object,
+        ) -> CheckResult:
             plans.append(plan)
             say("sessions on page2, free", 100, 0)
             return result
