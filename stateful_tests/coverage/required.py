@@ -131,6 +131,8 @@ def _impossible(
     ]
     if any(kind in driven.get(world, ()) for world in worlds):
         return ""
+    if not worlds:
+        return "known in a scope that is no more"
     w = worlds[0]
     sizes = f"{'a' if w.tree else 'no'} radix tree and {'a' if w.window else 'no'} window"
     return f"known with {sizes} in {w.mode.value} mode"

@@ -293,7 +293,7 @@ def test_unusable_implementations(
 def test_what_should_not_break_is_no_traceback_either(
     fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: object) -> CheckResult:
+    def fail(*arguments: object, **options: object) -> CheckResult:
         raise RuntimeError("not deterministic")
 
     monkeypatch.setattr(campaign, "run", fail)
@@ -303,7 +303,7 @@ def test_what_should_not_break_is_no_traceback_either(
 
 
 def test_an_interrupt_is_one_line(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*arguments: object) -> CheckResult:
+    def stop(*arguments: object, **options: object) -> CheckResult:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(campaign, "run", stop)
