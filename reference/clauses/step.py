@@ -181,7 +181,7 @@ class Step:
             window=self.config.geometry.window, policy_is_free=self.tree_policy_is_free,
         )  # fmt: skip
 
-    # What goes back. PagesByHolder are told by holder and by their place in its sequence.
+    # What goes back.
 
     @cached_property
     def freed(self) -> dict[str, PagesByHolder]:

@@ -433,9 +433,7 @@ def end_of(step: Step) -> Step:
 @pytest.mark.parametrize("step", [INSERTED, DECODED, AGAIN, LONG_PROMPT, MATCHED, FAR])
 def test_clauses_about_states_read_the_end_of_a_step_alone(step: Step) -> None:
     states = [clause for clause in CLAUSES.values() if clause.about == "state"]
-    assert len(states) == 20
     assert not any(clause.check(end_of(step)) for clause in states)
-
 
 
 @pytest.mark.parametrize(
