@@ -15,7 +15,7 @@ from ci.report import render
 from reference.commands import Mode
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.machines.operations import Operations, Target, Violated
+from stateful_tests.machines.operations import Operations, MachineTarget, Violated
 from stateful_tests.shrink.minimise import minimise
 
 BUGS = {
@@ -34,7 +34,7 @@ def _row(machine: str, bug: str, seed: int) -> dict[str, Any]:
 
     @hypothesis.seed(seed)
     class Buggy(Operations):
-        target = Target(lambda: resolve(f"torch+{bug}"), [machine], [PRESETS["page4"]], [Mode.FREE])
+        target = MachineTarget(lambda: resolve(f"torch+{bug}"), [machine], [PRESETS["page4"]], [Mode.FREE])
 
         def __init__(self) -> None:
             nonlocal runs

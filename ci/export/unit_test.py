@@ -117,7 +117,7 @@ def _cell(text: str) -> str:
 # -- a unit test ---------------------------------------------------------------------------------------
 
 
-class Target(NamedTuple):
+class ReleaseTarget(NamedTuple):
     """A release to run a test on: what it is called, whose kind it is of, where its files are."""
 
     name: str
@@ -125,16 +125,16 @@ class Target(NamedTuple):
     root: Path
 
 
-def target(text: str) -> Target:
+def target(text: str) -> ReleaseTarget:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
         root = checkout_root(text)
-        return Target("a checkout that mends it", releases.detect(root).version, root)
+        return ReleaseTarget("a checkout that mends it", releases.detect(root).version, root)
     version = releases.supported(text.removeprefix("sglang==")).version
-    return Target(f"sglang=={version}", version, release_root(version))
+    return ReleaseTarget(f"sglang=={version}", version, release_root(version))
 
 
-def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: Target | None = None) -> str:
+def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: ReleaseTarget | None = None) -> str:
     """The text of a test that performs the trace on the classes of `system`, which notes its calls.
 
     It asserts what the violated clause is about. fixed: what it runs on besides, and is said to pass on.

@@ -14,7 +14,7 @@ from ci.report import render
 from impl.bugs import BUGS, broken
 from reference.commands import Mode
 from stateful_tests.blindspots import measure as blindspots
-from stateful_tests.blindspots.measure import CHECKS, LOCKSTEP, STEPS, SUMS, BugResult, Cell, Drive
+from stateful_tests.blindspots.measure import CHECKS, LOCKSTEP, STEPS, SUMS, BugResult, Detection, Drive
 from stateful_tests.blindspots.monitors import MONITORS
 from stateful_tests.blindspots.partitions import KINDS, balanced, seen_by, smallest
 from stateful_tests.lockstep.systems import resolve
@@ -108,7 +108,7 @@ def _row_data(row: BugResult, modes: dict[str, list[str]]) -> Data:
     }
 
 
-def _cell_data(cell: Cell) -> Data:
+def _cell_data(cell: Detection) -> Data:
     return {
         "verdict": cell.verdict,
         "shown": cell.shown,

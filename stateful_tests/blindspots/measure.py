@@ -79,7 +79,7 @@ class Signs:
 
 
 @dataclass(slots=True)
-class Cell:
+class Detection:
     """What one check sees of one bug. shown: runs in which the bug showed; seen: those in which the
     check fired; at_once: those in which it did at the first sign. delays: commands after that, of the
     other runs; after: kinds of command after which it fired late."""
@@ -112,7 +112,7 @@ class BugResult:
     bug: str
     runs: int
     shown: int
-    cells: dict[str, Cell]
+    cells: dict[str, Detection]
     pages_right: bool
     clauses: tuple[str, ...]
     wrong: dict[str, tuple[Drive, int]]
@@ -284,8 +284,8 @@ def _fired(signs: Signs) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(at), frozenset(c for c in at if at[c] == min(at.values()))
 
 
-def _cell(check: str, shown: Sequence[tuple[Drive, Signs]], pages_right: bool) -> Cell:
-    cell = Cell(shown=len(shown))
+def _cell(check: str, shown: Sequence[tuple[Drive, Signs]], pages_right: bool) -> Detection:
+    cell = Detection(shown=len(shown))
     for run, signs in shown:
         at = signs.first.get(check)
         if at is None:

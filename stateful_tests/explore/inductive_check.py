@@ -20,12 +20,6 @@ from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Violation
 
-# Clauses about the reference's state and the system's facts after the step, whatever the step was.
-OF_STATES = (
-    "LEN-1", "SES-1", "TREE-1", "TREE-2", "TREE-3", "TREE-4", "TREE-6", "TREE-8", "TREE-9", "TREE-13",
-    "OWN-1", "OWN-2", "OWN-3", "OWN-4", "OWN-5", "MAP-1", "MAP-2", "MAP-3", "MAP-4", "SWA-2", "READ-1",
-    "READ-2", "END-1", "REF-1",
-)  # fmt: skip
 _REFUSALS = ("OUT-1", "OUT-2")  # clauses whose situations a refusal that changes nothing can reach
 _KEPT = 100_000  # states that are remembered
 
@@ -53,14 +47,14 @@ class ReferenceInState(ReferenceSystem):
 class InductiveStepCheck:
     """Asks every clause about steps of the reference, from one state after the other.
 
-    Clauses about states (OF_STATES) say the same of two steps that lead to one state, with facts that differ
+    Clauses about states say the same of two steps that lead to one state, with facts that differ
     in the ids of pages and rows alone: they are asked at the first of them.
     """
 
     def __init__(self, system: ReferenceInState | None = None) -> None:
         self._system = system or ReferenceInState()
-        self._of_steps = [c.check for c in CLAUSES.values() if c.id not in OF_STATES]
-        self._of_states = [c.check for c in CLAUSES.values() if c.id in OF_STATES]
+        self._of_steps = [c.check for c in CLAUSES.values() if c.about == "step"]
+        self._of_states = [c.check for c in CLAUSES.values() if c.about == "state"]
         self._asked: set[Hashable] = set()
         self.look_for(())
 

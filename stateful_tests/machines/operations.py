@@ -45,8 +45,7 @@ from stateful_tests.generate.run_profile import draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.results import Trace, Violation
 
-# One integer a step. Drawn one by one, the decisions of a command change their meaning whenever Hypothesis
-# drops a step before it, and shrinking gets nowhere.
+# One integer a step: it seeds the generators that `kvspec check` uses, so there is one vocabulary.
 DECISIONS = st.integers(0, 2**32 - 1)
 
 
@@ -59,7 +58,7 @@ class Violated(AssertionError):
         self.trace = trace
 
 
-class Cell(NamedTuple):
+class DrivenCell(NamedTuple):
     """What a run may drive: sessions, tree or both, on these sizes, in this mode."""
 
     machine: str
@@ -67,7 +66,7 @@ class Cell(NamedTuple):
     mode: Mode
 
 
-class Target:
+class MachineTarget:
     """What a machine drives. The system is made when the first run begins.
 
     machines, sizes, modes: what its runs may be; no modes stands for the system's own. vary: one run in four
@@ -95,7 +94,7 @@ class Target:
             made.close()
 
     @cached_property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[DrivenCell]:
         """What fits the system; raises UnusableImplementation when nothing does."""
         cells = []
         for machine in self._machines:
@@ -107,7 +106,7 @@ class Target:
                     reason = error
                     continue
                 modes = self._modes or self.system.capabilities.modes
-                cells += [Cell(machine, geometry, mode) for mode in modes]
+                cells += [DrivenCell(machine, geometry, mode) for mode in modes]
         if not cells:
             raise reason
         return cells
@@ -132,14 +131,14 @@ class Operations(RuleBasedStateMachine):
     found: the last violation. driven: commands so far, in all runs.
     """
 
-    target: ClassVar[Target]
+    target: ClassVar[MachineTarget]
     found: ClassVar[Violated | None] = None
     driven: ClassVar[int] = 0
 
     @initialize(
         cell=st.runner().flatmap(lambda machine: st.sampled_from(machine.target.cells)), decisions=DECISIONS
     )
-    def begin(self, cell: Cell, decisions: int) -> None:
+    def begin(self, cell: DrivenCell, decisions: int) -> None:
         """An empty server of some size; the run profile says which operations are frequent in this run."""
         source = RandomChoices(decisions)
         self.system = self.target.system

@@ -82,7 +82,7 @@ PARAGRAPH = (
 
 
 @dataclass(frozen=True)
-class Part:
+class TheoremPart:
     """One direction of the theorem, or what follows from it."""
 
     name: str
@@ -213,12 +213,12 @@ def _reached(ref: SymbolicReference) -> Any:
     return both(literal == p, move.after.kv_committed_len == 0)
 
 
-def _part(name: str, claim: str, of: Callable[[SymbolicReference, Policy], Any], policy: Policy) -> Part:
+def _part(name: str, claim: str, of: Callable[[SymbolicReference, Policy], Any], policy: Policy) -> TheoremPart:
     text = claim.format(hole=policy.hole, never=policy.never, always=policy.always, cap=policy.cap)
-    return Part(f"{name}/{policy.name}", f"Sweeps to {policy.frontier}: {text}", lambda ref: of(ref, policy))
+    return TheoremPart(f"{name}/{policy.name}", f"Sweeps to {policy.frontier}: {text}", lambda ref: of(ref, policy))
 
 
-PARTS: tuple[Part, ...] = (
+PARTS: tuple[TheoremPart, ...] = (
     *(
         _part(name, claim, of, policy)
         for policy in POLICIES
@@ -234,7 +234,7 @@ PARTS: tuple[Part, ...] = (
             ("hole-faithful", "L at most p and the target: no hole, and E at most the target.", _faithful),
         )
     ),
-    Part(
+    TheoremPart(
         "hole-reached",
         "For every P, W, p >= 1 and L of the condition a run from the empty state makes the hole.",
         _reached,

@@ -29,7 +29,7 @@ from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.machines.operations import Operations, Target
+from stateful_tests.machines.operations import Operations, MachineTarget
 from stateful_tests.shrink.minimise import minimise
 from stateful_tests.traces import files
 
@@ -65,7 +65,7 @@ def machine(
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None
     campaign.plan("smoke", machines=machines)  # raises ValueError for an unknown name
-    target = Target(lambda: _system(make), machines, sizes, modes, vary)
+    target = MachineTarget(lambda: _system(make), machines, sizes, modes, vary)
     # The name is what Hypothesis's database knows a machine by.
     name = " ".join([_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes])
     driven = type(name, (Operations,), {"target": target, "__doc__": Operations.__doc__})
@@ -117,7 +117,7 @@ class _MachineTest(unittest.TestCase):
 
     runTest.is_hypothesis_test = True  # type: ignore[attr-defined]
 
-    def _fits(self, target: Target) -> None:
+    def _fits(self, target: MachineTarget) -> None:
         try:
             assert target.cells
         except UnusableImplementation as error:

@@ -28,8 +28,8 @@ class SGLangSystem:
 
     overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
     tree: another radix tree than the release's usual one, by its name in VARIANTS (variants.py).
-    calls: after each command `calls` has what the driver did, as Python (see call_log.py), and `late` what is to
-        be done to each request to leave it as the view shows it, whose results wait.
+    calls: after each command `calls` has what the driver did, as Python (see call_log.py), and `late` what is
+        to be done to each request whose results wait, to leave it as the view shows it.
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
     UnusableImplementation when the release cannot be had or is not supported.

@@ -1,0 +1,1 @@
+"""The machines, the pytest plugin and the package `kvspec`, as a stranger uses them."""

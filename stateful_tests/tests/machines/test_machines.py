@@ -17,7 +17,7 @@ from stateful_tests.check.campaign import plan, run
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.machines.operations import Operations, Target, Violated
+from stateful_tests.machines.operations import Operations, MachineTarget, Violated
 from stateful_tests.shrink.minimise import minimise
 
 FEW = settings(max_examples=50)
@@ -44,7 +44,7 @@ def test_volume(name: str) -> None:
 def test_they_find_bugs(name: str, bug: str) -> None:
 
     class Buggy(Operations):
-        target = Target(lambda: resolve(f"torch+{bug}"), [name], [PRESETS["page4"]], [Mode.FREE])
+        target = MachineTarget(lambda: resolve(f"torch+{bug}"), [name], [PRESETS["page4"]], [Mode.FREE])
 
     with pytest.raises(Violated) as found:
         run_state_machine_as_test(Buggy, settings=settings(max_examples=200, phases=[Phase.generate]))

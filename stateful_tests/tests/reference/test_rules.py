@@ -57,7 +57,7 @@ from reference.tree import Key, Placed, nodes
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
-from stateful_tests.explore import runner as search
+from stateful_tests.explore import search
 from stateful_tests.explore.lifecycle import Transition
 
 # What a command is refused for.
