@@ -10,17 +10,7 @@ from dataclasses import dataclass, field
 
 from impl.adapter import Capabilities, Cursors, RequestView, View
 from reference.commands import (
-    Admit,
-    Command,
-    Decode,
-    Done,
-    Extend,
-    Finish,
-    Outcome,
-    Reason,
-    Refused,
-    Submit,
-    token_id,
+    Admit, Command, Decode, Done, Extend, Finish, Outcome, Reason, Refused, Submit, token_id,
 )  # fmt: skip
 from reference.geometry import Geometry
 

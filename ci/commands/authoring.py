@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ci.commands.shared import (
-    Unusable,
-    force_option,
-    impl_of,
-    impl_options,
-    load_trace,
-    resolve,
-    system_options,
-    target_file,
-    text_out,
-    usable,
-    writable_json,
-    write_json,
+    Unusable, force_option, impl_of, impl_options, load_trace, resolve, system_options, target_file, text_out,
+    usable, writable_json, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:

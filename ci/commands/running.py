@@ -12,20 +12,8 @@ import click
 
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
-    Unusable,
-    impl_options,
-    is_folder,
-    load_trace,
-    replay_command,
-    resolve,
-    save_traces,
-    system_options,
-    text_out,
-    usable,
-    writable,
-    writable_json,
-    write_file,
-    write_json,
+    Unusable, impl_options, is_folder, load_trace, replay_command, resolve, save_traces, system_options,
+    text_out, usable, writable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:

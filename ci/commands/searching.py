@@ -13,20 +13,8 @@ import click
 
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
-    Unusable,
-    impl_options,
-    is_folder,
-    json_option,
-    list_rows,
-    near,
-    resolve,
-    save_option,
-    save_traces,
-    system_options,
-    text_out,
-    usable,
-    writable_json,
-    write_json,
+    Unusable, impl_options, is_folder, json_option, list_rows, near, resolve, save_option, save_traces,
+    system_options, text_out, usable, writable_json, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:

@@ -12,20 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.shared import (
-    Unusable,
-    force_option,
-    impl_of,
-    impl_option,
-    impl_options,
-    json_option,
-    load_trace,
-    resolve,
-    sglang_path_option,
-    target_file,
-    text_out,
-    usable,
-    writable_json,
-    write_json,
+    Unusable, force_option, impl_of, impl_option, impl_options, json_option, load_trace, resolve,
+    sglang_path_option, target_file, text_out, usable, writable_json, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:

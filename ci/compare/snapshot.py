@@ -16,17 +16,7 @@ from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.tree_evictions import SIZES
 from reference.commands import Broken, Done, Outcome
 from reference.geometry import Geometry
-from reference.ledger import (
-    IN_BATCH,
-    ZERO,
-    Cursors,
-    Request,
-    State,
-    free,
-    full_pages,
-    holders,
-    swa_pages,
-)  # fmt: skip
+from reference.ledger import IN_BATCH, ZERO, Cursors, Request, State, free, full_pages, holders, swa_pages
 from reference.prefix_cache import lock_holders, path_text
 from stateful_tests.lockstep.results import Moment, Run
 from stateful_tests.traces.notation import format_command as describe

@@ -17,21 +17,8 @@ from impl.bugs import BUGS, Bug
 from reference import model
 from reference.clauses import CLAUSES, Clause
 from reference.commands import (
-    COMMANDS,
-    Admit,
-    Chunk,
-    Command,
-    Done,
-    Draft,
-    EvictSwa,
-    Extend,
-    Finish,
-    Mode,
-    Open,
-    Piece,
-    Reason,
-    SpecDecode,
-    Submit,
+    COMMANDS, Admit, Chunk, Command, Done, Draft, EvictSwa, Extend, Finish, Mode, Open, Piece, Reason,
+    SpecDecode, Submit,
 )  # fmt: skip
 from reference.cursors import Cursors
 from reference.geometry import Geometry

@@ -20,18 +20,8 @@ from heapq import heapify, heappop, heappush
 from impl.adapter import NodeView, TreeSizes
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.nodes import (
-    FULL,
-    SWA,
-    Entry,
-    Inserted,
-    Key,
-    LostPrefixError,
-    MatchedPrefix,
-    NodeLock,
-    NotLockedError,
-    Owed,
-    StaleNodeError,
-    TreeNode,
+    FULL, SWA, Entry, Inserted, Key, LostPrefixError, MatchedPrefix, NodeLock, NotLockedError, Owed,
+    StaleNodeError, TreeNode,
 )  # fmt: skip
 from impl.torch_kv.store import KVStore
 from reference.commands import Freed

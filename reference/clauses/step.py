@@ -12,19 +12,7 @@ from functools import cached_property
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
-    Abort,
-    Admit,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Evict,
-    Extend,
-    Finish,
-    Insert,
-    Outcome,
-    Retract,
-    SpecDecode,
+    Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Outcome, Retract, SpecDecode,
 )  # fmt: skip
 from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
 from reference.prefix_cache import page_name

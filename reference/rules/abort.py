@@ -6,14 +6,7 @@ from reference.commands import Abort, Reason
 from reference.ledger import Phase, State, free
 from reference.prefix_cache import unlocked
 from reference.rules.base import (
-    NO_REQUEST,
-    Case,
-    RuleContext,
-    known_request,
-    make_room,
-    require,
-    row_goes,
-    rule,
+    NO_REQUEST, Case, RuleContext, known_request, make_room, require, row_goes, rule,
 )  # fmt: skip
 from reference.rules.sessions import end_turn
 

@@ -6,14 +6,7 @@ from reference.commands import EvictSwa, Mode, Reason
 from reference.cursors import sweep, sweep_limit
 from reference.ledger import IN_BATCH, Request, State
 from reference.rules.base import (
-    NO_REQUEST,
-    Case,
-    ChoiceNotAllowed,
-    RuleContext,
-    cursors_of,
-    known_request,
-    require,
-    rule,
+    NO_REQUEST, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
 )  # fmt: skip
 
 

@@ -7,15 +7,7 @@ from reference.cursors import cut
 from reference.handover import insert_on_finish
 from reference.ledger import Phase, State, text_cut
 from reference.rules.base import (
-    NO_REQUEST,
-    NOT_RUNNING,
-    RuleContext,
-    cursors_of,
-    known_request,
-    require,
-    row_goes,
-    row_is_cut,
-    rule,
+    NO_REQUEST, NOT_RUNNING, RuleContext, cursors_of, known_request, require, row_goes, row_is_cut, rule,
 )  # fmt: skip
 from reference.rules.sessions import end_turn
 

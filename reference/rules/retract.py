@@ -7,15 +7,7 @@ from reference.cursors import cut
 from reference.ledger import Phase, State
 from reference.prefix_cache import unlocked
 from reference.rules.base import (
-    NO_REQUEST,
-    NOT_RUNNING,
-    RuleContext,
-    cursors_of,
-    known_request,
-    require,
-    row_goes,
-    row_is_cut,
-    rule,
+    NO_REQUEST, NOT_RUNNING, RuleContext, cursors_of, known_request, require, row_goes, row_is_cut, rule,
 )  # fmt: skip
 
 

@@ -28,13 +28,7 @@ from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_pr
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies, replay
 from stateful_tests.lockstep.results import (
-    CheckResult,
-    Finding,
-    MachineResult,
-    Tally,
-    Trace,
-    Violation,
-    add_tallies,
+    CheckResult, Finding, MachineResult, Tally, Trace, Violation, add_tallies,
 )  # fmt: skip
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
 from stateful_tests.shrink.passes import BUDGET

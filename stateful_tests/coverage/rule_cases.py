@@ -10,23 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from reference.commands import (
-    Abort,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Close,
-    Decode,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Prompt,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
+    Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match, Prompt,
+    Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State

@@ -11,18 +11,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import product
 
 from reference.commands import (
-    Abort,
-    Admit,
-    Command,
-    Evict,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Outcome,
-    Reason,
-    Refused,
-    Retract,
+    Abort, Admit, Command, Evict, Extend, Finish, Insert, Match, Outcome, Reason, Refused, Retract,
     SpecDecode,
 )  # fmt: skip
 from reference.commands import kind_name as kind_name

@@ -11,30 +11,8 @@ from itertools import product
 from typing import NamedTuple
 
 from reference.commands import (
-    COMMANDS,
-    Abort,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Mode,
-    Open,
-    Prompt,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
-    prompt_len,
+    COMMANDS, Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa,
+    Extend, Finish, Insert, Match, Mode, Open, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.geometry import Geometry

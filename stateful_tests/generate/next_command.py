@@ -12,42 +12,15 @@ from itertools import accumulate
 
 from impl.adapter import Capabilities
 from reference.commands import (
-    Abort,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Mode,
-    Open,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
-    prompt_len,
+    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish,
+    Insert, Match, Mode, Open, Retract, SpecDecode, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from reference.cursors import sweep_limit
 from reference.ledger import Phase, State, free, text_len
 from reference.prefix_cache import key_of, lock_holders
 from reference.tree import Key, Sizes, nodes, sizes
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
-from stateful_tests.generate.enabled import (
-    Enabled,
-    ahead_of,
-    cursors_of,
-    may_overshoot,
-    pages_left,
-    room_of,
-)  # fmt: skip
+from stateful_tests.generate.enabled import Enabled, ahead_of, cursors_of, may_overshoot, pages_left, room_of
 from stateful_tests.generate.prompts import asked, draw_evicted, draw_prompt, spelt
 from stateful_tests.generate.run_profile import RunProfile
 

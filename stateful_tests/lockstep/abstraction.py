@@ -10,14 +10,7 @@ from collections.abc import Sequence
 
 from impl.adapter import NodeView, View
 from reference.clauses.facts import (
-    Facts,
-    HolderFacts,
-    NodeFacts,
-    Owned,
-    Pool,
-    RequestFacts,
-    SessionFacts,
-    TreeFacts,
+    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import Cursors

@@ -17,17 +17,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    Account,
-    Broken,
-    CheckBusy,
-    Command,
-    Done,
-    Entry,
-    Mode,
-    Outcome,
-    Reason,
-    Refused,
-    Report,
+    Account, Broken, CheckBusy, Command, Done, Entry, Mode, Outcome, Reason, Refused, Report,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.geometry import Geometry

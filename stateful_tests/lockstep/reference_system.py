@@ -9,14 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from impl.adapter import (
-    Capabilities,
-    LockHolderView,
-    NodeView,
-    RequestView,
-    SessionView,
-    TreeSizes,
-    TreeView,
-    View,
+    Capabilities, LockHolderView, NodeView, RequestView, SessionView, TreeSizes, TreeView, View,
 )  # fmt: skip
 from reference import model
 from reference import tree as radix

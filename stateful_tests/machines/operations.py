@@ -17,25 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from impl.adapter import System, UnusableImplementation
 from reference.commands import (
-    Abort,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Close,
-    Command,
-    Decode,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Mode,
-    Open,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
+    Abort, Admit, CheckBusy, CheckIdle, Close, Command, Decode, Evict, EvictSwa, Extend, Finish, Insert,
+    Match, Mode, Open, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.geometry import Geometry
 from stateful_tests.check.campaign import check_machine

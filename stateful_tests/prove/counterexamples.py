@@ -12,19 +12,7 @@ from functools import partial
 from typing import Any
 
 from reference.commands import (
-    Admit,
-    Chunk,
-    Command,
-    Decode,
-    Done,
-    Draft,
-    EvictSwa,
-    Extend,
-    Finish,
-    Mode,
-    Open,
-    Retract,
-    SpecDecode,
+    Admit, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Mode, Open, Retract, SpecDecode,
     Submit,
 )  # fmt: skip
 from reference.geometry import Geometry

@@ -22,13 +22,7 @@ from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.prove.counterexamples import trace_of
 from stateful_tests.prove.integers import Int, NotLinear
 from stateful_tests.prove.path_exploration import (
-    ExploredPath,
-    Model,
-    NotPositive,
-    Undecided,
-    assume,
-    refute,
-    solver_of,
+    ExploredPath, Model, NotPositive, Undecided, assume, refute, solver_of,
 )  # fmt: skip
 from stateful_tests.prove.properties import PROPERTIES, arguments, contract
 from stateful_tests.prove.symbolic_reference import Edits, SymbolicReference

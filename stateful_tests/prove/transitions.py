@@ -19,19 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from reference.commands import (
-    Admit,
-    Choice,
-    Chunk,
-    Command,
-    Decode,
-    Done,
-    Draft,
-    EvictSwa,
-    Extend,
-    Finish,
-    Mode,
-    Retract,
-    SpecDecode,
+    Admit, Choice, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Mode, Retract, SpecDecode,
     Submit,
 )  # fmt: skip
 from stateful_tests.prove.integers import Int, larger, smaller

@@ -213,9 +213,12 @@ def _reached(ref: SymbolicReference) -> Any:
     return both(literal == p, move.after.kv_committed_len == 0)
 
 
-def _part(name: str, claim: str, of: Callable[[SymbolicReference, Policy], Any], policy: Policy) -> TheoremPart:
+def _part(
+    name: str, claim: str, of: Callable[[SymbolicReference, Policy], Any], policy: Policy
+) -> TheoremPart:
     text = claim.format(hole=policy.hole, never=policy.never, always=policy.always, cap=policy.cap)
-    return TheoremPart(f"{name}/{policy.name}", f"Sweeps to {policy.frontier}: {text}", lambda ref: of(ref, policy))
+    claim = f"Sweeps to {policy.frontier}: {text}"
+    return TheoremPart(f"{name}/{policy.name}", claim, lambda ref: of(ref, policy))
 
 
 PARTS: tuple[TheoremPart, ...] = (

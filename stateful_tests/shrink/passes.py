@@ -12,38 +12,11 @@ from itertools import combinations, product
 from string import ascii_lowercase
 
 from reference.commands import (
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Chunk,
-    Command,
-    Decode,
-    Draft,
-    Evict,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Open,
-    Piece,
-    Prompt,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
-    prompt_len,
+    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert, Match, Open,
+    Piece, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from stateful_tests.shrink.rewriting import (
-    Commands,
-    all_less,
-    changed,
-    lives_apart,
-    names_in,
-    numbers,
-    renamed,
-    texts_in,
-    with_names,
-    with_number,
+    Commands, all_less, changed, lives_apart, names_in, numbers, renamed, texts_in, with_names, with_number,
     with_texts,
 )  # fmt: skip
 

@@ -26,16 +26,7 @@ from reference.geometry import Geometry, GeometryError
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.schema import (
-    CHOICES,
-    COMMAND_OF,
-    FORMAT,
-    MAX_BYTES,
-    STEPS,
-    VERSION,
-    AnyStep,
-    Expect,
-    GeometryBody,
-    TraceFile,
+    CHOICES, COMMAND_OF, FORMAT, MAX_BYTES, STEPS, VERSION, AnyStep, Expect, GeometryBody, TraceFile,
     TraceStep,
 )  # fmt: skip
 from stateful_tests.traces.schema import prompt_of as prompt_of

@@ -10,31 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from reference.commands import (
-    Abort,
-    Admit,
-    Broken,
-    CheckBusy,
-    CheckIdle,
-    Choice,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Open,
-    Outcome,
-    Refused,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
+    Abort, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Command, Decode, Done, Draft, Evict,
+    EvictSwa, Extend, Finish, Insert, Match, Open, Outcome, Refused, Retract, SpecDecode, Submit, Unlock,
     kind_name,
 )  # fmt: skip
 from stateful_tests.traces.files import TraceError, check_command

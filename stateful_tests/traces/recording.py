@@ -14,14 +14,7 @@ from stateful_tests.lockstep.lockstep import row_of
 from stateful_tests.lockstep.results import Row, Trace
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.files import TraceError
-from stateful_tests.traces.schema import (
-    LOG_FORMAT,
-    LOG_IGNORED,
-    MAX_STEPS,
-    VERSION,
-    AnyStep,
-    LogHeader,
-)  # fmt: skip
+from stateful_tests.traces.schema import LOG_FORMAT, LOG_IGNORED, MAX_STEPS, VERSION, AnyStep, LogHeader
 
 
 class Recorder:

@@ -10,15 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
+    TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints,
 )  # fmt: skip
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct

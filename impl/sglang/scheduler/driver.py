@@ -21,17 +21,8 @@ from impl.sglang.scheduler.tree_commands import TreeCommands
 from impl.vocabulary import RequestPhase
 from reference import commands as c
 from reference.commands import (
-    Choice,
-    Command,
-    Done,
-    Freed,
-    Outcome,
-    Reason,
-    Refused,
-    Report,
-    prompt_len,
-    token_id,
-)
+    Choice, Command, Done, Freed, Outcome, Reason, Refused, Report, prompt_len, token_id,
+)  # fmt: skip
 from reference.geometry import Geometry
 
 # What a command's method returns: what the release chose, or what it reports; nothing is a plain "done".

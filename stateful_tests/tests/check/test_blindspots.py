@@ -12,27 +12,13 @@ import pytest
 
 from impl.bugs import broken
 from reference.clauses.facts import (
-    Facts,
-    HolderFacts,
-    NodeFacts,
-    Owned,
-    Pool,
-    RequestFacts,
-    SessionFacts,
-    TreeFacts,
+    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
 )  # fmt: skip
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry
 from reference.ledger import Cursors
 from stateful_tests.blindspots.measure import (
-    CHECKS,
-    BugResult,
-    Drive,
-    draw,
-    fixtures,
-    measure,
-    smallest_sets,
-    watch,
+    CHECKS, BugResult, Drive, draw, fixtures, measure, smallest_sets, watch,
 )  # fmt: skip
 from stateful_tests.blindspots.monitors import MONITORS, Observation
 from stateful_tests.blindspots.partitions import KINDS, balanced, kinds, partitions, seen_by, smallest

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 from reference import model
 from reference.commands import (
-    Abort,
-    Admit,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Evict,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Open,
-    Submit,
-    Unlock,
-    prompt_len,
+    Abort, Admit, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Match, Open, Submit,
+    Unlock, prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
 from stateful_tests.shrink.passes import shrink

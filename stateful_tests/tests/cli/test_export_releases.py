@@ -113,6 +113,6 @@ def test_what_stands_in_no_one_file_is_refused() -> None:
     """Before anything runs."""
     assert [version for alike in ALIKE for version in alike] == list(TABLE)
     for alike, others in itertools.pairwise(ALIKE):
-        newer = export.Target(others[0], others[0], Path())
+        newer = export.ReleaseTarget(others[0], others[0], Path())
         with pytest.raises(NotExportable, match=f"no one test runs on {alike[-1]} and {others[0]}: too many"):
             export.unit_test(load(OVERSHOOT), "x", driven(alike[-1]), newer)

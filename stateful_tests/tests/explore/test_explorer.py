@@ -13,23 +13,8 @@ from reference import model
 from reference.clauses import CLAUSES, Failure
 from reference.clauses.step import Step
 from reference.commands import (
-    COMMANDS,
-    Abort,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Evict,
-    Finish,
-    Insert,
-    Match,
-    Mode,
-    Open,
-    Piece,
-    Refused,
-    Retract,
-    SpecDecode,
-    Submit,
+    COMMANDS, Abort, Close, Command, Decode, Done, Evict, Finish, Insert, Match, Mode, Open, Piece, Refused,
+    Retract, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import State

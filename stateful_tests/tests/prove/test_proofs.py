@@ -26,14 +26,7 @@ from stateful_tests.prove import laws, window_theorem
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove.integers import Int, NotLinear
 from stateful_tests.prove.obligations import (
-    LIMITS,
-    OBLIGATIONS,
-    PROVED,
-    REFUTED,
-    UNDECIDED,
-    Obligation,
-    Prover,
-    chosen,
+    LIMITS, OBLIGATIONS, PROVED, REFUTED, UNDECIDED, Obligation, Prover, chosen,
 )  # fmt: skip
 from stateful_tests.prove.path_exploration import Abandoned, NotPositive, assume, explore, refute
 from stateful_tests.prove.properties import contract

@@ -16,24 +16,8 @@ from impl.torch_kv import TorchKV
 from reference import model
 from reference.accounts import counted, report
 from reference.commands import (
-    Account,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Chunk,
-    Command,
-    Decode,
-    Done,
-    Entry,
-    Extend,
-    Finish,
-    Mode,
-    Open,
-    Reason,
-    Refused,
-    Report,
-    Retract,
-    Submit,
+    Account, Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Done, Entry, Extend, Finish, Mode, Open,
+    Reason, Refused, Report, Retract, Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from reference.ledger import State

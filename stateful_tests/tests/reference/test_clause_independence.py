@@ -13,22 +13,8 @@ import pytest
 
 from reference import cursors, model, tree
 from reference.commands import (
-    Admit,
-    Chunk,
-    Command,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Mode,
-    Open,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
+    Admit, Chunk, Command, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match, Mode, Open, Retract,
+    SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.geometry import Geometry
 from stateful_tests.lockstep.lockstep import Lockstep

@@ -17,28 +17,8 @@ from reference.clauses.facts import Facts, NodeFacts, Owned
 from reference.clauses.step import Step
 from reference.clauses.tree_locks import usable_length
 from reference.commands import (
-    Abort,
-    Admit,
-    Choice,
-    Chunk,
-    Command,
-    Decode,
-    Done,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Freed,
-    Insert,
-    Match,
-    Open,
-    Reason,
-    Refused,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
+    Abort, Admit, Choice, Chunk, Command, Decode, Done, Draft, Evict, EvictSwa, Extend, Finish, Freed, Insert,
+    Match, Open, Reason, Refused, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import ZERO, Cursors

@@ -8,25 +8,8 @@ from __future__ import annotations
 import pytest
 
 from reference.commands import (
-    Abort,
-    Admit,
-    Choice,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Draft,
-    EvictSwa,
-    Extend,
-    Finish,
-    Mode,
-    Open,
-    Reason,
-    Refused,
-    Retract,
-    SpecDecode,
-    Submit,
+    Abort, Admit, Choice, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Mode, Open,
+    Reason, Refused, Retract, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry, GeometryError, preset
 from reference.ledger import ZERO, Cursors, Free, Phase, State, free, text_cut, text_len, text_tokens

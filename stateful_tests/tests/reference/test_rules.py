@@ -13,41 +13,13 @@ import pytest
 from ci.documents import spec
 from reference import model
 from reference.commands import (
-    COMMANDS,
-    TREE_COMMANDS,
-    Abort,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Freed,
-    Insert,
-    Match,
-    Mode,
-    Reason,
-    Refused,
-    SpecDecode,
-    Unlock,
+    COMMANDS, TREE_COMMANDS, Abort, Chunk, Close, Command, Decode, Done, Draft, Evict, EvictSwa, Extend,
+    Finish, Freed, Insert, Match, Mode, Reason, Refused, SpecDecode, Unlock,
 )  # fmt: skip
 from reference.cursors import ceil_page, floor_page, lost_below, window_live
 from reference.geometry import Geometry
 from reference.ledger import (
-    ZERO,
-    Phase,
-    Request,
-    Session,
-    State,
-    free,
-    full_pages,
-    holders,
-    swa_pages,
-    text_tokens,
+    ZERO, Phase, Request, Session, State, free, full_pages, holders, swa_pages, text_tokens,
 )  # fmt: skip
 from reference.prefix_cache import key_of, lock_holders
 from reference.rules import RULES

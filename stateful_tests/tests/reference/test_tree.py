@@ -6,19 +6,7 @@ import pytest
 
 from reference.commands import Freed
 from reference.tree import (
-    Insertion,
-    Key,
-    Sizes,
-    Tree,
-    evict,
-    full_locked,
-    insert,
-    lock,
-    match,
-    nodes,
-    sizes,
-    swa_locked,
-    unlock,
+    Insertion, Key, Sizes, Tree, evict, full_locked, insert, lock, match, nodes, sizes, swa_locked, unlock,
     usable,
 )  # fmt: skip
 

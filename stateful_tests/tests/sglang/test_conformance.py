@@ -14,34 +14,9 @@ import pytest
 from impl.adapter import System, UnusableImplementation
 from impl.sglang.releases.catalogue import TABLE
 from reference.commands import (
-    Abort,
-    Account,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Done,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Mode,
-    Open,
-    Piece,
-    Prompt,
-    Refused,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
-    shared_serial,
-    token_id,
+    Abort, Account, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Draft, Evict, EvictSwa,
+    Extend, Finish, Insert, Match, Mode, Open, Piece, Prompt, Refused, Retract, SpecDecode, Submit, Unlock,
+    shared_serial, token_id,
 )  # fmt: skip
 from reference.geometry import preset
 from stateful_tests.generate.next_command import finale

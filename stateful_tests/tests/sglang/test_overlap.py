@@ -20,40 +20,15 @@ from impl.sglang.scheduler.refusals import CommandRefused
 from impl.sglang.scheduler.results import LateResults
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from reference.commands import (
-    Abort,
-    Admit,
-    Chunk,
-    Command,
-    Decode,
-    Done,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Mode,
-    Open,
-    Piece,
-    Reason,
-    Refused,
-    Retract,
-    Submit,
+    Abort, Admit, Chunk, Command, Decode, Done, EvictSwa, Extend, Finish, Insert, Mode, Open, Piece, Reason,
+    Refused, Retract, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry, preset
 from reference.ledger import Cursors
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.release_faults import (
-    ANOTHER,
-    BEGIN,
-    ENDS,
-    NOT_YET,
-    PATHS,
-    RELEASES,
-    decode,
-    first,
-    found,
-    last,
-    verify,
+    ANOTHER, BEGIN, ENDS, NOT_YET, PATHS, RELEASES, decode, first, found, last, verify,
 )  # fmt: skip
 from stateful_tests.traces.files import load
 

@@ -12,30 +12,8 @@ from impl.sglang.parts.doubles import Bag, ForwardMode
 from impl.sglang.process import wire
 from impl.sglang.scheduler import refusals
 from reference.commands import (
-    COMMANDS,
-    Abort,
-    Admit,
-    Broken,
-    CheckBusy,
-    CheckIdle,
-    Chunk,
-    Close,
-    Decode,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Insert,
-    Match,
-    Open,
-    Piece,
-    Reason,
-    Retract,
-    SpecDecode,
-    Submit,
-    Unlock,
-    shared_serial,
+    COMMANDS, Abort, Admit, Broken, CheckBusy, CheckIdle, Chunk, Close, Decode, Draft, Evict, EvictSwa,
+    Extend, Finish, Insert, Match, Open, Piece, Reason, Retract, SpecDecode, Submit, Unlock, shared_serial,
     token_id,
 )  # fmt: skip
 from reference.geometry import preset

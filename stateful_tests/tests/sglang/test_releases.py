@@ -19,14 +19,7 @@ from impl.sglang.releases.catalogue import TABLE
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.release_faults import (
-    ANOTHER,
-    FOLDER,
-    PATHS,
-    RELEASES,
-    UNIFIED,
-    first,
-    found,
-    last,
+    ANOTHER, FOLDER, PATHS, RELEASES, UNIFIED, first, found, last,
 )  # fmt: skip
 from stateful_tests.traces.files import load
 

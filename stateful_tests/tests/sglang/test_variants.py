@@ -15,15 +15,7 @@ from reference.commands import Mode
 from reference.geometry import preset
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.release_faults import (
-    BEGIN,
-    ENDS,
-    NOT_YET,
-    PATHS,
-    RELEASES,
-    UNIFIED,
-    first,
-    found,
-    last,
+    BEGIN, ENDS, NOT_YET, PATHS, RELEASES, UNIFIED, first, found, last,
 )  # fmt: skip
 from stateful_tests.traces.files import load
 

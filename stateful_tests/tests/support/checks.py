@@ -6,30 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from reference.commands import (
-    Admit,
-    Chunk,
-    Command,
-    Done,
-    Draft,
-    Extend,
-    Finish,
-    Mode,
-    Open,
-    Reason,
-    Refused,
-    SpecDecode,
-    Submit,
+    Admit, Chunk, Command, Done, Draft, Extend, Finish, Mode, Open, Reason, Refused, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.results import (
-    CheckResult,
-    Finding,
-    MachineResult,
-    Row,
-    Run,
-    Tally,
-    Trace,
-    Violation,
+    CheckResult, Finding, MachineResult, Row, Run, Tally, Trace, Violation,
 )  # fmt: skip
 
 COMMANDS: tuple[Command, ...] = (

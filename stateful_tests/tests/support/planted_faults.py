@@ -10,18 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reference.commands import (
-    Admit,
-    CheckBusy,
-    Chunk,
-    Command,
-    Decode,
-    Evict,
-    Extend,
-    Finish,
-    Mode,
-    Open,
-    Piece,
-    Submit,
+    Admit, CheckBusy, Chunk, Command, Decode, Evict, Extend, Finish, Mode, Open, Piece, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry
 from stateful_tests.lockstep.results import Trace

@@ -7,21 +7,8 @@ from pathlib import Path
 from impl.adapter import System
 from impl.sglang.releases.catalogue import TABLE
 from reference.commands import (
-    Abort,
-    Admit,
-    CheckBusy,
-    CheckIdle,
-    Chunk,
-    Close,
-    Command,
-    Decode,
-    Draft,
-    Extend,
-    Finish,
-    Open,
-    Retract,
-    SpecDecode,
-    Submit,
+    Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Extend, Finish, Open, Retract,
+    SpecDecode, Submit,
 )  # fmt: skip
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace

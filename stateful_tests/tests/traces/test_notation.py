@@ -6,28 +6,8 @@ import pytest
 from hypothesis import given
 
 from reference.commands import (
-    COMMANDS,
-    Abort,
-    CheckBusy,
-    Choice,
-    Chunk,
-    Command,
-    Done,
-    Draft,
-    Evict,
-    EvictSwa,
-    Extend,
-    Finish,
-    Freed,
-    Insert,
-    Match,
-    Outcome,
-    Piece,
-    Reason,
-    Refused,
-    Retract,
-    SpecDecode,
-    Submit,
+    COMMANDS, Abort, CheckBusy, Choice, Chunk, Command, Done, Draft, Evict, EvictSwa, Extend, Finish, Freed,
+    Insert, Match, Outcome, Piece, Reason, Refused, Retract, SpecDecode, Submit,
 )  # fmt: skip
 from stateful_tests.tests.support.commands import commands
 from stateful_tests.traces.notation import NOTATION, NotationError, format_command, format_outcome, parse

@@ -17,19 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.commands import (
-    COMMANDS,
-    Broken,
-    Choice,
-    Done,
-    EvictSwa,
-    Insert,
-    Match,
-    Mode,
-    Open,
-    Piece,
-    Reason,
-    Refused,
-    Submit,
+    COMMANDS, Broken, Choice, Done, EvictSwa, Insert, Match, Mode, Open, Piece, Reason, Refused, Submit,
     kind_name,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
