@@ -16,10 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from impl.adapter import System, UnusableImplementation
-from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Close, Command, Decode, Evict, EvictSwa, Extend, Finish, Insert,
-    Match, Mode, Open, Retract, SpecDecode, Submit, Unlock,
-)  # fmt: skip
+from reference.commands import COMMANDS, Command, Mode, kind_name
 from reference.geometry import Geometry
 from stateful_tests.check.campaign import check_machine
 from stateful_tests.generate.choice_source import ChoiceSource, RandomChoices, once_in
@@ -95,7 +92,7 @@ class MachineTarget:
         return cells
 
 
-def _operation(kind: type, does: str) -> Any:
+def _operation(kind: type) -> Any:
     """A rule that is offered while the state calls for a command of this kind, and draws one."""
 
     # Hypothesis leaves out some rules in each run, by the name of their function. Here all have the same, and
@@ -103,7 +100,7 @@ def _operation(kind: type, does: str) -> Any:
     def operation(self: Operations, command: Command) -> None:
         self.run(command)
 
-    operation.__doc__ = does
+    operation.__doc__ = kind.__doc__
     drawn = st.builds(lambda machine, decisions: machine.draw(kind, decisions), st.runner(), DECISIONS)
     return precondition(lambda machine: kind in machine.offered)(rule(command=drawn)(operation))
 
@@ -133,23 +130,8 @@ class Operations(RuleBasedStateMachine):
         self.commands: list[Command] = []
         self._offer(source)
 
-    open = _operation(Open, "A client opens a streaming session.")
-    submit = _operation(Submit, "A client sends a turn of a session, or an ordinary request.")
-    admit = _operation(Admit, "A waiting request gets its session's slot back, or what the tree has of it.")
-    extend = _operation(Extend, "A batch prefills chunks of its inputs.")
-    decode = _operation(Decode, "Each running request of a batch decodes one token.")
-    spec_decode = _operation(SpecDecode, "A batch allocates for its drafts (overshoot); some are committed.")
-    evict_swa = _operation(EvictSwa, "The window sweep frees what a request's window has passed.")
-    finish = _operation(Finish, "A request ends, perhaps with fewer outputs than it has decoded.")
-    retract = _operation(Retract, "Under memory pressure a running request gives up its place and waits.")
-    abort = _operation(Abort, "A request is given up, wherever it is.")
-    close = _operation(Close, "A client closes a session; while a turn is in flight, the close waits.")
-    check_busy = _operation(CheckBusy, "The server's memory check between two steps finds nothing.")
-    check_idle = _operation(CheckIdle, "The server's memory check without a batch finds nothing.")
-    match = _operation(Match, "A lock holder locks the longest usable prefix of a prompt.")
-    unlock = _operation(Unlock, "A lock holder lets its prefix go.")
-    insert = _operation(Insert, "Computed pages go into the radix tree; duplicates are freed.")
-    evict = _operation(Evict, "The tree frees least recently used leaves, and SWA KV alone.")
+    for _kind in COMMANDS:
+        locals()[kind_name(_kind)] = _operation(_kind)
 
     def draw(self, kind: type, decisions: int) -> Command:
         """A command of one kind for the state now."""

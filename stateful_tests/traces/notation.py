@@ -1,18 +1,19 @@
 """Commands in words: `format_command` writes "extend r1 +4", `parse` reads it back.
 
-A command's notation is a row of parts in NOTATION; both directions are made from it.
+A command's notation is a row of parts in NOTATION; both directions are made from it. A new command needs no
+line here, but for lanes or for better words than the names of its fields.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import MISSING, Field, fields
+from typing import Any, NamedTuple, get_type_hints
 
 from reference.commands import (
-    Abort, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Command, Decode, Done, Draft, Evict,
-    EvictSwa, Extend, Finish, Insert, Match, Open, Outcome, Refused, Retract, SpecDecode, Submit, Unlock,
-    kind_name,
+    COMMANDS, Broken, CheckBusy, Choice, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish,
+    Insert, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name,
 )  # fmt: skip
 from stateful_tests.traces.files import TraceError, check_command
 from stateful_tests.traces.schema import prompt_of, prompt_text
@@ -112,12 +113,23 @@ _INPUT = NotationPart(
         "prompt": prompt_of(found["prompt"] or ""),
     },
 )
-_REQUEST, _SESSION, _HOLDER = map(_name, ("request", "session", "holder"))
+_REQUEST, _HOLDER = _name("request"), _name("holder")
 
-NOTATION: dict[type, tuple[NotationPart, ...]] = {
-    Open: (_SESSION,),
+
+def _plain(kind: Any) -> tuple[NotationPart, ...]:
+    """The notation of a command that names its fields: names, numbers, flags and a prompt."""
+    hints = get_type_hints(kind)
+    parts: dict[Any, Callable[[Field[Any]], NotationPart]] = {
+        str: lambda f: _name(f.name),
+        int: lambda f: _number(f.name, f.name, default=None if f.default is MISSING else f.default),
+        bool: lambda f: _flag(f.name, f"({f.name})"),
+        Prompt: lambda _: _OF_PROMPT,
+    }
+    return tuple(parts[hints[f.name]](f) for f in fields(kind))
+
+
+_IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0)),
-    Admit: (_REQUEST,),
     Extend: (_lanes(
         "lanes", "REQUEST +TOKENS", rf"{_NAME} {_LENGTH}", lambda lane: f"{lane.request} {lane.tokens:+}",
         lambda name, tokens: Chunk(name, int(tokens)),
@@ -131,15 +143,10 @@ NOTATION: dict[type, tuple[NotationPart, ...]] = {
     EvictSwa: (_REQUEST, _number("length", "at length")),
     Finish: (_REQUEST, _number("finished_len", "keep")),
     Retract: (_REQUEST, _number("in_flight", "losing", default=0)),
-    Abort: (_REQUEST, _flag("marked", "(marked)")),
-    Close: (_SESSION,),
     CheckBusy: (_number("level", "level", default=1, always=True),),
-    CheckIdle: (),
-    Match: (_HOLDER, _OF_PROMPT),
-    Unlock: (_HOLDER,),
     Insert: (_HOLDER, _OF_PROMPT, _number("evicted", "SWA from", default=0), _flag("chunked", "(goes on)")),
-    Evict: (_number("full", "full"), _number("swa", "swa", default=0)),
 }  # fmt: skip
+NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in COMMANDS}
 _KINDS = {kind_name(kind): kind for kind in NOTATION}
 USAGES = {name: name + "".join(part.usage for part in NOTATION[kind]) for name, kind in _KINDS.items()}
 

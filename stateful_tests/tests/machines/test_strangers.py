@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kvspec
 import pytest
+
+from reference.commands import COMMANDS
 
 ENGINE = """
 from impl.example_engine import ExampleEngine
@@ -77,6 +80,10 @@ def test_options_aim_at_another_system(tmp_path: Path) -> None:
     code, out = run(tmp_path, "pytest", "-q", *options)
     assert code == 1
     assert "replay  kvspec replay found/len-2-torch-pr22900.json --impl torch+pr22900\n" in out, out
+
+
+def test_every_command_is_public() -> None:
+    assert {kind.__name__ for kind in COMMANDS} <= set(kvspec.__all__)
 
 
 @pytest.mark.parametrize("module", ["kvspec", "kvspec.plugin"])

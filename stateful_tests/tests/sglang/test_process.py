@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 
 import pytest
+from hypothesis import given
 
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import memory_checks
 from impl.sglang.parts.doubles import Bag, ForwardMode
 from impl.sglang.process import wire
-from impl.sglang.scheduler import refusals
-from reference.commands import (
-    COMMANDS, Abort, Admit, Broken, CheckBusy, CheckIdle, Chunk, Close, Decode, Draft, Evict, EvictSwa,
-    Extend, Finish, Insert, Match, Open, Piece, Reason, Retract, SpecDecode, Submit, Unlock, shared_serial,
-    token_id,
-)  # fmt: skip
+from impl.sglang.scheduler import driver, refusals
+from reference.commands import Broken, Open, Piece, Reason, shared_serial, token_id
 from reference.geometry import preset
+from stateful_tests.tests.support.commands import commands
 
 WORKER = """
 import os, sys, time
@@ -63,19 +61,15 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, act, 
     system.close()
 
 
-def test_commands_survive_the_wire():
-    text = (Piece("a", 3), Piece("b", 1))
-    commands = (
-        Open("s"), Submit("r", None, 3, 1, text), Admit("r"), Extend((Chunk("r", 2), Chunk("q", 1))),
-        Decode(("r", "q")), SpecDecode((Draft("r", 3, 2),)), EvictSwa("r", 5), Finish("r", 1),
-        Retract("r", 1), Abort("r", marked=True), Close("s"), CheckBusy(2), CheckIdle(),
-        Match("g", text), Unlock("g"), Insert("g", text, 2, True), Evict(4, 2),
-    )  # fmt: skip
-    assert {type(command) for command in commands} == set(COMMANDS)
-    for command in commands:
-        ask = wire.ASKS.decode(wire.msgspec.msgpack.encode(wire.pack_command(command)))
-        assert isinstance(ask, wire.Apply)
-        assert wire.unpack_command(ask) == command
+@given(commands)
+def test_commands_survive_the_wire(command):
+    ask = wire.ASKS.decode(wire.msgspec.msgpack.encode(wire.pack_command(command)))
+    assert isinstance(ask, wire.Apply)
+    assert wire.unpack_command(ask) == command
+
+
+def test_the_driver_carries_out_what_it_says():
+    assert {kind.__name__ for kind in driver._METHODS} == SGLangSystem.capabilities.commands
 
 
 def test_a_prompt_is_spelled_by_position_and_what_is_no_text_is_refused():
