@@ -1,6 +1,6 @@
 """Where the system differs from the reference at one moment, looked for once and in one place.
 
-Each difference has a key that says where it is to be marked, and is told in words. Positions and lengths are
+Each difference has a key that says where it is to be marked, and is put in words. Positions and lengths are
 tokens. What the system was not asked for (waived clauses) is no difference.
 """
 
@@ -45,7 +45,7 @@ def difference(key: tuple[str, ...], about: str, reference: object, system: obje
 
 
 def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) -> Iterator[Data]:
-    """In the order in which one would tell them."""
+    """In the order of a report."""
     step, facts = moment.step, moment.facts
     if step is not None:
         want, said = say(step.expected), say(step.outcome)

@@ -1,6 +1,6 @@
 """A violated trace as a ledger: a row for each command, a column for each owner, node or page at stake.
 
-Up to the last row both sides agree, and a row shows both; the last is told twice, by the rules and as the
+Up to the last row both sides agree, and a row shows both; the last is shown twice, by the rules and as the
 system has it. `*` marks what a command changed, `!` what is not as the rules have it. Nodes of the tree that
 a command splits, evicts, makes a tombstone or revives have columns as well: their range, live or tombstone,
 their full and SWA locks.
@@ -20,11 +20,11 @@ MAX_NODES = 2  # columns besides, of nodes that changed
 MAX_ROWS = 60  # of a long trace; what led to the end is at the end
 
 Cell = dict[str, str]  # label -> value
-Column = tuple[str, ...]  # the key of a difference, without what is told of it
+Column = tuple[str, ...]  # the key of a difference, without its words
 
 
 def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS, nodes: int = MAX_NODES) -> Data:
-    """The rows of these states; a violation at the last one is told twice. Without one the columns are those
+    """The rows of these states; a violation at the last one is shown twice. Without one the columns are those
     who held something. nodes: how many columns there may be besides, of nodes that changed."""
     split = run.violation is not None
     geometry = run.trace.geometry
@@ -67,7 +67,7 @@ class _Drawer:
         self.columns = self._columns(states, most, nodes)
 
     def _columns(self, states: list[Data], most: int, nodes: int) -> list[Column]:
-        """What differs at the end, in the order in which it is told; nodes that changed; then who else holds
+        """What differs at the end, in the order of a report; nodes that changed; then who else holds
         something."""
         kinds: Counter[str] = Counter()
         chosen: list[Column] = []
@@ -76,7 +76,7 @@ class _Drawer:
             kinds[column[0]] += 1
             if kinds[column[0]] <= 2 and len(chosen) < most:
                 chosen.append(column)
-        chosen = chosen or list(told)[:1]  # what can be told of the end alone
+        chosen = chosen or list(told)[:1]  # what can be said of the end alone
         shown = set(map(self._holder, _apart(chosen)))
         sides = [state[which] for state in reversed(states) for which in ("reference", "system")]
         more: list[Column] = [("holders", n) for side in sides for n in side["holders"] if n not in shown]
@@ -88,7 +88,7 @@ class _Drawer:
         return chosen + changed + sorted(others, key=lambda c: (c == ("free",), c))
 
     def _has_past(self, column: Column) -> bool:
-        """It tells something of earlier commands as well."""
+        """It shows something of earlier commands as well."""
         kind, *names = column
         if kind == "holders":
             return len(names) == 1 or (names[1] in POOL and "SWA slots" not in self.told[column]["about"])

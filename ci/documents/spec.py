@@ -55,7 +55,7 @@ PULL = "https://github.com/sgl-project/sglang/pull"
 
 
 class Incomplete(Exception):
-    """Something that the document is to tell is not there: one line says what."""
+    """The document lacks something that it must have: one line says what."""
 
 
 def text() -> str:

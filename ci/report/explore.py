@@ -118,7 +118,7 @@ def text(out: Console, data: Data) -> None:
         "clauses": f"all {len(data['clauses'])} asked at every step",
     }
     if never := [clause for clause, seen in data["clauses"].items() if not seen["reached"]]:
-        words["clauses"] += f"; situation {data['missing_means']}: {', '.join(never)}"
+        words["clauses"] += f"; never put to the test ({data['missing_means']}): {', '.join(never)}"
     render.labelled(out, words)
     out.print()
     met = render.table("situation", "times", right=("times",))

@@ -38,7 +38,7 @@ FREE: Data = {"owners": [], "free": 1}
 
 
 def page(data: Data, run: Run) -> str:
-    """The page of a run; data: what `ci.report.data` tells of it. The same run gives the same bytes."""
+    """The page of a run; data: what `ci.report.data` makes of it. The same run gives the same bytes."""
     environment = Environment(
         loader=PackageLoader("ci", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,

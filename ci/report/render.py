@@ -142,7 +142,8 @@ def finding(out: Console, data: Data, title: str) -> None:
     """A violated clause with its smallest trace."""
     say(out, f"{title}: {', '.join(c['id'] for c in data['clauses'])}", "bold red")
     for c in data["clauses"]:
-        met = f"met {c['times']} times, first after {c['found_after_commands']} commands"
+        times = "once" if c["times"] == 1 else f"{c['times']} times"
+        met = f"met {times}, first after {c['found_after_commands']} commands"
         reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {met}, {c['found_after_s']:.1f} s"
         labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
     out.print()

@@ -10,7 +10,7 @@ from impl.torch_kv.tree import RadixTree
 
 
 class Trusting(RadixTree):
-    """Locks what it is told to: the fault is to show in the state, not as an exception."""
+    """Locks what it is asked to: the fault is to show in the state, not as an exception."""
 
     def require_kv(self, node: TreeNode, swa_from: int) -> None:
         pass

@@ -160,7 +160,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
     "each term counts what it names",
     "available is what is free; session_held is what the slots hold that no batch uses; uncached is what"
     " the requests in a batch hold. Held are whole pages: ceil(A) - R tokens of the full pool, ceil(A) -"
-    " ceil(max(R, E)) of the SWA pool, and a row. Entries, where they are told, say the same by name.",
+    " ceil(max(R, E)) of the SWA pool, and a row. Entries, where they are reported, say the same by name.",
     why="Terms that are wrong by the same amount balance, and hide the next leak of that size.",
     rule="accounts.report, cursors.counted_full, cursors.counted_swa",
     source="#21499, #22562",
@@ -187,7 +187,7 @@ def _terms(step: Step) -> Failure | None:
 
 
 def _merged(report: Report) -> Counter[tuple[str, str, str]]:
-    """Amounts by pool, term and holder; who adds nothing need not be told."""
+    """Amounts by pool, term and holder; who adds nothing may be left out."""
     amounts: Counter[tuple[str, str, str]] = Counter()
     for entry in report.entries:
         amounts[entry.pool, entry.term, entry.holder] += entry.amount

@@ -55,7 +55,7 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     "eviction frees what was asked",
     "Evict frees at least so many tokens of each pool as were asked, or all that no lock pins, and reports"
     " what it freed.",
-    why="Whoever asked allocates next; told too much it fails, told too little it gives up.",
+    why="Whoever asked allocates next: a figure too high makes it fail, one too low makes it give up.",
     rule="tree.evict",
     source="kvspec",
     scope=f"{WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
@@ -110,7 +110,7 @@ def _must_shrink(was: Tree | None, now: Tree) -> bool:
 
 
 def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:
-    """The first node that differs, told as which should be there and which is."""
+    """The first node that differs: which should be there, and which is."""
     for path, live in sorted(want ^ got):
         name, kind = path_text(path), "live" if live else "a tombstone"
         if (path, live) in want:

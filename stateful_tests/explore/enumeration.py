@@ -76,7 +76,7 @@ def of_session(scope: Scope, session: Session, turn: Request | None, fresh: Name
             yield from (Submit(fresh.request, name, tokens, 0, prompt) for tokens in (0, *scope.submits))
     if scope.invalid:
         yield from (Open(name), Submit(fresh.request, name, 1, 1), Submit(fresh.request, name, 1, -1))
-        yield from _as_guest(scope, name)
+        yield from _as_lock_holder(scope, name)
     if turn is not None:
         yield from of_request(scope, turn)
 
@@ -114,7 +114,7 @@ def of_request(scope: Scope, request: Request) -> Iterator[Command]:
         if scope.marked and (invalid or (phase is Phase.QUEUED and not request.started)):
             yield Abort(name, marked=True)
     if invalid:
-        yield from (Submit(name, None, 1), *_as_guest(scope, name))
+        yield from (Submit(name, None, 1), *_as_lock_holder(scope, name))
 
 
 def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
@@ -200,7 +200,7 @@ def _ill_formed(scope: Scope, fresh: Names) -> Iterator[Command]:
             yield from (Insert(lock_holder, some, 1), Evict(0, 1))
 
 
-def _as_guest(scope: Scope, name: str) -> Iterator[Command]:
+def _as_lock_holder(scope: Scope, name: str) -> Iterator[Command]:
     """A session or a request taken for a lock holder."""
     if scope.lock_holders:
         prompt = _prompts(scope)[0]

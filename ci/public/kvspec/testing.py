@@ -193,7 +193,7 @@ def _spelled(make: Make) -> str | None:
 
 
 def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> ClauseViolated:
-    """Save the traces and tell all: the clause, the ledger, because, where the trace is, how to replay it."""
+    """Save the traces and report the clause, the ledger, because, where the trace is and how to replay it."""
     spelled, chosen = _spelled(make), plugin.chosen
     told = [report.finding_data(group) for group in report.groups(findings)]
     save_traces(findings, told, chosen.save, impl_options(spelled or "", chosen.device, chosen.sglang_path))

@@ -1,4 +1,4 @@
-"""Which releases can be driven, and how a checkout is told to be of one's kind.
+"""Which releases can be driven, and how the kind of a checkout is detected.
 
 A new release is a new class in TABLE; nothing else asks for a version.
 """
@@ -36,7 +36,7 @@ def supported(version: str) -> type[Release0510]:
 def detect(root: Path) -> type[Release0510]:
     """The release whose kind the files under `root` (which holds `sglang/`) are of.
 
-    Told by the modules that exist, since a checkout between two releases has no version of its own.
+    Detected by the modules that exist, since a checkout between two releases has no version of its own.
     Raises UnusableImplementation that names what is supported.
     """
     for release in TABLE.values():

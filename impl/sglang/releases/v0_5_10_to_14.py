@@ -52,7 +52,7 @@ class Release0510:
     # The paged two-pool allocator declines an extend that leaves no page to spare per lane.
     spare_page_per_lane = True
 
-    # What tells its kind under sglang/srt: paths that are there, and some that are not.
+    # What its kind is detected by under sglang/srt: paths that are there, and some that are not.
     has = "mem_cache/session_aware_cache.py managers/session_controller.py"
     lacks = ""
 
@@ -235,7 +235,7 @@ class Release0510:
         batch.release_req(0, 0, SERVER_ARGS)
 
     def abort_queued(self, req: Any) -> None:
-        """Scheduler.abort_request on a request that waits: none of these tells the session."""
+        """Scheduler.abort_request on a request that waits: none of these informs the session."""
 
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
         """Free positions [start, end) of a lock holder that the tree did not take; these take all."""
@@ -378,7 +378,7 @@ class Release0511(Release0510):
 
 
 class Release0512(Release0511):
-    """0.5.12. The same modules and rules; a checkout of it is told as 0.5.11."""
+    """0.5.12. The same modules and rules; a checkout of it is detected as 0.5.11."""
 
     version = "0.5.12"
 
@@ -437,7 +437,7 @@ class Release0513(Release0512):
 
 
 class Release0514(Release0513):
-    """0.5.14. The same modules; a checkout of it is told as 0.5.13."""
+    """0.5.14. The same modules; a checkout of it is detected as 0.5.13."""
 
     version = "0.5.14"
     keeping = "is_insert"

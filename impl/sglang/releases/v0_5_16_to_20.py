@@ -141,7 +141,7 @@ class Release0516(Unified, Release0514):
 
 
 class Release0518(Release0516):
-    """0.5.18. The unified tree knows its nodes by numbers; what a lock skipped is told to the unlock."""
+    """0.5.18. The unified tree knows its nodes by numbers; an unlock is given what its lock skipped."""
 
     version = "0.5.18"
     tree = "NumberedTree"

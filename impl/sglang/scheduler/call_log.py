@@ -55,7 +55,7 @@ class Calls:
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []  # an id means something as long as its bearer lives
         self._newcomers: set[int] = set()  # lock holders that have locked nothing
-        self._chunk = -1  # how long one may be, as it was last told
+        self._chunk = -1  # how long one may be, as it was last set
         release, batch = driver.release, driver.release.batch
         flat = release.where("kv_allocated_len") == "kv_allocated_len"
         claimed, less = ("claimed = ", " - claimed") if flat else ("", "")
@@ -131,7 +131,7 @@ class Calls:
     # -- wrapping ---------------------------------------------------------------------------------
 
     def _wrap(self, owner: Any, name: str, told: Callable[..., str], *, after: bool = False) -> None:
-        """Note calls of `owner.name`; `told` gives the line, if any. after: it is told the result first."""
+        """Note calls of `owner.name`; `told` gives the line, if any. after: it is given the result first."""
         call = getattr(owner, name)
 
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -228,7 +228,7 @@ class Calls:
     def _unlock(self, req: Any) -> str:
         if id(req) not in self._newcomers:
             return f"unlock({self._name(req)}, server.cache)"
-        self._newcomers.remove(id(req))  # nothing was told of it, and it has the root at most
+        self._newcomers.remove(id(req))  # nothing was noted of it, and it has the root at most
         return ""
 
     def _match(self, req: Any, ids: Sequence[int]) -> str:

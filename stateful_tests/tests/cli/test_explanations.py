@@ -173,7 +173,7 @@ class OwnShape:
         ),
     ],
 )
-def test_what_is_freed_beside_a_tree_of_its_own_shape(bug: str, name: str, says: str) -> None:
+def test_what_is_freed_where_the_tree_policy_is_free(bug: str, name: str, says: str) -> None:
     trace = traces.load(FIXTURES[name])
     with_tree = replace(trace, geometry=replace(trace.geometry, tree=True), bug=None, clause=None)
     run = lockstep.replay(cast(System, OwnShape(resolve(f"torch+{bug}"))), with_tree)
@@ -205,7 +205,7 @@ def test_a_history_of_other_tokens() -> None:
 
 def test_each_clause_has_words_of_its_own() -> None:
     plain = {BUGS[name].clause for name in BUGS if "the rules want:" in explained(name).text}
-    assert plain == {"TREE-1"}, "a shape that is wrong is told by expected and observed"
+    assert plain == {"TREE-1"}, "expected and observed show a shape that is wrong"
 
 
 def test_the_ledger_fits_and_marks_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Where the files of a release come from, how its kind is told, and how they are loaded.
+"""Where the files of a release come from, how its kind is detected, and how they are loaded.
 
 All of it runs on tiny fake trees, without a network.
 """
