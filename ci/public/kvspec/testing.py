@@ -180,7 +180,10 @@ def _system(make: Make) -> System:
     chosen = plugin.chosen
     if chosen.impl is not None or make is None or isinstance(make, str):
         spec = chosen.impl or (make if isinstance(make, str) else "torch")
-        return resolve(spec, device=chosen.device, sglang_path=chosen.sglang_path)
+        try:
+            return resolve(spec, device=chosen.device, sglang_path=chosen.sglang_path)
+        except UnusableImplementation as error:  # a name that names nothing is an error, never a skipped test
+            raise ValueError(str(error)) from None
     return make() if callable(make) else make
 
 

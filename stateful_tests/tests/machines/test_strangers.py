@@ -82,6 +82,19 @@ def test_options_aim_at_another_system(tmp_path: Path) -> None:
     assert "replay  kvspec replay found/len-2-torch-pr22900.json --impl torch+pr22900\n" in out, out
 
 
+@pytest.mark.parametrize(
+    ("option", "code", "line"),
+    [
+        ("--kvspec-impl=nonsense", 1, "'nonsense': not one of"),
+        ("--kvspec-tier=huge", 4, "huge: smoke, pr or nightly"),
+    ],
+)
+def test_an_unusable_option_is_no_green_run(option: str, code: int, line: str, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import kvspec\nTestIt = kvspec.machine().TestCase\n")
+    seen, out = run(tmp_path, "pytest", "-q", option)
+    assert seen == code and line in out, out
+
+
 def test_every_command_is_public() -> None:
     assert {kind.__name__ for kind in COMMANDS} <= set(kvspec.__all__)
 
