@@ -236,6 +236,8 @@ class Step:
     def _hand_over(self, pool: str, owed: dict[str, set[int]]) -> None:
         """What a row hands to the tree is owed, but for pages that the tree did not have: those it takes
         over, each from the first of a batch who has it. What the tree gives up is owed."""
+        if self.after is self.before and not self._handed:
+            return
         size = self.config.geometry.page_size
         had, has = set(self.before.pools[pool].owned), set(self.after.pools[pool].owned)
         own = {(o.holder, o.at) for o in had}
