@@ -17,6 +17,7 @@ from reference.tree import Tree
 
 # Raised when the specification is changed: traces carry it.
 SPEC_VERSION = "1"
+NO_EFFECTS = Effects()  # of a refusal; not to be changed
 
 
 def initial(geometry: Geometry, mode: Mode = Mode.FREE) -> State:
@@ -41,4 +42,4 @@ def step_with_effects(
     try:
         return RULES[type(command)].carry_out(state, command, context), context.done, context.effects
     except Refusal as refusal:
-        return state, Refused(refusal.reason), Effects()
+        return state, Refused(refusal.reason), NO_EFFECTS

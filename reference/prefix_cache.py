@@ -5,7 +5,6 @@ What is inserted is in `handover.py`; the rules of the tree itself are in `tree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from reference import tree as radix
@@ -14,15 +13,15 @@ from reference.ledger import State, Text, free, text_len, text_tokens
 from reference.tree import Key, Tree
 
 
-@dataclass(slots=True)
 class Effects:
     """Pages that changed hands in one command, per pool, as (holder, page index in its sequence).
 
     gone: of the tree, given back; the holder is the page's name. adopted: of a row, the tree's now.
     """
 
-    gone: dict[str, set[tuple[str, int]]] = field(default_factory=lambda: {"full": set(), "swa": set()})
-    adopted: dict[str, set[tuple[str, int]]] = field(default_factory=lambda: {"full": set(), "swa": set()})
+    def __init__(self) -> None:
+        self.gone: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}
+        self.adopted: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}
 
 
 # Names. Whoever owns the page that holds the KV of the last tokens of a path in the tree, is called by

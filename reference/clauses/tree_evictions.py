@@ -127,6 +127,7 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     "nodes end where they must",
     "A node ends where a key that was matched or inserted left it or ended, where an insert's SWA KV begins,"
     " and one window of whole pages before the end of a fresh leaf; nowhere else.",
+    about="state",
     why="A lock pins nodes whole and eviction takes them whole: where they end decides how much.",
     rule="tree._entered, tree._grown",
     source="#26919",

@@ -13,7 +13,7 @@ from typing import Any
 from reference.clauses import CLAUSES, broken
 from reference.clauses.facts import Facts
 from reference.clauses.step import Step
-from reference.commands import Command, Done, Outcome
+from reference.commands import Command, Done, Evict, Outcome
 from reference.ledger import State, holders, text_tokens
 from reference.prefix_cache import Effects
 from stateful_tests.lockstep.abstraction import facts_of
@@ -73,6 +73,7 @@ class InductiveStepCheck:
         self._seen: dict[Hashable, list[tuple[dict[str, Any], Facts]]] = {
             state[1:]: [(self._start, self._before)]
         }
+        self._evicted: set[int] = set()  # facts that some Evict has led to
         self._system.__dict__ = _copied(self._start)
 
     def violation(self, command: Command, now: State, outcome: Outcome, effects: Effects) -> Violation | None:
@@ -87,6 +88,10 @@ class InductiveStepCheck:
         step = Step(
             was.config, command, outcome, outcome, was, now, before, after, after is before
         )
+        if isinstance(command, Evict) and isinstance(outcome, Done):
+            if id(after) in self._evicted:  # TREE-10 alone reads how much was asked for
+                return None if CLAUSES["TREE-10"].check(step) is None else _violation(step)
+            self._evicted.add(id(after))
         self._look(step, still)
         if still:
             return None

@@ -6,6 +6,7 @@ taken in their order: so where they run, and how many at a time, changes nothing
 
 from __future__ import annotations
 
+import gc
 import resource
 import signal
 import time
@@ -143,7 +144,11 @@ def _expander(scope: Scope, clauses: bool, search: float) -> Expander:  # noqa: 
 
 
 def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansion:
-    return _expander(scope, clauses, search).expand(task)
+    gc.disable()  # a batch leaves few cycles, and makes many objects
+    try:
+        return _expander(scope, clauses, search).expand(task)
+    finally:
+        gc.enable()
 
 
 class Explorer:

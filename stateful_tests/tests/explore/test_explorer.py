@@ -23,7 +23,7 @@ from stateful_tests.check.executors import Processes
 from stateful_tests.coverage import required as coverage
 from stateful_tests.coverage.scopes import SCOPES, Scope, spelt_in
 from stateful_tests.coverage.situations import catalogue, situation
-from stateful_tests.explore import search
+from stateful_tests.explore import inductive_check, search
 from stateful_tests.explore.canonical_state import CanonicalStates, relabel
 from stateful_tests.explore.inductive_check import ReferenceInState, up_to_ids
 from stateful_tests.explore.search import Exploration, Explorer
@@ -67,6 +67,25 @@ def test_counts(name: str) -> None:
     assert (result.states, result.transitions, result.refused, result.depth) == COUNTS[name]
     listed = {text for text, scopes in coverage.load().situations.items() if name in scopes}
     assert result.situations.keys() == listed, "kvspec explore --situations"
+
+
+def test_of_an_eviction_tree_10_alone_reads_how_much_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other clauses are asked at one of the evictions that lead to the same facts."""
+    blank, steps = object.__new__(Evict), []
+
+    def step_of(*args: Any) -> Step:
+        step = Step(*args)
+        if isinstance(step.command, Evict) and step.done:
+            steps.append(other := replace(step, command=blank))
+            for clause in CLAUSES.values():
+                clause.situation(other)
+                assert clause.id == "TREE-10" or clause.check(other) is None
+        return step
+
+    monkeypatch.setattr(inductive_check, "Step", step_of)
+    assert search.run(SCOPES["tree-tiny"]).complete and steps
+    with pytest.raises(AttributeError):
+        CLAUSES["TREE-10"].check(steps[-1])
 
 
 @pytest.mark.parametrize(
