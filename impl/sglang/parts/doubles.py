@@ -37,6 +37,7 @@ class ServerArgs(Bag):
     def __init__(self) -> None:
         super().__init__(
             attention_backend="torch_native",  # selects the plain torch paths
+            kernel=Bag(attention_backend="torch_native"),
             chunked_prefill_size=-1,
             dcp_size=1,
             device="cpu",
@@ -181,6 +182,7 @@ def provided() -> dict[str, dict[str, Any]]:
         "sglang.srt.runtime_context": {
             **{name: lambda: SERVER_ARGS for name in _SETTINGS},
             "attention_backends": lambda *_, **__: ("torch_native", "torch_native"),
+            "get_flags": lambda: Bag(attn=Bag(backend="torch_native")),
             "get_platform": lambda: Bag(device="cpu"),
         },
         "sglang.srt.platforms": {"current_platform": PLATFORM},

@@ -158,13 +158,17 @@ class NumberedTree(ComponentTree):
         self.cache.dec_lock_ref(req.last_node, told)
 
 
-class ReceiptTree(NumberedTree):
-    """A lock gives a receipt for its unlock; requests keep what they hold in a record."""
+class RecordTree(NumberedTree):
+    """Requests keep what they hold in a record."""
 
     def match(self, req: Any, ids: Any) -> torch.Tensor:
         found = super().match(req, ids)
         req.kv.cache_protected_len = len(found)
         return found
+
+
+class ReceiptTree(RecordTree):
+    """A lock gives a receipt for its unlock."""
 
     def lock(self, req: Any) -> None:
         req.lock_receipt = self.cache.inc_lock_ref(req.last_node).to_dec_params()
@@ -198,8 +202,8 @@ class UnifiedTree(ReceiptTree):
         req.lock = None
 
 
-class RustTree(UnifiedTree):
-    """The same with its core in Rust, which hands out no nodes: what it prints and tells of them, together.
+class _Rust(NumberedTree):
+    """A tree with its core in Rust, which hands out no nodes: what it prints and tells of them, together.
 
     How many locks pin a node's SWA KV it does not tell, only whether one does; as many as pin its full KV
     are shown then.
@@ -218,6 +222,15 @@ class RustTree(UnifiedTree):
             swa = None if self.mapping is None else core.get_component_device_value(node, self._swa)
             swa_locks = 0 if swa is None or full[0] in free else max(1, full_locks)
             yield NodeView(path, full, () if swa is None else swa.tolist(), full_locks, swa_locks)
+
+
+class RustRecordTree(_Rust, RecordTree): ...
+
+
+class RustReceiptTree(_Rust, ReceiptTree): ...
+
+
+class RustUnifiedTree(_Rust, UnifiedTree): ...
 
 
 def _printed(action: Callable[[], None]) -> str:

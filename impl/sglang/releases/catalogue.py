@@ -10,14 +10,34 @@ from pathlib import Path
 
 from impl.adapter import UnusableImplementation
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0512, Release0513, Release0514
-from impl.sglang.releases.v0_5_16_to_20 import Release0516, Release0518, Release0520
-from impl.sglang.releases.v0_5_23 import Release0523
-
-_RELEASES = (
-    Release0510, Release0511, Release0512, Release0513, Release0514,
-    Release0516, Release0518, Release0520, Release0523,
+from impl.sglang.releases.v0_5_15_to_21 import (
+    Release0515, Release0516, Release0517, Release0518, Release0519, Release0520, Release0521,
 )  # fmt: skip
-TABLE: dict[str, type[Release0510]] = {r.version: r for r in _RELEASES}
+from impl.sglang.releases.v0_5_22_to_23 import Release0522, Release0523
+
+# A release and those after it of which every file that is loaded here is the same, or differs where nothing
+# is driven.
+_ALIKE: tuple[tuple[type[Release0510], *tuple[str, ...]], ...] = (
+    (Release0510, "0.5.10.post1"),
+    (Release0511,),
+    (Release0512, "0.5.12.post1"),
+    (Release0513, "0.5.13.post1"),
+    (Release0514,),
+    (Release0515, "0.5.15.post1"),
+    (Release0516,),
+    (Release0517,),
+    (Release0518,),
+    (Release0519,),
+    (Release0520,),
+    (Release0521,),
+    (Release0522,),
+    (Release0523,),
+)
+TABLE: dict[str, type[Release0510]] = {}
+for _release, *_posts in _ALIKE:
+    TABLE[_release.version] = _release
+    for _post in _posts:
+        TABLE[_post] = type(_release.__name__, (_release,), {"version": _post, "__doc__": _release.__doc__})
 SUPPORTED = ", ".join(TABLE)
 # Releases whose names are so alike that one file of Python can call any of a line (ci/export/unit_test.py).
 ALIKE = (("0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.14"), ("0.5.16", "0.5.18"), ("0.5.20",), ("0.5.23",))
