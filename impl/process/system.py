@@ -35,6 +35,9 @@ class Limits:
     start_s: float = 180.0
 
 
+LIMITS = Limits()
+
+
 class WorkerSystem:
     """A system that a worker drives; the worker starts with the first `reset`.
 
@@ -45,7 +48,7 @@ class WorkerSystem:
     capabilities = Capabilities()
     root: Path | None = None  # where the files of the system are, if that is one folder
 
-    def __init__(self, limits: Limits = Limits()) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
         self.noted = wire.Noted()
         self._started = False  # once, so that it can be
@@ -227,7 +230,7 @@ class StrangerSystem(WorkerSystem):
     """What a factory called `spec` (MODULE:NAME) makes, in a worker, which starts now: its name and what it
     can do are known afterwards. Raises UnusableImplementation."""
 
-    def __init__(self, spec: str, limits: Limits = Limits()) -> None:
+    def __init__(self, spec: str, limits: Limits = LIMITS) -> None:
         super().__init__(limits)
         self.spec = spec
         ready = self.start()

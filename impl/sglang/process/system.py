@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.system import Limits, WorkerSystem
+from impl.process.system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.sglang.releases.catalogue import detect, supported
 from impl.sglang.releases.variants import variant
@@ -49,7 +49,7 @@ class SGLangSystem(WorkerSystem):
         overlap: bool = False,
         tree: str | None = None,
         calls: bool = False,
-        limits: Limits = Limits(),
+        limits: Limits = LIMITS,
     ) -> None:
         super().__init__(limits)
         if (version is None) == (path is None):
