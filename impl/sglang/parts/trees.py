@@ -80,7 +80,7 @@ class ReleaseTree:
 
     def nodes(self) -> Iterator[NodeView]:
         """Every node but the root, parents first."""
-        waiting: list[tuple[Any, list[int]]] = [(child, []) for child in self.root.children.values()]
+        waiting: list[tuple[Any, list[int]]] = [(child, []) for child in self.cache.root_node.children.values()]
         while waiting:
             node, path = waiting.pop()
             path = [*path, *node.key]
@@ -142,9 +142,12 @@ class ComponentTree(SWARadixTree):
 class NumberedTree(ComponentTree):
     """Nodes are known by numbers outside of the tree's core; a lock says what it left out."""
 
+    @property
+    def root(self) -> Any:
+        return self.cache.root_node_handle()
+
     def newcomer(self, req: Any) -> None:
         super().newcomer(req)
-        req.last_node = self.cache.root_node_handle()
         self.lock(req)
 
     def lock(self, req: Any) -> None:

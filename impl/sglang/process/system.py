@@ -38,7 +38,6 @@ class SGLangSystem(WorkerSystem):
         may_refuse=frozenset(
             {Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.ROW_TOO_SHORT, Reason.UNFAITHFUL}
         ),
-        waived={"MAP-4": "alloc writes the entry of every slot it hands out before it is read or freed"},
     )
 
     def __init__(
@@ -72,7 +71,7 @@ class SGLangSystem(WorkerSystem):
         self.capabilities = replace(
             self.capabilities,
             uncounted=release.uncounted,
-            waived={**self.capabilities.waived, **release.waived},
+            waived=release.waived,
             known=release.known,
         )
         asked = {"--overlap": overlap, "--calls": calls}

@@ -254,5 +254,13 @@ class Release0521(Release0520):
         if req.session is not None and req.session.streaming:
             req.session.abort_req()
 
+    def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
+        row = req.kv.req_pool_idx
+        if not req.kv.kv_allocated_len:  # it fills no page, and a request of no length there is none
+            cache.dec_lock_ref(req.last_node, req.lock_receipt)
+            return
+        self.common.release_kv_cache(req, cache)
+        rows.free_slots.remove(row)  # it was none of the pool's
+
     def _sweep_cursor(self, kv: Any, swept: int) -> None:
         kv.set_evicted_seqlen(self.unified.ComponentType.SWA, swept)
