@@ -130,7 +130,7 @@ def target(text: str) -> ReleaseTarget:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
         root = checkout_root(text)
-        return ReleaseTarget("a checkout that mends it", releases.detect(root).version, root)
+        return ReleaseTarget("a checkout that mends it", releases.detect(root).release.version, root)
     version = releases.supported(text.removeprefix("sglang==")).version
     return ReleaseTarget(f"sglang=={version}", version, release_root(version))
 

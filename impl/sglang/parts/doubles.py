@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 
+UNSET: set[str] = set()  # what was asked of a Bag that had no such value
+
+
 class Bag:
     """Attributes as given; whatever else is asked for is None."""
 
@@ -23,6 +26,7 @@ class Bag:
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
+        UNSET.add(name)
 
 
 class ServerArgs(Bag):

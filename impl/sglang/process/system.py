@@ -28,6 +28,7 @@ class SGLangSystem(WorkerSystem):
     """
 
     root: Path
+    remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
         mixed_decode=False,
         tree_policy_is_free=True,
@@ -59,7 +60,7 @@ class SGLangSystem(WorkerSystem):
         else:
             assert path is not None
             self.root = checkout_root(path)
-            release = detect(self.root)
+            release, self.remark = detect(self.root)
             name = "sglang@checkout"
         if tree is not None:
             release = variant(release, tree)

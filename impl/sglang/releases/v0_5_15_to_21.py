@@ -17,9 +17,6 @@ from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release
 from reference.geometry import Geometry
 
 
-_TREE = "mem_cache/swa_radix_cache.py"
-
-
 class Unified(Release0511):
     """A release whose server may have UnifiedRadixCache, the tree that has the sessions in it."""
 
@@ -105,7 +102,6 @@ class Release0516(Unified, Release0515):
     """0.5.16. `req.kv` has the allocated length and the cursor of sweeps; a window has the unified tree."""
 
     version = "0.5.16"
-    has = "mem_cache/unified_cache_components"
     known: ClassVar[dict[str, str]] = {}
 
     @classmethod
@@ -166,8 +162,6 @@ class Release0517(Release0516):
 
     version = "0.5.17"
     tree = "NumberedTree"
-    has = f"mem_cache/unified_cache/unified_tree_core.py {_TREE}"
-    lacks = "mem_cache/rust_tree_core"
 
 
 class Release0518(Release0517):
@@ -182,7 +176,6 @@ class Release0519(Release0518):
 
     version = "0.5.19"
     tree = "RecordTree"
-    has, lacks = f"{_TREE} mem_cache/rust_tree_core", ""
 
     def _import(self, root: Path) -> None:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.core
@@ -240,7 +233,6 @@ class Release0521(Release0520):
     """0.5.21. The older trees are gone; every component has a cursor of its sweeps; an abort is told."""
 
     version = "0.5.21"
-    has, lacks = "mem_cache/chunk_cache.py mem_cache/unified_cache/unified_tree_core.py", _TREE
 
     @classmethod
     def where(cls, attribute: str) -> str:

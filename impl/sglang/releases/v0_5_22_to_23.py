@@ -5,6 +5,7 @@ A session owns the record of what a request holds, `req.kv`, from the first row 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from impl.sglang.releases.v0_5_15_to_21 import Release0521
@@ -15,8 +16,6 @@ class Release0522(Release0521):
     """0.5.22, with the tree's core in Python."""
 
     version = "0.5.22"
-    has = "session/streaming_session.py mem_cache/unified_cache/unified_tree_core.py"
-    lacks = "mem_cache/swa_radix_cache.py"
     tree = "UnifiedTree"  # of impl.sglang.parts.trees
     keeping, keeps_slots = "checkpoint", False
     waived: ClassVar[dict[str, str]] = {
@@ -60,9 +59,10 @@ class Release0522(Release0521):
         self.common.release_kv_cache(req, cache, checkpoint=True)
         rows.free_slots.remove(row)  # it was none of the pool's
 
-    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
-        kept = -(-max(window, page_size) // page_size) * page_size
-        return max(0, length - 1 - kept) // page_size * page_size
+    def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
+        super().computed(req, tokens, row, swept)
+        if swept:  # in decode, before which the checkpoint of its prefill has used this
+            req.swa_branching_seqlen = None
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -75,6 +75,10 @@ class Release0522(Release0521):
 
 
 class Release0523(Release0522):
-    """0.5.23. The same modules and rules."""
+    """0.5.23. A sweep keeps whole pages of at least a window."""
 
     version = "0.5.23"
+
+    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
+        kept = -(-max(window, page_size) // page_size) * page_size
+        return max(0, length - 1 - kept) // page_size * page_size
