@@ -80,7 +80,8 @@ class ReleaseTree:
 
     def nodes(self) -> Iterator[NodeView]:
         """Every node but the root, parents first."""
-        waiting: list[tuple[Any, list[int]]] = [(child, []) for child in self.cache.root_node.children.values()]
+        first = self.cache.root_node.children.values()
+        waiting: list[tuple[Any, list[int]]] = [(child, []) for child in first]
         while waiting:
             node, path = waiting.pop()
             path = [*path, *node.key]

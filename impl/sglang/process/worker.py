@@ -88,7 +88,7 @@ def fault_of_adapter(error: Exception, root: Path) -> str | None:
         if file.is_relative_to(root):
             at = f"at {file.relative_to(root)}:{frame.lineno}"
             if "'Inert" in said:
-                return f"{said} {at}, which takes something from a module that is not loaded (parts/modules.py)"
+                return f"{said} {at}, which uses a module that is not loaded (parts/modules.py)"
             from impl.sglang.parts.doubles import UNSET
 
             unset = [name for name in UNSET if re.search(rf"\b{name}\b", frame.line or "")]

@@ -43,7 +43,11 @@ for _release, *_posts in _ALIKE:
 SUPPORTED = ", ".join(TABLE)
 # Releases whose names are so alike that one file of Python can call any of a line (ci/export/unit_test.py).
 _STRANGE = 20  # a checkout that lacks more than this of every kind is of none
-ALIKE = (("0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.14"), ("0.5.16", "0.5.18"), ("0.5.20",), ("0.5.23",))
+ALIKE = (
+    ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.14"),
+    ("0.5.15", "0.5.15.post1"), ("0.5.16",), ("0.5.17", "0.5.18"), ("0.5.19",), ("0.5.20",), ("0.5.21",),
+    ("0.5.22", "0.5.23"),
+)  # fmt: skip
 
 
 def supported(version: str) -> type[Release0510]:

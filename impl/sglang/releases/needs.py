@@ -1,20 +1,21 @@
 """What the adapter uses of a checkout, asked of its files before anything of them is run.
 
-NEEDS is the whole table: since which release, before which one, in which file under `sglang/srt`, and how it
-is used: as Python, with `_` for any value, `;` between two. A call that the files could not take is missing as
-much as a name. Add a line where a release or the adapter starts to use something else.
+NEEDS is the whole table: since which release, before which one, in which file under `sglang/srt`, and how
+it is used: as Python, with `_` for any value, `;` between two. A call that the files could not take is
+missing as much as a name. Add a line where a release or the adapter starts to use something else.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from impl.sglang.parts.modules import SGLANG
 
+# ruff: noqa: E501
 NEEDS = """
 0.5.10 ...    managers/schedule_batch.py | Req(rid=_, origin_input_text=_, origin_input_ids=_, sampling_params=_, vocab_size=_)
 0.5.10 ...    managers/schedule_batch.py | Req.finished(); Req.init_next_round_input(_); Req.set_finish_with_abort(_)
@@ -99,7 +100,7 @@ NEEDS = """
 0.5.13 ...    managers/scheduler_components/invariant_checker.py | SchedulerInvariantChecker._check_all_pools(_); SchedulerInvariantChecker._report_leak(_, _)
 0.5.13 ...    managers/scheduler_components/invariant_checker.py | SchedulerInvariantChecker._check_tree_cache(); SchedulerInvariantChecker._check_pool_invariant(_, _, _, _, _, _, _)
 0.5.13 ...    managers/scheduler_components/pool_stats_observer.py | SchedulerPoolStatsObserver.get_pool_stats(); SchedulerPoolStatsObserver.session_held_req_count()
-"""  # noqa: E501
+"""
 
 
 class Need(NamedTuple):
@@ -155,7 +156,7 @@ class Checkout:
         if file not in self._modules:
             path = self._srt / file
             try:
-                self._modules[file] = _Module(ast.parse(path.read_text(encoding="utf-8")))
+                self._modules[file] = _parsed(path.read_text(encoding="utf-8"))
             except (OSError, SyntaxError, ValueError):
                 self._modules[file] = None
         return self._modules[file]
@@ -243,6 +244,11 @@ class _Module:
                 waiting += [*node.body, *node.orelse]
             names |= dict.fromkeys(_targets(node), node)
         return names
+
+
+@lru_cache(maxsize=128)
+def _parsed(text: str) -> _Module:
+    return _Module(ast.parse(text))
 
 
 def _targets(node: ast.stmt) -> list[str]:
