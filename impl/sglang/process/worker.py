@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from impl.adapter import UnusableImplementation
+from impl.adapter import UnusableImplementation, error_text
 from impl.sglang.process import wire
 from reference.commands import Done, Refused
 
@@ -80,13 +80,13 @@ def failure(error: Exception, root: Path) -> wire.Failure:
         return wire.Failure(str(error), unusable=True)
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename.startswith(str(root))]
-    where = ""
+    line, where = None, ""
     if frames:
         frame = (own or frames)[-1]
+        line = frame.line
         name = os.path.relpath(frame.filename, root) if own else f"kvspec:{Path(frame.filename).name}"
         where = f" at {name}:{frame.lineno}"
-    message = " ".join(str(error).split())[:300]
-    return wire.Failure(f"{type(error).__name__}: {message}{where}")
+    return wire.Failure(f"{error_text(error, line)}{where}")
 
 
 if __name__ == "__main__":
