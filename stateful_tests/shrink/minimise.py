@@ -62,7 +62,7 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     if name == "page_size":
         sizes = [size for size in PAGE_SIZES if size < now or now not in PAGE_SIZES]
     for size in [False] * now if isinstance(now, bool) else sizes:
-        geometry = replace(trace.geometry, **{name: size})
+        geometry = replace(trace.geometry, **{name: size})  # type: ignore[arg-type]
         smaller = replace(trace, geometry=replace(geometry, width=max(geometry.width, geometry.page_size)))
         for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
             commands = failing(candidate)

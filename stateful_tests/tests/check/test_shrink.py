@@ -158,7 +158,8 @@ def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one() -> None:
         start = replace(trace, geometry=replace(trace.geometry, page_size=size))
         shrunk = minimise(system, start, "FREE-1")
         assert "FREE-1" in (violated(system, shrunk, "FREE-1") or ()), size
-        assert shrunk.geometry.page_size in (2, 4) and shrunk.geometry.width >= shrunk.geometry.page_size, size
+        page_size, width = shrunk.geometry.page_size, shrunk.geometry.width
+        assert page_size in (2, 4) and width >= page_size, size
 
 
 def test_two_lives_of_a_name_are_not_one() -> None:
