@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import N, RowCursors, larger, whole
 from impl.torch_kv.lazy import Tensor, torch
-from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.sessions import KVRequest, KVSession, Slot
 from impl.torch_kv.steps import Verdict
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import RequestPhase

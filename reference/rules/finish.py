@@ -13,8 +13,8 @@ from reference.rules.base import (
 from reference.rules.sessions import end_turn
 
 KEEPS_LESS = (
-    "Where not live(min(C, target)), nothing past R can be resumed: then the slot may keep less, up to any page"
-    " boundary from R to target, and all beyond is freed."
+    "Where not live(min(C, target)), nothing past R can be resumed: then the slot may keep less, up to any"
+    " page boundary from R to target, and all beyond is freed."
 )
 
 
@@ -67,7 +67,7 @@ def cut_of_turn(state: State, request: Request, target: int, context: RuleContex
     geometry = state.config.geometry
     if not may_stop_at(before, target, chosen, geometry.window or 0, geometry.page_size):
         raise ChoiceNotAllowed(
-            f"{request.name}: kv_allocated_len {chosen} after a cut at {target}, {kept.kv_allocated_len} by the"
-            " rules"
+            f"{request.name}: kv_allocated_len {chosen} after a cut at {target} that keeps"
+            f" {kept.kv_allocated_len}"
         )
     return cut(before, chosen)

@@ -76,7 +76,7 @@ def test_it_does_what_the_reference_does(machine: str, swa: bool) -> None:
 
 
 class KeepsLess(TorchKV):
-    """Where a sweep went past the target of a cut, stops at the page boundary below, as sglang 0.5.20 does."""
+    """Where a sweep went past the target of a cut, stops at the page boundary below, as sglang 0.5.20."""
 
     stopped, kept = 0, None
 
