@@ -229,8 +229,10 @@ def carried_out(
     move = Move(ref, state, now, command, before, after, room=ref.room, calls=tuple(ref.calls))
     if isinstance(command, (Finish, Retract)):
         end = command.finished_len if isinstance(command, Finish) else was.output - command.in_flight
-        move.target = choices[0].kv_allocated_len  # it may stop before its target
-        assume(move.target <= was.origin + end)
+        move.target = was.origin + end
+        for choice in choices:  # it may stop before its target
+            assume(choice.kv_allocated_len <= move.target)
+            move.target = choice.kv_allocated_len
     elif isinstance(command, Admit):
         move.target = after.kv_committed_len
     elif isinstance(command, EvictSwa):
