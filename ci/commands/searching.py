@@ -129,7 +129,7 @@ def tour(
     except tour_file.TourError as error:
         raise Unusable(str(error)) from error
     if not scopes and not loaded:
-        raise Unusable("tour: --scope NAME (kvspec explore --list) or --file FILE (fixtures/tours)")
+        raise Unusable("tour: --scope NAME (kvspec explore --list) or --file FILE, such as @session-tiny")
     if record is not None and (len(scopes) != 1 or loaded):
         raise Unusable("--record goes with one --scope")
     writable_json(json_file)
@@ -187,7 +187,7 @@ def prove(names: tuple[str, ...], listing: bool, json_file: str | None) -> int:
     try:
         import_module("z3")
     except ImportError as error:
-        raise Unusable("prove needs the solver z3: pip install z3-solver") from error
+        raise Unusable("prove needs the solver z3: pip install 'kvspec[prove]'") from error
     writable_json(json_file)
 
     from ci.report import proofs, render

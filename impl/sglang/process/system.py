@@ -9,9 +9,9 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import IO
 
+from impl import HOME
 from impl.adapter import Capabilities, UnusableImplementation, View
 from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.sglang.process import wire
@@ -20,7 +20,6 @@ from impl.sglang.releases.variants import variant
 from reference.commands import Broken, Command, Done, Mode, Outcome, Reason, Refused
 from reference.geometry import Geometry
 
-_HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `reference` are imported from
 
 
 class SGLangSystem:
@@ -159,7 +158,7 @@ class SGLangSystem:
 
     def _start(self) -> None:
         self.close()
-        search = [str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
+        search = [str(HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1"}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         self._process = subprocess.Popen(
