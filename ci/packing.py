@@ -25,13 +25,14 @@ STAYS = (
 # The tests lie beside the package when it is tested, and the root of the repository is the package.
 TESTS = {
     "stateful_tests.tests": "kvspec_tests",
+    "Path(__file__).resolve().parents[3]": 'Path(*__import__("kvspec").__path__)',
     "Path(__file__).parents[3]": 'Path(*__import__("kvspec").__path__)',
 }
 _ANY = "|".join(PACKAGES)
 # `from impl.adapter import`, `import reference`; and a string that begins with a module's name.
 _FROM = re.compile(rf"(?<![\w.])from ({_ANY})(?=[. ])")
 _IMPORT = re.compile(rf"(?<![\w.])(?<!from )import ({_ANY})$", re.MULTILINE)
-_SPELLED = re.compile(rf"(?<=[\"'])({_ANY})(?=\.[a-z_]+\b)")
+_SPELLED = re.compile(rf"(?<=[\"'])({_ANY})(?=\.[a-z_{{])")
 
 
 class Packing(BuildHookInterface[Any]):

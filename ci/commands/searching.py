@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,10 +183,6 @@ def prove(names: tuple[str, ...], listing: bool, json_file: str | None) -> int:
 
     NAMES: those obligations, as `order/finish`; or all of one part of a name, as `order` or `finish`.
     """
-    try:
-        import_module("z3")
-    except ImportError as error:
-        raise Unusable("prove needs the solver z3: pip install 'kvspec[prove]'") from error
     writable_json(json_file)
 
     from ci.report import proofs, render

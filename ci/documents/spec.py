@@ -158,7 +158,7 @@ def _clause(clause: Clause, shown_by: dict[str, str]) -> Data:
 
 def _code(path: str) -> Data:
     """Something in a module: what it is called there, and the file."""
-    module, _, name = path.rpartition(".")
+    module, _, name = path.removeprefix("kvspec.").rpartition(".")
     return {"name": f"{module.rpartition('.')[2]}.{name}", "file": f"{module.replace('.', '/')}.py"}
 
 
