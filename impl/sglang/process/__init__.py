@@ -1,1 +1,1 @@
-"""A release in a worker process, and what is said to it. Only the worker's side imports torch."""
+"""A release in a worker process (impl.process): only the worker's side imports torch. And exported tests in one."""

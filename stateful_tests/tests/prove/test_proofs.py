@@ -312,7 +312,7 @@ def test_without_the_solver(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "z3", None)
     code, out, err = kvspec("prove")
     assert code == 2 and not out
-    assert err == "kvspec: prove needs the solver z3: pip install z3-solver\n"
+    assert err == "kvspec: this needs z3: pip install 'kvspec[prove]'\n"
 
 
 def test_a_stale_limit_is_exit_1(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
