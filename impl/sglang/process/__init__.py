@@ -1,1 +1,1 @@
-"""A release in a worker process (impl.process): only the worker's side imports torch. And exported tests in one."""
+"""A release in a worker process (impl.process), of which only the worker imports torch; its tests in one."""
