@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from traceback import extract_tb
 from typing import NamedTuple, Protocol
 
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
@@ -18,17 +17,8 @@ from reference.ledger import Cursors
 
 __all__ = [
     "Capabilities", "Cursors", "LockHolderView", "NodeView", "RequestView", "SessionView", "System",
-    "TreeSizes", "TreeView", "UnusableImplementation", "error_text", "View",
+    "TreeSizes", "TreeView", "UnusableImplementation", "View",
 ]  # fmt: skip
-
-
-def error_text(error: BaseException, line: str | None = None) -> str:
-    """Type and message of an exception. One without a message, as of a bare assert, shows the line of source
-    that raised it, or the line that is given."""
-    if message := " ".join(str(error).split()):
-        return f"{type(error).__name__}: {message[:300]}"
-    frames = extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {line or (frames[-1].line if frames else None) or 'no message'}"
 
 
 class UnusableImplementation(Exception):

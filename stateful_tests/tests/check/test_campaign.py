@@ -56,7 +56,7 @@ def test_a_system_that_breaks_is_not_called_wrong() -> None:
     assert [f.clause for f in result.findings] == ["BROKEN"]
     assert result.exit_code == 3
     finding = result.findings[0].run
-    assert finding.violation is not None and finding.violation.observed == "IndexError: page 99"
+    assert finding.violation is not None and finding.violation.observed.startswith("IndexError: page 99 at")
     assert len(finding.rows) == 1
 
 
@@ -67,8 +67,9 @@ class Asserts(ReferenceSystem):
 
 def test_an_assertion_without_a_message_shows_its_source_line() -> None:
     violation = replay(Asserts(), Trace(PRESETS["page1"], Mode.FREE, (Open("s1"),))).violation
-    assert violation is not None and violation.observed == (
+    assert violation is not None and violation.observed.startswith(
         "AssertionError: raise AssertionError  # as of a bare assert, which pytest would give a message"
+        " at test_campaign.py:"
     )
 
 
