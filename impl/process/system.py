@@ -133,7 +133,7 @@ class WorkerSystem:
         )  # fmt: skip
         reply = self._receive(self.limits.start_s, "to start")
         if not isinstance(reply, wire.Ready):
-            error = self._broken
+            error = reply.error if isinstance(reply, wire.Failure) else self._broken
             self.close()
             raise (RuntimeError if self._started else UnusableImplementation)(f"{self.name}: {error}")
         self._started = True
