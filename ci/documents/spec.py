@@ -233,7 +233,7 @@ def _tree_steps() -> dict[str, Data]:
     for name, command in run:
         before, (state, outcome) = state, model.step(state, command)
         assert isinstance(outcome, Done), (command, outcome)
-        shown[name] = {"drawn": steps.Step(command, before, state, outcome).drawn()}
+        shown[name] = {"drawn": steps.DrawnStep(command, before, state, outcome).drawn()}
     return shown
 
 

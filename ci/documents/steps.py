@@ -20,7 +20,7 @@ _GAP = 6
 Blocks = dict[str, str]  # what is drawn -> how
 
 
-class Step(NamedTuple):
+class DrawnStep(NamedTuple):
     """A command, and the states around it."""
 
     command: Command
@@ -50,12 +50,12 @@ class Step(NamedTuple):
         return now.full > then.full or now.swa > then.swa
 
 
-def steps(trace: Trace) -> Iterator[Step]:
+def steps(trace: Trace) -> Iterator[DrawnStep]:
     """The trace on the reference."""
     state = model.initial(trace.geometry, trace.mode)
     for command in trace.commands:
         before, (state, outcome) = state, model.step(state, command)
-        yield Step(command, before, state, outcome)
+        yield DrawnStep(command, before, state, outcome)
 
 
 def _missing(name: str) -> str:
