@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from impl.adapter import System, UnusableImplementation
 from impl.process.system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
@@ -26,6 +28,9 @@ def resolve(
         from stateful_tests.lockstep.reference_system import ReferenceSystem
 
         return ReferenceSystem()
+    known = sglang == "torch" or sglang.partition("==")[0] == "sglang"
+    if known and importlib.util.find_spec("torch") is None:
+        raise UnusableImplementation(f"--impl {spec} needs torch: pip install 'kvspec[torch]'")
     if spec == "torch" or spec.startswith("torch+"):
         return _torch(spec.removeprefix("torch").removeprefix("+"), device)
     if sglang == "sglang" or sglang.startswith("sglang=="):
