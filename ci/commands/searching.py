@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import click
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
     Unusable, impl_options, is_folder, json_option, list_rows, near, resolve, save_option, save_traces,
-    system_options, text_out, usable, writable_json, write_json,
+    system_options, text_out, usable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def explore(
             if result.complete:
                 known = known.taken(scope.name, result.situations)
     if listed is not None:
-        Path(listed).write_text(coverage.dump(known), encoding="utf-8")
+        write_file(listed, coverage.dump(known), "--situations")
     code = max(data["exit_code"] for data in reports)
     if reports[-1]["stopped"] == "an interrupt":
         code = 130
@@ -129,7 +128,7 @@ def tour(
     except tour_file.TourError as error:
         raise Unusable(str(error)) from error
     if not scopes and not loaded:
-        raise Unusable("tour: --scope NAME (kvspec explore --list) or --file FILE (fixtures/tours)")
+        raise Unusable("tour: --scope NAME (kvspec explore --list) or --file FILE, such as @session-tiny")
     if record is not None and (len(scopes) != 1 or loaded):
         raise Unusable("--record goes with one --scope")
     writable_json(json_file)
@@ -160,7 +159,7 @@ def tour(
         save_traces(made.findings, data["findings"], save_dir, options)
         report.tour_text(out, data)
         if record is not None and made.recorded is not None:
-            Path(record).write_bytes(tour_file.dumps(made.recorded))
+            write_file(record, tour_file.dumps(made.recorded), "--record")
     code = max(data["exit_code"] for data in reports)
     whole = {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports}
     write_json(json_file, whole)
@@ -184,10 +183,6 @@ def prove(names: tuple[str, ...], listing: bool, json_file: str | None) -> int:
 
     NAMES: those obligations, as `order/finish`; or all of one part of a name, as `order` or `finish`.
     """
-    try:
-        import_module("z3")
-    except ImportError as error:
-        raise Unusable("prove needs the solver z3: pip install z3-solver") from error
     writable_json(json_file)
 
     from ci.report import proofs, render
