@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from impl.adapter import LockHolderView, System, TreeView, UnusableImplementation, View
+from impl.process.failures import described
 from reference import model
 from reference.clauses import CLAUSES, Clause, Failure, asked, broken
 from reference.clauses.facts import Facts
@@ -85,7 +86,7 @@ class Lockstep:
             unchanged = _same(self._view, view)
             facts = self._facts if unchanged else facts_of(view, was.config.geometry)
         except Exception as error:
-            outcome = Broken(f"{type(error).__name__}: {error}")
+            outcome = Broken(described(error))
         if isinstance(outcome, Broken):
             self.violation = Violation("BROKEN", index, _say(expected), outcome.error)
             return expected

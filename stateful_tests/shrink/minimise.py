@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -41,6 +41,7 @@ def minimise(
     return replace(_shrink_commands(failing, smallest, smaller), origin="minimised")
 
 
+PAGE_SIZES = (1, 2, 4, 8, 16)
 Failing = Callable[[Trace], Commands | None]
 
 
@@ -54,10 +55,15 @@ def _shrink_commands(
 
 
 def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
-    """The smallest size with which the clause still fails; failing need not be monotone in it."""
-    now = getattr(trace.geometry, name)
-    for size in [False] * now if isinstance(now, bool) else range(1, now or 1):  # no window stays none
-        smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))  # type: ignore[arg-type]
+    """The smallest size with which the clause still fails; failing need not be monotone in it. A page has a
+    size that servers have, and a row holds one at least: nobody doubts such a trace."""
+    now, page = getattr(trace.geometry, name), trace.geometry.page_size
+    sizes: Iterable[int] = range(page if name == "width" else 1, now or 1)  # no window stays none
+    if name == "page_size":
+        sizes = [size for size in PAGE_SIZES if size < now or now not in PAGE_SIZES]
+    for size in [False] * now if isinstance(now, bool) else sizes:
+        geometry = replace(trace.geometry, **{name: size})  # type: ignore[arg-type]
+        smaller = replace(trace, geometry=replace(geometry, width=max(geometry.width, geometry.page_size)))
         for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
             commands = failing(candidate)
             if commands is not None:

@@ -18,8 +18,11 @@ from ci.report import data as report
 from ci.report import render
 from impl.adapter import System, View
 from reference.clauses import CLAUSES
+from reference.commands import Abort, Admit, Chunk, Command, Extend, Mode, Outcome, Retract, Submit
+from reference.geometry import PRESETS
 from stateful_tests.lockstep import lockstep
-from stateful_tests.lockstep.results import Run
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import format_command as describe
@@ -203,12 +206,35 @@ def test_a_history_of_other_tokens() -> None:
     )
 
 
+class ObeysAll(ReferenceSystem):
+    """Carries out every abort, marked ones too."""
+
+    def apply(self, command: Command) -> Outcome:
+        return super().apply(replace(command, marked=False) if isinstance(command, Abort) else command)
+
+
+def test_a_refusal_is_explained_by_the_condition_that_failed() -> None:
+    """The request is queued, as a marked abort wants it; it was so before as well."""
+    extend = Extend((Chunk("r1", 2),))
+    commands = (Submit("r1", None, 2), Admit("r1"), extend, Retract("r1"), Abort("r1", marked=True))
+    run = lockstep.replay(ObeysAll(), Trace(PRESETS["page1"], Mode.FAITHFUL, commands))
+    found = explanation_of(run)
+    assert found is not None
+    assert found.text == (
+        "the system carries out command 4 (abort r1 (marked)); by the rules it is refused: wrong_phase"
+        " (marked, and it has been admitted before), for r1 is queued again since command 3 (retract r1)."
+    )
+
+
 def test_each_clause_has_words_of_its_own() -> None:
     plain = {BUGS[name].clause for name in BUGS if "the rules want:" in explained(name).text}
     assert plain == {"TREE-1"}, "expected and observed show a shape that is wrong"
 
 
-def test_the_ledger_fits_and_marks_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ledger_fits_and_marks_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for name in BUGS:
         data = report.replay_data(name, violated(name))
         rows = data["ledger"]["rows"]
@@ -217,7 +243,10 @@ def test_the_ledger_fits_and_marks_what_is_wrong(capsys: pytest.CaptureFixture[s
         assert not any("!" in cell for row in rows[:-1] for cell in row["cells"]), name
         render.run(render.console(), data)
         out = capsys.readouterr().out
-        assert max(map(len, out.splitlines())) <= 100
+        assert max(map(len, out.splitlines())) <= 80
+        cells = " ; ".join(cell for row in rows for cell in row["cells"])
+        parts = set(re.findall(r"\[\d+, \d+\)|\b[CAER] !?\d+\*?|full \S+", cells))
+        assert {part for part in parts if part not in out} == set(), "nothing wraps inside a cursor"
         assert " ".join(out.split()).count("because") == 1
         if data["violation"]["clause"] in CLAUSES:
             assert f"more      kvspec clauses {data['violation']['clause']};" in out
