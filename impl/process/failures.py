@@ -14,11 +14,17 @@ Place = tuple[str, int, str]  # file, line, function
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
+class SystemFailed(RuntimeError):
+    """A system failed in another process: one line says why."""
+
+
 def described(error: BaseException, root: Path | None = None) -> str:
     """Type, message, and the line that raised it: the last one below `root`, else outside of libraries. That
     line is the message of an exception without one, such as a bare assert."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is of whoever called the system
     places = [(f.filename, f.lineno or 0, f.name) for f in frames]
+    if isinstance(error, SystemFailed):
+        return str(error)
     message = " ".join(str(error).split())[:300]
     if not message and places:
         file, line, _ = _own(places, root)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
 from impl.adapter import System, UnusableImplementation
-from stateful_tests.lockstep.lockstep import Lockstep, replay
+from impl.process.failures import kind_of
+from impl.process.system import WorkerSystem
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
 from stateful_tests.shrink.rewriting import Commands, scaled
@@ -29,9 +32,15 @@ def minimise(
 
     `budget` bounds the candidates of each `shrink`. base: conforms in the trace, and still does.
     """
+    with system.hurried() if isinstance(system, WorkerSystem) else nullcontext():
+        return _minimised(system, trace, clause, budget, base)
+
+
+def _minimised(system: System, trace: Trace, clause: str, budget: int, base: System | None) -> Trace:
     smallest = trace
     smaller = partial(shrink, budget=budget)
-    failing = partial(failing_prefix, system, clause, base)
+    kind = _kind(system, trace) if clause == "BROKEN" else None
+    failing = partial(failing_prefix, system, clause, base, kind=kind)
     for search in (drop, smaller):
         smallest = _shrink_commands(failing, smallest, search)
         if system.capabilities.no_tree:
@@ -39,6 +48,12 @@ def minimise(
         for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
             smallest = _shrink_size(failing, smallest, name)
     return replace(_shrink_commands(failing, smallest, smaller), origin="minimised")
+
+
+def _kind(system: System, trace: Trace) -> str | None:
+    """How the system breaks in this trace: what it must still do in a smaller one."""
+    seen = replay(system, trace).violation
+    return kind_of(seen.observed) if seen is not None else None
 
 
 PAGE_SIZES = (1, 2, 4, 8, 16)
@@ -79,13 +94,23 @@ def _scaled(trace: Trace, was: int) -> Trace:
     return replace(trace, geometry=replace(trace.geometry, window=window), commands=commands)
 
 
-def failing_prefix(system: System, clause: str, base: System | None, trace: Trace) -> Commands | None:
-    """The commands up to the step that violates `clause`, if one does, and the base conforms in them."""
-    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=clause)
+def failing_prefix(
+    system: System, clause: str, base: System | None, trace: Trace, kind: str | None = None
+) -> Commands | None:
+    """The commands up to the step that violates `clause`, if one does, and the base conforms in them.
+
+    kind: of BROKEN, how the system fails there; None where that does not matter.
+    """
+    try:
+        check_fits(system, trace.geometry, trace.commands)
+        lockstep = Lockstep(system, trace.geometry, trace.mode, clause=clause)
+    except UnusableImplementation:
+        return None
     for command in trace.commands:
         lockstep.do(command)
-        if lockstep.violation is not None:
+        if (seen := lockstep.violation) is not None:
             commands = trace.commands[: lockstep.steps]
             alone = base is None or violated(base, replace(trace, commands=commands), clause) == ()
-            return commands if alone and clause in lockstep.violation.clauses else None
+            same = clause in seen.clauses and kind in (None, kind_of(seen.observed))
+            return commands if alone and same else None
     return None
