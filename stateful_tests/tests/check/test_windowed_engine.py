@@ -6,10 +6,12 @@ from pathlib import Path
 
 import kvspec
 import pytest
+from hypothesis import settings
 
 from impl.windowed_engine import WindowedEngine, make
 
-TestWindowedEngine = kvspec.machine(make).TestCase
+TestWindowedEngine = kvspec.machine(make, presets=["page2"]).TestCase
+TestWindowedEngine.settings = settings(max_examples=20)  # two block tables take their time
 
 
 def test_it_conforms_and_sweeps() -> None:
