@@ -31,5 +31,7 @@ def spec(out: str | None, check: bool) -> int:
     if out is None:
         click.echo(text, nl=False)
     else:
-        path.write_bytes(text.encode())
+        from stateful_tests.traces.files import write_atomically
+
+        write_atomically(path, text)
     return 0

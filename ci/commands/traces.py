@@ -13,7 +13,7 @@ import click
 
 from ci.commands.shared import (
     Unusable, force_option, impl_of, impl_option, impl_options, json_option, load_trace, resolve,
-    sglang_path_option, target_file, text_out, usable, writable_json, write_json,
+    sglang_path_option, target_file, text_out, usable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def export(
     if target is None:
         sys.stdout.write(text)
     else:
-        target.write_text(text, encoding="utf-8")
+        write_file(str(target), text, "--out")
     return 0
 
 
