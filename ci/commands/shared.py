@@ -258,11 +258,11 @@ def write_json(json_file: str | None, data: object) -> None:
     write_file(json_file, text, "--json")
 
 
-def write_file(file: str, text: str | bytes, option: str) -> None:
+def write_file(file: str | Path, content: str | bytes, option: str) -> None:
     from stateful_tests.traces.files import write_atomically
 
     try:
-        write_atomically(file, text)
+        write_atomically(file, content)
     except OSError as error:
         raise Unusable(f"{option} {file}: {error.strerror}") from error
 
