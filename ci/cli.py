@@ -7,6 +7,7 @@ stderr says what), 3 the system under test, or kvspec itself, broke.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -94,7 +95,10 @@ def _complain(name: str, message: str, code: int) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. A signal to end is an interrupt: what was found is reported."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, signal.default_int_handler)
     sys.exit(run())
 
 
