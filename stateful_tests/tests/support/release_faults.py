@@ -83,7 +83,7 @@ ENDS: dict[str, tuple[Command, ...]] = {
 }  # fmt: skip
 
 # In these no round is launched, so that the prompt is not in the tree yet (see below), or a sweep is driven
-# with a length that waits.
+# with a length that waits; the page of the last one is freed whole by 0.5.10.
 NOT_YET = {
     "a_free_that_waits_takes_the_slots_of_a_recovered_tombstone",
     "a_key_swept_to_its_end_becomes_a_live_leaf",
@@ -91,4 +91,5 @@ NOT_YET = {
     "a_prompt_that_is_swept_too_far_has_two_owners",
     "a_recovered_tombstone_frees_slots_that_are_read",
     "one_token_less_than_the_key_overwrites_the_trees_slots",
+    "a_partial_free_leaves_entries_of_its_page",
 }
