@@ -1,0 +1,542 @@
+"""Validation of one log: each event becomes commands beside the reference, which follows what the server chose.
+
+The server chooses whom it runs, how long, whom it retracts, what its tree holds and how far it sweeps. All else is
+judged: outcomes, cursors after every command, histories, and at each step that every page and row has an owner.
+After a parting the reference goes on with what the server shows, so that one fault is told once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from reference import given, model
+from reference.commands import (
+    Abort, Admit, Choice, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Mode, Open, Outcome,
+    Reason, Refused, Retract, SpecDecode, Submit,
+)  # fmt: skip
+from reference.cursors import in_order
+from reference.geometry import ServerGeometry
+from reference.ledger import Cursors, Phase, Request, Session, State, free, text_len
+from stateful_tests.traces.notation import format_command
+from stateful_tests.watched import deviations as known
+from stateful_tests.watched import events as log
+from stateful_tests.watched.judging import Shown, Verdict, verdict
+from stateful_tests.watched.reader import Line
+
+MOST = 1000  # partings that are kept; the others are counted
+
+
+@dataclass(frozen=True, slots=True)
+class LogParting:
+    """One line of a log where the server left the specification.
+
+    deviation: name of a known fault of its release that explains it, and which the reference has followed.
+    """
+
+    file: str
+    line: int
+    event: str
+    command: str
+    clause: str
+    expected: str
+    observed: str
+    because: str
+    deviation: str | None = None
+
+
+@dataclass(slots=True)
+class Validated:
+    """What came of a log. compared: values of the server that were compared with the rules'; given: sessions and
+    requests that were there when the log began; policy: refusals that are the server's to choose."""
+
+    events: int = 0
+    steps: int = 0
+    commands: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    given: int = 0
+    policy: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    partings: list[LogParting] = field(default_factory=list)
+    more: int = 0
+
+    @property
+    def found(self) -> list[LogParting]:
+        """Partings that no known fault explains."""
+        return [p for p in self.partings if p.deviation is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """How one kind of event is read: the commands it becomes, and what is judged besides their outcome."""
+
+    event: type
+    commands: str
+    judged: str
+    read: Callable[[Any, Any], None]
+
+
+TABLE: dict[type, Mapping] = {}
+V = TypeVar("V", bound="Validator")
+
+
+def _reads(event: type, commands: str, judged: str) -> Callable[[Callable[[V, Any], None]], Callable[[V, Any], None]]:
+    """Register the decorated method as what reads this kind of event."""
+
+    def add(read: Callable[[V, Any], None]) -> Callable[[V, Any], None]:
+        TABLE[event] = Mapping(event, commands, judged, read)
+        return read
+
+    return add
+
+
+class Validator:
+    """One log so far. state: the reference's."""
+
+    def __init__(self, header: log.WatchHeader) -> None:
+        size = header.page_size
+        self.header = header
+        self.geometry = ServerGeometry(
+            size, header.window, header.full_tokens // size, header.swa_tokens // size, header.rows, header.width
+        )
+        self.state: State = model.initial(self.geometry, Mode.FAITHFUL)
+        self.result = Validated()
+        self._line = Line("", 0, log.CloseAsked(""))
+        self._sweeps: dict[str, Choice] = {}  # of sweeps before the extend that they belong to
+        self._matched: dict[str, int] = {}  # prefix that the tree offered a request, at its last admission
+        self._outside: dict[str, None] = {}  # retracted, and not queued again yet
+        self._retracts: Counter[str] = Counter()
+        self._rejected: set[str] = set()
+        self._closing: set[str] = set()
+        self._off = {"full": 0, "swa": 0, "rows": 0}  # what is lost already, and told
+
+    def run(self, lines: Iterable[Line]) -> Validated:
+        """Read all of it."""
+        for line in lines:
+            self.read(line)
+        return self.result
+
+    def read(self, line: Line) -> None:
+        """Read one line."""
+        self._line = line
+        self.result.events += 1
+        TABLE[type(line.event)].read(self, line.event)
+
+    # -- both sides ---------------------------------------------------------------------------------
+
+    def _do(self, command: Command, *choices: Choice, shown: Shown | None = None) -> bool:
+        """Carry a command out on the reference; then compare with what the server shows, and follow it."""
+        self.result.commands[type(command).__name__] += 1
+        was, overreach = self.state, ""
+        try:
+            now, outcome = model.step(was, command, choices)
+        except model.ChoiceNotAllowed as error:
+            overreach = str(error)
+            now, outcome = model.step(was, command)
+        if isinstance(outcome, Refused):
+            self._part(command, self._outcome(command, outcome))
+            return False
+        self.state = now
+        shown = shown or Shown({}, {})
+        if overreach or not self._same(shown):
+            self._judge(command, was, outcome, shown, overreach)
+        return True
+
+    def _same(self, shown: Shown) -> bool:
+        """Whether the reference has the cursors that the server shows."""
+        self.result.compared += len(shown.requests) + len(shown.slots)
+        for name, got in shown.requests.items():
+            request = self.state.request(name)
+            if request is None or request.cursors != got:
+                return False
+        for name, kept in shown.slots.items():
+            session = self.state.session(name)
+            if session is not None and session.slot != kept:
+                return False
+        return True
+
+    def _judge(self, command: Command, was: State, outcome: Outcome, shown: Shown, overreach: str) -> None:
+        """Tell which clause says that they differ; the reference takes the server's cursors over."""
+        found = verdict(command, was, self.state, outcome, shown, overreach)
+        self._part(command, found, known.explained(self.header, command, was, self.state, shown))
+        for name, got in shown.requests.items():
+            request = self.state.request(name)
+            if request is not None and request.cursors is not None and in_order(got):
+                self.state = given.with_cursors(self.state, name, got)
+        for name, kept in shown.slots.items():
+            if self.state.session(name) is not None:
+                self.state = given.with_slot(self.state, name, kept)
+
+    def _outcome(self, command: Command, outcome: Refused) -> Verdict:
+        return Verdict("OUT-1", f"refused: {outcome.reason.value} ({outcome.reason.says})", "done")
+
+    def _part(self, command: Command | None, found: Verdict, deviation: str | None = None) -> None:
+        if len(self.result.partings) >= MOST:
+            self.result.more += 1
+            return
+        event = type(self._line.event).__struct_config__.tag
+        text = format_command(command) if command is not None else ""
+        because = f"the server {found.observed}; the rules say {found.expected}"
+        self.result.partings.append(
+            LogParting(self._line.file, self._line.number, str(event), text, *found, because, deviation)
+        )
+
+    def _request(self, name: str) -> Request | None:
+        """The request, or a parting: nobody submitted it."""
+        request = self.state.request(name)
+        if request is None:
+            want = f"requests {sorted(r.name for r in self.state.requests)}"
+            self._part(None, Verdict("SES-2", want[:200], f"goes on with {name}"))
+        return request
+
+    def _slot(self, request: Request) -> Cursors | None:
+        session = self.state.session(request.session)
+        return session.slot if session is not None else None
+
+    # -- sessions -----------------------------------------------------------------------------------
+
+    @_reads(log.SessionOpened, "open", "")
+    def _open(self, e: log.SessionOpened) -> None:
+        if e.done:
+            self._do(Open(e.session))
+        elif self.state.session(e.session) is None:
+            self.result.policy["open"] += 1
+
+    @_reads(log.CloseAsked, "", "the session is gone at last (at the end of a run that says so)")
+    def _close_asked(self, e: log.CloseAsked) -> None:
+        self._closing.add(e.session)
+
+    @_reads(log.SessionClosed, "close", "no turn is in flight")
+    def _closed(self, e: log.SessionClosed) -> None:
+        self._closing.discard(e.session)
+        session = self.state.session(e.session)
+        if session is not None and session.turn is not None:
+            want = f"{e.session} stays until its turn {session.turn} ends"
+            orphaned = known.orphaned(self.header, self._retracts[session.turn])
+            self._part(Close(e.session), Verdict("SES-2", want, "closed it"), orphaned)
+            self.state = known.without_turn(self.state, session)
+        self._do(Close(e.session))
+
+    @_reads(log.Submitted, "submit (rejected: submit of a request by itself)", "origin; that a rejection is due")
+    def _submit(self, e: log.Submitted) -> None:
+        session = self.state.session(e.session)
+        if e.rejected:
+            self._reject(e, session)
+            return
+        command = Submit(e.request, e.session, e.new)
+        if session is not None and session.turn is not None:
+            orphaned = known.orphaned(self.header, self._retracts[session.turn])
+            want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
+            self._part(command, Verdict("OUT-1", want, "took the turn"), orphaned)
+            self.state = known.without_turn(self.state, session)
+        if self._do(command):
+            origin = self._origin(e.request)
+            if origin != e.tokens:
+                told = Verdict("SES-1", f"{origin} tokens of input: the history and {e.new} new", f"has {e.tokens}")
+                self._part(command, told)
+                request = self.state.request(e.request)
+                assert request is not None
+                self.state = self.state.with_request(request._replace(origin=e.tokens))
+            self.result.compared += 1
+
+    def _origin(self, name: str) -> int:
+        request = self.state.request(name)
+        assert request is not None
+        return request.origin
+
+    def _reject(self, e: log.Submitted, session: Session | None) -> None:
+        """It was refused as a turn; what runs is a request of one token, outside of the session."""
+        busy = session is not None and session.turn is not None
+        if session is not None and not busy and "active request" in e.why:
+            told = Verdict("OUT-1", f"done: no turn of {session.name} is in flight", "refused: turn_in_flight")
+            self._part(Submit(e.request, e.session, e.new), told)
+        elif not busy:
+            self.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
+        self._rejected.add(e.request)
+        self._do(Submit(e.request, None, max(1, e.tokens)))
+
+    # -- prefill ------------------------------------------------------------------------------------
+
+    @_reads(log.Admitted, "admit, if the session has a slot", "cursors of the request")
+    def _admit(self, e: log.Admitted) -> None:
+        request = self._request(e.request)
+        if request is None:
+            return
+        if request.phase in (Phase.QUEUED, Phase.ADMITTED):
+            if self._slot(request) is not None:
+                cursors = Cursors(*e.cursors)
+                self._do(Admit(e.request), shown=Shown({e.request: cursors}, {str(request.session): cursors}))
+            else:
+                self._matched[e.request] = e.prefix
+
+    @_reads(log.Extended, "admit of those without a slot, extend", "prefix and cursors of each lane")
+    def _extend(self, e: log.Extended) -> None:
+        shown: dict[str, Cursors] = {}
+        for name, prefix, _, cells in e.lanes:
+            request = self._request(name)
+            if request is None:
+                return
+            if request.phase is Phase.QUEUED:
+                self._do(Admit(name))
+                if self.header.tree:
+                    self._match(name, prefix, Cursors(*cells))
+            shown[name] = self._with_protected(name, Cursors(*cells))
+            request = self.state.request(name)
+            have = request.cursors.kv_committed_len if request is not None and request.cursors else 0
+            self.result.compared += 1
+            if have != prefix:
+                self._part(None, Verdict("LEN-4", f"{name} goes on at {have}", f"goes on at {prefix}"))
+        lanes = tuple(Chunk(name, tokens) for name, _, tokens, _ in e.lanes)
+        sweeps = [self._sweeps.pop(name) for name, *_ in e.lanes if name in self._sweeps]
+        self._do(Extend(lanes), *sweeps, shown=Shown(shown, {}))
+
+    def _match(self, name: str, prefix: int, got: Cursors) -> None:
+        """The tree gave an admitted request its prefix: how much is the tree's choice."""
+        protected = got.cache_protected_len
+        if protected % self.header.page_size or protected > prefix:
+            self._part(None, Verdict("LEN-1", "cache_protected_len of whole pages, in the prefix", str(protected)))
+        self.state = given.matched(self.state, name, prefix)
+        if protected != prefix:
+            self.state = given.protected(self.state, name, protected)
+
+    def _with_protected(self, name: str, got: Cursors) -> Cursors:
+        """What the server shows; a sweep inside what is the tree's has swept nothing, and moves E alone."""
+        request = self.state.request(name)
+        if not self.header.tree or request is None or request.cursors is None:
+            return got
+        mine = request.cursors
+        if max(got.swa_evicted_seqlen, mine.swa_evicted_seqlen) <= mine.cache_protected_len:
+            self.state = given.with_cursors(
+                self.state, name, mine._replace(swa_evicted_seqlen=got.swa_evicted_seqlen)
+            )
+        return got
+
+    @_reads(log.Inserted, "", "only cache_protected_len moves, up and by whole pages (E may, inside of it)")
+    def _insert(self, e: log.Inserted) -> None:
+        got = Cursors(*e.cursors)
+        self._catch_up(e.request, got)  # a request that ends inserts before its release is told
+        request = self._request(e.request)
+        if request is None or request.cursors is None or request.cursors == got:
+            return
+        mine, length = request.cursors, got.cache_protected_len
+        if self.geometry.window and got.swa_evicted_seqlen > max(length, mine.swa_evicted_seqlen):
+            frontier = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
+            self._do(EvictSwa(e.request, mine.kv_committed_len), frontier)
+            mine = self.state.request(e.request).cursors or mine  # type: ignore[union-attr]
+        whole = mine.cache_protected_len <= length <= mine.kv_committed_len and not length % self.header.page_size
+        want = mine._replace(cache_protected_len=length)
+        if max(want.swa_evicted_seqlen, got.swa_evicted_seqlen) <= length:
+            want = want._replace(swa_evicted_seqlen=got.swa_evicted_seqlen)
+        self.result.compared += 1
+        if not whole or want != got:
+            told = f"C {mine[0]}, A {mine[1]}, E {mine[2]}, R from {mine[3]} to a page boundary up to {mine[0]}"
+            self._part(None, Verdict("TREE-12" if want == got else "LEN-4", told, f"shows {tuple(got)}"))
+        self.state = given.with_cursors(self.state, e.request, got)
+
+    # -- rounds -------------------------------------------------------------------------------------
+
+    @_reads(log.Decoded, "decode", "cursors of each lane")
+    def _decode(self, e: log.Decoded) -> None:
+        self._given_up()
+        names = [name for name, _ in e.lanes]
+        shown = {name: self._with_protected(name, Cursors(*cells)) for name, cells in e.lanes}
+        if all(self._request(name) for name in names):
+            self._do(Decode(tuple(names)), shown=Shown(shown, {}))
+
+    @_reads(log.Speculated, "", "slots are taken: only kv_allocated_len moves, up and within the row")
+    def _speculate(self, e: log.Speculated) -> None:
+        self._given_up()
+        for name, cells in e.lanes:
+            request, got = self._request(name), self._with_protected(name, Cursors(*cells))
+            if request is None or request.cursors is None:
+                continue
+            mine = (self.state.request(name) or request).cursors
+            assert mine is not None
+            self.result.compared += 1
+            ahead = max(mine.kv_allocated_len, mine.kv_committed_len + 1) <= got.kv_allocated_len <= self.header.width
+            if not ahead or got != mine._replace(kv_allocated_len=got.kv_allocated_len):
+                want = f"{name}: {tuple(mine)} with kv_allocated_len up to {self.header.width}"
+                self._part(None, Verdict("LEN-4", want, f"shows {tuple(got)}"))
+            if request.phase is not Phase.RUNNING:
+                told = Verdict("OUT-1", f"refused: {Reason.WRONG_PHASE.value}", f"runs a round of {name}")
+                self._part(None, told)
+            self.state = given.with_cursors(self.state, name, got)
+
+    @_reads(log.Resulted, "spec_decode with what was accepted", "outputs and cursors of each lane")
+    def _result(self, e: log.Resulted) -> None:
+        drafts: list[Draft] = []
+        shown: dict[str, Cursors] = {}
+        for name, _, cells, _ in e.lanes:
+            draft = self._accepted(name, Cursors(*cells))
+            if draft is not None:
+                drafts.append(draft)
+                shown[name] = Cursors(*cells)
+        if drafts:
+            self._do(SpecDecode(tuple(drafts)), shown=Shown(shown, {}))
+        for name, outputs, _, _ in e.lanes:
+            self._outputs(name, outputs)
+
+    def _accepted(self, name: str, got: Cursors) -> Draft | None:
+        """The lane of a verify round whose result moved the commit to what the server shows."""
+        request = self.state.request(name)
+        if request is None or request.cursors is None or not self.header.speculative:
+            return None
+        mine = request.cursors
+        accept = got.kv_committed_len - mine.kv_committed_len
+        if accept <= 0 or request.phase is not Phase.RUNNING:
+            return None
+        return Draft(name, max(1, mine.kv_allocated_len - mine.kv_committed_len), accept)
+
+    def _catch_up(self, name: str, got: Cursors) -> None:
+        """The result of a verify round that is not told yet has moved this request's commit."""
+        draft = self._accepted(name, got)
+        if draft is not None:
+            mine = self.state.request(name)
+            assert mine is not None and mine.cursors is not None
+            moved = mine.cursors._replace(kv_committed_len=got.kv_committed_len)
+            self._do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
+
+    def _outputs(self, name: str, outputs: int) -> None:
+        """How many outputs the server has processed: all, or under overlap one less, of a prefill in flight."""
+        request = self.state.request(name)
+        if request is None or request.phase is not Phase.RUNNING:
+            return
+        self.result.compared += 1
+        if not request.output - self.header.overlap <= outputs <= request.output:
+            told = Verdict("SES-1", f"{name} has {request.output} outputs", f"counts {outputs}")
+            self._part(None, told)
+
+    @_reads(log.Swept, "evict_swa, or a choice of the extend that follows", "how far; cursors")
+    def _sweep(self, e: log.Swept) -> None:
+        request, got = self._request(e.request), Cursors(*e.cursors)
+        if request is None:
+            return
+        choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
+        if request.phase in (Phase.EXTENDING, Phase.RUNNING):
+            self._do(EvictSwa(e.request, e.length), choice, shown=Shown({e.request: got}, {}))
+        else:
+            self._sweeps[e.request] = choice
+
+    # -- ends ---------------------------------------------------------------------------------------
+
+    @_reads(log.Released, "finish, retract or abort (spec_decode before it)", "cursors of the session's slot")
+    def _release(self, e: log.Released) -> None:
+        request = self._request(e.request)
+        if request is None:
+            return
+        self._catch_up(e.request, Cursors(*e.before))
+        request = self.state.request(e.request)
+        assert request is not None
+        self._matched.pop(e.request, None)
+        kept = {} if request.session is None else {request.session: Cursors(*e.after) if e.after else None}
+        if e.reason == "FINISH_ABORT":
+            self._do(Abort(e.request), shown=Shown({}, kept))
+        elif e.reason is not None:
+            self._do(Finish(e.request, e.outputs if e.counted is None else e.counted), shown=Shown({}, kept))
+        else:
+            self._retract(request, e, kept)
+
+    def _retract(self, request: Request, e: log.Released, kept: dict[str, Cursors | None]) -> None:
+        self._outside[e.request] = None
+        self._retracts[e.request] += 1
+        in_flight = request.output - e.outputs
+        command = Retract(e.request, in_flight)
+        if request.phase is Phase.RUNNING and request.output == 1 and e.outputs == 0:
+            self.result.commands["Retract"] += 1
+            was, self.state = self.state, given.retracted_before_first_result(self.state, e.request)
+            if not self._same(Shown({}, kept)):
+                self._judge(command, was, Done(), Shown({}, kept), "")
+        else:
+            self._do(command, shown=Shown({}, kept))
+
+    @_reads(log.Requeued, "", "")
+    def _requeue(self, e: log.Requeued) -> None:
+        self._outside.pop(e.request, None)
+
+    def _given_up(self) -> None:
+        """Retracted and not queued again: the server's last resort is to give the request up."""
+        for name in list(self._outside):
+            self._abort_queued(name)
+        self._outside.clear()
+
+    @_reads(log.QueueAborted, "abort of each that waits", "")
+    def _abort(self, e: log.QueueAborted) -> None:
+        for name in e.queued:
+            if self.state.request(name) is not None:
+                self._abort_queued(name)
+
+    def _abort_queued(self, name: str) -> None:
+        request = self.state.request(name)
+        assert request is not None
+        session = self.state.session(request.session)
+        self._matched.pop(name, None)
+        self._do(Abort(name))
+        if session is not None and session.slot is not None and request.started:
+            self._part(Abort(name), Verdict(
+                "SES-2", f"all that {session.name} keeps is wiped: {name} has written KV", "keeps slot and text",
+            ), known.orphaned(self.header, 1))  # fmt: skip
+            self.state = known.kept_as_finished(self.state, session, request)
+
+    # -- steps --------------------------------------------------------------------------------------
+
+    @_reads(log.Stepped, "", "free tokens of each pool and free rows: all that nobody owns")
+    def _step(self, e: log.Stepped) -> None:
+        self._given_up()
+        self.result.steps += 1
+        left, size = free(self.state), self.header.page_size
+        got = {"full": e.full + e.tree_full, "swa": e.swa + e.tree_swa, "rows": e.rows}
+        want = {"full": left.full * size, "swa": left.swa * size if self.geometry.window else 0, "rows": left.rows}
+        self.result.compared += 3
+        for pool in got:
+            off = got[pool] - want[pool] - self._off[pool]
+            if off:
+                self._off[pool] += off
+                what = "rows" if pool == "rows" else f"tokens of the {pool} pool"
+                clause = "OWN-4" if pool == "rows" else "OWN-3"
+                lost = f"{abs(off)} {what} {'are nobody' + chr(39) + 's' if off < 0 else 'are free and owned'}"
+                self._part(None, Verdict(clause, f"{want[pool]} {what} free or the tree's", f"{got[pool]}: {lost}"))
+
+    @_reads(log.Snapshot, "", "nothing: what is there is taken as given")
+    def _snapshot(self, e: log.Snapshot) -> None:
+        if e.dropped:
+            self.result.skipped["events that the watcher dropped"] += e.dropped
+        if self.result.events > 1 and not e.dropped:
+            return  # a new part of a log that was read from before: nothing is new
+        self._begin(e)
+
+    def _begin(self, e: log.Snapshot) -> None:
+        """A state of the reference from a server in the middle of its life."""
+        state, serial = model.initial(self.geometry, Mode.FAITHFUL), 0
+        turns: dict[str, Request] = {}
+        for r in e.requests:
+            serial += 1
+            cursors = None if r.cursors is None else Cursors(*r.cursors)
+            session = None if r.rejected and r.queued else r.session
+            request = given.request_of(r.request, session, serial, r.tokens, r.outputs, cursors, r.retracted)
+            state = state.with_request(request)
+            if session is not None:
+                turns[session] = request
+        for s in e.sessions:
+            serial += 1
+            turn = turns.get(s.session)
+            slot = None if s.cursors is None else Cursors(*s.cursors)
+            first = turn is not None and turn.phase is not Phase.QUEUED and s.tokens == 0 and not turn.started
+            history = ((serial, s.tokens),) if s.tokens else ()
+            name = turn.name if turn is not None else None
+            state = state.with_session(Session(s.session, history, None if first else slot, name))
+        self.state = state._replace(serial=serial)
+        self.result.given += len(e.requests) + len(e.sessions)
+        self._outside.clear()
+        self._sweeps.clear()
+
+    @_reads(log.HookFailed, "", "")
+    def _failed(self, e: log.HookFailed) -> None:
+        self.result.skipped[f"the watcher's hook {e.where} failed: {e.error}"[:120]] += 1
+
+
+def history_len(state: State, session: str) -> int:
+    """Tokens of a session's history."""
+    found = state.session(session)
+    return text_len(found.history) if found is not None else 0
