@@ -13,7 +13,9 @@ from reference.cursors import cut
 from reference.ledger import Cursors, Phase, Request, State, Text, text_tokens
 from reference.prefix_cache import unlocked
 
-VOCABULARY = 1 << 21  # serial of token id 0 of a real vocabulary: above all others, so that nothing is mixed up
+VOCABULARY = (
+    1 << 21
+)  # serial of token id 0 of a real vocabulary: above all others, so that nothing is mixed up
 
 
 def ids_text(ids: list[int]) -> Text:
@@ -78,13 +80,17 @@ def retracted_before_first_result(state: State, name: str) -> State:
         state = state.with_session(session._replace(slot=cut(request.cursors, request.origin)))
     else:
         state = unlocked(state, request.name)
-    return state.with_request(
-        request._replace(phase=Phase.QUEUED, output=0, known=(0, 0), cursors=None)
-    )
+    return state.with_request(request._replace(phase=Phase.QUEUED, output=0, known=(0, 0), cursors=None))
 
 
 def request_of(
-    name: str, session: str | None, serial: int, tokens: int, outputs: int, cursors: Cursors | None, retracted: bool
+    name: str,
+    session: str | None,
+    serial: int,
+    tokens: int,
+    outputs: int,
+    cursors: Cursors | None,
+    retracted: bool,
 ) -> Request:
     """A request as a snapshot of a running server tells it. It runs once its whole input has KV; its newest
     output has none yet."""

@@ -1,7 +1,7 @@
 """Known faults of releases that a log can show, by name, and which state follows from each.
 
-Without them one known fault would drown the rest: the reference would part from the server at every line after it.
-Each is told as a parting with its name, and fails nothing by itself.
+Without them one known fault would drown the rest: the reference would part from the server at every line
+after it. Each is told as a parting with its name, and fails nothing by itself.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from stateful_tests.watched.judging import Shown
 
 
 class Deviation(NamedTuple):
-    """first, last: releases that have it."""
+    """first, last: releases that have it. ends: no state follows, as two turns write into one row."""
 
     first: tuple[int, ...]
     last: tuple[int, ...]
     says: str
+    ends: bool = False
 
 
 KNOWN = {
     "last-token": Deviation(
         (0, 5, 15), (0, 5, 23),
-        "after a verify round the slot counts the last sampled token as committed, and nobody ever computes it",
+        "after a verify round the slot counts the last sampled token as committed; nobody ever computes it",
     ),
     "retract-ends-turn": Deviation(
         (0, 5, 11), (0, 5, 23), "a retract counts as the end of the turn (upstream #40252)",
+    ),
+    "rejection-ends-turn": Deviation(
+        (0, 5, 11), (0, 5, 23), "a rejected second turn clears the mark of the one that runs (#40250)", True,
     ),
 }  # fmt: skip
 
@@ -47,16 +51,20 @@ def explained(header: WatchHeader, command: Command, was: State, now: State, sho
         got = shown.slots.get(str(request.session))
         session = now.session(request.session)
         if got is not None and session is not None and session.slot is not None:
-            retract = isinstance(command, Retract)
-            target = request.origin + (request.output - command.in_flight if retract else command.finished_len)
+            if isinstance(command, Finish):
+                target = request.origin + command.finished_len
+            else:
+                target = request.origin + request.output - command.in_flight
             if got == session.slot._replace(kv_committed_len=target) and target <= got.kv_allocated_len:
                 return _has(header, "last-token")
     return None
 
 
-def orphaned(header: WatchHeader, retracts: int) -> str | None:
-    """A turn that was retracted no longer counts as its session's."""
-    return _has(header, "retract-ends-turn") if retracts else None
+def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | None:
+    """A turn that was retracted no longer counts as its session's, nor one while another was rejected."""
+    if retracted:
+        return _has(header, "retract-ends-turn")
+    return _has(header, "rejection-ends-turn") if rejected else None
 
 
 def without_turn(state: State, session: Session) -> State:

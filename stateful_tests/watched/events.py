@@ -1,7 +1,7 @@
 """The lines of a watcher's log, typed: the contract between impl/sglang/server/watch.py and whoever reads.
 
-Cursors are four numbers: kv_committed_len, kv_allocated_len, swa_evicted_seqlen, cache_protected_len. `ids` and
-whatever else is None here stands in logs of level `pages` alone.
+Cursors are four numbers: kv_committed_len, kv_allocated_len, swa_evicted_seqlen, cache_protected_len. `ids`
+and whatever else is None here stands in logs of level `pages` alone.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class SessionClosed(_Event, tag="closed"):
 
 
 class Submitted(_Event, tag="submit"):
-    """A request was queued. tokens: of its input, `new` of them from the client. rejected: it runs a prefill of
-    one token by itself and is told off."""
+    """A request was queued. tokens: of its input, `new` of them from the client. rejected: it runs a prefill
+    of one token by itself and is told off."""
 
     request: str
     session: str | None
@@ -126,8 +126,9 @@ class Inserted(_Event, tag="insert"):
 
 
 class Released(_Event, tag="release"):
-    """A request gave its row back, or to its session. reason: why it ended, None for a retract; counted: outputs
-    that count where it is known; before: its cursors; after: those of its session's slot, if that keeps a row."""
+    """A request gave its row back, or to its session. reason: why it ended, None for a retract; counted:
+    outputs that count where it is known; before: its cursors; after: those of its session's slot, if that
+    keeps a row."""
 
     request: str
     session: str | None
@@ -179,9 +180,10 @@ class Snapshot(_Event, tag="snapshot"):
 
 
 class Stepped(_Event, tag="step"):
-    """The scheduler has decided on a batch: free tokens, free rows, tokens that the tree holds; and the pages.
+    """The scheduler has decided on a batch: free tokens, free rows, tokens that the tree holds; and the
+    pages.
 
-    owners: row, cursors and slots of everybody who has a row; nodes: path, slots, SWA slots, locks of each pool.
+    owners: row, cursors and slots of everybody who has a row; nodes: path, slots, SWA slots, locks per pool.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """Which clause a difference between rules and server violates, by the clauses themselves.
 
-A log of lengths shows cursors, not pages. So the facts after a command are the reference's, but for what the log
-shows otherwise; the clauses that read nothing else are asked of these.
+A log of lengths shows cursors, not pages. So the facts after a command are the reference's, but for what the
+log shows otherwise; the clauses that read nothing else are asked of these.
 """
 
 from __future__ import annotations

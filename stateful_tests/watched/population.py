@@ -11,7 +11,8 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
     """A server that is small enough to be short of memory. fixed: fields that are not left to chance."""
     page = rng.choice((1, 1, 2, 4))
     found: dict[str, int | bool] = {
-        "page_size": page, "tokens": rng.choice((64, 96, 128, 192)) // page * page, "running": rng.choice((3, 6)),
+        "page_size": page, "tokens": rng.choice((64, 96, 128, 192)) // page * page,
+        "running": rng.choice((3, 6)),
         "chunk": rng.choice((8, 16, 64)) // page * page, "window": rng.choice((0, 0, 4, 8, 12)),
         "draft": rng.choice((0, 0, 2, 4)), "overlap": rng.random() < 0.5, "tree": rng.random() < 0.7,
         "pressure": rng.random() < 0.7,
@@ -19,17 +20,23 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
     return Config(**{**found, **fixed})  # type: ignore[arg-type]
 
 
-def clients(rng: random.Random, config: Config, *, count: int = 6, impatient: bool = False) -> tuple[Client, ...]:
-    """So many clients; impatient: some of them do not wait for answers."""
-    longest = max(4, config.tokens // 4)
-    return tuple(_client(rng, f"c{number}", longest, impatient) for number in range(1, count + 1))
+def clients(
+    rng: random.Random, config: Config, *, count: int = 6, impatient: bool = False
+) -> tuple[Client, ...]:
+    """So many clients; impatient: some of them do not wait for answers.
+
+    About as many at a time as there are rows: idle sessions keep theirs, and a server full of them waits for ever.
+    """
+    longest, lanes = max(4, config.tokens // 5), rng.randint(max(2, config.running - 1), config.running + 1)
+    return tuple(_client(rng, n, lanes, longest, impatient) for n in range(1, count + 1))
 
 
-def _client(rng: random.Random, name: str, longest: int, impatient: bool) -> Client:
+def _client(rng: random.Random, number: int, lanes: int, longest: int, impatient: bool) -> Client:
     turns = tuple(_turn(rng, longest) for _ in range(rng.randint(1, 5)))
     return Client(
-        name, rng.randrange(60), turns, session=rng.random() < 0.75,
+        f"c{number}", rng.randrange(12), turns, session=rng.random() < 0.75,
         impatient=impatient and rng.random() < 0.5, close=rng.choice((1, 1, 3, 10)),
+        after=f"c{number - lanes}" if number > lanes else "",
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Logs of a watcher, read as they are: cut, rotated, still growing, or no log at all.
 
-A file that cannot be used is one line (LogError). What can be used of a log is used: a last line without an end
-belongs to a server that was killed while it wrote, and is left out.
+A file that cannot be used is one line (LogError). What can be used of a log is used: a last line without an
+end belongs to a server that was killed while it wrote, and is left out.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class WatchLog:
     @property
     def name(self) -> str:
         """How reports call it."""
-        return str(self.files[0]) if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
+        return (
+            str(self.files[0]) if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
+        )
 
     def lines(self, growing: Callable[[], bool] | None = None) -> Iterator[Line]:
         """Every event. growing: at the end wait for more for as long as this says so, in later parts too."""

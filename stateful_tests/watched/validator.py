@@ -1,116 +1,32 @@
-"""Validation of one log: each event becomes commands beside the reference, which follows what the server chose.
+"""Validation of one log: each event becomes commands beside the reference, which follows what the server
+chose.
 
-The server chooses whom it runs, how long, whom it retracts, what its tree holds and how far it sweeps. All else is
-judged: outcomes, cursors after every command, histories, and at each step that every page and row has an owner.
-After a parting the reference goes on with what the server shows, so that one fault is told once.
+The server chooses whom it runs, how long, whom it retracts, what its tree holds and how far it sweeps. All
+else is judged: outcomes, cursors after every command, histories, and at each step that every page and row has
+an owner. After a parting the reference goes on with what the server shows, so that one fault is told once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Iterable
 
 from reference import given, model
 from reference.commands import (
-    Abort, Admit, Choice, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Mode, Open, Outcome,
-    Reason, Refused, Retract, SpecDecode, Submit,
+    Abort, Admit, Choice, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Mode, Open,
+    Reason, Retract, SpecDecode, Submit,
 )  # fmt: skip
-from reference.cursors import in_order
-from reference.geometry import ServerGeometry
-from reference.ledger import Cursors, Phase, Request, Session, State, free, text_len
-from stateful_tests.traces.notation import format_command
+from reference.ledger import Cursors, Phase, Request, Session, free
 from stateful_tests.watched import deviations as known
 from stateful_tests.watched import events as log
-from stateful_tests.watched.judging import Shown, Verdict, verdict
+from stateful_tests.watched.beside import Beside
+from stateful_tests.watched.judging import Shown, Verdict
 from stateful_tests.watched.reader import Line
-
-MOST = 1000  # partings that are kept; the others are counted
-
-
-@dataclass(frozen=True, slots=True)
-class LogParting:
-    """One line of a log where the server left the specification.
-
-    deviation: name of a known fault of its release that explains it, and which the reference has followed.
-    """
-
-    file: str
-    line: int
-    event: str
-    command: str
-    clause: str
-    expected: str
-    observed: str
-    because: str
-    deviation: str | None = None
+from stateful_tests.watched.results import Validated
+from stateful_tests.watched.table import TABLE, reads
 
 
-@dataclass(slots=True)
-class Validated:
-    """What came of a log. compared: values of the server that were compared with the rules'; given: sessions and
-    requests that were there when the log began; policy: refusals that are the server's to choose."""
-
-    events: int = 0
-    steps: int = 0
-    commands: Counter[str] = field(default_factory=Counter)
-    compared: int = 0
-    given: int = 0
-    policy: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-    partings: list[LogParting] = field(default_factory=list)
-    more: int = 0
-
-    @property
-    def found(self) -> list[LogParting]:
-        """Partings that no known fault explains."""
-        return [p for p in self.partings if p.deviation is None]
-
-
-@dataclass(frozen=True, slots=True)
-class Mapping:
-    """How one kind of event is read: the commands it becomes, and what is judged besides their outcome."""
-
-    event: type
-    commands: str
-    judged: str
-    read: Callable[[Any, Any], None]
-
-
-TABLE: dict[type, Mapping] = {}
-V = TypeVar("V", bound="Validator")
-
-
-def _reads(event: type, commands: str, judged: str) -> Callable[[Callable[[V, Any], None]], Callable[[V, Any], None]]:
-    """Register the decorated method as what reads this kind of event."""
-
-    def add(read: Callable[[V, Any], None]) -> Callable[[V, Any], None]:
-        TABLE[event] = Mapping(event, commands, judged, read)
-        return read
-
-    return add
-
-
-class Validator:
-    """One log so far. state: the reference's."""
-
-    def __init__(self, header: log.WatchHeader) -> None:
-        size = header.page_size
-        self.header = header
-        self.geometry = ServerGeometry(
-            size, header.window, header.full_tokens // size, header.swa_tokens // size, header.rows, header.width
-        )
-        self.state: State = model.initial(self.geometry, Mode.FAITHFUL)
-        self.result = Validated()
-        self._line = Line("", 0, log.CloseAsked(""))
-        self._sweeps: dict[str, Choice] = {}  # of sweeps before the extend that they belong to
-        self._matched: dict[str, int] = {}  # prefix that the tree offered a request, at its last admission
-        self._outside: dict[str, None] = {}  # retracted, and not queued again yet
-        self._retracts: Counter[str] = Counter()
-        self._rejected: set[str] = set()
-        self._closing: set[str] = set()
-        self._off = {"full": 0, "swa": 0, "rows": 0}  # what is lost already, and told
+class Validator(Beside):
+    """Reads the events of one log. Each method is a row of the table."""
 
     def run(self, lines: Iterable[Line]) -> Validated:
         """Read all of it."""
@@ -122,104 +38,36 @@ class Validator:
         """Read one line."""
         self._line = line
         self.result.events += 1
-        TABLE[type(line.event)].read(self, line.event)
-
-    # -- both sides ---------------------------------------------------------------------------------
-
-    def _do(self, command: Command, *choices: Choice, shown: Shown | None = None) -> bool:
-        """Carry a command out on the reference; then compare with what the server shows, and follow it."""
-        self.result.commands[type(command).__name__] += 1
-        was, overreach = self.state, ""
-        try:
-            now, outcome = model.step(was, command, choices)
-        except model.ChoiceNotAllowed as error:
-            overreach = str(error)
-            now, outcome = model.step(was, command)
-        if isinstance(outcome, Refused):
-            self._part(command, self._outcome(command, outcome))
-            return False
-        self.state = now
-        shown = shown or Shown({}, {})
-        if overreach or not self._same(shown):
-            self._judge(command, was, outcome, shown, overreach)
-        return True
-
-    def _same(self, shown: Shown) -> bool:
-        """Whether the reference has the cursors that the server shows."""
-        self.result.compared += len(shown.requests) + len(shown.slots)
-        for name, got in shown.requests.items():
-            request = self.state.request(name)
-            if request is None or request.cursors != got:
-                return False
-        for name, kept in shown.slots.items():
-            session = self.state.session(name)
-            if session is not None and session.slot != kept:
-                return False
-        return True
-
-    def _judge(self, command: Command, was: State, outcome: Outcome, shown: Shown, overreach: str) -> None:
-        """Tell which clause says that they differ; the reference takes the server's cursors over."""
-        found = verdict(command, was, self.state, outcome, shown, overreach)
-        self._part(command, found, known.explained(self.header, command, was, self.state, shown))
-        for name, got in shown.requests.items():
-            request = self.state.request(name)
-            if request is not None and request.cursors is not None and in_order(got):
-                self.state = given.with_cursors(self.state, name, got)
-        for name, kept in shown.slots.items():
-            if self.state.session(name) is not None:
-                self.state = given.with_slot(self.state, name, kept)
-
-    def _outcome(self, command: Command, outcome: Refused) -> Verdict:
-        return Verdict("OUT-1", f"refused: {outcome.reason.value} ({outcome.reason.says})", "done")
-
-    def _part(self, command: Command | None, found: Verdict, deviation: str | None = None) -> None:
-        if len(self.result.partings) >= MOST:
-            self.result.more += 1
-            return
-        event = type(self._line.event).__struct_config__.tag
-        text = format_command(command) if command is not None else ""
-        because = f"the server {found.observed}; the rules say {found.expected}"
-        self.result.partings.append(
-            LogParting(self._line.file, self._line.number, str(event), text, *found, because, deviation)
-        )
-
-    def _request(self, name: str) -> Request | None:
-        """The request, or a parting: nobody submitted it."""
-        request = self.state.request(name)
-        if request is None:
-            want = f"requests {sorted(r.name for r in self.state.requests)}"
-            self._part(None, Verdict("SES-2", want[:200], f"goes on with {name}"))
-        return request
-
-    def _slot(self, request: Request) -> Cursors | None:
-        session = self.state.session(request.session)
-        return session.slot if session is not None else None
+        if self._blind and not isinstance(line.event, log.Snapshot):
+            self.result.skipped["events after two turns in one row"] += 1
+        else:
+            TABLE[type(line.event)].read(self, line.event)
 
     # -- sessions -----------------------------------------------------------------------------------
 
-    @_reads(log.SessionOpened, "open", "")
+    @reads(log.SessionOpened, "open", "")
     def _open(self, e: log.SessionOpened) -> None:
         if e.done:
             self._do(Open(e.session))
         elif self.state.session(e.session) is None:
             self.result.policy["open"] += 1
 
-    @_reads(log.CloseAsked, "", "the session is gone at last (at the end of a run that says so)")
+    @reads(log.CloseAsked, "", "the session is gone at last (at the end of a run that says so)")
     def _close_asked(self, e: log.CloseAsked) -> None:
         self._closing.add(e.session)
 
-    @_reads(log.SessionClosed, "close", "no turn is in flight")
+    @reads(log.SessionClosed, "close", "no turn is in flight")
     def _closed(self, e: log.SessionClosed) -> None:
         self._closing.discard(e.session)
         session = self.state.session(e.session)
         if session is not None and session.turn is not None:
             want = f"{e.session} stays until its turn {session.turn} ends"
-            orphaned = known.orphaned(self.header, self._retracts[session.turn])
-            self._part(Close(e.session), Verdict("SES-2", want, "closed it"), orphaned)
-            self.state = known.without_turn(self.state, session)
+            self._orphan(session, Close(e.session), Verdict("SES-2", want, "closed it"))
         self._do(Close(e.session))
 
-    @_reads(log.Submitted, "submit (rejected: submit of a request by itself)", "origin; that a rejection is due")
+    @reads(
+        log.Submitted, "submit (rejected: submit of a request by itself)", "origin; that a rejection is due"
+    )
     def _submit(self, e: log.Submitted) -> None:
         session = self.state.session(e.session)
         if e.rejected:
@@ -227,19 +75,30 @@ class Validator:
             return
         command = Submit(e.request, e.session, e.new)
         if session is not None and session.turn is not None:
-            orphaned = known.orphaned(self.header, self._retracts[session.turn])
             want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
-            self._part(command, Verdict("OUT-1", want, "took the turn"), orphaned)
-            self.state = known.without_turn(self.state, session)
+            self._orphan(session, command, Verdict("OUT-1", want, "took the turn"))
+            if self._blind:
+                return
         if self._do(command):
             origin = self._origin(e.request)
             if origin != e.tokens:
-                told = Verdict("SES-1", f"{origin} tokens of input: the history and {e.new} new", f"has {e.tokens}")
+                told = Verdict(
+                    "SES-1", f"{origin} tokens of input: the history and {e.new} new", f"has {e.tokens}"
+                )
                 self._part(command, told)
                 request = self.state.request(e.request)
                 assert request is not None
                 self.state = self.state.with_request(request._replace(origin=e.tokens))
             self.result.compared += 1
+
+    def _orphan(self, session: Session, command: Command, found: Verdict) -> None:
+        """The server no longer counts a turn as its session's."""
+        assert session.turn is not None
+        retracted, rejected = self._retracts[session.turn] > 0, session.turn in self._interrupted
+        deviation = known.orphaned(self.header, retracted=retracted, rejected=rejected)
+        self._part(command, found, deviation)
+        self._blind = deviation is not None and known.KNOWN[deviation].ends
+        self.state = known.without_turn(self.state, session)
 
     def _origin(self, name: str) -> int:
         request = self.state.request(name)
@@ -250,16 +109,19 @@ class Validator:
         """It was refused as a turn; what runs is a request of one token, outside of the session."""
         busy = session is not None and session.turn is not None
         if session is not None and not busy and "active request" in e.why:
-            told = Verdict("OUT-1", f"done: no turn of {session.name} is in flight", "refused: turn_in_flight")
+            told = Verdict(
+                "OUT-1", f"done: no turn of {session.name} is in flight", "refused: turn_in_flight"
+            )
             self._part(Submit(e.request, e.session, e.new), told)
         elif not busy:
             self.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
-        self._rejected.add(e.request)
+        elif session is not None and session.turn is not None:
+            self._interrupted.add(session.turn)
         self._do(Submit(e.request, None, max(1, e.tokens)))
 
     # -- prefill ------------------------------------------------------------------------------------
 
-    @_reads(log.Admitted, "admit, if the session has a slot", "cursors of the request")
+    @reads(log.Admitted, "admit, if the session has a slot", "cursors of the request")
     def _admit(self, e: log.Admitted) -> None:
         request = self._request(e.request)
         if request is None:
@@ -271,7 +133,7 @@ class Validator:
             else:
                 self._matched[e.request] = e.prefix
 
-    @_reads(log.Extended, "admit of those without a slot, extend", "prefix and cursors of each lane")
+    @reads(log.Extended, "admit of those without a slot, extend", "prefix and cursors of each lane")
     def _extend(self, e: log.Extended) -> None:
         shown: dict[str, Cursors] = {}
         for name, prefix, _, cells in e.lanes:
@@ -296,7 +158,9 @@ class Validator:
         """The tree gave an admitted request its prefix: how much is the tree's choice."""
         protected = got.cache_protected_len
         if protected % self.header.page_size or protected > prefix:
-            self._part(None, Verdict("LEN-1", "cache_protected_len of whole pages, in the prefix", str(protected)))
+            self._part(
+                None, Verdict("LEN-1", "cache_protected_len of whole pages, in the prefix", str(protected))
+            )
         self.state = given.matched(self.state, name, prefix)
         if protected != prefix:
             self.state = given.protected(self.state, name, protected)
@@ -313,7 +177,7 @@ class Validator:
             )
         return got
 
-    @_reads(log.Inserted, "", "only cache_protected_len moves, up and by whole pages (E may, inside of it)")
+    @reads(log.Inserted, "", "only cache_protected_len moves, up and by whole pages (E may, inside of it)")
     def _insert(self, e: log.Inserted) -> None:
         got = Cursors(*e.cursors)
         self._catch_up(e.request, got)  # a request that ends inserts before its release is told
@@ -325,19 +189,23 @@ class Validator:
             frontier = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
             self._do(EvictSwa(e.request, mine.kv_committed_len), frontier)
             mine = self.state.request(e.request).cursors or mine  # type: ignore[union-attr]
-        whole = mine.cache_protected_len <= length <= mine.kv_committed_len and not length % self.header.page_size
+        whole = (
+            mine.cache_protected_len <= length <= mine.kv_committed_len and not length % self.header.page_size
+        )
         want = mine._replace(cache_protected_len=length)
         if max(want.swa_evicted_seqlen, got.swa_evicted_seqlen) <= length:
             want = want._replace(swa_evicted_seqlen=got.swa_evicted_seqlen)
         self.result.compared += 1
         if not whole or want != got:
-            told = f"C {mine[0]}, A {mine[1]}, E {mine[2]}, R from {mine[3]} to a page boundary up to {mine[0]}"
+            told = (
+                f"C {mine[0]}, A {mine[1]}, E {mine[2]}, R from {mine[3]} to a page boundary up to {mine[0]}"
+            )
             self._part(None, Verdict("TREE-12" if want == got else "LEN-4", told, f"shows {tuple(got)}"))
         self.state = given.with_cursors(self.state, e.request, got)
 
     # -- rounds -------------------------------------------------------------------------------------
 
-    @_reads(log.Decoded, "decode", "cursors of each lane")
+    @reads(log.Decoded, "decode", "cursors of each lane")
     def _decode(self, e: log.Decoded) -> None:
         self._given_up()
         names = [name for name, _ in e.lanes]
@@ -345,7 +213,7 @@ class Validator:
         if all(self._request(name) for name in names):
             self._do(Decode(tuple(names)), shown=Shown(shown, {}))
 
-    @_reads(log.Speculated, "", "slots are taken: only kv_allocated_len moves, up and within the row")
+    @reads(log.Speculated, "", "slots are taken: only kv_allocated_len moves, up and within the row")
     def _speculate(self, e: log.Speculated) -> None:
         self._given_up()
         for name, cells in e.lanes:
@@ -355,7 +223,11 @@ class Validator:
             mine = (self.state.request(name) or request).cursors
             assert mine is not None
             self.result.compared += 1
-            ahead = max(mine.kv_allocated_len, mine.kv_committed_len + 1) <= got.kv_allocated_len <= self.header.width
+            ahead = (
+                max(mine.kv_allocated_len, mine.kv_committed_len + 1)
+                <= got.kv_allocated_len
+                <= self.header.width
+            )
             if not ahead or got != mine._replace(kv_allocated_len=got.kv_allocated_len):
                 want = f"{name}: {tuple(mine)} with kv_allocated_len up to {self.header.width}"
                 self._part(None, Verdict("LEN-4", want, f"shows {tuple(got)}"))
@@ -364,7 +236,7 @@ class Validator:
                 self._part(None, told)
             self.state = given.with_cursors(self.state, name, got)
 
-    @_reads(log.Resulted, "spec_decode with what was accepted", "outputs and cursors of each lane")
+    @reads(log.Resulted, "spec_decode with what was accepted", "outputs and cursors of each lane")
     def _result(self, e: log.Resulted) -> None:
         drafts: list[Draft] = []
         shown: dict[str, Cursors] = {}
@@ -399,7 +271,7 @@ class Validator:
             self._do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
 
     def _outputs(self, name: str, outputs: int) -> None:
-        """How many outputs the server has processed: all, or under overlap one less, of a prefill in flight."""
+        """How many outputs the server counts: all, under overlap perhaps without that of a prefill."""
         request = self.state.request(name)
         if request is None or request.phase is not Phase.RUNNING:
             return
@@ -408,7 +280,7 @@ class Validator:
             told = Verdict("SES-1", f"{name} has {request.output} outputs", f"counts {outputs}")
             self._part(None, told)
 
-    @_reads(log.Swept, "evict_swa, or a choice of the extend that follows", "how far; cursors")
+    @reads(log.Swept, "evict_swa, or a choice of the extend that follows", "how far; cursors")
     def _sweep(self, e: log.Swept) -> None:
         request, got = self._request(e.request), Cursors(*e.cursors)
         if request is None:
@@ -421,7 +293,7 @@ class Validator:
 
     # -- ends ---------------------------------------------------------------------------------------
 
-    @_reads(log.Released, "finish, retract or abort (spec_decode before it)", "cursors of the session's slot")
+    @reads(log.Released, "finish, retract or abort (spec_decode before it)", "cursors of the session's slot")
     def _release(self, e: log.Released) -> None:
         request = self._request(e.request)
         if request is None:
@@ -451,7 +323,7 @@ class Validator:
         else:
             self._do(command, shown=Shown({}, kept))
 
-    @_reads(log.Requeued, "", "")
+    @reads(log.Requeued, "", "")
     def _requeue(self, e: log.Requeued) -> None:
         self._outside.pop(e.request, None)
 
@@ -461,7 +333,7 @@ class Validator:
             self._abort_queued(name)
         self._outside.clear()
 
-    @_reads(log.QueueAborted, "abort of each that waits", "")
+    @reads(log.QueueAborted, "abort of each that waits", "")
     def _abort(self, e: log.QueueAborted) -> None:
         for name in e.queued:
             if self.state.request(name) is not None:
@@ -474,20 +346,24 @@ class Validator:
         self._matched.pop(name, None)
         self._do(Abort(name))
         if session is not None and session.slot is not None and request.started:
-            self._part(Abort(name), Verdict(
-                "SES-2", f"all that {session.name} keeps is wiped: {name} has written KV", "keeps slot and text",
-            ), known.orphaned(self.header, 1))  # fmt: skip
+            want = f"all that {session.name} keeps is wiped: {name} has written KV"
+            deviation = known.orphaned(self.header, retracted=True, rejected=False)
+            self._part(Abort(name), Verdict("SES-2", want, "keeps slot and text"), deviation)
             self.state = known.kept_as_finished(self.state, session, request)
 
     # -- steps --------------------------------------------------------------------------------------
 
-    @_reads(log.Stepped, "", "free tokens of each pool and free rows: all that nobody owns")
+    @reads(log.Stepped, "", "free tokens of each pool and free rows: all that nobody owns")
     def _step(self, e: log.Stepped) -> None:
         self._given_up()
         self.result.steps += 1
         left, size = free(self.state), self.header.page_size
         got = {"full": e.full + e.tree_full, "swa": e.swa + e.tree_swa, "rows": e.rows}
-        want = {"full": left.full * size, "swa": left.swa * size if self.geometry.window else 0, "rows": left.rows}
+        want = {
+            "full": left.full * size,
+            "swa": left.swa * size if self.geometry.window else 0,
+            "rows": left.rows,
+        }
         self.result.compared += 3
         for pool in got:
             off = got[pool] - want[pool] - self._off[pool]
@@ -495,14 +371,18 @@ class Validator:
                 self._off[pool] += off
                 what = "rows" if pool == "rows" else f"tokens of the {pool} pool"
                 clause = "OWN-4" if pool == "rows" else "OWN-3"
-                lost = f"{abs(off)} {what} {'are nobody' + chr(39) + 's' if off < 0 else 'are free and owned'}"
-                self._part(None, Verdict(clause, f"{want[pool]} {what} free or the tree's", f"{got[pool]}: {lost}"))
+                lost = (
+                    f"{abs(off)} {what} {'are nobody' + chr(39) + 's' if off < 0 else 'are free and owned'}"
+                )
+                self._part(
+                    None, Verdict(clause, f"{want[pool]} {what} free or the tree's", f"{got[pool]}: {lost}")
+                )
 
-    @_reads(log.Snapshot, "", "nothing: what is there is taken as given")
+    @reads(log.Snapshot, "", "nothing: what is there is taken as given")
     def _snapshot(self, e: log.Snapshot) -> None:
         if e.dropped:
             self.result.skipped["events that the watcher dropped"] += e.dropped
-        if self.result.events > 1 and not e.dropped:
+        if self.result.events > 1 and not e.dropped and not self._blind:
             return  # a new part of a log that was read from before: nothing is new
         self._begin(e)
 
@@ -530,13 +410,8 @@ class Validator:
         self.result.given += len(e.requests) + len(e.sessions)
         self._outside.clear()
         self._sweeps.clear()
+        self._blind = False
 
-    @_reads(log.HookFailed, "", "")
+    @reads(log.HookFailed, "", "")
     def _failed(self, e: log.HookFailed) -> None:
         self.result.skipped[f"the watcher's hook {e.where} failed: {e.error}"[:120]] += 1
-
-
-def history_len(state: State, session: str) -> int:
-    """Tokens of a session's history."""
-    found = state.session(session)
-    return text_len(found.history) if found is not None else 0

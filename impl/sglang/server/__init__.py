@@ -1,1 +1,1 @@
-"""Whole SGLang servers: the environment that one needs, the release's own scheduler, and the watcher in it."""
+"""Whole SGLang servers: their environment, a release's own scheduler in it, and the watcher."""

@@ -1,7 +1,8 @@
 """Import a whole release on a CPU: packages that need CUDA, or that a scheduler never uses, are inert.
 
-Runs inside the server's process, before its first import of `sglang`. Unlike `impl.isolation` everything of the
-release itself is real; only what its files import from these packages is not, and only where it is missing.
+Runs inside the server's process, before its first import of `sglang`. Unlike `impl.isolation` everything of
+the release itself is real; only what its files import from these packages is not, and only where it is
+missing.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from typing import Any
 from impl.isolation import Inert, InertModule
 
 # Top-level names that SGLang's files import. First what needs CUDA, then what no text-only scheduler uses.
-INERT = frozenset(
-    "cuda cutlass deep_ep deep_gemm flash_attn flash_mla flashinfer humming kernels mathdx nvidia nvshmem pynvml"
-    " quack sgl_kernel tilelang torch_memory_saver"
-    " IPython anthropic av blobfile compressed_tensors datasets decord decord2 deepseek_recipe easydict gguf"
-    " llguidance mistral_common modelscope numba openai openai_harmony outlines outlines_core py_spy scipy"
-    " sentencepiece smg_grpc_servicer soundfile tiktoken timm tml_renderers torchao torchaudio torchvision".split()
-)
+_CUDA = """
+    cuda cutlass deep_ep deep_gemm flash_attn flash_mla flashinfer humming kernels mathdx nvidia
+    nvshmem pynvml quack sgl_kernel tilelang torch_memory_saver
+"""
+_UNUSED = """
+    IPython av blobfile compressed_tensors datasets decord decord2 deepseek_recipe easydict gguf
+    llguidance mistral_common modelscope numba outlines outlines_core py_spy scipy sentencepiece
+    smg_grpc_servicer soundfile timm tml_renderers torchao torchaudio torchvision
+"""
+INERT = frozenset(_CUDA.split() + _UNUSED.split())
 # What a server on a CPU has to be told; whoever has set one keeps his own.
 SETTINGS = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -75,7 +79,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _asked_by_sglang() -> bool:
     frame = sys._getframe(2)
-    while frame is not None and ("importlib" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+    while frame is not None and (
+        "importlib" in frame.f_code.co_filename or frame.f_code.co_filename == __file__
+    ):
         frame = frame.f_back  # type: ignore[assignment]
     return frame is not None and f"{os.sep}sglang{os.sep}" in frame.f_code.co_filename
 

@@ -1,7 +1,8 @@
 """What clients of a server do, as data, and the loop that does it: no import of the server is needed.
 
-A client waits for answers, so what it does when depends on the server; what it does at all is written down. So a
-run is repeated by its clients and configuration alone, and keeps its meaning when clients or turns are taken out.
+A client waits for answers, so what it does when depends on the server; what it does at all is written down.
+So a run is repeated by its clients and configuration alone, and keeps its meaning when clients or turns are
+taken out.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ PATIENCE = 80  # rounds without a forward pass until a client that only occupies
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A server. tokens: of the full pool; chunk: of a prefill; window 0: none; draft: tokens of a verify round, 0
-    without speculation; tree: prefixes are shared; pressure: admit as if no request went on for long, so that
-    running ones are retracted."""
+    """A server. tokens: of the full pool; chunk: of a prefill; window 0: none; draft: tokens of a verify
+    round, 0 without speculation; tree: prefixes are shared; pressure: admit as if no request went on for
+    long, so that running ones are retracted."""
 
     page_size: int = 1
     tokens: int = 128
@@ -33,9 +34,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """wait: rounds since the turn before was answered (of an impatient client: sent); tokens: of its prompt, the
-    first `shared` of which are those of text number `text`; limit: outputs at most; stop: the output that is the
-    end token, 0 for none; abort: rounds after it was sent until the client disconnects, 0 for never."""
+    """wait: rounds since the turn before was answered (of an impatient client: sent); tokens: of its prompt,
+    the first `shared` of which are those of text number `text`; limit: outputs at most; stop: the output that
+    is the end token, 0 for none; abort: rounds after it was sent until the client disconnects, 0 for
+    never."""
 
     wait: int
     tokens: int
@@ -47,8 +49,10 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """name: of its session, or of its requests; session False: each turn is an ordinary request. impatient: sends
-    without waiting, and closes at any moment. close: rounds after its last turn until it closes the session."""
+    """name: of its session, or of its requests; session False: each turn is an ordinary request. impatient:
+    sends
+    without waiting, and closes at any moment. close: rounds after its last turn until it closes the
+    session."""
 
     name: str
     start: int
@@ -56,6 +60,7 @@ class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session: bool = True
     impatient: bool = False
     close: int = 1
+    after: str = ""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -83,7 +88,7 @@ class _Doing:
     def __init__(self, client: Client) -> None:
         self.client, self.turn, self.due = client, 0, client.start
         self.waits: str | None = None  # the request whose answer it waits for
-        self.opened = self.done = False
+        self.begun = self.opened = self.done = False
         self.disconnects: dict[str, int] = {}
 
 
@@ -93,6 +98,7 @@ class Clients:
     def __init__(self, clients: tuple[Client, ...], seed: int) -> None:
         self.seed, self.turns = seed, {f"{c.name}.{n}": t for c in clients for n, t in enumerate(c.turns, 1)}
         self._doing = [_Doing(client) for client in clients]
+        self._named = {each.client.name: each for each in self._doing}
         self._numbers = {name: at for at, name in enumerate(self.turns, 1)}
         self._idle = 0
 
@@ -144,7 +150,14 @@ class Clients:
             if at <= now:
                 del each.disconnects[request]
                 yield Message("abort", request)
-        if each.done or each.waits is not None or now < each.due:
+        if each.done or each.waits is not None:
+            return
+        before = self._named.get(client.after)
+        if not each.begun:
+            if before is not None and not before.done:
+                return
+            each.begun, each.due = True, now + client.start
+        if now < each.due:
             return
         if client.session and not each.opened:
             each.opened = True

@@ -1,5 +1,5 @@
-"""The forward pass of a whole scheduler, without a model: it writes stamps, reads what attention would read, and
-samples what the clients' script says.
+"""The forward pass of a whole scheduler, without a model: it writes stamps, reads what attention would read,
+and samples what the clients' script says.
 
 A stamp is (token, position). Before each token the KV of the whole text so far is read through the row of
 req_to_token, in the full pool and for the window in the SWA pool, and compared with the text.
@@ -59,7 +59,12 @@ class FakeModel:
             self._compare("swa", request, first, want[first:], [self._swa.get(s) for s in swa])
 
     def _compare(
-        self, pool: str, request: str, first: int, want: list[tuple[int, int]], got: list[tuple[int, int] | None]
+        self,
+        pool: str,
+        request: str,
+        first: int,
+        want: list[tuple[int, int]],
+        got: list[tuple[int, int] | None],
     ) -> None:
         if want == got or (self.misread and self.misread[-1].forward == self.forwards):
             return
@@ -113,7 +118,9 @@ class FakeModel:
             written = [token, *right[: draft - 1]]
             text = self._texts[name]
             del text[length:]
-            self._write(rows[row, length : length + draft].to(torch.int64), written, range(length, length + draft))
+            self._write(
+                rows[row, length : length + draft].to(torch.int64), written, range(length, length + draft)
+            )
             text += written[:count]
             self._read(row, length + count, name)
             sampled.append(right[:count])
@@ -133,6 +140,7 @@ def result_of(tokens: torch.Tensor, **more: Any) -> Any:
     from sglang.srt.managers.utils import GenerationBatchResult
 
     return GenerationBatchResult(
-        logits_output=LogitsProcessorOutput(next_token_logits=None), next_token_ids=tokens, can_run_cuda_graph=False,
+        logits_output=LogitsProcessorOutput(next_token_logits=None), next_token_ids=tokens,
+        can_run_cuda_graph=False,
         **more,
     )  # fmt: skip

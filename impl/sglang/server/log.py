@@ -71,7 +71,9 @@ class EventLog:
             except Exception as error:
                 if not self._off:
                     self._off = True
-                    logging.getLogger("kvspec").warning("kvspec watches no longer: %s: %s", self.folder, error)
+                    logging.getLogger("kvspec").warning(
+                        "kvspec watches no longer: %s: %s", self.folder, error
+                    )
                 self._queue.clear()
                 with contextlib.suppress(OSError):
                     if self._file is not None:

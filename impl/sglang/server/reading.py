@@ -109,7 +109,11 @@ class Reader:
                 owners[session.session_id if session is not None else request.rid] = request
         rows = {name: self._row(owner) for name, owner in owners.items()}
         full = self.allocator.full_attn_allocator if self.swa else self.allocator
-        found: dict[str, Any] = {"owners": rows, "free_full": _free(full), "free_rows": list(self.rows.free_slots)}
+        found: dict[str, Any] = {
+            "owners": rows,
+            "free_full": _free(full),
+            "free_rows": list(self.rows.free_slots),
+        }
         if self.swa:
             mapping = self.allocator.full_to_swa_index_mapping
             found["free_swa"] = _free(self.allocator.swa_attn_allocator)

@@ -19,13 +19,15 @@ _HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `refer
 
 
 class WholeScheduler:
-    """A release's scheduler, ready to serve one run after the other. python: of the server environment; root: a
-    folder with another `sglang/` than the environment's, such as a checkout's.
+    """A release's scheduler, ready to serve one run after the other. python: of the server environment; root:
+    a folder with another `sglang/` than the environment's, such as a checkout's.
 
     Raises UnusableImplementation when the release does not load.
     """
 
-    def __init__(self, python: Path, root: Path | None = None, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, python: Path, root: Path | None = None, settings: dict[str, str] | None = None
+    ) -> None:
         search = [str(_HOME), *([str(root)] if root else [])]
         environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}, **(settings or {}),

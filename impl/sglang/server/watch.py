@@ -1,15 +1,17 @@
 """The watcher: SGLang's own plugin hooks turn what a scheduler does into events, a line of JSON each.
 
-SGLang loads it (entry point `sglang.srt.plugins`) in every process; it is off unless KVSPEC_WATCH names a folder.
+SGLang loads it (entry point `sglang.srt.plugins`) in every process; it is off unless KVSPEC_WATCH names a
+folder.
 
     KVSPEC_WATCH=DIR            where the logs go, a file for each scheduler process
     KVSPEC_WATCH_LEVEL=lengths  cursors and free counts (for production), or `pages`: token ids, rows, free
                                 lists, mapping and tree as well (for tests)
     KVSPEC_WATCH_MB=64          a new file when one is larger; the newest KVSPEC_WATCH_FILES=16 are kept
 
-A hook notes plain numbers and strings before or after SGLang's function, and never changes what that does. What
-goes wrong in a hook is noted as an event `failed` and raised nowhere. Cursors are lists: C, A, E, R. Names of
-events and fields are explained in fixtures/README.md, how they become commands in stateful_tests/watched.
+A hook notes plain numbers and strings before or after SGLang's function, and never changes what that does.
+What goes wrong in a hook is noted as an event `failed` and raised nowhere. Cursors are lists: C, A, E, R.
+Names of events and fields are explained in fixtures/README.md, how they become commands in
+stateful_tests/watched.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ class Watcher:
         self.reader = Reader(scheduler)
         self.log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
         self.log.header = {
-            "format": FORMAT, "version": VERSION, "level": self.level, "process": os.getpid(), **self.reader.header()
+            "format": FORMAT, "version": VERSION, "level": self.level, "process": os.getpid(),
+            **self.reader.header(),
         }  # fmt: skip
         for line in self._early:
             self.log.put(line)
@@ -229,7 +232,8 @@ def is_spec(batch: Any) -> bool:
     return not batch.spec_algorithm.is_none()
 
 
-# Where each hook goes, under sglang.srt; of several that releases know by different names, those that are there.
+# Where each hook goes, under sglang.srt; of several that releases know by different names, those that are
+# there.
 POINTS: tuple[tuple[str, str], ...] = (
     ("session.session_controller.SessionController.open", "open_session"),
     ("session.session_controller.SessionController.close", "close_session"),
@@ -249,7 +253,7 @@ POINTS: tuple[tuple[str, str], ...] = (
 
 
 def around(watcher: Watcher, name: str) -> Callable[..., Any]:
-    """A hook around a function: the watcher's steps before and after, whose failures stay among themselves."""
+    """A hook around a function: the watcher's steps before and after, whose failures harm nobody."""
     steps: Callable[..., Steps] = getattr(watcher, name)
 
     @functools.wraps(steps)

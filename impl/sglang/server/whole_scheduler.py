@@ -1,12 +1,14 @@
-"""A release's own Scheduler with its own event loop, on a CPU: only sockets, forward pass and clock are doubles.
+"""A release's own Scheduler with its own event loop, on a CPU: only sockets, forward pass and clock are
+doubles.
 
-Runs inside the server environment. `prepare` imports the release and may be followed by forks; `run` serves one
-set of clients with one configuration, in a process of its own.
+Runs inside the server environment. `prepare` imports the release and may be followed by forks; `run` serves
+one set of clients with one configuration, in a process of its own.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import logging
 import os
@@ -34,7 +36,8 @@ STRICT = {
 }
 _MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 16,
-    "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2, "vocab_size": 1024,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2,
+    "vocab_size": 1024,
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "float32",
     "eos_token_id": 2, "bos_token_id": 1, "tie_word_embeddings": True, "rope_theta": 10000.0,
 }  # fmt: skip
@@ -106,8 +109,6 @@ _FEED: list[Any] = []
 
 def _doubles() -> None:
     """Sockets, and what has only a CUDA kernel or is forbidden on a CPU."""
-    import importlib
-
     from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
     from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -121,7 +122,7 @@ def _doubles() -> None:
     for module in ("sglang.srt.mem_cache.allocation", "sglang.srt.speculative.spec_utils"):
         found = importlib.import_module(module)
         if hasattr(found, "assign_req_to_token_pool_cpu"):
-            found.assign_req_to_token_pool_cpu = _assign
+            setattr(found, "assign_req_to_token_pool_cpu", _assign)  # noqa: B010  (mypy knows no such name)
     for module, name, double in (
         ("sglang.srt.arg_groups.speculative_hook", "_disable_overlap_schedule_for_cpu", lambda _: None),
         ("sglang.srt.managers.overlap_utils", "gather_spec_extras", _gather),
@@ -154,9 +155,10 @@ def _spec_worker() -> type:
 
     from impl.sglang.server.fake_model import result_of
 
-    class Worker(BaseSpecWorker):  # type: ignore[misc, valid-type]
-        def __init__(self, server_args: Any, gpu_id: Any, nccl_port: Any, target_worker: Any, **_: Any) -> None:
+    class Worker(BaseSpecWorker):  # type: ignore[misc]
+        def __init__(self, *ranks: Any, **named: Any) -> None:
             super().__init__()
+            target_worker = named["target_worker"] if "target_worker" in named else ranks[-1]
             self._target_worker, self._draft_worker, self.model = target_worker, None, None
 
         def _nothing(self, *_: Any, **__: Any) -> None:
@@ -186,7 +188,11 @@ def _spec_worker() -> type:
                 for at, some in enumerate(sampled):
                     tokens[at, : len(some)] = torch.tensor(some)
                 newest = tokens[torch.arange(count), accepts.long() - 1]
-                lengths, accepted, tokens = batch.seq_lens + accepts, {"accept_lens": accepts}, tokens.flatten()
+                lengths, accepted, tokens = (
+                    batch.seq_lens + accepts,
+                    {"accept_lens": accepts},
+                    tokens.flatten(),
+                )
             if on_publish:
                 on_publish(lengths)
             following = EagleDraftInput(
@@ -194,7 +200,11 @@ def _spec_worker() -> type:
                 hidden_states=torch.zeros(count, 16), bonus_tokens=newest.to(torch.int32),
             )  # fmt: skip
             return result_of(
-                tokens, next_draft_input=following, new_seq_lens=lengths, speculative_num_draft_tokens=draft, **accepted
+                tokens,
+                next_draft_input=following,
+                new_seq_lens=lengths,
+                speculative_num_draft_tokens=draft,
+                **accepted,
             )
 
     Worker.__abstractmethods__ = frozenset()
@@ -264,8 +274,10 @@ def _scheduler(config: Config, model: Path) -> Any:
         model_path=str(model), load_format="dummy", device="cpu", skip_tokenizer_init=True,
         attention_backend="torch_native", sampling_backend="pytorch", dtype="float32", random_seed=1,
         disable_overlap_schedule=not config.overlap, disable_radix_cache=not config.tree,
-        max_total_tokens=config.tokens, max_running_requests=config.running, chunked_prefill_size=config.chunk,
-        page_size=config.page_size, context_length=2048, mem_fraction_static=0.5, enable_streaming_session=True,
+        max_total_tokens=config.tokens, max_running_requests=config.running,
+        chunked_prefill_size=config.chunk,
+        page_size=config.page_size, context_length=2048, mem_fraction_static=0.5,
+        enable_streaming_session=True,
         disable_cuda_graph=True, watchdog_timeout=100000, log_level="error", host="127.0.0.1",
         port=20000 + os.getpid() % 20000, **more,
     )  # fmt: skip
@@ -298,12 +310,13 @@ def _message(message: Message) -> Any:
         return io_struct.AbortReq(rid=message.name)
     sampling = SamplingParams(max_new_tokens=message.limit, temperature=0)
     sampling.normalize(None)
-    params = getattr(io_struct, "SessionParams", None)
+    params: Any = getattr(io_struct, "SessionParams", None)
     if params is None:
-        from sglang.srt.managers.schedule_batch import SessionParams as params  # noqa: N813
+        params = importlib.import_module("sglang.srt.managers.schedule_batch").SessionParams
     session = None if message.session is None else params(id=message.session)
     return io_struct.TokenizedGenerateReqInput(
-        rid=message.name, input_text="", input_ids=array("q", message.tokens), input_embeds=None, mm_inputs=None,
+        rid=message.name, input_text="", input_ids=array("q", message.tokens), input_embeds=None,
+        mm_inputs=None,
         token_type_ids=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1,
         top_logprobs_num=0, token_ids_logprob=None, stream=False, session_params=session,
     )  # fmt: skip
@@ -315,9 +328,13 @@ def _answers(sink: _Sink) -> list[tuple[str, str]]:
     for output in sink.sent:
         if type(output).__name__ == "AbortReq":
             found.append((output.rid, "abort"))
-        for request, reason in zip(getattr(output, "rids", None) or (), getattr(output, "finished_reasons", ())):
+        for request, reason in zip(
+            getattr(output, "rids", None) or (), getattr(output, "finished_reasons", ())
+        ):
             if reason is not None:
-                found.append((request, str(reason.get("type", reason) if isinstance(reason, dict) else reason)))
+                found.append(
+                    (request, str(reason.get("type", reason) if isinstance(reason, dict) else reason))
+                )
     sink.sent.clear()
     return found
 
