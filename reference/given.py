@@ -10,8 +10,9 @@ from __future__ import annotations
 from reference import tree as radix
 from reference.commands import POSITION_BITS
 from reference.cursors import cut
-from reference.ledger import Cursors, Phase, Request, State, Text, text_tokens
+from reference.ledger import Cursors, Phase, Request, State, Text, text_cut, text_tokens
 from reference.prefix_cache import unlocked
+from reference.rules.sessions import end_turn
 
 VOCABULARY = (
     1 << 21
@@ -81,6 +82,23 @@ def retracted_before_first_result(state: State, name: str) -> State:
     else:
         state = unlocked(state, request.name)
     return state.with_request(request._replace(phase=Phase.QUEUED, output=0, known=(0, 0), cursors=None))
+
+
+def finished_without_output(state: State, name: str) -> State:
+    """A turn that may have no output ends after its prefill; the token that it sampled is nobody's."""
+    request = state.request(name)
+    assert request is not None and request.cursors is not None
+    state, session = state.without_request(name), state.session(request.session)
+    if session is None:
+        return unlocked(state, name)
+    history, slot = text_cut(request.text, request.origin), cut(request.cursors, request.origin)
+    return end_turn(state, session._replace(history=history, slot=slot))
+
+
+def with_history(state: State, session: str, history: Text) -> State:
+    """A session's text as the server has it."""
+    found = state.session(session)
+    return state if found is None else state.with_session(found._replace(history=history))
 
 
 def request_of(

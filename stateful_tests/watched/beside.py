@@ -43,11 +43,13 @@ class Beside:
         self._matched: dict[str, int] = {}  # prefix that the tree offered a request, at its last admission
         self._outside: dict[str, None] = {}  # retracted, and not queued again yet
         self._retracts: Counter[str] = Counter()
+        self._orphans: dict[str, str] = {}  # request -> session whose turn it was, and whose text it still is
         self._interrupted: set[str] = set()  # turns while which another one was rejected
         self._done: list[tuple[Command, tuple[Choice, ...]]] = []  # up to the first parting
         self._blind = False  # no state follows from what the server did; a snapshot may come
         self._closing: set[str] = set()
-        self._off = {"full": 0, "swa": 0, "rows": 0}  # what is lost already, and told
+        self._number = 0  # of the last step
+        self._off: Counter[str] = Counter()  # counts that differ already, and were told
 
     def trace(self) -> Trace | None:
         """What was done up to the first parting that no known fault explains, as a trace of ours.
@@ -88,6 +90,12 @@ class Beside:
         if overreach or not self._same(shown):
             self._judge(command, was, outcome, shown, overreach)
         return True
+
+    def _follow(self, command: Command, was: State, shown: Shown) -> None:
+        """Compare after something that no command says, and that `given` has done to the reference."""
+        self.result.commands[type(command).__name__] += 1
+        if not self._same(shown):
+            self._judge(command, was, Done(), shown, "")
 
     def _same(self, shown: Shown) -> bool:
         """Whether the reference has the cursors that the server shows."""

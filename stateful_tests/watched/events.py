@@ -82,6 +82,7 @@ class Admitted(_Event, tag="admit"):
     """The scheduler looked at a waiting request, or at the next chunk of one; it may not be scheduled."""
 
     request: str
+    session: str | None
     prefix: int
     cursors: Cells
 
@@ -118,7 +119,7 @@ class Swept(_Event, tag="evict_swa"):
     cursors: Cells
 
 
-class Inserted(_Event, tag="insert"):
+class Checkpointed(_Event, tag="insert"):
     """The tree took over pages of a running request."""
 
     request: str
@@ -188,6 +189,8 @@ class Stepped(_Event, tag="step"):
 
     number: int
     batch: int
+    queued: int
+    sessions: int
     full: int
     swa: int
     rows: int
@@ -210,5 +213,5 @@ class HookFailed(_Event, tag="failed"):
 
 Event = Union[
     SessionOpened, CloseAsked, SessionClosed, Submitted, Requeued, Admitted, Extended, Decoded, Speculated,
-    Resulted, Swept, Inserted, Released, QueueAborted, Snapshot, Stepped, HookFailed,
+    Resulted, Swept, Checkpointed, Released, QueueAborted, Snapshot, Stepped, HookFailed,
 ]  # fmt: skip

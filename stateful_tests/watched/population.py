@@ -25,9 +25,10 @@ def clients(
 ) -> tuple[Client, ...]:
     """So many clients; impatient: some of them do not wait for answers.
 
-    About as many at a time as there are rows: idle sessions keep theirs, and a server full of them waits for ever.
+    About as many at a time as there are rows: idle sessions keep theirs, and a full server waits for ever.
     """
-    longest, lanes = max(4, config.tokens // 5), rng.randint(max(2, config.running - 1), config.running + 1)
+    longest = max(4, config.tokens // 5)
+    lanes = rng.randint(max(2, config.running - 1), config.running + 1)
     return tuple(_client(rng, n, lanes, longest, impatient) for n in range(1, count + 1))
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 from reference import given, model
 from reference.commands import (
-    Abort, Admit, Choice, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Mode, Open,
+    Abort, Admit, Choice, Chunk, Close, Command, Decode, Draft, EvictSwa, Extend, Finish, Mode, Open,
     Reason, Retract, SpecDecode, Submit,
 )  # fmt: skip
-from reference.ledger import Cursors, Phase, Request, Session, free
+from reference.ledger import Cursors, Phase, Request, Session, free, text_cut
 from stateful_tests.watched import deviations as known
 from stateful_tests.watched import events as log
 from stateful_tests.watched.beside import Beside
@@ -99,6 +99,7 @@ class Validator(Beside):
         self._part(command, found, deviation)
         self._blind = deviation is not None and known.KNOWN[deviation].ends
         self.state = known.without_turn(self.state, session)
+        self._orphans[session.turn] = session.name
 
     def _origin(self, name: str) -> int:
         request = self.state.request(name)
@@ -121,11 +122,16 @@ class Validator(Beside):
 
     # -- prefill ------------------------------------------------------------------------------------
 
-    @reads(log.Admitted, "admit, if the session has a slot", "cursors of the request")
+    @reads(log.Admitted, "admit, if the session has a slot", "whose turn it is; cursors of the request")
     def _admit(self, e: log.Admitted) -> None:
         request = self._request(e.request)
+        session = self.state.session(request.session) if request is not None else None
         if request is None:
             return
+        if session is not None and e.session is None:
+            want = f"{e.request} goes on as the turn of {session.name}"
+            self._orphan(session, Admit(e.request), Verdict("SES-2", want, "as a request of nobody's"))
+            request = self.state.request(e.request) or request
         if request.phase in (Phase.QUEUED, Phase.ADMITTED):
             if self._slot(request) is not None:
                 cursors = Cursors(*e.cursors)
@@ -177,8 +183,8 @@ class Validator(Beside):
             )
         return got
 
-    @reads(log.Inserted, "", "only cache_protected_len moves, up and by whole pages (E may, inside of it)")
-    def _insert(self, e: log.Inserted) -> None:
+    @reads(log.Checkpointed, "", "only cache_protected_len moves, up and by whole pages (E may, inside of it)")
+    def _insert(self, e: log.Checkpointed) -> None:
         got = Cursors(*e.cursors)
         self._catch_up(e.request, got)  # a request that ends inserts before its release is told
         request = self._request(e.request)
@@ -302,9 +308,15 @@ class Validator(Beside):
         request = self.state.request(e.request)
         assert request is not None
         self._matched.pop(e.request, None)
+        if e.reason is not None and (whose := self._orphans.pop(e.request, None)) is not None:
+            text = text_cut(request.text, request.origin + e.outputs)
+            self.state = given.with_history(self.state, whose, text)
         kept = {} if request.session is None else {request.session: Cursors(*e.after) if e.after else None}
         if e.reason == "FINISH_ABORT":
             self._do(Abort(e.request), shown=Shown({}, kept))
+        elif e.counted == 0 and request.phase is Phase.RUNNING:
+            was, self.state = self.state, given.finished_without_output(self.state, e.request)
+            self._follow(Finish(e.request, 0), was, Shown({}, kept))
         elif e.reason is not None:
             self._do(Finish(e.request, e.outputs if e.counted is None else e.counted), shown=Shown({}, kept))
         else:
@@ -316,10 +328,8 @@ class Validator(Beside):
         in_flight = request.output - e.outputs
         command = Retract(e.request, in_flight)
         if request.phase is Phase.RUNNING and request.output == 1 and e.outputs == 0:
-            self.result.commands["Retract"] += 1
             was, self.state = self.state, given.retracted_before_first_result(self.state, e.request)
-            if not self._same(Shown({}, kept)):
-                self._judge(command, was, Done(), Shown({}, kept), "")
+            self._follow(command, was, Shown({}, kept))
         else:
             self._do(command, shown=Shown({}, kept))
 
@@ -353,30 +363,31 @@ class Validator(Beside):
 
     # -- steps --------------------------------------------------------------------------------------
 
-    @reads(log.Stepped, "", "free tokens of each pool and free rows: all that nobody owns")
+    @reads(log.Stepped, "", "counts: what nobody owns is free; who waits; open sessions")
     def _step(self, e: log.Stepped) -> None:
         self._given_up()
         self.result.steps += 1
+        if self._number and e.number != self._number + 1:
+            missing = f"steps {self._number + 1} to {e.number - 1} are missing"
+            self.result.skipped[missing if e.number > self._number else f"step {e.number} comes again"] += 1
+        self._number = e.number
         left, size = free(self.state), self.header.page_size
-        got = {"full": e.full + e.tree_full, "swa": e.swa + e.tree_swa, "rows": e.rows}
-        want = {
-            "full": left.full * size,
-            "swa": left.swa * size if self.geometry.window else 0,
-            "rows": left.rows,
-        }
-        self.result.compared += 3
-        for pool in got:
-            off = got[pool] - want[pool] - self._off[pool]
-            if off:
-                self._off[pool] += off
-                what = "rows" if pool == "rows" else f"tokens of the {pool} pool"
-                clause = "OWN-4" if pool == "rows" else "OWN-3"
-                lost = (
-                    f"{abs(off)} {what} {'are nobody' + chr(39) + 's' if off < 0 else 'are free and owned'}"
-                )
-                self._part(
-                    None, Verdict(clause, f"{want[pool]} {what} free or the tree's", f"{got[pool]}: {lost}")
-                )
+        waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in self.state.requests)
+        swa = left.swa * size if self.geometry.window else 0
+        what = "tokens of the {} pool free or the tree's"
+        self._counted("OWN-3", what.format("full"), left.full * size, e.full + e.tree_full)
+        self._counted("OWN-3", what.format("SWA"), swa, e.swa + e.tree_swa)
+        self._counted("OWN-4", "rows free", left.rows, e.rows)
+        self._counted("SES-2", "requests wait", waiting, e.queued)
+        self._counted("SES-2", "sessions are open", len(self.state.sessions), e.sessions)
+
+    def _counted(self, clause: str, what: str, want: int, got: int) -> None:
+        """Compare a count; one that is off is told when it changes, not again at every step."""
+        self.result.compared += 1
+        if got - want != self._off[what]:
+            was = f", {self._off[what]:+} before" if self._off[what] else ""
+            self._off[what] = got - want
+            self._part(None, Verdict(clause, f"{want} {what}", f"{got} ({got - want:+}{was})"))
 
     @reads(log.Snapshot, "", "nothing: what is there is taken as given")
     def _snapshot(self, e: log.Snapshot) -> None:

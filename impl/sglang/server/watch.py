@@ -38,6 +38,7 @@ class Watcher:
         self.reader: Reader | None = None
         self._early: list[dict[str, Any]] = []  # before the first step, when there is no header yet
         self._asked: dict[str, int] = {}  # request -> tokens that its client sent
+        self._branching: set[str] = set()  # sessions of the other kind, which are not specified
         self._steps = self._failures = 0
         self._quiet = True  # nothing has happened since the last step
         self._on = False
@@ -89,16 +90,21 @@ class Watcher:
         outcome = yield
         if getattr(ask, "streaming", False):
             self.put("open", session=ask.session_id, done=bool(outcome.success))
+        elif outcome.success:
+            self._branching.add(ask.session_id)
 
     def close_session(self, controller: Any, ask: Any) -> Steps:
-        known = ask.session_id in controller.sessions
+        known = ask.session_id in controller.sessions and ask.session_id not in self._branching
         yield
         if known:
             self.put("close", session=ask.session_id)
 
     def session_gone(self, _: Any, session_id: str) -> Steps:
         yield
-        self.put("closed", session=session_id)
+        if session_id in self._branching:
+            self._branching.remove(session_id)
+        else:
+            self.put("closed", session=session_id)
 
     def create_request(self, _: Any, ask: Any, *__: Any, **___: Any) -> Steps:
         sent = len(ask.input_ids)
@@ -123,7 +129,10 @@ class Watcher:
         yield
         prefix = getattr(request, "prefix_len", None)
         prefix = len(request.prefix_indices) if prefix is None else prefix
-        self.put("admit", request=request.rid, prefix=prefix, cursors=cursors_of(request))
+        self.put(
+            "admit", request=request.rid, session=session_of(request), prefix=prefix,
+            cursors=cursors_of(request),
+        )  # fmt: skip
 
     def extend(self, batch: Any) -> Steps:
         yield
@@ -193,7 +202,11 @@ class Watcher:
             self.put("snapshot", dropped=self.log.dropped, **self.reader.snapshot(plan, self.pages))
         counts = self.reader.free()
         view = self.reader.view(plan) if self.pages else {}
-        self.put("step", number=self._steps, batch=0 if batch is None else len(batch.reqs), **counts, **view)
+        self.put(
+            "step", number=self._steps, batch=0 if batch is None else len(batch.reqs),
+            queued=len(scheduler.waiting_queue),
+            sessions=len(scheduler.session_controller.sessions) - len(self._branching), **counts, **view,
+        )  # fmt: skip
         self._quiet = True
 
 
