@@ -7,6 +7,7 @@ stderr says what), 3 the system under test, or kvspec itself, broke.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -78,7 +79,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
+        return complain(f"{error.filename or 'standard output'}: {error.strerror or error}", 2)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
             return complain(f"this needs {error.name}: pip install 'kvspec[{_EXTRAS[error.name]}]'", 2)
@@ -95,7 +96,10 @@ def _complain(name: str, message: str, code: int) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. A signal to end is an interrupt: what was found is reported."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, signal.default_int_handler)
     sys.exit(run())
 
 

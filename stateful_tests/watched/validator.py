@@ -183,7 +183,7 @@ class Validator(Beside):
             )
         return got
 
-    @reads(log.Checkpointed, "", "only cache_protected_len moves, up and by whole pages (E may, inside of it)")
+    @reads(log.Checkpointed, "", "only cache_protected_len moves, up and by whole pages (E inside of it)")
     def _insert(self, e: log.Checkpointed) -> None:
         got = Cursors(*e.cursors)
         self._catch_up(e.request, got)  # a request that ends inserts before its release is told
