@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Self, Union, get_args
 
 POSITION_BITS = 20
-# The serial of shared text "a"; b, c, ... follow. No run submits that often, and all ids fit in 32 bits.
+# The serial of shared text "a"; b, c, ... follow. All ids fit in 32 bits. A run with so many submits is
+# refused (stateful_tests/lockstep/lockstep.py), as two texts would have one serial.
 SHARED = 4000
 
 

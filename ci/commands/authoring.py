@@ -247,7 +247,7 @@ def record(
     partings: list[Parting] = []
     if log is None:
         recorder = Recorder(_sizes(preset, sizes), Mode(mode or "faithful"))
-        _typed(recorder)
+        usable(partial(_typed, recorder), "record")
         trace = recorder.trace("hand-written")
         if not trace.commands:
             raise Unusable("record: no command was given; nothing was written")
@@ -255,7 +255,7 @@ def record(
         if preset or mode or any(size is not None for size in sizes.values()):
             raise Unusable("--from: a log states sizes and mode itself")
         try:
-            trace, partings = read_log(log)
+            trace, partings = usable(partial(read_log, log), f"--from {log}")
         except TraceError as error:
             raise Unusable(f"--from {error}") from error
     _saved(trace, target)

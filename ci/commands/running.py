@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ci.commands import release_row
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
     Saved, Unusable, impl_options, is_folder, load_trace, replay_command, resolve, save_traces,
@@ -19,6 +21,7 @@ from ci.commands.shared import (
 if TYPE_CHECKING:
     from ci import Data
     from impl.adapter import System
+    from stateful_tests.check.campaign import Plan
 
 
 base_option = click.option(
@@ -73,7 +76,11 @@ def check(
     junit: str | None,
     verbose: bool,
 ) -> int:
-    """Drive an implementation beside the reference and report every violated clause."""
+    """Drive an implementation beside the reference and report every violated clause.
+
+    --impl sglang==all drives every release, one after the other, and prints which shows which clause; after
+    it may stand +unified, +rust, +overlap: every release that has it.
+    """
     from reference.commands import Mode
     from stateful_tests.check import campaign
 
@@ -90,9 +97,43 @@ def check(
     is_folder(save_dir)
     narrowed = any((presets, machines, mode in ("free", "faithful"), examples, steps))
 
+    one = partial(
+        _driven, plan=plan, narrowed=narrowed, device=device, sglang_path=sglang_path, base=base, jobs=jobs,
+        ray_address=ray_address, save_dir=save_dir, html=html,
+    )  # fmt: skip
+    if names := release_row.names(impl):
+        elsewhere = {"sglang-path": sglang_path, "junit": junit, "device cuda": device != "cpu"}
+        for option in (name for name, given in elsewhere.items() if given):
+            raise Unusable(f"--{option}: goes with one system, not with --impl {impl}")
+        return release_row.check(names, one, plan, json_file, detailed=verbose)
+
+    from ci.report import render
+
+    data, save = one(impl)
+    try:
+        save()
+        if junit is not None:
+            from ci.report.junit import write
+
+            write(junit, data)
+        if json_file != "-":
+            write_json(json_file, data)
+    finally:  # whatever could not be written: what was found is told
+        render.check(render.console(text_out(json_file)), data, detailed=verbose)
+    if json_file == "-":
+        write_json(json_file, data)
+    return int(data["exit_code"])
+
+
+def _driven(
+    impl: str, *, plan: Plan, narrowed: bool, device: str, sglang_path: str | None, base: str | None,
+    jobs: int | None, ray_address: str | None, save_dir: str, html: bool,
+) -> tuple[Data, Callable[[], None]]:  # fmt: skip
+    """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
     from ci.report import render
     from ci.report.progress import Progress
+    from stateful_tests.check import campaign
 
     with ExitStack() as opened:
         before = None if base is None else opened.enter_context(closing(_base(base, device)))
@@ -110,21 +151,13 @@ def check(
             result, plan, narrowed=narrowed, capabilities=system.capabilities,
             base=None if before is None else report.on_base(before, result.findings),
         )  # fmt: skip
-    try:
+
+    def save() -> None:
         options = impl_options(impl, device, sglang_path)
         save_traces(result.findings, data["findings"], save_dir, options, html)
         saved.tidy(data["findings"])
-        if junit is not None:
-            from ci.report.junit import write
 
-            write(junit, data)
-        if json_file != "-":
-            write_json(json_file, data)
-    finally:  # whatever could not be written: what was found is told
-        render.check(render.console(text_out(json_file)), data, detailed=verbose)
-    if json_file == "-":
-        write_json(json_file, data)
-    return int(data["exit_code"])
+    return data, save
 
 
 def _base(named: str, device: str) -> System:

@@ -147,6 +147,30 @@ def _counted(out: Console, data: Data) -> None:
     out.print()
 
 
+def releases(out: Console, data: Data) -> None:
+    """Which release shows which clause, by machine: a table in Markdown, whole lines of it."""
+    machines = data["machines"]
+    lines = [["release", "commands", "seconds", *machines, "not asked"]]
+    for row in data["releases"]:
+        name, check = row["implementation"].removeprefix("sglang=="), row["check"]
+        if check is None:
+            lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
+            continue
+        violated = {m["machine"]: ", ".join(m["violated"]) or "-" for m in check["clauses_by_machine"]}
+        unasked = ", ".join(clause["id"] for clause in check["clauses"] if clause["waived"])
+        cells = [violated.get(machine, "") for machine in machines]
+        lines.append([name, str(check["commands"]), f"{check['seconds']:.0f}", *cells, unasked])
+    lines.insert(1, ["---", "---:", "---:", *["---"] * (len(machines) + 1)])
+    widths = [*(max(map(len, column)) for column in zip(*(cells[:-1] for cells in lines))), 0]
+    for cells in lines:
+        say(out, f"| {' | '.join(map(str.ljust, cells, widths))} |", whole=True)
+    out.print()
+    done = f"{len(data['releases'])} of " * data["interrupted"] + str(len(data["systems"]))
+    left = "; interrupted" if data["interrupted"] else ""
+    effort = f"{done} releases, {data['commands']} commands in {data['seconds']:.0f} s{left}"
+    verdict(out, f"{data['tier']}, seed {data['seed']}: {effort}", data)
+
+
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from impl.adapter import System, UnusableImplementation
 from impl.process.system import LIMITS, Limits
 from reference.clauses import CLAUSES
-from reference.commands import Command, Mode
+from reference.commands import SHARED, Command, Mode
 from reference.geometry import PRESETS, Geometry, preset
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.coverage.situations import situation
@@ -241,12 +241,11 @@ def _example(system: System, plan: Plan, cell: Cell, example: int, driven: Drive
     # Now and then a long life: what builds up over many turns shows in no short one.
     for _ in range(plan.steps * (8 if example % 32 == 8 else 1)):
         do(propose(lockstep.state, source, profile))
-        if lockstep.violation is not None:
+        if lockstep.violation is not None or lockstep.state.serial == SHARED - 1:
             break
-    else:
-        for command in finale(lockstep.state, system.capabilities):
-            if lockstep.violation is None:
-                do(command)
+    for command in finale(lockstep.state, system.capabilities):
+        if lockstep.violation is None:
+            do(command)
     violation = lockstep.violation
     trace = None if violation is None else Trace(geometry, cell.mode, tuple(done), "generated")
     driven.runs.append((len(done), violation, trace))

@@ -20,7 +20,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report,
+    SHARED, Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.geometry import Geometry
@@ -32,6 +32,12 @@ from stateful_tests.lockstep.tree_diff import tree_changes
 
 _NOTHING = View({}, {}, (), (), {}, ())  # of a system that could not be started
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
+
+
+def check_serial(state: State) -> None:
+    """Raise UnusableImplementation where the last submit has the serial of a text that prompts share."""
+    if state.serial >= SHARED:
+        raise UnusableImplementation(f"one run has more than {SHARED - 1} submits: token ids would clash")
 
 
 class Lockstep:
@@ -80,6 +86,7 @@ class Lockstep:
         self._step = None
         was = self.state
         now, expected = model.step(was, command)
+        check_serial(now)
         if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
             return self._count(expected)  # no scheduler would do it: the system is not asked
         try:

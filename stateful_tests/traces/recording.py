@@ -10,7 +10,7 @@ from typing import NamedTuple
 from reference import model
 from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.geometry import Geometry
-from stateful_tests.lockstep.lockstep import row_of
+from stateful_tests.lockstep.lockstep import check_serial, row_of
 from stateful_tests.lockstep.results import Row, Trace
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.files import TraceError
@@ -27,6 +27,7 @@ class Recorder:
     def do(self, command: Command) -> Row:
         was = self.states[-1]
         now, outcome = model.step(was, command)
+        check_serial(now)
         self.states.append(now)
         self.rows.append(row_of(command, outcome, was, now))
         return self.rows[-1]

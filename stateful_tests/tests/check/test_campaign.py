@@ -14,6 +14,7 @@ from reference.geometry import PRESETS, Geometry
 from stateful_tests.check import campaign
 from stateful_tests.check.campaign import Named, plan, run
 from stateful_tests.check.executors import Processes
+from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
@@ -40,6 +41,14 @@ def test_a_fault_that_does_not_show_again_is_reported() -> None:
     assert [f.clause for f in result.findings] == ["OUT-1"]
     violation = result.findings[0].run.violation
     assert violation is not None and "did not show again" in violation.observed
+
+
+def test_a_run_ends_before_token_ids_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (campaign, lockstep):
+        monkeypatch.setattr(module, "SHARED", 4)
+    result = run(ReferenceSystem(), plan("smoke", examples=3, machines=["sessions"], presets=["page1"]))
+    assert (result.examples, result.findings) == (6, [])
+    assert result.commands_by_kind["Submit"] > 0
 
 
 class Explodes(ReferenceSystem):

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from impl.adapter import System, UnusableImplementation
-from impl.sglang.releases.catalogue import TABLE
 from reference.commands import (
     Abort, Account, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Done, Draft, Evict, EvictSwa,
     Extend, Finish, Insert, Match, Mode, Open, Piece, Prompt, Refused, Retract, SpecDecode, Submit, Unlock,
@@ -21,9 +20,10 @@ from reference.commands import (
 from reference.geometry import preset
 from stateful_tests.generate.next_command import finale
 from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.tests.support.release_faults import DRIVEN
 
 
-@pytest.fixture(scope="module", params=[*(v for v in TABLE if "post" not in v), "0.5.23+rust"])
+@pytest.fixture(scope="module", params=[*DRIVEN, "0.5.23+rust"])
 def real(request: pytest.FixtureRequest, release: Callable[[str], System]) -> System:
     return release(request.param)
 

@@ -245,6 +245,11 @@ def test_the_faults_of_a_release_are_there_under_overlap(real: SGLangSystem, ver
     for path in PATHS:
         if first(path) <= at and path.stem not in NOT_YET and (path.stem, version) not in ANOTHER:
             trace = load(path)
+            if version == "0.5.10" and trace.clause == "MAP-4":
+                # Its round in flight has committed nothing yet: the prompt alone must end inside a page.
+                sizes = replace(trace.geometry, full_pages=6, swa_pages=6, width=12)
+                commands = (Submit("r1", None, 3), *trace.commands[1:2], Extend((Chunk("r1", 3),)))
+                trace = replace(trace, geometry=sizes, commands=(*commands, *trace.commands[3:]))
             seen[path.stem] = found(real, trace)
             known[path.stem] = (trace.clause, len(trace.commands) - 1) if at <= last(path) else None
     assert seen == known

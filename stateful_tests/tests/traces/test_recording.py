@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from impl.adapter import UnusableImplementation
 from reference.commands import Admit, Done, Mode, Open, Reason, Refused, Submit
 from reference.geometry import preset
+from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.traces.files import TraceError, dump, loads
@@ -45,6 +48,20 @@ def test_the_example_log() -> None:
     assert len(trace.commands) == len(EXAMPLE.read_text().splitlines()) - 1
     assert dict(trace.expected)[5] == Refused(Reason.TURN_IN_FLIGHT)
     assert replay(ReferenceSystem(), trace).violation is None
+
+
+def test_a_run_has_no_more_submits_than_token_ids_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lockstep, "SHARED", 3)
+    recorder = Recorder(preset("page1"), Mode.FAITHFUL)
+    for request in ("r1", "r2"):
+        recorder.do(Submit(request, None, 1))
+    with pytest.raises(UnusableImplementation, match="one run has more than 2 submits"):
+        recorder.do(Submit("r3", None, 1))
+    trace = recorder.trace("hand-written")
+    assert replay(ReferenceSystem(), trace).violation is None
+    more = replace(trace, commands=(*trace.commands, Submit("r3", None, 1)), expected=())
+    with pytest.raises(UnusableImplementation, match="one run has more than 2 submits"):
+        replay(ReferenceSystem(), more)
 
 
 def write(path: Path, *lines: Any) -> Path:

@@ -1,0 +1,74 @@
+"""`kvspec check --impl sglang==all`: every release, one after the other, and which shows which clause."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ci.commands.shared import Unusable, text_out, write_json
+
+if TYPE_CHECKING:
+    from ci import Data
+    from stateful_tests.check.campaign import Plan
+
+    # The check of one system: its report, and what saves the traces.
+    One = Callable[[str], tuple[Data, Callable[[], None]]]
+
+_ALL = "sglang==all"
+
+
+def names(impl: str) -> list[str]:
+    """The releases that `sglang==all` stands for, with the tree that is named behind it those that have it;
+    none where `impl` is one system."""
+    if impl.split("+")[0] != _ALL:
+        return []
+    from impl.sglang.releases.catalogue import TABLE
+    from impl.sglang.releases.variants import VARIANTS
+
+    ways = impl.removeprefix(_ALL)
+    tree = ways.split("+")[1] if ways else ""
+    return [f"sglang=={version}{ways}" for version in VARIANTS.get(tree, TABLE)]
+
+
+def check(systems: list[str], one: One, plan: Plan, json_file: str | None, *, detailed: bool) -> int:
+    """Check each, one at a time; an interrupt ends the row with what there is."""
+    from ci.report import render
+
+    out, interrupted = render.console(text_out(json_file)), False
+    rows: list[Data] = []
+    try:
+        for impl in systems:
+            rows.append(row := _row(impl, one))
+            if row["check"] is not None and detailed:
+                render.check(out, row["check"], detailed=True)
+                out.print()
+            said = f"kvspec: {row['unusable']}" if row["unusable"] else row["check"]["verdict"]
+            render.verdict(render.console(sys.stderr), said, row)
+            if row["check"] is not None and row["check"]["interrupted"]:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        interrupted = True
+    code = 130 if interrupted else max(row["exit_code"] for row in rows)
+    driven = [row["check"] for row in rows if row["check"] is not None]
+    data = {
+        "format": "kvspec-check-releases", "version": 1, "tier": plan.tier, "seed": plan.seed,
+        "machines": list(plan.machines), "exit_code": code, "interrupted": interrupted,
+        "systems": systems, "commands": sum(check["commands"] for check in driven),
+        "seconds": round(sum(check["seconds"] for check in driven), 3), "releases": rows,
+    }  # fmt: skip
+    render.releases(out, data)
+    write_json(json_file, data)
+    return code
+
+
+def _row(impl: str, one: One) -> Data:
+    """One release. What cannot be had, or not be saved, is a line and ends nothing."""
+    row: Data = {"implementation": impl, "exit_code": 0, "unusable": None, "check": None}
+    try:
+        row["check"], save = one(impl)
+        row["exit_code"] = row["check"]["exit_code"]
+        save()
+    except Unusable as error:
+        row |= {"unusable": str(error), "exit_code": max(row["exit_code"], 2)}
+    return row
