@@ -99,11 +99,11 @@ def made(spec: str) -> System:
     system: System = factory()
     missing = [name for name in _OFFERED if not hasattr(system, name)]
     if missing:
-        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (impl/adapter.py)")
+        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (see kvspec.System)")
     try:
         wire.capable(system.capabilities)
     except TypeError as error:
-        raise UnusableImplementation(f"--impl {spec}: {error} (impl/adapter.py)") from error
+        raise UnusableImplementation(f"--impl {spec}: {error} (see kvspec.Capabilities)") from error
     return system
 
 

@@ -17,6 +17,7 @@ from multiprocessing.util import Finalize
 from typing import NamedTuple
 
 from impl.adapter import System, UnusableImplementation
+from impl.process.system import LIMITS, Limits
 from reference.clauses import CLAUSES
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry, preset
@@ -128,6 +129,8 @@ class Named(NamedTuple):
     impl: str
     device: str = "cpu"
     sglang_path: str | None = None
+    limits: Limits = LIMITS
+    in_process: bool = True
 
 
 class Cell(NamedTuple):
@@ -205,7 +208,10 @@ def _drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
 @lru_cache(maxsize=1)
 def _system(named: Named) -> System:
     """The system of this process, which is closed when it ends."""
-    system = systems.resolve(named.impl, device=named.device, sglang_path=named.sglang_path)
+    system = systems.resolve(
+        named.impl, device=named.device, sglang_path=named.sglang_path, limits=named.limits,
+        in_process=named.in_process,
+    )  # fmt: skip
     Finalize(None, system.close, exitpriority=1)
     return system
 
@@ -248,6 +254,7 @@ class _Caught:
     """Violations of one clause so far."""
 
     trace: Trace
+    first: Trace  # as it was met
     violation: Violation
     modes: set[Mode]
     times: int
@@ -352,6 +359,8 @@ class _Campaign:
                 budget = BUDGET if smallest is None else _BESIDE
                 smallest = minimise(self.system, trace, clause, budget=budget, base=base)
                 shown = self._shown(smallest)
+                if clause not in shown:  # it comes and goes
+                    smallest, shown = trace, ()
             modes = {trace.mode}
             faithful = replace(smallest, mode=Mode.FAITHFUL)
             failing = failing_prefix(self.system, clause, base, faithful)
@@ -361,7 +370,7 @@ class _Campaign:
             old = self.base is not None and clause in (violated(self.base, smallest, clause) or ())
             if known is None or (known.old and not old):
                 after = time.monotonic() - self.started
-                known = _Caught(smallest, violation, set(), 1, after, self.commands, old)
+                known = _Caught(smallest, trace, violation, set(), 1, after, self.commands, old)
                 self.caught[clause] = known
                 self.last_new = self.commands
             if old and not known.old:
@@ -385,6 +394,8 @@ class _Campaign:
     def _finding(self, clause: str) -> Finding:
         caught = self.caught[clause]
         run = replay(self.system, replace(caught.trace, clause=clause))
+        if run.violation is None:
+            run = replay(self.system, replace(caught.first, clause=clause))
         if run.violation is None:
             # Reported all the same: a fault that comes and goes is one, and so is a reset that forgets.
             told = replace(caught.violation, observed=f"{caught.violation.observed} {ONCE}")

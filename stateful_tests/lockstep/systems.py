@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import cast
 
 from impl.adapter import System, UnusableImplementation
+from impl.process.system import LIMITS, Limits, StrangerSystem
+from impl.process.worker import made
 
 
 def resolve(
-    spec: str, *, device: str = "cpu", sglang_path: str | None = None, calls: bool = False
+    spec: str, *, device: str = "cpu", sglang_path: str | None = None, calls: bool = False,
+    limits: Limits = LIMITS, in_process: bool = True,
 ) -> System:  # fmt: skip
     """The system that `spec` names.
 
     reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
     After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
     impl.sglang.releases.variants); and `+overlap`: with overlap scheduling. calls: it notes them (see
-    SGLangSystem).
+    SGLangSystem). limits: of a worker process. in_process: false drives a factory's system in one.
     Raises UnusableImplementation with a one-line reason.
     """
     sglang, *ways = spec.split("+")
@@ -47,10 +47,11 @@ def resolve(
         if not version and sglang_path is None:
             raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
         return SGLangSystem(
-            version=version or None, path=sglang_path, tree=tree, overlap=bool(ways), calls=calls
+            version=version or None, path=sglang_path, tree=tree, overlap=bool(ways), calls=calls,
+            limits=limits,
         )  # fmt: skip
     if ":" in spec:
-        return _factory(spec)
+        return made(spec) if in_process else StrangerSystem(spec, limits)
     raise UnusableImplementation(
         f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang, module:factory"
     )
@@ -71,17 +72,3 @@ def _torch(bug: str, device: str) -> System:
     if bug not in BUGS:
         raise UnusableImplementation(f"torch+{bug}: unknown bug; `kvspec bugs` lists them")
     return broken(bug, device=device)
-
-
-def _factory(spec: str) -> System:
-    module, _, name = spec.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UnusableImplementation(f"--impl {spec}: {error}") from error
-    system = cast(Callable[[], System], factory)()
-    offered = ("name", "capabilities", "reset", "apply", "view", "close")
-    missing = [name for name in offered if not hasattr(system, name)]
-    if missing:
-        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (see kvspec.System)")
-    return system

@@ -375,11 +375,15 @@ class Driver(TreeCommands):
     def _last_resort(self, turn: LiveRequest) -> bool:
         """Give up the one request that runs, as retract_decode does where its next step does not fit."""
         running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING]
-        if running != [turn] or turn.pending or self.server.spec or self._fits(running, evicting=True):
+        if running != [turn] or self.server.spec or self._fits(running, evicting=True):
             return False
-        retracted, aborted = self.release.retract_decode(self.server.new_batch(running, ForwardMode.DECODE))
-        if (retracted, aborted) != ([], [turn.req]):
-            raise RuntimeError("retract_decode has not given up the last request")
+        if any(result.prefill for result in turn.pending):
+            return False
+        self.results.before_retract(turn, False)
+        batch = self.server.new_batch(running, ForwardMode.DECODE)
+        if self.release.retract_decode(batch) != ([], [turn.req]):
+            return False
+        self.results.skip(turn)
         self.server.scheduler.leave(turn.req)
         del self.server.turns[turn.name]
         self._reap()
