@@ -377,7 +377,7 @@ class Driver(TreeCommands):
         running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING]
         if running != [turn] or self.server.spec or self._fits(running, evicting=True):
             return False
-        if any(result.prefill for result in turn.pending):
+        if any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn):
             return False
         self.results.before_retract(turn, False)
         batch = self.server.new_batch(running, ForwardMode.DECODE)
