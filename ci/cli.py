@@ -77,7 +77,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
+        return complain(f"{error.filename or 'standard output'}: {error.strerror or error}", 2)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
             return complain(f"this needs {error.name}: pip install 'kvspec[{_EXTRAS[error.name]}]'", 2)

@@ -222,9 +222,9 @@ def write_json(json_file: str | None, data: object) -> None:
     write_file(json_file, text, "--json")
 
 
-def write_file(file: str, text: str, option: str) -> None:
+def write_file(file: str | Path, content: str | bytes, option: str) -> None:
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        Path(file).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise Unusable(f"{option} {file}: {error.strerror}") from error
 
