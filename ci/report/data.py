@@ -33,8 +33,8 @@ _OTHER = {
 }
 FAITHFUL = "reachable by a faithful scheduler"
 FREE_ONLY = "met in free mode alone so far"
-POLITE = "every client waits its turn"
-IMPOLITE = "a client sends a turn while one runs, or takes tokens back"
+POLITE = "polite clients"
+IMPOLITE = "an impolite client (a turn while one runs, or tokens taken back)"
 
 
 def why(clause: str) -> str:
