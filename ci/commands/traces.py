@@ -97,7 +97,7 @@ def _story(file: str, trace: Trace, impl: str, sglang_path: str | None, names: _
         raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; try another --impl")
     data = report.replay_data(file, run) | {"text": traces.dump(trace)}
     checkout = "CHECKOUT" if sglang_path is not None else None  # nobody else has this folder
-    return exporting.story(data, file, impl_options(impl, "cpu", checkout), exporting.Named(*names))
+    return exporting.story(data, file, impl_options(impl, "cpu", checkout), exporting.Titles(*names))
 
 
 def _pytest(
@@ -118,7 +118,7 @@ def _pytest(
         system = registry.resolve(impl, sglang_path=sglang_path, calls=True)
         assert isinstance(system, SGLangSystem)
         try:
-            text = exporting.unit_test(trace, file, system, target, exporting.Named(*names))
+            text = exporting.unit_test(trace, file, system, target, exporting.Titles(*names))
         finally:
             system.close()
         with tempfile.TemporaryDirectory() as folder:

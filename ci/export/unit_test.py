@@ -65,7 +65,7 @@ _TOGETHER = {
 }
 
 
-class Named(NamedTuple):
+class Titles(NamedTuple):
     """What is asked for instead of names that are made. checkout: the folder of the release, if it is one."""
 
     name: str | None = None
@@ -88,7 +88,7 @@ class Named(NamedTuple):
         return f"{implementation}{described(self.checkout) if self.checkout else ''}"
 
 
-AS_MADE = Named()
+AS_MADE = Titles()
 
 
 def described(checkout: str) -> str:
@@ -116,7 +116,7 @@ def versions(implementation: str) -> list[str]:
 # -- a bug report --------------------------------------------------------------------------------------
 
 
-def story(data: Data, file: str, options: str, asked: Named = AS_MADE) -> str:
+def story(data: Data, file: str, options: str, asked: Titles = AS_MADE) -> str:
     """Markdown from `report.replay_data` of a run with a violation."""
     trace, violation = data["trace"], data["violation"]
     clauses = [(violation["clause"], violation["expected"], violation["observed"])]
@@ -179,7 +179,7 @@ def target(text: str) -> ReleaseTarget:
 
 
 def unit_test(
-    trace: Trace, file: str, system: SGLangSystem, fixed: ReleaseTarget | None = None, named: Named = AS_MADE
+    trace: Trace, file: str, system: SGLangSystem, fixed: ReleaseTarget | None = None, named: Titles = AS_MADE
 ) -> str:
     """The text of a test that performs the trace on the classes of `system`, which notes its calls.
 
