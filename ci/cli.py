@@ -14,7 +14,7 @@ from functools import partial
 
 import click
 
-from ci.commands import authoring, catalogue, documents, running, searching, traces
+from ci.commands import authoring, catalogue, documents, running, searching, servers, traces
 from ci.commands.shared import Unusable
 
 _EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}  # what brings a package that is not there
@@ -50,6 +50,7 @@ for _command in (
     running.check, running.replay, traces.tree, traces.export,
     authoring.shrink, authoring.record, authoring.new_fixture,
     searching.explore, searching.tour, searching.prove,
+    servers.validate, servers.setup_server,
     catalogue.bugs, catalogue.clauses, catalogue.blind_spots, documents.spec,
 ):  # fmt: skip
     cli.add_command(_command)
