@@ -104,11 +104,14 @@ def resolve(impl: str, device: str, sglang_path: str | None) -> System:
     if ":" in impl and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
     try:
-        return registry.resolve(impl, device=device, sglang_path=sglang_path, **worker_limits())
+        system = registry.resolve(impl, device=device, sglang_path=sglang_path, **worker_limits())
     except UnusableImplementation as error:
         raise Unusable(str(error)) from error
     except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
         raise Unusable(f"--impl {impl}: {type(error).__name__}: {error}") from error
+    if remark := getattr(system, "remark", ""):
+        click.echo(f"kvspec: {remark}", err=True)
+    return system
 
 
 def usable(work: Callable[[], _Result], what: str) -> _Result:

@@ -92,12 +92,13 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     out.print()
     if detailed:
         _counted(out, data)
-    done = f"{'stopped after ' * data['stopped_early']}{data['examples']} of {data['examples_planned']} runs"
+    planned, more = data["examples_planned"], data["examples"] - data["examples_planned"]
+    done = f"{'stopped after ' * data['stopped_early']}{min(data['examples'], planned)} of {planned} runs"
+    done += f" and {more} more, {data['went_on']}" * (more > 0)
     met = f"{data['situations']['reached']} of {data['situations']['asked']} situations"
     clauses = len(data["clauses"])
     asked = f", {clauses - len(data['unreached'])} of {clauses} clauses" if data["unreached"] else ""
-    more = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {met}{asked} met{more}")
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {met}{asked} met{'' if detailed else ' (-v)'}")
 
 
 def _counted(out: Console, data: Data) -> None:
