@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
-
-from reference.clauses.step import Step
+from functools import partial
+from typing import Any, Literal
 
 # What a predicate that does not hold returns: what was expected, what was observed.
 Failure = tuple[str, str]
-Check = Callable[[Step], Failure | None]
+Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine's BlockStep
 # What a clause is about. The check of a state clause reads `config`, `now`, `after`, `tree_policy_is_free` of
 # a step, and what follows from these, alone: its verdict is the same for all steps that end there.
 About = Literal["state", "step"]
@@ -37,13 +36,14 @@ class Clause:
     source: str
     about: About
     check: Check
-    situation: Callable[[Step], bool]
+    situation: Callable[[Any], bool]
 
 
 CLAUSES: dict[str, Clause] = {}
 
 
-def clause(
+def register(
+    into: dict[str, Clause],
     id: str,  # noqa: A002 (the field's name)
     title: str,
     sentence: str,
@@ -51,7 +51,7 @@ def clause(
     why: str,
     rule: str,
     source: str,
-    situation: Callable[[Step], bool],
+    situation: Callable[[Any], bool],
     about: About = "step",
     scope: str = "Every step.",
     settled: str = "",
@@ -60,9 +60,12 @@ def clause(
     """Register the decorated predicate as a clause."""
 
     def add(check: Check) -> Check:
-        CLAUSES[id] = Clause(
+        into[id] = Clause(
             id, title, sentence, scope, why, settled, assumption, rule, source, about, check, situation
         )
         return check
 
     return add
+
+
+clause = partial(register, CLAUSES)
