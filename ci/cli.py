@@ -16,6 +16,7 @@ import click
 from ci.commands import authoring, catalogue, documents, running, searching, traces
 from ci.commands.shared import Unusable
 
+_EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}  # what brings a package that is not there
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -78,6 +79,8 @@ def run(
     except OSError as error:
         return complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+            return complain(f"this needs {error.name}: pip install 'kvspec[{_EXTRAS[error.name]}]'", 2)
         if os.environ.get("KVSPEC_TRACEBACK"):
             raise
         where = "set KVSPEC_TRACEBACK=1 to see where"

@@ -294,8 +294,9 @@ class Choice:
     """What a system chose for one request where the specification leaves a choice.
 
     `swa_evicted_seqlen` after a sweep (its own, or one inside Extend, Decode, SpecDecode);
-    `kv_allocated_len` after allocating ahead. None: the default of the specification. `after`: the sweep
-    inside an Extend came after the forward pass, and saw the length committed then.
+    `kv_allocated_len` after allocating ahead, or of what a Finish or Retract keeps of a turn that nothing
+    can be resumed from. None: the default of the specification. `after`: the sweep inside an Extend came
+    after the forward pass, and saw the length committed then.
     """
 
     request: str

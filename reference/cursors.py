@@ -67,6 +67,22 @@ def cut(c: Cursors, target: int) -> Cursors:
     )
 
 
+def may_stop_at(c: Cursors, target: int, stop: int, window: int, page_size: int) -> bool:
+    """A cut at `target` may keep less, up to `stop`: a page boundary from R on, if the window behind what it
+    would keep was swept. Nothing past R can be resumed then, and the page that `target` falls into may have
+    lost its SWA half.
+
+    pre: window >= 0 and page_size > 0
+    pre: in_order(c) and c.cache_protected_len % page_size == 0
+    pre: target >= c.cache_protected_len
+    post: not _ or resume(cut(c, target), target, window) == c[3]
+    post: not _ or in_order(cut(c, stop))
+    """
+    if window == 0 or window_live(lost_below(c), min(c.kv_committed_len, target), window):
+        return False
+    return c.cache_protected_len <= stop <= target and stop % page_size == 0
+
+
 def owed_full(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
     """Positions whose full pages a cut at `target` frees: [ceil(target), ceil(A)), may be empty.
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import click
 
-from ci.commands.shared import Unusable, json_option, list_rows, text_out, writable_json, write_json
+from ci.commands.shared import (
+    Unusable, json_option, list_rows, text_out, usable, writable_json, write_json,
+)  # fmt: skip
 
 
 @click.command()
@@ -58,7 +61,8 @@ def blind_spots(names: tuple[str, ...], runs: int, seed: int, json_file: str | N
     from ci.report.progress import Progress
 
     with Progress(render.console(sys.stderr)) as progress:
-        data = blindspots.collect(tuple(dict.fromkeys(names)), runs, seed, progress)
+        measured = partial(blindspots.collect, tuple(dict.fromkeys(names)), runs, seed, progress)
+        data = usable(measured, "blindspots")
     blindspots.text(render.console(text_out(json_file)), data, detailed=bool(names))
     write_json(json_file, data)
     return 0

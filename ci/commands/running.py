@@ -50,6 +50,9 @@ base_option = click.option(
 @parallel_options
 @click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
 @click.option("--junit", metavar="FILE", help="Write JUnit XML there: clauses by machines.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show the plan, clauses, refusals and situations, as --json does."
+)
 def check(
     impl: str,
     sglang_path: str | None,
@@ -68,6 +71,7 @@ def check(
     ray_address: str | None,
     html: bool,
     junit: str | None,
+    verbose: bool,
 ) -> int:
     """Drive an implementation beside the reference and report every violated clause."""
     from reference.commands import Mode
@@ -104,7 +108,7 @@ def check(
             base=None if before is None else report.on_base(before, result.findings),
         )  # fmt: skip
     save_traces(result.findings, data["findings"], save_dir, impl_options(impl, device, sglang_path), html)
-    render.check(render.console(text_out(json_file)), data)
+    render.check(render.console(text_out(json_file)), data, detailed=verbose)
     write_json(json_file, data)
     if junit is not None:
         from ci.report.junit import write

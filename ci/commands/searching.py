@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,7 +128,7 @@ def tour(
     except tour_file.TourError as error:
         raise Unusable(str(error)) from error
     if not scopes and not loaded:
-        raise Unusable("tour: --scope NAME (kvspec explore --list) or --file FILE (fixtures/tours)")
+        raise Unusable("tour: --scope NAME (kvspec explore --list) or --file FILE, such as @session-tiny")
     if record is not None and (len(scopes) != 1 or loaded):
         raise Unusable("--record goes with one --scope")
     writable_json(json_file)
@@ -184,10 +183,6 @@ def prove(names: tuple[str, ...], listing: bool, json_file: str | None) -> int:
 
     NAMES: those obligations, as `order/finish`; or all of one part of a name, as `order` or `finish`.
     """
-    try:
-        import_module("z3")
-    except ImportError as error:
-        raise Unusable("prove needs the solver z3: pip install z3-solver") from error
     writable_json(json_file)
 
     from ci.report import proofs, render

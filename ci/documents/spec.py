@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ci import Data
+from ci import TEMPLATES, Data
 from ci.documents import drawing
 from impl.bugs import BUGS, Bug
 from reference import model
@@ -61,7 +61,7 @@ class Incomplete(Exception):
 def text() -> str:
     """SPEC.md. Raises Incomplete."""
     environment = Environment(
-        loader=FileSystemLoader(ROOT / "ci" / "templates"), undefined=StrictUndefined,
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
     environment.filters |= {"span": span, "anchor": anchor}
@@ -158,7 +158,7 @@ def _clause(clause: Clause, shown_by: dict[str, str]) -> Data:
 
 def _code(path: str) -> Data:
     """Something in a module: what it is called there, and the file."""
-    module, _, name = path.rpartition(".")
+    module, _, name = path.removeprefix("kvspec.").rpartition(".")
     return {"name": f"{module.rpartition('.')[2]}.{name}", "file": f"{module.replace('.', '/')}.py"}
 
 

@@ -7,14 +7,15 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from ci import TEMPLATES
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import TABLE
 from reference.geometry import Geometry
 
 _ENVIRONMENT = Environment(
-    loader=PackageLoader("ci"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     autoescape=False,
 )  # fmt: skip
 

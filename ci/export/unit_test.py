@@ -19,6 +19,7 @@ from ci.export.template_parts import definitions
 from ci.report import data as report
 from ci.report import render
 from impl.sglang.parts.fetch import checkout_root, release_root
+from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases import catalogue as releases
 from reference.commands import CheckBusy, CheckIdle, Open, Outcome, Refused
@@ -177,7 +178,7 @@ def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:
     lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
     steps: list[tuple[str, Outcome, tuple[str, ...]]] = []
     for command in trace.commands:
-        system.calls = ()
+        system.noted = Noted()
         before = lockstep.moment()
         outcome = lockstep.do(command)
         check, last = isinstance(command, (CheckBusy, CheckIdle)), lockstep.violation is not None

@@ -39,6 +39,11 @@ def why(clause: str) -> str:
     return CLAUSES[clause].why if clause in CLAUSES else ""
 
 
+def title(clause: str) -> str:
+    """What a clause is about."""
+    return CLAUSES[clause].title if clause in CLAUSES else "the system broke" * (clause == "BROKEN")
+
+
 def sentence(clause: str) -> str:
     """What a clause says."""
     return CLAUSES[clause].sentence if clause in CLAUSES else _OTHER.get(clause, "(unknown clause)")
@@ -98,7 +103,7 @@ def check_data(
         "clauses": [
             {
                 "id": clause,
-                "title": CLAUSES[clause].title if clause in CLAUSES else "",
+                "title": title(clause),
                 "sentence": sentence(clause),
                 "waived": _waived(clause, capabilities),
                 "evaluated": tally.evaluated,
@@ -112,15 +117,16 @@ def check_data(
         "commands_by_kind": dict(result.commands_by_kind),
         "situations": (situations := _situations(result, capabilities)),
         "examples": result.examples,
+        "examples_planned": sum(plan.examples[m.name] for m in result.machines),
         "commands": result.commands,
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "timed_out": result.timed_out,
         "stopped_early": result.stopped,
-        "findings": [finding_data(group) for group in groups(result.findings)],
+        "findings": [finding_data(group, base) for group in groups(result.findings)],
+        "base": base and {"implementation": base.system, "violates": sorted(base.clauses)},
     }
     missing = situations["missing"]
-    data["base"] = base and {"implementation": base.system, "violates": sorted(base.clauses)}
     return data | _verdict(result, plan, missing, narrowed=narrowed, capabilities=capabilities, base=base)
 
 
@@ -181,10 +187,9 @@ def _verdict(
         said.append(f"violates {', '.join(violated)}")
     if base is not None and old:
         said += [] if new else ["nothing new"]
-        hidden = "what else breaks the same may hide behind it"
-        said.append(f"{base.system} violates {', '.join(sorted(old))} as well ({hidden})")
-    done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
+        said.append(f"{', '.join(sorted(old))} also in {base.system}")
     if result.timed_out:
+        done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
         found = "" if result.findings else "nothing was found until "
         said.append(f"{found}the time limit of {plan.time_limit_s:g} s, after {done}")
     # A narrowed run, or a system that offers less, cannot be asked to reach every situation.
@@ -195,8 +200,6 @@ def _verdict(
     if missing and whole and result.system in _OWN:
         said.append(f"{len(missing)} situations that the explorer has reached were missed")
         code = code or 1
-    if result.stopped:
-        said.append(f"stopped after {done}, {plan.after_finding} commands after the last new finding")
     verdict = "; ".join(said) or "conforms"
     if capabilities.known:
         verdict += f"; known faults were passed over: {', '.join(capabilities.known)}"
@@ -212,13 +215,16 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(together.values())
 
 
-def finding_data(group: list[Finding]) -> Data:
-    """Findings that share a trace."""
+def finding_data(group: list[Finding], base: OnBase | None = None) -> Data:
+    """Findings that share a trace. also_in: the base, where it violates as well; of a clause, or of all."""
+    also = {f.clause: base.system if base is not None and f.clause in base.clauses else None for f in group}
     return {
         "clauses": [
             {
                 "id": f.clause,
+                "title": title(f.clause),
                 "sentence": sentence(f.clause),
+                "also_in": also[f.clause],
                 "modes": [mode.value for mode in f.modes],
                 "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
                 "times": f.times,
@@ -227,6 +233,8 @@ def finding_data(group: list[Finding]) -> Data:
             }
             for f in group
         ],
+        "base": base and base.system,
+        "also_in": base.system if base is not None and all(also.values()) else None,
         "saved": None,
         "replay": None,
         "page": None,
@@ -288,7 +296,7 @@ def replay_data(file: str, run: Run, base: System | None = None) -> Data:
     base: what was there before; what it violates as well does not fail the replay.
     """
     trace, violation = run.trace, run.violation
-    note = ""
+    note, also_in = "", None
     if trace.bug is not None and trace.bug not in BUGS:
         note = f"there is no bug called {trace.bug}"
     if trace.clause is not None and trace.clause not in CLAUSES and trace.clause not in _OTHER:
@@ -308,8 +316,9 @@ def replay_data(file: str, run: Run, base: System | None = None) -> Data:
     if violation is not None and base is not None:
         before = violated(base, trace, trace.clause or violation.clause) or ()
         if set(violation.clauses) <= set(before):
-            note, code = f"{base.name} violates it as well", 0
-    return {"file": file, "verdict": verdict, "note": note, "exit_code": code} | run_data(run)
+            note, code, also_in = f"{base.name} violates it as well", 0, base.name
+    head = {"file": file, "verdict": verdict, "note": note, "exit_code": code}
+    return head | {"base": base and base.name, "also_in": also_in} | run_data(run)
 
 
 def _unstated_refusals(run: Run) -> str:

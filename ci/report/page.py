@@ -13,10 +13,10 @@ import json
 from pathlib import PurePath
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ci import Data
+from ci import TEMPLATES, Data
 from ci.compare.differences import CURSORS, POOL, trouble
 from ci.compare.ledger import ledger, letters
 from ci.compare.snapshot import snapshots
@@ -40,7 +40,7 @@ FREE: Data = {"owners": [], "free": 1}
 def page(data: Data, run: Run) -> str:
     """The page of a run; data: what `ci.report.data` makes of it. The same run gives the same bytes."""
     environment = Environment(
-        loader=PackageLoader("ci", "templates"), autoescape=True, undefined=StrictUndefined,
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     script = _source(environment, "replay.js")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +19,6 @@ from reference.accounts import account_text
 from reference.commands import Account
 
 PIPE_WIDTH = 100
-MAX_MISSING = 20  # of the situations that a check has missed
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 
 
@@ -34,7 +36,7 @@ def console(file: IO[str] | None = None) -> Console:
         file=out,
         force_terminal=terminal,
         color_system="auto" if terminal else None,
-        width=None if terminal else PIPE_WIDTH,
+        width=None if terminal or os.environ.get("COLUMNS", "").isdigit() else PIPE_WIDTH,
         markup=False,
         highlight=False,
         emoji=False,
@@ -71,13 +73,38 @@ def sizes(geometry: Data) -> str:
     return ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
 
 
-def check(out: Console, data: Data) -> None:
-    """The report of `kvspec check`."""
+def check(out: Console, data: Data, *, detailed: bool = False) -> None:
+    """The report of `kvspec check`: verdict, violations, coverage. detailed: everything that was counted."""
+    verdict(out, data["verdict"], data)
+    base = data["base"]["implementation"] if data["base"] else None
+    old = [found for found in data["findings"] if found["also_in"]]
+    new = [found for found in data["findings"] if not found["also_in"]]
+    for number, found in enumerate(new, 1):
+        out.print()
+        of = f" {number} of {len(new)}" if len(new) > 1 else ""
+        finding(out, found, f"NEW{of}" if base else f"violation{of}", detailed=detailed)
+    if old:
+        out.print()
+        say(out, f"also in {base} (what else breaks the same may hide behind it)", "bold")
+    for found in old:
+        names = ", ".join(c["id"] for c in found["clauses"])
+        say(out, f"  {names}: {found['saved'] or found['not_saved']}", whole=True)
+    out.print()
+    if detailed:
+        _counted(out, data)
+    done = f"{'stopped after ' * data['stopped_early']}{data['examples']} of {data['examples_planned']} runs"
+    met = f"{data['situations']['reached']} of {data['situations']['asked']} situations"
+    clauses = len(data["clauses"])
+    asked = f", {clauses - len(data['unreached'])} of {clauses} clauses" if data["unreached"] else ""
+    more = "" if detailed else " (-v)"
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {met}{asked} met{more}")
+
+
+def _counted(out: Console, data: Data) -> None:
+    """What was planned and done, by machine, clause, refusal, kind of command and situation."""
     runs = ", ".join(f"{name} {count}" for name, count in data["examples_asked"].items())
     asked = f"runs for each row below: {runs}; each of up to {data['steps_asked']} commands"
     words = {
-        "implementation": data["implementation"],
-        "tier": f"{data['tier']}, seed {data['seed']}, modes {', '.join(data['modes'])}",
         "plan": f"{asked}, time limit {data['time_limit_s']:g} s",
         "presets": ", ".join(data["presets"]),
     }
@@ -99,7 +126,6 @@ def check(out: Console, data: Data) -> None:
     out.print()
     counts = ("evaluated", "situation reached")
     clauses = table("clause", "about", *counts, right=counts)
-    clauses.columns[-1].no_wrap, clauses.columns[-1].width = False, 18
     for c in data["clauses"]:
         reached = str(c["times_reached"]) if c["reached"] else "never"
         about = f"{c['title']} (waived: {c['waived']})" if c["waived"] else c["title"]
@@ -109,47 +135,38 @@ def check(out: Console, data: Data) -> None:
     out.print()
     say(out, f"refusals met: {_counts(data['refusals'])}")
     say(out, f"commands: {_counts(data['commands_by_kind'])}")
-    if data["unreached"]:
-        say(out, f"situation never reached: {', '.join(data['unreached'])}", "yellow")
-    _situations(out, data["situations"], data["tier"])
-    for number, found in enumerate(data["findings"], 1):
-        out.print()
-        finding(out, found, f"violation {number} of {len(data['findings'])}")
+    situations = data["situations"]
+    for group in situations["left_out"]:
+        say(out, f"situations left out: {len(group['situations'])}, {group['why']}")
+    for row in situations["exempt"]:
+        say(out, f"situation exempt: {row['situation']}: {row['reason']} (reached {row['times']} times)")
+    for text in situations["missing"]:
+        say(out, f"situation never reached: {text}", "yellow")
+    if data["tier"] == "smoke" and situations["missing"]:
+        say(out, "tier pr has to reach all of them")
     out.print()
-    verdict(out, data["verdict"], data)
-
-
-def _situations(out: Console, data: Data, tier: str) -> None:
-    """What was reached of what the explorer has reached."""
-    due = " (tier pr has to reach them all)" if tier == "smoke" else ""
-    asked = f"{data['asked']} that the explorer has reached{due}"
-    say(out, f"situations reached: {data['reached']} of {asked}")
-    for group in data["left_out"]:
-        say(out, f"  left out: {len(group['situations'])}, {group['why']}")
-    for row in data["exempt"]:
-        say(out, f"  exempt: {row['situation']}: {row['reason']} (reached {row['times']} times)")
-    for text in data["missing"][:MAX_MISSING]:
-        say(out, f"  never reached: {text}", "yellow")
-    if (more := len(data["missing"]) - MAX_MISSING) > 0:
-        say(out, f"  never reached: {more} more; --json has them all", "yellow")
 
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
-def finding(out: Console, data: Data, title: str) -> None:
+def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> None:
     """A violated clause with its smallest trace."""
-    say(out, f"{title}: {', '.join(c['id'] for c in data['clauses'])}", "bold red")
-    for c in data["clauses"]:
+    names = [c["id"] + (f" (also in {c['also_in']})" if c["also_in"] else "") for c in data["clauses"]]
+    say(out, f"{title}: {', '.join(names)}", "bold red")
+    for c in data["clauses"] if detailed else ():
         times = "once" if c["times"] == 1 else f"{c['times']} times"
         met = f"met {times}, first after {c['found_after_commands']} commands"
         reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {met}, {c['found_after_s']:.1f} s"
         labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
+    if not detailed:
+        first, violation = data["clauses"][0], data["violation"]
+        because = data["argument"] or f"{violation['observed']}, not {violation['expected']}"
+        labelled(out, {"rule": f"{first['title']}; {first['reach']}", "because": because})
     out.print()
-    run(out, data)
+    run(out, data, detailed=detailed)
     if data["saved"] is not None:
-        out.print()
         for label in ("saved", "replay", "page"):
             if data[label] is not None:
                 say(out, f"{label:<7} {data[label]}", whole=True)
@@ -157,16 +174,15 @@ def finding(out: Console, data: Data, title: str) -> None:
         say(out, f"the trace could not be saved: {data['not_saved']}", "yellow")
 
 
-def run(out: Console, data: Data) -> None:
-    """A trace as a table of commands, and the violation it ends with."""
-    trace = data["trace"]
-    say(out, f"{trace['origin']} trace, mode {trace['mode']}: {sizes(trace['geometry'])}")
-    out.print()
+def run(out: Console, data: Data, *, detailed: bool = True) -> None:
+    """The violation that a trace ends with, and the trace as a table of commands."""
+    trace, violation = data["trace"], data["violation"]
     if data["ledger"] is not None:
         _ledger(out, data)
     else:
         _steps(out, data)
-    if (violation := data["violation"]) is not None:
+    say(out, f"{trace['origin']} trace, mode {trace['mode']}: {sizes(trace['geometry'])}", "dim")
+    if violation is not None and detailed:
         out.print()
         rows = data["rows"]
         say(out, f"violated at step {violation['step']}: {violation['clause']}. {violation['sentence']}")
@@ -216,17 +232,40 @@ def _steps(out: Console, data: Data) -> None:
     out.print(steps)
 
 
+class _Cell:
+    """A cell of the ledger; it breaks between its parts, never within one, such as "C 3*" or "[0, 4)"."""
+
+    def __init__(self, text: str) -> None:
+        self.parts = re.findall(r"\[\d+, \d+\)\S*|\S+(?: !?[\d?]\S*)?", text)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        del console, options
+        return Measurement(max(map(len, self.parts), default=0), len(" ".join(self.parts)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        del console
+        line = ""
+        for part in self.parts:
+            if line and len(line) + 1 + len(part) > options.max_width:
+                yield Text(line)
+                line = ""
+            line = f"{line} {part}".lstrip()
+        yield Text(line)
+
+
 def _ledger(out: Console, data: Data) -> None:
     """Who has what after each command; the last twice, by the rules and in the system."""
     rows, columns = data["ledger"]["rows"], data["ledger"]["columns"]
     _left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
     made = table("#", "command", *map(plain, columns))
+    made.columns[1].max_width = 30  # so that there is room for cursors
     for row in rows:
         refused = data["rows"][row["step"]]["outcome"]
         outcome = f" ({refused})" if refused.startswith("refused") and row["what"] != "in the system" else ""
         bad = row["step"] == data["violation"]["step"]
-        cells = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}", *row["cells"])
-        made.add_row(*(Text(plain(cell)) for cell in cells), style="bold red" if bad else "")
+        head = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}")
+        cells = (_Cell(plain(cell)) for cell in row["cells"])
+        made.add_row(*(Text(plain(cell)) for cell in head), *cells, style="bold red" if bad else "")
     out.print(made)
     legend = "C A E R are the cursors of a row. * changed here, ! not as the rules have it"
     if any(column.startswith("node ") for column in columns):

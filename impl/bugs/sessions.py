@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
-from impl.torch_kv.cursors import N, RowCursors, larger
+from impl.torch_kv.cursors import N, RowCursors, larger, whole
 from impl.torch_kv.lazy import Tensor, torch
-from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.sessions import KVRequest, KVSession, Slot
 from impl.torch_kv.steps import Verdict
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import RequestPhase
@@ -176,6 +176,39 @@ class _CutFreesSweptTwice(TorchKV):
 
     def swa_free_start(self, target: N, evicted: N) -> N:  # noqa: ARG002
         return self.free_start(target)
+
+
+@bug("release-splits-a-page", "OWN-2", "a row is freed in two parts that meet inside a page", modes=FREE_ONLY)
+class _ReleaseSplitsAPage(TorchKV):
+    """A page is in the free list twice. What a sweep has passed is freed in the full pool alone, the rest in
+    both, each part in whole pages: the page that the frontier falls into belongs to both. Visible when a slot
+    whose frontier is inside a page is closed, so where a cut keeps up to target, which a sweep ran past. Fix:
+    that page once, or (sglang 0.5.20) a cut that stops at the page boundary below target then."""
+
+    def release_pages(self, holder: KVRequest | Slot) -> None:
+        self.free_ranges([holder], self.dead)
+        self.free_ranges([holder], self.alive)
+
+    def dead(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
+        """Pages below the frontier."""
+        first, swa_first, _ = self.owned(cursors)
+        return first, swa_first, swa_first
+
+    def alive(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
+        """Pages from the frontier on."""
+        _, _, evicted, protected = cursors
+        _, swa_first, end = self.owned(cursors)
+        return whole(larger(protected, evicted), self.page_size), swa_first, end
+
+
+@bug("cut-stops-at-the-page", "LEN-2", "a trim gives the page back that target falls into")
+class _CutStopsAtThePage(TorchKV):
+    """The next turn computes tokens again that were there. A turn is cut at the page boundary below its
+    target, whether a sweep has passed that or not. Visible when target is inside a page. Fix: only where
+    nothing past the protected prefix can be resumed."""
+
+    def _trim(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
+        super()._trim(requests, [self.floor(target) for target in targets])
 
 
 @bug("sweep-moves-back", "MAP-2", "a shorter sweep forgets the longer one")

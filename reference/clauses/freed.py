@@ -52,7 +52,8 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     assumption="If page_size is 1, the free may start at target itself.",
     rule="cursors.cut, ledger.full_pages",
     source="#22862, #22862 review",
-    scope="Which pages, not how often: a page freed twice in one command is OWN-2.",
+    scope="Which pages, not how often: a page freed twice in one command is OWN-2. A cut that may keep less"
+    " (LEN-2) counts from where it stopped.",
     situation=lambda s: s.done and bool(s.owed["full"]),
 )
 def _freed_full(step: Step) -> Failure | None:

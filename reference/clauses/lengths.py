@@ -18,13 +18,18 @@ def capped(c: Cursors, target: int) -> Cursors:
     "LEN-2",
     "finish and retract cap at target",
     "After finish and retract, kv_committed_len, kv_allocated_len and swa_evicted_seqlen of the slot"
-    " are each the smaller of what they were and target = origin + outputs that count.",
+    " are each the smaller of what they were and target = origin + outputs that count; or less, a page"
+    " boundary from cache_protected_len on, if the window behind what would be kept was swept.",
     why="What lies past target is given back; a cursor left above it skips slots that later tokens"
     " will be written to.",
     settled="#22900 caps E too; in free mode open, submit 1, admit, extend 1, spec_decode 12, evict_swa 13,"
     " finish 1 (P 1, W 3) shows what happens without. A retract is a finish at what was generated so far:"
     " without it the tail stays allocated in a slot that is to make room (#22213); the report left that"
-    " open.",
+    " open. Keeping target and no less is the literal rule. Where a sweep went past target, nothing past R"
+    " can be resumed (SWA-2): who keeps less of that loses nothing, and its frontier stays a page"
+    " boundary. 0.5.20 floors target to the page, for it frees a row in two parts that must not meet"
+    " inside one. History is the text up to target all the same (SES-1); what lies past the cut is freed"
+    " (FREE-1), what lies before it reads right (READ-1).",
     assumption="If no sweep is driven with L >= W + 2P + floor(target) tokens, E is not above target and"
     " needs no cap (`kvspec prove`). A faithful scheduler sweeps with what the turn keeps, so it never does.",
     rule="cursors.cut, rules.finish.finish, rules.retract.retract",

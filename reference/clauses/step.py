@@ -113,21 +113,32 @@ class Step:
 
     @_computed_once
     def cut_at(self) -> tuple[str, Cursors, int] | None:
-        """(holder, cursors before, target) when the command trims a session's row and keeps it."""
+        """(holder, cursors before, to where) when the command trims a session's row and keeps it."""
         request = self.acted
         if not self.done or request is None or request.session is None or self.ended is not None:
             return None
         if isinstance(self.command, Finish) and request.cursors is not None:
-            return request.session, request.cursors, request.origin + self.command.finished_len
+            target = request.origin + self.command.finished_len
+            return request.session, request.cursors, self._stop(request.session, request.cursors, target)
         if isinstance(self.command, Retract) and request.cursors is not None:
-            output = request.output - self.command.in_flight
-            return request.session, request.cursors, request.origin + output
+            target = request.origin + request.output - self.command.in_flight
+            return request.session, request.cursors, self._stop(request.session, request.cursors, target)
         session = self.was.session(request.session)
         if isinstance(self.command, Admit) and session is not None and session.slot is not None:
             after = self.after.requests.get(request.name)
             if after is not None and after.cursors is not None:
                 return request.session, session.slot, after.cursors.kv_committed_len
         return None
+
+    def _stop(self, session: str, c: Cursors, target: int) -> int:
+        """target, or the page boundary at which the system's slot ends, if nothing past R can be resumed."""
+        geometry, after = self.config.geometry, self.after.sessions.get(session)
+        if geometry.window is None or after is None or after.slot is None:
+            return target
+        resumed, stop = min(c.kv_committed_len, target), after.slot.kv_allocated_len
+        if swept_below(c) <= max(0, resumed - geometry.window) or stop % geometry.page_size:
+            return target
+        return stop if c.cache_protected_len <= stop < min(c.kv_allocated_len, target) else target
 
     @_computed_once
     def progress(self) -> dict[str, tuple[int, int]]:

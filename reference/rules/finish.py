@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from reference.commands import Finish, Mode, Reason
-from reference.cursors import cut
+from reference.cursors import Cursors, cut, may_stop_at
 from reference.handover import insert_on_finish
-from reference.ledger import Phase, State, text_cut
+from reference.ledger import Phase, Request, State, text_cut
 from reference.rules.base import (
-    NO_REQUEST, NOT_RUNNING, RuleContext, cursors_of, known_request, require, row_goes, row_is_cut, rule,
+    NO_REQUEST, NOT_RUNNING, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, row_goes,
+    row_is_cut, rule,
 )  # fmt: skip
 from reference.rules.sessions import end_turn
+
+KEEPS_LESS = (
+    "Where not live(min(C, target)), nothing past R can be resumed: then the slot may keep less, up to any"
+    " page boundary from R to target, and all beyond is freed."
+)
 
 
 @rule(
@@ -30,6 +36,7 @@ from reference.rules.sessions import end_turn
         row_goes("the turn that a deferred close has waited for: the session goes", "closing"),
         row_goes("an ordinary request", "not session"),
     ),
+    choice=KEEPS_LESS,
     tree="An ordinary request inserts the whole pages of its text up to min(C, target) and releases its"
     " lock; what the tree takes is not freed (the table of insert). A session's lock stays with its slot.",
 )
@@ -43,9 +50,24 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
     state, cursors = state.without_request(request.name), cursors_of(request)
     session = state.session(request.session)
     if session is not None:
-        kept = session._replace(history=text_cut(request.text, target), slot=cut(cursors, target))
-        return end_turn(state, kept)
+        slot = cut_of_turn(state, request, target, context)
+        return end_turn(state, session._replace(history=text_cut(request.text, target), slot=slot))
     if state.tree is not None:
         length = min(cursors.kv_committed_len, target)
         state = insert_on_finish(state, request, length, context.effects)
     return state
+
+
+def cut_of_turn(state: State, request: Request, target: int, context: RuleContext) -> Cursors:
+    """What the slot keeps of a turn that ends, or is retracted, at `target`."""
+    before, choice = cursors_of(request), context.choices.get(request.name)
+    kept, chosen = cut(before, target), None if choice is None else choice.kv_allocated_len
+    if chosen is None or chosen == kept.kv_allocated_len:
+        return kept
+    geometry = state.config.geometry
+    if not may_stop_at(before, target, chosen, geometry.window or 0, geometry.page_size):
+        raise ChoiceNotAllowed(
+            f"{request.name}: kv_allocated_len {chosen} after a cut at {target} that keeps"
+            f" {kept.kv_allocated_len}"
+        )
+    return cut(before, chosen)

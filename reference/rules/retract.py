@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from reference.commands import Mode, Reason, Retract
-from reference.cursors import cut
 from reference.ledger import Phase, State
 from reference.prefix_cache import unlocked
 from reference.rules.base import (
-    NO_REQUEST, NOT_RUNNING, RuleContext, cursors_of, known_request, require, row_goes, row_is_cut, rule,
+    NO_REQUEST, NOT_RUNNING, RuleContext, known_request, require, row_goes, row_is_cut, rule,
 )  # fmt: skip
+from reference.rules.finish import KEEPS_LESS, cut_of_turn
 
 
 @rule(
@@ -24,9 +24,10 @@ from reference.rules.base import (
     },
     where=(("target", "origin + output - in_flight"),),
     cases=(row_is_cut("a turn", "session"), row_goes("an ordinary request", "not session")),
+    choice=KEEPS_LESS,
     tree="An ordinary request inserts nothing and releases its lock; a session keeps its lock.",
 )
-def retract(state: State, command: Retract, _: RuleContext) -> State:
+def retract(state: State, command: Retract, context: RuleContext) -> State:
     request = known_request(state, command.request)
     require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     output = request.output - command.in_flight
@@ -35,7 +36,7 @@ def retract(state: State, command: Retract, _: RuleContext) -> State:
     require(state.config.mode is Mode.FREE or target - 1 >= request.swept, Reason.UNFAITHFUL)
     session = state.session(request.session)
     if session is not None:
-        state = state.with_session(session._replace(slot=cut(cursors_of(request), target)))
+        state = state.with_session(session._replace(slot=cut_of_turn(state, request, target, context)))
     else:
         state = unlocked(state, request.name)
     return state.with_request(

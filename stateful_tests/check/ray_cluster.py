@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Generator, Iterable
+from importlib import import_module
 from typing import Any
 
 from stateful_tests.check.executors import Result, Task, ahead
@@ -30,7 +31,8 @@ class RayCluster:
         import reference
         import stateful_tests
 
-        modules = [m.__path__[0] for m in (reference, impl, stateful_tests)]
+        tops = {m.__name__.partition(".")[0] for m in (reference, impl, stateful_tests)}  # installed: kvspec
+        modules = [import_module(top).__path__[0] for top in sorted(tops)]
         try:
             ray.init(
                 address=address, runtime_env={"py_modules": modules}, log_to_driver=False,

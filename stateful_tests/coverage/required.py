@@ -7,6 +7,7 @@ explore --situations`), and exemptions with their reasons (written by hand).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,8 +82,10 @@ class _World(NamedTuple):
     mode: Mode
 
 
-# What a situation speaks of that only another command brings about.
+# What a situation speaks of that only another command brings about: a session has turns and a slot, and a
+# commit that a turn resumes from.
 _BY: dict[str, str] = {
+    r"^abort.* slot|(?<!no )slot|\bturn|session[ _]clos|commit \w+ its key|from R|deferred": "Open",
     "waits after a retract": "Retract",
     "closing": "Close",
     "deferred": "Close",
@@ -124,7 +127,7 @@ def _impossible(
     if not any(kind in kinds for kinds in driven.values()):
         return f"no {kind} was driven"
     for words, command in _BY.items():
-        if words in text and command not in capabilities.commands:
+        if re.search(words, text) and command not in capabilities.commands:
             return f"{command} is not offered"
     worlds = [
         _World(s.geometry.tree, s.geometry.window is not None, s.mode) for s in map(SCOPES.get, scopes) if s

@@ -64,9 +64,10 @@ def dumps(walks: Walks) -> bytes:
 def load(path: str | os.PathLike[str]) -> Walks:
     """Read a tour. Raises TourError, whatever is wrong with the file."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        found = traces.shipped(path)
+        if not stat.S_ISREG(os.stat(found).st_mode):
             raise TourError(f"{path}: not a regular file")
-        with open(path, "rb") as raw:
+        with open(found, "rb") as raw:
             packed = raw.read(MAX_BYTES + 1)
         return _loads(_unpacked(packed), path)
     except (OSError, EOFError, zlib.error) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import cast
 
@@ -27,6 +28,9 @@ def resolve(
         from stateful_tests.lockstep.reference_system import ReferenceSystem
 
         return ReferenceSystem()
+    known = sglang == "torch" or sglang.partition("==")[0] == "sglang"
+    if known and importlib.util.find_spec("torch") is None:
+        raise UnusableImplementation(f"--impl {spec} needs torch: pip install 'kvspec[torch]'")
     if spec == "torch" or spec.startswith("torch+"):
         return _torch(spec.removeprefix("torch").removeprefix("+"), device)
     if sglang == "sglang" or sglang.startswith("sglang=="):
@@ -79,5 +83,5 @@ def _factory(spec: str) -> System:
     offered = ("name", "capabilities", "reset", "apply", "view", "close")
     missing = [name for name in offered if not hasattr(system, name)]
     if missing:
-        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (impl/adapter.py)")
+        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (see kvspec.System)")
     return system

@@ -187,8 +187,8 @@ PROPERTIES: dict[str, Property] = {
             " and R ends in the prompt.", ("LEN-4",), ALL, _invariant("text"),
         ),
         Property(
-            "caps", "C, A and E are each the smaller of what they were and the target, R is what it was,"
-            " slot and turn say the same; an admitted turn has nothing ahead.", ("LEN-2", "LEN-3"),
+            "caps", "C, A and E are each the smaller of what they were and where the cut stops, R is what it"
+            " was, slot and turn say the same; an admitted turn has nothing ahead.", ("LEN-2", "LEN-3"),
             CUTS, _capped,
         ),
         Property(

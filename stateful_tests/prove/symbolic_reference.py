@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -93,7 +94,9 @@ class SymbolicReference:
 
 def source(name: str) -> Path:
     """The file of a module in this checkout or installation."""
-    return HOME.parent.joinpath(*name.split(".")).with_suffix(".py")
+    spec = find_spec(name)
+    assert spec is not None and spec.origin is not None, name
+    return Path(spec.origin)
 
 
 def edited(name: str, edits: Sequence[tuple[str, str]] = ()) -> str:

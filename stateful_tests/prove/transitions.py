@@ -227,10 +227,12 @@ def carried_out(
     was = state.request("r")
     before, after = row(state) or ref.ledger.ZERO, row(now) or ref.ledger.ZERO
     move = Move(ref, state, now, command, before, after, room=ref.room, calls=tuple(ref.calls))
-    if isinstance(command, Finish):
-        move.target = was.origin + command.finished_len
-    elif isinstance(command, Retract):
-        move.target = was.origin + was.output - command.in_flight
+    if isinstance(command, (Finish, Retract)):
+        end = command.finished_len if isinstance(command, Finish) else was.output - command.in_flight
+        move.target = was.origin + end
+        for choice in choices:  # it may stop before its target
+            assume(choice.kv_allocated_len <= move.target)
+            move.target = choice.kv_allocated_len
     elif isinstance(command, Admit):
         move.target = after.kv_committed_len
     elif isinstance(command, EvictSwa):
@@ -312,8 +314,8 @@ RULES: dict[str, SymbolicRule] = {
         SymbolicRule("spec_decode", _commanded(SpecDecode((Draft("r", N, K),)), ALLOCATED), (DECODES,)),
         SymbolicRule("own-sweep", _own_sweep, (first_admitted, RESUMED, PREFILLS, DECODES)),
         SymbolicRule("evict_swa", _commanded(EvictSwa("r", LENGTH), SWEPT), (PREFILLS, DECODES)),
-        SymbolicRule("finish", _commanded(Finish("r", K)), (DECODES,)),
-        SymbolicRule("retract", _commanded(Retract("r", K)), (DECODES,)),
+        SymbolicRule("finish", _commanded(Finish("r", K), ALLOCATED), (DECODES,)),
+        SymbolicRule("retract", _commanded(Retract("r", K), ALLOCATED), (DECODES,)),
     )
 }  # fmt: skip
 

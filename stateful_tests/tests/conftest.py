@@ -56,6 +56,7 @@ def kvspec(
     from ci import cli
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = cli.run(arguments)

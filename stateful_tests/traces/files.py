@@ -7,6 +7,7 @@ structs, and every way it can be wrong comes out as one line that names the file
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ from stateful_tests.traces.schema import (
 from stateful_tests.traces.schema import prompt_of as prompt_of
 from stateful_tests.traces.schema import prompt_text as prompt_text
 
-SCHEMA_PATH = Path(__file__).parents[2] / "fixtures" / "trace.schema.json"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+SCHEMA_PATH = FIXTURES / "trace.schema.json"
 
 
 class TraceError(ValueError):
@@ -64,9 +67,23 @@ def load(path: str | os.PathLike[str]) -> Trace:
     return loads(read(path), os.fspath(path))
 
 
+def shipped(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """Where a file lies: `@NAME` is the fixture of that name, in a clone and in an installation alike."""
+    name = os.fspath(path).removeprefix("@")
+    if name == os.fspath(path) or os.path.lexists(path):
+        return path
+    found = {p.name.partition(".json")[0]: p for p in FIXTURES.rglob("*.json*") if p.parent != FIXTURES}
+    if name not in found:
+        close = " or @".join(get_close_matches(name, found, 2))
+        hint = f"is it @{close}? " if close else ""
+        raise FileNotFoundError(errno.ENOENT, f"no fixture has that name; {hint}They lie in {FIXTURES}")
+    return found[name]
+
+
 def read(path: str | os.PathLike[str]) -> bytes:
     """The content of a file, or of one that is too large its beginning. Raises TraceError."""
     try:
+        path = shipped(path)
         # Asked before opening: a pipe would block, a device would never end.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise TraceError(path, "", "not a regular file")

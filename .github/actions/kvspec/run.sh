@@ -13,7 +13,7 @@ install() {
   if [ -n "${KVSPEC_TORCH_INDEX:-}" ]; then
     "${pip[@]}" --index-url "$KVSPEC_TORCH_INDEX" "$(grep '^torch==' "$home/ci/constraints.txt")"
   fi
-  "${pip[@]}" -c "$home/ci/constraints.txt" -e "$home"
+  "${pip[@]}" -c "$home/ci/constraints.txt" -e "$home[torch]"
 }
 
 check() {

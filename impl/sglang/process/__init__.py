@@ -1,1 +1,1 @@
-"""A release in a worker process, and what is said to it. Only the worker's side imports torch."""
+"""A release in a worker process (impl.process), of which only the worker imports torch; its tests in one."""

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from impl import HOME
 from impl.isolation import cut, source_of
 from impl.sglang.parts.modules import SGLANG, install
 
 FAILS = 3
-_HOME = Path(__file__).resolve().parents[3]
 Run = tuple[Path, str, Sequence[Path]]  # the files of a release, its version, and tests
 
 
@@ -38,7 +38,7 @@ def outcomes(*runs: Run, timeout_s: float = 180.0) -> list[tuple[int, str]]:
 
     The processes are forked from one that has imported torch, which takes longer than most tests.
     """
-    search = [str(_HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
+    search = [str(HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1"}
     asked = [[str(root), version, *map(str, files)] for root, version, files in runs]
     with subprocess.Popen(

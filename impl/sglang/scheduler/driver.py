@@ -331,25 +331,35 @@ class Driver(TreeCommands):
 
     # -- ends -------------------------------------------------------------------------------------
 
-    def finish(self, command: c.Finish) -> None:
+    def _kept_less(self, turn: LiveRequest, allocated: int, target: int) -> list[Choice]:
+        """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`."""
+        slot = None if turn.session is None else self.release.slot(self.server.cache, turn.session)
+        kept = None if slot is None else self.release.cursors(slot).kv_allocated_len
+        return [] if kept is None or kept >= min(allocated, target) else [Choice(turn.name, None, kept)]
+
+    def finish(self, command: c.Finish) -> list[Choice]:
         turn = self._turn(command.request)
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
         require(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
         self.results.before_finish(turn, command.finished_len)
         # The turn was to have that many outputs, so that is what the client saw of it.
         turn.req.sampling_params.max_new_tokens = command.finished_len
+        allocated = self.release.cursors(turn.req).kv_allocated_len
         self._end(turn)
+        return self._kept_less(turn, allocated, turn.origin + command.finished_len)
 
-    def retract(self, command: c.Retract) -> None:
+    def retract(self, command: c.Retract) -> list[Choice]:
         turn = self._turn(command.request)
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
         lost = command.in_flight
         require(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
         self.results.before_retract(turn, bool(lost))
+        allocated = self.release.cursors(turn.req).kv_allocated_len
         self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
         self.server.scheduler.leave(turn.req)
         self.results.skip(turn)
         turn.phase = RequestPhase.QUEUED
+        return self._kept_less(turn, allocated, turn.fill)
 
     def abort(self, command: c.Abort) -> None:
         turn = self._turn(command.request)

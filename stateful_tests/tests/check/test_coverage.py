@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from impl.adapter import Capabilities
 from reference.commands import COMMANDS, Mode
+from stateful_tests.check import campaign
 from stateful_tests.coverage.required import FILE, Known, SituationsError, coverage, dump, load
 from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.coverage.situations import catalogue
 from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import MachineResult
 
 KNOWN = load()
@@ -72,6 +75,7 @@ def test_what_was_not_met_is_missing_unless_exempt() -> None:
         ({"commands": Capabilities().commands - {"SpecDecode"}}, ALL, "no spec_decode was driven"),
         ({"commands": Capabilities().commands - {"Retract"}}, ALL, "Retract is not offered"),
         ({"commands": Capabilities().commands - {"Close"}}, ALL, "Close is not offered"),
+        ({"commands": Capabilities().commands - {"Open"}}, ALL, "Open is not offered"),
     ],
 )
 def test_what_cannot_be_is_left_out_and_said(offers: dict, machines: list, why: str) -> None:
@@ -79,6 +83,18 @@ def test_what_cannot_be_is_left_out_and_said(offers: dict, machines: list, why: 
     assert any(re.search(why, said) for said in found.left_out)
     counts = len(found.missing), len(found.exempt), sum(map(len, found.left_out.values()))
     assert sum(counts) == len(KNOWN.situations) and all(counts[::2])
+
+
+def test_nobody_without_sessions_gets_into_what_is_left_out() -> None:
+    system = ReferenceSystem()
+    system.capabilities = replace(system.capabilities, commands=Capabilities().commands - {"Open"})
+    plan = campaign.plan("smoke", presets=("tight",), examples=6)
+    result = campaign.run(system, plan)
+    found = coverage(result.situations, result.machines, system.capabilities, KNOWN)
+    left_out = found.left_out["Open is not offered"]
+    assert len(left_out) > 80 and "submit, later turn" in left_out
+    assert len(found.reached) > 100
+    assert {*left_out} & result.situations.keys() == set()
 
 
 def test_a_scope_enters_what_it_reaches_now() -> None:

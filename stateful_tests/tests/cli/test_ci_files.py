@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +105,7 @@ def test_torch_is_installed_first_from_where_it_has_no_cuda(step: Step) -> None:
     code, [torch, kvspec] = step("install", KVSPEC_TORCH_INDEX="https://there")
     assert code == 0
     assert re.search(r"--index-url https://there torch==[0-9.]+$", torch)
-    assert f"-c {HOME}/ci/constraints.txt -e {HOME}" in kvspec
+    assert f"-c {HOME}/ci/constraints.txt -e {HOME}[torch]" in kvspec
     assert len(step("install", KVSPEC_TORCH_INDEX="")[1]) == 1
 
 
@@ -204,11 +203,8 @@ def test_a_system_that_broke_is_an_error_and_lost_time_is_none(tmp_path: Path) -
 # -- what is installed ---------------------------------------------------------------------------------
 
 
-def test_every_folder_is_packed_and_says_what_lives_there() -> None:
-    project = tomllib.loads((HOME / "pyproject.toml").read_text())["tool"]["setuptools"]
+def test_every_folder_says_what_lives_there() -> None:
     for name in ("reference", "impl", "stateful_tests", "ci"):
         for folder in {path.parent for path in (HOME / name).rglob("*.py")}:
             said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
             assert said, folder
-    packed = {path.name for glob in project["package-data"]["ci"] for path in (HOME / "ci").glob(glob)}
-    assert packed >= {path.name for path in (HOME / "ci/templates").iterdir()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,20 +35,28 @@ def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
+def coverage_of(kvspec: Check, options: tuple[str, ...]) -> Any:
+    kvspec(*options, "--json", "coverage.json")
+    return json.loads(Path("coverage.json").read_text())["situations"]
+
+
 def test_check_that_conforms(finds: Finds, fake: Any, kvspec: Check) -> None:
     plans = finds(checked())
-    code, out, err = kvspec("check", "--tier", "pr", "--seed", "7", "--examples", "10", "--mode", "both")
+    options = ("check", "--tier", "pr", "--seed", "7", "--examples", "10", "--mode", "both")
+    code, out, err = kvspec(*options)
     assert (code, err, fake.closed) == (0, "", 1)
     assert plans == [campaign.plan("pr", seed=7, examples=10, modes=tuple(Mode))]
-    seen = lines(out)
-    assert seen[:2] == ["implementation torch+pr22900", "tier smoke, seed 7, modes free"]
+    asked = coverage_of(kvspec, options)["asked"]
+    head = ["torch+pr22900: conforms (400 commands in 2.0 s)", ""]
+    last = f"smoke, seed 7: 10 of 10 runs; 0 of {asked} situations, 1 of 2 clauses met"
+    assert lines(out) == [*head, f"{last} (-v)"]
+    seen = lines(kvspec(*options, "-v")[1])
+    assert (seen[:2], seen[-1]) == (head, last)
     assert "sessions page2 free 10 400 800" in seen
     assert "all 10 400 800" in seen
     assert any(line.startswith("LEN-2 ") and line.endswith(" 400 21") for line in seen)
     assert any(line.startswith("FREE-2 ") and line.endswith(" 400 never") for line in seen)
     assert "refusals met: out_of_full 30, no_row 2" in seen
-    assert "situation never reached: FREE-2" in seen
-    assert seen[-1] == "torch+pr22900: conforms (400 commands in 2.0 s)"
     assert max(map(len, out.splitlines())) <= 100
     assert not os.path.exists("traces")
 
@@ -58,17 +67,29 @@ def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
     finds(checked(finding(), faithful))
     code, out, _ = kvspec("check", "--impl", "torch+pr22900")
     assert code == 1
-    assert max(map(len, out.splitlines())) <= 100
-    text = out[out.index("violation 1") :]
-    assert "violation 2" not in text
+    assert lines(out)[:6] == [
+        "torch+pr22900: violates LEN-2, FREE-2 (400 commands in 2.0 s)", "", "violation: LEN-2, FREE-2",
+        "rule finish and retract cap at target; met in free mode alone so far",
+        "because swa_evicted_seqlen 40, not swa_evicted_seqlen 38", "",
+    ]  # fmt: skip
+    assert out.splitlines()[-4:-1] == [
+        "saved   traces/len-2-torch-pr22900.json",
+        "replay  kvspec replay traces/len-2-torch-pr22900.json --impl torch+pr22900",
+        "",
+    ]
+    assert report.sentence("LEN-2") not in " ".join(out.split())
+
+    code, text, _ = kvspec("check", "--impl", "torch+pr22900", "-v")
+    assert code == 1
+    assert max(map(len, text.splitlines())) <= 100
+    text = text[: text.index("  plan ")]
     flat = " ".join(text.split())
-    assert "violation 1 of 1: LEN-2, FREE-2" in flat
     assert report.sentence("LEN-2") in flat
     assert report.sentence("FREE-2") in flat
     assert "met in free mode alone so far (modes: free); met 3 times" in flat
     assert "first after 1234 commands, 1.2 s" in flat
     assert "reachable by a faithful scheduler (modes: free, faithful);" in flat
-    assert [line for line in lines(text) if line[:1].isdigit() or line[:1] == ">"] == [
+    assert [line for line in lines(text) if re.match("[0-9] |>", line)] == [
         "0 open s1 done",
         "1 submit r1 in s1 +40 done",
         "2 admit r1 refused: out_of_full",
@@ -80,12 +101,6 @@ def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
     assert "violated at step 5: LEN-2." in flat
     assert "expected swa_evicted_seqlen 38 observed swa_evicted_seqlen 40" in flat
     assert "also FREE-2 at the same step" in flat
-    assert text.splitlines()[-4:] == [
-        "saved   traces/len-2-torch-pr22900.json",
-        "replay  kvspec replay traces/len-2-torch-pr22900.json --impl torch+pr22900",
-        "",
-        "torch+pr22900: violates LEN-2, FREE-2 (400 commands in 2.0 s)",
-    ]
     saved = traces.load("traces/len-2-torch-pr22900.json")
     assert saved == replace(TRACE, clause="LEN-2", bug="pr22900")
 
@@ -115,7 +130,7 @@ def test_json_has_every_figure(finds: Finds, kvspec: Check) -> None:
     code, out, err = kvspec("check", "--json", "-")
     data = json.loads(out)
     assert data["exit_code"] == code == 1
-    assert "violation 1 of 1" in err, "the text goes to stderr"
+    assert "violation: LEN-2" in err, "the text goes to stderr"
     assert data["machines"][0]["commands_per_s"] == 800
     told = {"id": "FREE-2", "title": "SWA pages freed as owed", "sentence": report.sentence("FREE-2")}
     told |= {"waived": None}
@@ -125,7 +140,7 @@ def test_json_has_every_figure(finds: Finds, kvspec: Check) -> None:
     assert found["violation"]["observed"] == BAD.observed
     assert found["rows"][5]["freed"][1] == {"holder": "s1", "pool": "swa", "start": 42, "end": 44}
     assert traces.loads(json.dumps(found["trace"]).encode(), "json") == TRACE
-    assert kvspec("check", "--json", "out.json")[1].endswith(f"{data['verdict']}\n")
+    assert kvspec("check", "--json", "out.json")[1].startswith(f"{data['verdict']}\n")
     assert json.loads(Path("out.json").read_text()) == data
 
 
@@ -142,7 +157,7 @@ def test_known_faults_that_were_passed_over_are_named(finds: Finds, fake: Any, k
 @pytest.mark.parametrize(
     ("base", "code", "says"),
     [
-        ("torch+pr22900", 0, "torch+pr22900: nothing new; torch+pr22900 violates LEN-2 as well ("),
+        ("torch+pr22900", 0, "torch+pr22900: nothing new; LEN-2 also in torch+pr22900 ("),
         ("torch", 1, "torch+pr22900: violates LEN-2 ("),
     ],
 )
@@ -155,10 +170,14 @@ def test_what_was_there_before_is_no_failure(
     run = lockstep.replay(resolve("torch+pr22900"), trace)
     monkeypatch.setattr(registry, "resolve", resolve)
     finds(checked(finding("LEN-2", run)))
-    found, out, _ = kvspec("check", "--impl", "torch+pr22900", "--base", base)
+    found, out, _ = kvspec("check", "--impl", "torch+pr22900", "--base", base, "--html")
     assert found == code
     assert says in " ".join(out.split())
-    assert ("what else breaks the same may hide behind it" in " ".join(out.split())) is (code == 0)
+    heads = {0: "also in torch+pr22900 (what else breaks the same may hide behind it)", 1: "NEW: LEN-2"}
+    assert [line for line in out.splitlines() if line in heads.values()] == [heads[code]]
+    assert ("\n  LEN-2: traces/len-2-torch-pr22900.json\n" in out, "because" in out) == (not code, bool(code))
+    badge = {0: ">also in torch+pr22900<", 1: ">NEW: not in torch<"}
+    assert badge[code] in Path("traces/len-2-torch-pr22900.html").read_text()
     traces.save(trace, "t.json")
     found, out, _ = kvspec("replay", "t.json", "--impl", "torch+pr22900", "--base", base)
     assert (found, "(torch+pr22900 violates it as well)" in out) == (code, code == 0)
@@ -227,15 +246,15 @@ def test_missed_situations_fail_the_whole_check_of_our_own(
 ) -> None:  # fmt: skip
     result = checked(tier=tier, system=name, **more)
     finds(result)
-    found, out, _ = kvspec("check", "--tier", tier, *options, "--json", "out.json")
+    found, out, _ = kvspec("check", "--tier", tier, *options, "--json", "out.json", "-v")
     assert found == code
     told = json.loads(Path("out.json").read_text())["situations"]
-    assert f"situations reached: {told['reached']} of {told['asked']} that the explorer has reached" in out
+    assert f"{told['reached']} of {told['asked']} situations, 1 of 2 clauses met" in " ".join(out.split())
     assert told["reached"] + len(told["missing"]) == told["asked"] > 0
     assert ("situations that the explorer has reached were missed" in " ".join(out.split())) == bool(code)
     if told["missing"]:
-        assert f"never reached: {told['missing'][0]}" in " ".join(out.split())
-    assert ("\n  never reached: " in out) == bool(told["missing"])
+        assert f"situation never reached: {told['missing'][0]}" in " ".join(out.split())
+    assert out.count("\nsituation never reached: ") == len(told["missing"])
 
 
 def unusable(*arguments: str, says: str) -> Any:

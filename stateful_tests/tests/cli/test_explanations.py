@@ -208,7 +208,10 @@ def test_each_clause_has_words_of_its_own() -> None:
     assert plain == {"TREE-1"}, "expected and observed show a shape that is wrong"
 
 
-def test_the_ledger_fits_and_marks_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ledger_fits_and_marks_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for name in BUGS:
         data = report.replay_data(name, violated(name))
         rows = data["ledger"]["rows"]
@@ -217,7 +220,10 @@ def test_the_ledger_fits_and_marks_what_is_wrong(capsys: pytest.CaptureFixture[s
         assert not any("!" in cell for row in rows[:-1] for cell in row["cells"]), name
         render.run(render.console(), data)
         out = capsys.readouterr().out
-        assert max(map(len, out.splitlines())) <= 100
+        assert max(map(len, out.splitlines())) <= 80
+        cells = " ; ".join(cell for row in rows for cell in row["cells"])
+        parts = set(re.findall(r"\[\d+, \d+\)|\b[CAER] !?\d+\*?|full \S+", cells))
+        assert {part for part in parts if part not in out} == set(), "nothing wraps inside a cursor"
         assert " ".join(out.split()).count("because") == 1
         if data["violation"]["clause"] in CLAUSES:
             assert f"more      kvspec clauses {data['violation']['clause']};" in out

@@ -50,7 +50,7 @@ def test_the_command_prints_writes_and_compares(
     monkeypatch.setattr(spec, "text", lambda: text + "more")
     code, out, _ = kvspec("spec", "--out", "S.md", "--check")
     assert (code, out) == (1, "S.md is not what the code says: kvspec spec --out S.md\n")
-    assert kvspec("spec", "--out", "missing.md", "--check")[0] == 1
+    assert kvspec("spec", "--out", "missing.md", "--check")[0] == 2
     code, _, err = kvspec("spec", "--out", "no/folder.md")
     assert code == 2
     assert "no/folder.md" in err

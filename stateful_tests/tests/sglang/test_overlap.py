@@ -280,13 +280,13 @@ class Mutant(SGLangSystem):
 
     change = ""
 
-    def _command_line(self) -> list[str]:
+    def command_line(self) -> list[str]:
         code = (
             "import sys; from impl.sglang.scheduler import driver, results, server; "
             "from impl.sglang.process import worker; "
             f"{self.change}; sys.exit(worker.main(sys.argv[1:]))"
         )
-        return [sys.executable, "-c", code, *super()._command_line()[3:]]
+        return [sys.executable, "-c", code, *super().command_line()[3:]]
 
 
 @pytest.mark.parametrize(

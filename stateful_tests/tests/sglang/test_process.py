@@ -7,10 +7,11 @@ import sys
 import pytest
 from hypothesis import given
 
+from impl.process import wire
+from impl.process.system import Limits
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import memory_checks
 from impl.sglang.parts.doubles import Bag, ForwardMode
-from impl.sglang.process import wire
 from impl.sglang.scheduler import driver, refusals
 from reference.commands import Broken, Open, Piece, Reason, shared_serial, token_id
 from reference.geometry import preset
@@ -19,7 +20,7 @@ from stateful_tests.tests.support.commands import commands
 WORKER = """
 import os, sys, time
 from impl.adapter import View
-from impl.sglang.process import wire
+from impl.process import wire
 out = os.fdopen(1, "wb")
 empty = View({}, {}, [], [], {}, [])
 wire.send(out, wire.Ready())
@@ -35,7 +36,7 @@ while (body := wire.receive(0)) is not None:
     ("act", "errors"),
     [
         ("sys.stderr.write('out of luck'); sys.exit(7)", ("exit status 7", "out of luck")),
-        ("time.sleep(60)", ("hangs",)),
+        ("time.sleep(60)", ("hang: nothing in answer to Open in 0.3 s",)),
         ("wire.send(out, wire.Failure('ValueError: x at a.py:3')); continue", ("ValueError: x at a.py:3",)),
         ("out.write(b'\\xff' * 400); out.flush()", ("unreadable",)),
     ],
@@ -48,14 +49,15 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, act, 
         file.parent.mkdir(exist_ok=True)
         file.write_text("")
     system = SGLangSystem(path=tmp_path)
-    system._command_line = lambda: [sys.executable, "-c", WORKER.replace("ACT", act)]
+    system.command_line = lambda: [sys.executable, "-c", WORKER.replace("ACT", act)]
     system.reset(preset("page1"))
-    system._timeout_s = 0.3 if "sleep" in act else 60.0  # the command's alone: a worker takes long to start
+    if "sleep" in act:
+        system.limits = Limits(timeout_s=0.3)
     first = system.apply(Open("s"))
     assert isinstance(first, Broken)
     assert all(error in first.error for error in errors)
     assert system.apply(Open("s")) == first
-    system._timeout_s = 60.0
+    system.limits = Limits()
     system.reset(preset("page1"))
     assert system.view().sessions == {}
     system.close()

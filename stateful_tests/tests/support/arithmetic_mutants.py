@@ -142,12 +142,12 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "finish does not trim", FINISH,
-        "slot=cut(cursors, target)", "slot=cursors",
+        "slot = cut_of_turn(state, request, target, context)", "slot = cursors",
         ("caps/finish",), ("pr22897",),
     ),
     Fault(
         "retract does not trim", RETRACT,
-        "slot=cut(cursors_of(request), target)", "slot=cursors_of(request)",
+        "slot=cut_of_turn(state, request, target, context)", "slot=request.cursors",
         ("caps/retract",), ("pr22213-tail",),
     ),
     Fault(

@@ -13,6 +13,7 @@ import pytest
 from ci.export import unit_test as export
 from ci.export.template_parts import definitions
 from impl.adapter import UnusableImplementation
+from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import small, variable
 from reference.commands import Mode
@@ -63,7 +64,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     while len(steps) < 30 and lockstep.violation is None:
         command = propose(lockstep.state, source, profile)
         if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
-            system.calls = ()
+            system.noted = Noted()
             outcome = lockstep.do(command)
             steps += export.commented(format_command(command), outcome, system.calls, sessions=True)
     view, where = system.view(), system.kind.where

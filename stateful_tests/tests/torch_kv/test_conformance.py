@@ -5,19 +5,28 @@ Device and mirror agree, nothing waits for the device, and no checked pool compl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from impl.torch_kv import TorchKV
-from reference.commands import Admit, Chunk, Command, Decode, Draft, Extend, Mode, Outcome, SpecDecode, Submit
+from impl.torch_kv.sessions import KVRequest
+from impl.torch_kv.steps import Verdict
+from reference.commands import (
+    Admit, Choice, Chunk, Command, Decode, Draft, Extend, Finish, Mode, Outcome, Retract, SpecDecode, Submit,
+)  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
-from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.lockstep import Lockstep, replay
 from stateful_tests.tests.support.torch_operators import Operators, random_commands
+from stateful_tests.traces.files import load
+
+REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
 
 
 class Watched(TorchKV):
@@ -64,6 +73,51 @@ def test_it_does_what_the_reference_does(machine: str, swa: bool) -> None:
         conforms(system, name, machine, draw_geometry(RandomChoices(name), like), mode)
     assert watched.operators.waits == [] and watched.operators.seen["put_"] > 50
     assert watched.compared > 100 or machine == "tree"
+
+
+class KeepsLess(TorchKV):
+    """Where a sweep went past the target of a cut, stops at the page boundary below, as sglang 0.5.20."""
+
+    stopped, kept = 0, None
+
+    def finish(self, command: Finish) -> Verdict:
+        return self._cut(command.request, super().finish(command))
+
+    def retract(self, command: Retract) -> Verdict:
+        return self._cut(command.request, super().retract(command))
+
+    def _cut(self, name: str, verdict: Verdict) -> Verdict:
+        kept, self.kept = self.kept, None
+        return verdict if kept is None else (Choice(name, kv_allocated_len=kept),)
+
+    def _trim(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
+        [request], [target] = requests, targets
+        floor = self.floor(target)
+        if target < request.cursors.swa_evicted_seqlen and floor < target:
+            targets, self.kept = [floor], floor
+            self.stopped += 1
+        super()._trim(requests, targets)
+
+
+def test_a_keeper_of_less_is_right_where_nothing_can_be_resumed() -> None:
+    system = KeepsLess()
+    like = Geometry(4, 1, 9, 9, 2, 36)
+    for seed in range(24):
+        machine, tree = ("both", True) if seed % 4 == 3 else ("sessions", False)
+        conforms(system, f"less {seed}", machine, replace(like, tree=tree), Mode.FREE)
+    assert system.stopped > 5
+
+
+def test_a_keeper_of_less_is_told_where_something_can_be_resumed() -> None:
+    trace = load(REGRESSIONS / "a_turn_whose_window_is_there_is_kept_up_to_target.json")
+
+    class Eager(KeepsLess):
+        def _trim(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
+            self.kept = self.floor(targets[0])
+            super()._trim(requests, [self.kept])
+
+    violation = replay(Eager(), trace).violation
+    assert violation is not None and violation.clauses[:2] == ("OUT-3", "LEN-2")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

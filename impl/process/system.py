@@ -1,0 +1,240 @@
+"""A system in a worker process, seen from outside of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from impl import HOME
+from impl.adapter import Capabilities, UnusableImplementation, View
+from impl.process import wire
+from impl.process.failures import stack
+from impl.process.worker import WHERE
+from reference.commands import Broken, Command, Done, Outcome, Refused
+from reference.geometry import Geometry
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_SAID = 1 << 20  # bytes that a worker may print in a run
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a worker may take. timeout_s: for one command; start_s: to load; memory_mb: of main memory."""
+
+    timeout_s: float = 30.0
+    memory_mb: int = 8192
+    start_s: float = 180.0
+
+
+LIMITS = Limits()
+
+
+class WorkerSystem:
+    """A system that a worker drives; the worker starts with the first `reset`.
+
+    Raises UnusableImplementation where it cannot start; RuntimeError where it could before.
+    """
+
+    name = ""
+    capabilities = Capabilities()
+    root: Path | None = None  # where the files of the system are, if that is one folder
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.limits = limits
+        self.noted = wire.Noted()
+        self._started = False  # once, so that it can be
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._view: View | None = None
+        self._broken: str | None = None
+
+    def command_line(self) -> list[str]:
+        """What starts the worker."""
+        raise NotImplementedError
+
+    def reset(self, geometry: Geometry) -> None:
+        """Start empty with these sizes; a worker that ended is replaced."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        assert self._errors is not None
+        if self._errors.seek(0, os.SEEK_END) > _SAID:
+            self._errors.truncate(0)
+        self._view, self._broken = None, None
+        reply = self._ask(wire.Reset(geometry))
+        if not isinstance(reply, wire.StepReply):
+            raise RuntimeError(self._broken)
+        self._view = reply.view
+
+    def apply(self, command: Command) -> Outcome:
+        """Carry out one command. Broken, and Broken again until `reset`, once the system failed.
+
+        Raises UnusableImplementation for what the system says it cannot be asked.
+        """
+        if self._broken is not None:
+            return Broken(self._broken)
+        if self._process is None:
+            raise RuntimeError("reset comes first")
+        reply = self._ask(wire.pack_command(command))
+        if not isinstance(reply, wire.StepReply):
+            return Broken(self._broken or "the worker answered out of turn")
+        self._view = reply.view
+        if reply.refused is not None:
+            return Refused(reply.refused)
+        return Done(reply.choices, reply.report, reply.freed)
+
+    def view(self) -> View:
+        """The facts after the last command that came to an end; costs nothing."""
+        if self._view is None:
+            raise RuntimeError(self._broken or "reset comes first")
+        return self._view
+
+    def close(self) -> None:
+        """End the worker. The system can be used again after another `reset`."""
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0 if self._broken else 2)  # it closes its system
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            process.wait()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+    # -- the worker -------------------------------------------------------------------------------
+
+    def start(self) -> wire.Ready:
+        """Start the worker anew."""
+        self.close()
+        search = os.pathsep.join(dict.fromkeys([str(HOME), *filter(None, sys.path)]))
+        environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
+        fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)  # so that it can be cut
+        self._process = subprocess.Popen(
+            self.command_line(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+        reply = self._receive(self.limits.start_s, "to start")
+        if not isinstance(reply, wire.Ready):
+            error = self._broken
+            self.close()
+            raise (RuntimeError if self._started else UnusableImplementation)(f"{self.name}: {error}")
+        self._started = True
+        return reply
+
+    def _ask(self, message: wire.Ask) -> wire.Reply | None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        what = f"in answer to {message.kind}" if isinstance(message, wire.Apply) else "in answer to a reset"
+        with contextlib.suppress(OSError):  # where nobody reads, there is no answer either
+            wire.send(self._process.stdin, message)
+        reply = self._receive(self.limits.timeout_s, what)
+        if isinstance(reply, wire.Failure):
+            if reply.unusable:
+                raise UnusableImplementation(reply.error)
+            self._broken = reply.error
+        if isinstance(reply, wire.Failure | wire.StepReply):
+            self.noted = reply.noted
+        return reply
+
+    def _receive(self, timeout_s: float, what: str) -> wire.Reply | None:
+        """The worker's next reply; None where there is none, and why stands in `_broken`."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+
+        def look() -> None:
+            if self._memory_mb() > self.limits.memory_mb:
+                raise MemoryError
+            if time.monotonic() > deadline:
+                raise TimeoutError
+
+        try:
+            if (body := wire.receive(self._process.stdout.fileno(), look)) is not None:
+                return wire.REPLIES.decode(body)
+            why = self._last_words()
+        except TimeoutError:
+            why = f"hang: nothing {what} in {timeout_s:g} s{self._where()}"
+        except MemoryError:
+            why = f"memory: more than {self.limits.memory_mb} MB {what}{self._where()}"
+        except (ValueError, OSError) as error:
+            why = f"unreadable: {error}"
+        except BaseException:  # an interrupt: what the worker says next would answer this question
+            self._break_off("interrupted")
+            raise
+        self._break_off(why)
+        return None
+
+    def _break_off(self, why: str) -> None:
+        self._broken = why
+        self.close()
+
+    def _memory_mb(self) -> int:
+        """Resident memory of the worker; 0 where that cannot be told."""
+        assert self._process is not None
+        try:
+            pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0
+        return pages * _PAGE >> 20
+
+    def _where(self) -> str:
+        """Where the worker is, if it can say so."""
+        assert self._process is not None
+        for _ in range(10):
+            if "most recent call first" not in self._said():
+                self._process.send_signal(WHERE)
+                time.sleep(0.05)
+        return stack(self._said(), self.root)
+
+    def _last_words(self) -> str:
+        """How a worker ended: the signal and where it was, or the exit status and its last line on stderr."""
+        assert self._process is not None
+        try:
+            status = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "unreadable: the worker closed its pipe"
+        said = self._said()
+        if status < 0:
+            return f"{signal.Signals(-status).name}: the process crashed{stack(said, self.root)}"
+        lines = [line.strip() for line in said.split("\n") if line.strip()]
+        return f"exit status {status}: {lines[-1][:200] if lines else 'the process ended'}"
+
+    def _said(self) -> str:
+        """The end of what the worker has printed."""
+        if self._errors is None:
+            return ""
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - 4000))
+        return self._errors.read().decode(errors="replace")
+
+
+class StrangerSystem(WorkerSystem):
+    """What a factory called `spec` (MODULE:NAME) makes, in a worker, which starts now: its name and what it
+    can do are known afterwards. Raises UnusableImplementation."""
+
+    def __init__(self, spec: str, limits: Limits = LIMITS) -> None:
+        super().__init__(limits)
+        self.spec = spec
+        ready = self.start()
+        self.name, self.capabilities = ready.name, ready.capabilities
+
+    def command_line(self) -> list[str]:
+        return [sys.executable, "-P", "-m", "impl.process.worker", self.spec]

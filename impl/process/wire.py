@@ -1,0 +1,177 @@
+"""What a worker and its owner say to each other: length-prefixed msgpack, every message typed."""
+
+from __future__ import annotations
+
+import operator
+import os
+import select
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, Any
+
+import msgspec
+
+from impl.adapter import Capabilities, View
+from reference.commands import (
+    COMMANDS, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
+)  # fmt: skip
+from reference.geometry import Geometry
+
+_HEADER = struct.Struct("<I")
+MAX_MESSAGE = 64 << 20  # bytes; the largest view of the largest geometry stays well below
+LOOK_S = 0.2  # how often one who waits for a message looks after whoever sends it
+
+
+class Reset(msgspec.Struct, tag=True, frozen=True):
+    """Start empty with these sizes."""
+
+    geometry: Geometry
+
+
+class Apply(msgspec.Struct, tag=True, frozen=True):
+    """Carry out one command: its class by name, and its fields."""
+
+    kind: str
+    command: msgspec.Raw
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """What a system that notes it did at its last command, as Python, and what is still to come (see
+    SGLangSystem)."""
+
+    calls: tuple[str, ...] = ()
+    late: tuple[tuple[str, str], ...] = ()
+
+
+class StepReply(msgspec.Struct, tag=True, frozen=True):
+    """Refused for a reason, or done with these choices; and the view after it."""
+
+    view: View
+    refused: Reason | None = None
+    choices: tuple[Choice, ...] = ()
+    report: Report | None = None
+    freed: Freed | None = None
+    noted: Noted = Noted()
+
+
+class Failure(msgspec.Struct, tag=True, frozen=True):
+    """The system failed, or cannot be used at all (`unusable`): one line says why."""
+
+    error: str
+    unusable: bool = False
+    noted: Noted = Noted()
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The worker has made its system, which is called so and can do that."""
+
+    name: str = ""
+    capabilities: Capabilities = Capabilities()
+
+
+Ask = Reset | Apply
+Reply = StepReply | Failure | Ready
+
+
+def _plain(value: object) -> object:
+    """What msgpack has no word for: arrays and their numbers, and other containers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    number: Any = value
+    return operator.index(number)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_DONE = Done()
+_OUTCOMES: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in (Done, Refused, Broken)
+}
+_VIEW, _CAPABILITIES = msgspec.msgpack.Decoder(View), msgspec.msgpack.Decoder(Capabilities)
+ASKS = msgspec.msgpack.Decoder(Ask)
+REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_COMMANDS: dict[str, msgspec.msgpack.Decoder[Any]] = {
+    c.__name__: msgspec.msgpack.Decoder(c) for c in COMMANDS
+}
+
+
+def pack_command(command: Command) -> Apply:
+    return Apply(type(command).__name__, msgspec.Raw(_ENCODER.encode(command)))
+
+
+def unpack_command(message: Apply) -> Command:
+    command: Command = _COMMANDS[message.kind].decode(message.command)
+    return command
+
+
+def copied(view: View) -> View:
+    """The view as it is now: a system may show its own lists, and go on changing them.
+
+    Raises TypeError where something in it is not what a view has there.
+    """
+    copy: View = _copied("view()", _VIEW, view)
+    return copy
+
+
+def checked(given: object) -> Outcome:
+    """What `apply` gave. Raises TypeError where it is no outcome, or holds what no outcome has."""
+    if type(given) not in _OUTCOMES:
+        raise TypeError(f"apply(): gave {given!r:.60}, not Done, Refused or Broken")
+    outcome: Outcome = given if given == _DONE else _copied("apply()", _OUTCOMES[type(given)], given)
+    return outcome
+
+
+def capable(given: Capabilities) -> Capabilities:
+    """What a system says it can do. Raises TypeError where that is something else, or names no command."""
+    made: Capabilities = _copied("capabilities", _CAPABILITIES, given)
+    if not made.commands or made.commands - _COMMANDS.keys():
+        unknown = ", ".join(sorted(made.commands - _COMMANDS.keys())) or "none"
+        raise TypeError(f"capabilities.commands: {unknown}; one or more of {', '.join(_COMMANDS)}")
+    if not made.modes:
+        raise TypeError("capabilities.modes: none; free, faithful or both")
+    return made
+
+
+def _copied(what: str, decoder: msgspec.msgpack.Decoder[Any], given: object) -> Any:
+    try:
+        return decoder.decode(_ENCODER.encode(given))
+    except (TypeError, OverflowError, msgspec.ValidationError) as error:
+        reason, _, path = str(error).replace("`", "").replace("Expected", "expected").partition(" - at $")
+        raise TypeError(f"{what}{path}: {reason}") from None
+
+
+def send(stream: IO[bytes], message: Any) -> None:
+    """Write one message; raises OSError when nobody reads any more."""
+    body = _ENCODER.encode(message)
+    stream.write(_HEADER.pack(len(body)) + body)
+    stream.flush()
+
+
+def receive(fd: int, look: Callable[[], None] | None = None) -> bytes | None:
+    """Read one message's body; None at the end of the stream.
+
+    look: called now and then while nothing comes; what it raises ends the waiting. Raises ValueError for a
+    length that no message has.
+    """
+    header = _read(fd, _HEADER.size, look)
+    if header is None:
+        return None
+    (length,) = _HEADER.unpack(header)
+    if length > MAX_MESSAGE:
+        raise ValueError(f"a message of {length} bytes")
+    return _read(fd, length, look)
+
+
+def _read(fd: int, count: int, look: Callable[[], None] | None) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        while look is not None and not select.select([fd], [], [], LOOK_S)[0]:
+            look()
+        part = os.read(fd, min(count - len(parts), 1 << 20))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)

@@ -1,0 +1,111 @@
+"""The worker: one system, driven by messages on stdin, answered on stdout.
+
+`python -m impl.process.worker MODULE:FACTORY` drives an adapter; SGLang's worker calls `serve`. It has a
+process of its own for what no exception handler stops: exits, crashes, hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from impl.adapter import System, UnusableImplementation
+from impl.process import wire
+from impl.process.failures import described
+from reference.commands import Broken, Refused
+
+WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
+_OFFERED = ("name", "capabilities", "reset", "apply", "view", "close")
+
+
+def _nothing() -> wire.Noted:
+    return wire.Noted()
+
+
+def serve(
+    make: Callable[[], System], root: Path | None = None, noted: Callable[[], wire.Noted] = _nothing
+) -> int:
+    """Drive what `make` gives until the messages end. Returns an exit status.
+
+    root: see `described`. noted: what the system noted of its last command.
+    """
+    # Whatever a system prints or reads must not get between the messages.
+    out, asks = os.fdopen(os.dup(1), "wb"), os.dup(0)
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(WHERE, all_threads=False)
+    end_with_parent()
+    with contextlib.suppress(OSError):  # where memory ends, this process goes, not the one that reports it
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    try:
+        system = make()
+        wire.send(out, wire.Ready(system.name, wire.capable(system.capabilities)))
+    except BaseException as error:
+        wire.send(out, _failure(error, root))
+        return 2
+    while (body := wire.receive(asks)) is not None:
+        try:
+            reply = _answer(system, wire.ASKS.decode(body))
+        except BaseException as error:
+            reply = _failure(error, root)
+        wire.send(out, msgspec.structs.replace(reply, noted=noted()))
+    system.close()
+    os._exit(0)  # at once, whatever else it has running
+
+
+def _answer(system: System, ask: wire.Ask) -> wire.StepReply | wire.Failure:
+    if isinstance(ask, wire.Reset):
+        system.reset(ask.geometry)
+        return wire.StepReply(wire.copied(system.view()))
+    outcome = wire.checked(system.apply(wire.unpack_command(ask)))
+    if isinstance(outcome, Broken):
+        return wire.Failure(outcome.error)
+    view = wire.copied(system.view())
+    if isinstance(outcome, Refused):
+        return wire.StepReply(view, outcome.reason)
+    return wire.StepReply(view, None, outcome.choices, outcome.report, outcome.freed)
+
+
+def _failure(error: BaseException, root: Path | None) -> wire.Failure:
+    if isinstance(error, UnusableImplementation):
+        return wire.Failure(str(error), unusable=True)
+    return wire.Failure(described(error, root))
+
+
+def end_with_parent() -> None:
+    """On Linux the kernel ends this process as soon as the one that started it is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def made(spec: str) -> System:
+    """What the factory called MODULE:NAME returns. Raises UnusableImplementation, and what it raises."""
+    module, _, name = spec.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UnusableImplementation(f"--impl {spec}: {error}") from error
+    system: System = factory()
+    missing = [name for name in _OFFERED if not hasattr(system, name)]
+    if missing:
+        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (impl/adapter.py)")
+    try:
+        wire.capable(system.capabilities)
+    except TypeError as error:
+        raise UnusableImplementation(f"--impl {spec}: {error} (impl/adapter.py)") from error
+    return system
+
+
+if __name__ == "__main__":
+    sys.exit(serve(lambda: made(sys.argv[1])))
