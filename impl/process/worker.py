@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import AnySystem, System, UnusableImplementation
 from impl.process import wire
 from impl.process.failures import described
 from reference.commands import Broken, Refused
@@ -32,7 +32,7 @@ def _nothing() -> wire.Noted:
 
 
 def serve(
-    make: Callable[[], System], root: Path | None = None, noted: Callable[[], wire.Noted] = _nothing
+    make: Callable[[], AnySystem], root: Path | None = None, noted: Callable[[], wire.Noted] = _nothing
 ) -> int:
     """Drive what `make` gives until the messages end. Returns an exit status.
 
@@ -64,8 +64,8 @@ def serve(
     os._exit(0)  # at once, whatever else it has running
 
 
-def _answer(system: System, ask: wire.Ask) -> wire.StepReply | wire.Failure:
-    if isinstance(ask, wire.Reset):
+def _answer(system: AnySystem, ask: wire.Ask) -> wire.StepReply | wire.Failure:
+    if isinstance(ask, wire.Reset | wire.EngineReset):
         system.reset(ask.geometry)
         return wire.StepReply(wire.copied(system.view()))
     outcome = wire.checked(system.apply(wire.unpack_command(ask)))

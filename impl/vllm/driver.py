@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from impl.adapter import Capabilities, UnusableImplementation
 from impl.vllm.engine import Stamps, start
-from impl.vllm.modules import install, runner_methods
+from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.vllm.runner import ModelRunner, Ran
 from impl.vocabulary import well_formed
 from reference.blocks.commands import (
@@ -18,16 +19,19 @@ from reference.blocks.commands import (
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact
-from reference.commands import Abort, Reason, prompt_len
+from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 
 class Driver:
     """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in flight."""
 
+    name, capabilities = "", Capabilities()  # VLLMSystem says both
+
     def __init__(self, root: Path, overlap: bool = False) -> None:
         install(root)
         self.overlap = overlap
         self._methods = runner_methods(root)
+        self._spec_overlap = "def _get_valid_sampled_token_count" in (root / RUNNER).read_text(encoding="utf-8")
         self._statuses = importlib.import_module("vllm.v1.request").RequestStatus
         self._outputs = importlib.import_module("vllm.v1.outputs")
         self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
@@ -36,9 +40,11 @@ class Driver:
             Schedule: self._schedule, Update: self._update,
         }  # fmt: skip
 
-    def reset(self, config: EngineConfig) -> BlockFacts:
+    def reset(self, geometry: EngineConfig) -> None:
         """Start an engine of these sizes."""
-        self.config = config
+        if self.overlap and geometry.drafts and not self._spec_overlap:
+            raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
+        self.config = config = geometry
         self._stamps = Stamps()
         self.scheduler, self._request = start(config, self.overlap, self._stamps)
         self.runner = ModelRunner(config, self.overlap, self._methods)
@@ -48,14 +54,18 @@ class Driver:
         self._ended: set[str] = set()
         self._exhausted = False  # the last schedule had nothing to run
         self._sent = 0
-        return self._facts()
-
-    def apply(self, command: EngineCommand) -> tuple[Reason | None, BlockFacts]:
-        """Carry a command out; the reason why it was refused, and the facts."""
         self._lanes: tuple[Lane, ...] = ()
         self._given: tuple[Output, ...] = ()
         self._reset_done = False
-        return self._commands[type(command)](command), self._facts()
+
+    def apply(self, command: EngineCommand) -> Outcome:
+        """Carry a command out, or refuse it."""
+        self._lanes, self._given, self._reset_done = (), (), False
+        refused = self._commands[type(command)](command)
+        return Done() if refused is None else Refused(refused)
+
+    def close(self) -> None:
+        """Holds nothing outside of this process."""
 
     # -- what clients do --------------------------------------------------------------------------
 
@@ -187,7 +197,8 @@ class Driver:
 
     # -- facts ------------------------------------------------------------------------------------
 
-    def _facts(self) -> BlockFacts:
+    def view(self) -> BlockFacts:
+        """The facts now."""
         manager = self.scheduler.kv_cache_manager
         pool, groups = manager.block_pool, self.config.groups
         managers = manager.coordinator.single_type_managers
@@ -223,9 +234,9 @@ class Driver:
             mapped=mapped,
             requests=requests,
             leftovers=tuple(self._names.get(name, name) for name in kept if name not in self.scheduler.requests),
-            lanes=getattr(self, "_lanes", ()),
-            outputs=getattr(self, "_given", ()),
-            reset=getattr(self, "_reset_done", False),
+            lanes=self._lanes,
+            outputs=self._given,
+            reset=self._reset_done,
             steps_in_flight=len(self._in_flight),
             results_due=self._due(),
         )
