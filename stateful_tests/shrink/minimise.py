@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from impl.adapter import System, UnusableImplementation
-from stateful_tests.lockstep.lockstep import Lockstep, replay
+from impl.adapter import AnySystem, UnusableImplementation
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.geometry import GeometryError
+from stateful_tests.lockstep.lockstep import lockstep_on, replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
 from stateful_tests.shrink.rewriting import Commands, scaled
 
 
-def violated(system: System, trace: Trace, clause: str) -> tuple[str, ...] | None:
+def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
     """What a system violates in a trace that is about `clause`; None if it cannot be driven through it."""
     try:
         seen = replay(system, replace(trace, clause=clause)).violation
@@ -23,7 +26,7 @@ def violated(system: System, trace: Trace, clause: str) -> tuple[str, ...] | Non
 
 
 def minimise(
-    system: System, trace: Trace, clause: str, *, budget: int = BUDGET, base: System | None = None
+    system: AnySystem, trace: Trace, clause: str, *, budget: int = BUDGET, base: AnySystem | None = None
 ) -> Trace:
     """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
 
@@ -34,6 +37,9 @@ def minimise(
     failing = partial(failing_prefix, system, clause, base)
     for search in (drop, smaller):
         smallest = _shrink_commands(failing, smallest, search)
+        if isinstance(smallest.geometry, EngineConfig):
+            smallest = _shrink_config(failing, smallest)
+            continue
         if system.capabilities.no_tree:
             smallest = _shrink_size(failing, smallest, "tree")
         for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
@@ -65,6 +71,44 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     return trace
 
 
+_LENGTHS = ("blocks", "max_model_len", "max_batched_tokens", "max_seqs", "drafts", "long_prefill")
+_PLAIN = {"priority": False, "chunked": True, "eagle": False, "caching": True}
+
+
+def _shrink_config(failing: Failing, trace: Trace) -> Trace:
+    """The plainest configuration of an engine with which the clause still fails: groups, switches, sizes."""
+
+    def tried(**changes: Any) -> bool:
+        nonlocal trace
+        try:
+            simpler = replace(trace, geometry=replace(trace.geometry, **changes))
+            commands = failing(simpler)
+        except (GeometryError, UnusableImplementation):
+            return False
+        if commands is not None:
+            trace = replace(simpler, commands=commands)
+        return commands is not None
+
+    for at in reversed(range(len(trace.geometry.groups))):
+        tried(groups=trace.geometry.groups[:at] + trace.geometry.groups[at + 1 :])
+    for name, plain in _PLAIN.items():
+        if getattr(trace.geometry, name) != plain:
+            tried(**{name: plain})
+    for at, group in enumerate(trace.geometry.groups):
+        kinds = [(size, group.window) for size in range(1, group.block_size)]
+        kinds += [(group.block_size, window) for window in (None, *range(1, group.window or 1))]
+        for size, window in kinds:
+            groups = list(trace.geometry.groups)
+            groups[at] = LayerGroup(size, window)
+            if groups[at] != group and tried(groups=tuple(groups)):
+                break
+    for name in _LENGTHS:
+        for size in range(getattr(trace.geometry, name)):
+            if tried(**{name: size}):
+                break
+    return trace
+
+
 def _scaled(trace: Trace, was: int) -> Trace:
     """The trace with all lengths as many pages long as they were when a page had `was` tokens."""
     size, window = trace.geometry.page_size, trace.geometry.window
@@ -73,9 +117,11 @@ def _scaled(trace: Trace, was: int) -> Trace:
     return replace(trace, geometry=replace(trace.geometry, window=window), commands=commands)
 
 
-def failing_prefix(system: System, clause: str, base: System | None, trace: Trace) -> Commands | None:
+def failing_prefix(
+    system: AnySystem, clause: str, base: AnySystem | None, trace: Trace
+) -> Commands | None:
     """The commands up to the step that violates `clause`, if one does, and the base conforms in them."""
-    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=clause)
+    lockstep: Any = lockstep_on(system, trace.geometry, trace.mode, clause)
     for command in trace.commands:
         lockstep.do(command)
         if lockstep.violation is not None:

@@ -9,10 +9,11 @@ from reference.blocks.clauses import texts, runs, blocks, windows
 
 # isort: on
 from reference.blocks.clauses.step import BLOCK_CLAUSES, BlockStep
-from reference.clauses.base import Clause, Failure
+from reference.clauses import CLAUSES, Clause, Failure
 
-__all__ = ["BLOCK_CLAUSES", "BlockStep", "broken"]
+__all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken"]
 _MODULES = (texts, runs, blocks, windows)
+EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES  # of all kinds of systems, in the order of asking
 
 
 def broken(step: BlockStep, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:
