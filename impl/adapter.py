@@ -19,7 +19,8 @@ from reference.geometry import Geometry
 from reference.ledger import Cursors
 
 __all__ = [
-    "AnySystem", "Capabilities", "Cursors", "EngineSystem", "LockHolderView", "NodeView", "RequestView", "SessionView", "System",
+    "AnySystem", "Capabilities", "Cursors", "EngineSystem", "LockHolderView", "NodeView", "RequestView",
+    "SessionView", "System",
     "TreeSizes", "TreeView", "UnusableImplementation", "View",
 ]  # fmt: skip
 

@@ -124,7 +124,9 @@ def _base(named: str, device: str, impl: str) -> System:
 
     folder, vllm = named if Path(named).is_dir() else None, impl.startswith("vllm")
     try:
-        system = resolve(impl.replace(impl.partition("+")[0], "vllm" if vllm else "sglang") if folder else named, device, folder)
+        package, _, ways = impl.partition("+") if vllm else ("sglang", "", "")
+        of_folder = "+".join(filter(None, (package.partition("==")[0], ways)))
+        system = resolve(of_folder if folder else named, device, folder)
         if folder is not None:
             sizes = sizes_for(CLIENTS, "full") if vllm else sizes_for("sessions", "page1")
             usable(partial(system.reset, sizes), "it does not load")

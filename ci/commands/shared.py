@@ -68,7 +68,8 @@ def resolve(impl: str, device: str, sglang_path: str | None) -> System:
     if ":" in impl and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
     try:
-        return registry.resolve(impl, device=device, sglang_path=sglang_path)
+        system: System = registry.resolve(impl, device=device, sglang_path=sglang_path)
+        return system
     except UnusableImplementation as error:
         raise Unusable(str(error)) from error
     except Exception as error:  # a stranger's factory may raise anything

@@ -40,7 +40,8 @@ LIMITS = Limits()
 
 
 class WorkerSystem:
-    """A system (or engine that schedules by itself) that a worker drives, which starts with the first `reset`.
+    """A system (or engine that schedules by itself) that a worker drives, which starts with the first
+    `reset`.
 
     Raises UnusableImplementation where it cannot start; RuntimeError where it could before.
     """

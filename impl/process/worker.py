@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -64,7 +65,7 @@ def serve(
     os._exit(0)  # at once, whatever else it has running
 
 
-def _answer(system: AnySystem, ask: wire.Ask) -> wire.StepReply | wire.Failure:
+def _answer(system: Any, ask: wire.Ask) -> wire.StepReply | wire.Failure:
     if isinstance(ask, wire.Reset | wire.EngineReset):
         system.reset(ask.geometry)
         return wire.StepReply(wire.copied(system.view()))

@@ -23,7 +23,8 @@ from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 
 class Driver:
-    """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in flight."""
+    """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in
+    flight."""
 
     name, capabilities = "", Capabilities()  # VLLMSystem says both
 
@@ -31,7 +32,8 @@ class Driver:
         install(root)
         self.overlap = overlap
         self._methods = runner_methods(root)
-        self._spec_overlap = "def _get_valid_sampled_token_count" in (root / RUNNER).read_text(encoding="utf-8")
+        runner = (root / RUNNER).read_text(encoding="utf-8")
+        self._spec_overlap = "def _get_valid_sampled_token_count" in runner
         self._statuses = importlib.import_module("vllm.v1.request").RequestStatus
         self._outputs = importlib.import_module("vllm.v1.outputs")
         self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
@@ -179,7 +181,9 @@ class Driver:
             for out in one.outputs
         )
         if self.config.drafts and not self.overlap:
-            most = self.config.drafts if self.config.eagle else min(self.config.drafts, max(0, command.drafts))
+            most = self.config.drafts
+            if not self.config.eagle:
+                most = min(most, max(0, command.drafts))
             drafts = self.runner.proposed([name for name, tokens in ran.sampled.items() if tokens], most)
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
@@ -217,23 +221,23 @@ class Driver:
                     stamps = self._stamps.of_block(self._utils.get_block_hash(key), groups[group].block_size)
                     published.append(Published(block.block_id, group, stamps))
         mapped: dict[int, int] = {}
-        known = pool.cached_block_hash_to_block
-        for blocks in getattr(known, "_cache", known).values():
+        cache = pool.cached_block_hash_to_block
+        for blocks in getattr(cache, "_cache", cache).values():
             for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
                 mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
         kept = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
         kept.update(*(m.num_cached_block for m in managers))
-        memory = self.runner.memory
+        written = self.runner.memory
+        memory = [written.get(block.block_id, (-1, ())) for block in pool.blocks]
+        known = self.scheduler.requests
         return BlockFacts(
             refs=tuple(block.ref_cnt for block in pool.blocks),
             free=tuple(block.block_id for block in pool.free_block_queue.get_all_free_blocks()),
-            memory=tuple(
-                (memory[b][0], tuple(memory[b][1])) if b in memory else (-1, ()) for b in range(len(pool.blocks))
-            ),
+            memory=tuple((group, tuple(slots)) for group, slots in memory),
             published=tuple(published),
             mapped=mapped,
             requests=requests,
-            leftovers=tuple(self._names.get(name, name) for name in kept if name not in self.scheduler.requests),
+            leftovers=tuple(self._names.get(name, name) for name in kept if name not in known),
             lanes=self._lanes,
             outputs=self._given,
             reset=self._reset_done,

@@ -21,7 +21,8 @@ EOS = 0  # no text holds it
 
 
 class Stamps:
-    """Hashes blocks so that a hash tells which tokens it is of: its last 8 bytes are the stamp of the last one.
+    """Hashes blocks so that a hash tells which tokens it is of: its last 8 bytes are the stamp of the last
+    one.
 
     before: stamp -> the stamp of the token before it, and how many tokens it is of.
     """
@@ -42,7 +43,8 @@ class Stamps:
         return ahead.to_bytes(8, "big") + stamp.to_bytes(8, "big")
 
     def of_block(self, block_hash: bytes, size: int) -> tuple[int, ...]:
-        """The stamps of the tokens that a hash is of and that lie in its last block, which it may fill in part."""
+        """The stamps of the tokens that a hash is of and that lie in its last block, which it may fill in
+        part."""
         stamp, stamps = int.from_bytes(block_hash[-8:], "big"), []
         for _ in range((self.before[stamp][1] - 1) % size + 1):
             stamps.append(stamp)
@@ -65,8 +67,8 @@ def start(config: EngineConfig, overlap: bool, stamps: Stamps) -> tuple[Any, Cal
         block_size, hash_size = _block_sizes(utils, pool, settings, config)
         settings.cache_config.block_size = block_size
         offered = {
-            "vllm_config": settings, "kv_cache_config": pool, "block_size": block_size, "hash_block_size": hash_size,
-            "structured_output_manager": StructuredOutput(), "log_stats": False,
+            "vllm_config": settings, "kv_cache_config": pool, "block_size": block_size,
+            "hash_block_size": hash_size, "structured_output_manager": StructuredOutput(), "log_stats": False,
         }  # fmt: skip
         made = scheduler(**_taken(takes.__init__, offered))
         utils.init_none_hash(stamps)
@@ -148,7 +150,8 @@ def _settings(config: EngineConfig, overlap: bool) -> Bag:
         num_hash_lookahead_tokens=int(eagle and config.caching), use_v2_model_runner=False,
         max_concurrent_batches=1 + overlap,
         max_in_flight_tokens=(1 + overlap) * config.max_batched_tokens,
-        ec_manager_config=Bag(get_encoder_cache_manager_obj=lambda: None), aux_output_config=Bag(enabled=False),
+        ec_manager_config=Bag(get_encoder_cache_manager_obj=lambda: None),
+        aux_output_config=Bag(enabled=False),
     )  # fmt: skip
 
 
@@ -164,8 +167,9 @@ def _requests(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
             all_stop_token_ids={STOP_TOKEN},
         )  # fmt: skip
         offered = {
-            "request_id": name, "prompt_token_ids": tokens, "sampling_params": sampling, "pooling_params": None,
-            "eos_token_id": EOS, "priority": priority, "arrival_time": float(next(arrivals)),
+            "request_id": name, "prompt_token_ids": tokens, "sampling_params": sampling,
+            "pooling_params": None, "eos_token_id": EOS, "priority": priority,
+            "arrival_time": float(next(arrivals)),
             "block_hasher": hasher, "resumable": resumable,
         }  # fmt: skip
         if resumable and "resumable" not in parameters:

@@ -20,8 +20,9 @@ from impl.sglang.parts.fetch import PIP_TIMEOUT_S, VERSION, cache_folder, move_i
 from impl.vllm.modules import RUNNER
 
 _NEEDED = (
-    "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/", "vllm/v1/engine/__init__.py",
-    "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py", "vllm/v1/spec_decode/", "vllm/utils/", RUNNER,
+    "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/",
+    "vllm/v1/engine/__init__.py", "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py",
+    "vllm/v1/spec_decode/", "vllm/utils/", RUNNER,
 )  # fmt: skip
 _MAX_FILE = 16 << 20
 _TIMEOUT_S = 60
@@ -54,7 +55,8 @@ class _Ranges(io.RawIOBase):
         if count <= 0:
             return 0
         wanted = {"Range": f"bytes={self._at}-{self._at + count - 1}"}
-        with urllib.request.urlopen(urllib.request.Request(self._url, headers=wanted), timeout=_TIMEOUT_S) as reply:
+        asked = urllib.request.Request(self._url, headers=wanted)
+        with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as reply:
             if reply.status != 206:
                 raise OSError("the server gives no parts of files")
             got = reply.read()
@@ -64,7 +66,8 @@ class _Ranges(io.RawIOBase):
 
 
 def release_root(version: str) -> Path:
-    """The folder that holds `vllm/` of this release, fetched once and then kept. Raises UnusableImplementation."""
+    """The folder that holds `vllm/` of this release, fetched once and then kept. Raises
+    UnusableImplementation."""
     if not VERSION.fullmatch(version):
         raise UnusableImplementation(f"vllm=={version[:40]}: not a version number")
     root = cache_folder() / f"vllm-{version}"
@@ -94,16 +97,18 @@ def checkout_root(path: str | os.PathLike[str]) -> Path:
 def _url(version: str) -> str:
     """Where the index has the wheel, for this host or else for Linux: the Python files are the same."""
     said = ""
-    target = ["--platform", "manylinux_2_31_x86_64", "--platform", "manylinux1_x86_64", "--python-version", "312"]
-    for options in ([], [*target, "--target", tempfile.gettempdir()]):
+    target = ["--platform", "manylinux_2_31_x86_64", "--platform", "manylinux1_x86_64"]
+    for options in ([], [*target, "--python-version", "312", "--target", tempfile.gettempdir()]):
         command = [
-            *pip(), "install", "--dry-run", "--no-deps", "--quiet", "--ignore-installed", "--disable-pip-version-check",
-            "--no-input", "--only-binary=:all:", *options, "--report", "-", f"vllm=={version}",
+            *pip(), "install", "--dry-run", "--no-deps", "--quiet", "--ignore-installed",
+            "--disable-pip-version-check", "--no-input", "--only-binary=:all:", *options, "--report",
+            "-", f"vllm=={version}",
         ]  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise UnusableImplementation(f"vllm=={version}: pip gave no answer in {PIP_TIMEOUT_S} s") from None
+            late = f"pip gave no answer in {PIP_TIMEOUT_S} s"
+            raise UnusableImplementation(f"vllm=={version}: {late}") from None
         if done.returncode == 0:
             [wheel] = json.loads(done.stdout)["install"]
             return str(wheel["download_info"]["url"])

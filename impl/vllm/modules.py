@@ -1,4 +1,5 @@
-"""What of a vLLM release is loaded: scheduler, cache manager and request. What it needs besides stands here."""
+"""What of a vLLM release is loaded: scheduler, cache manager and request. What it needs besides stands
+here."""
 
 from __future__ import annotations
 
@@ -118,7 +119,9 @@ def _provided() -> Provided:
             "get_mm_features_in_window": lambda *_, **__: (0, 0),
             "strip_covered_mm_data": lambda features, *_, **__: features,
         },
-        "vllm.platforms": {"current_platform": Bag(is_xpu=_no, is_tpu=_no, register_custom_kv_cache_specs=_no)},
+        "vllm.platforms": {
+            "current_platform": Bag(is_xpu=_no, is_tpu=_no, register_custom_kv_cache_specs=_no),
+        },
         "vllm.distributed.kv_events": {"MEDIUM_GPU": "GPU", "MEDIUM_CPU": "CPU"},
         "vllm.envs": {"VLLM_USE_V2_MODEL_RUNNER": None, "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},
         "vllm.config": {"get_current_vllm_config_or_none": _nothing},
@@ -137,8 +140,9 @@ def install(root: Path) -> None:
 def runner_methods(root: Path) -> dict[str, Any]:
     """The worker's methods of this release, compiled by themselves."""
     env: dict[str, Any] = {
-        "CachedRequestState": RequestState, "SamplingType": Bag(RANDOM_SEED=object()), "torch": sys.modules["torch"],
-        "get_pp_group": lambda: Bag(is_last_rank=True), "cast": lambda _, value: value,
+        "CachedRequestState": RequestState, "SamplingType": Bag(RANDOM_SEED=object()),
+        "torch": sys.modules["torch"], "get_pp_group": lambda: Bag(is_last_rank=True), "cast": lambda _,
+        value: value,
         "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens),
         "copy_kv_cache_blocks_inplace": _copy_blocks,
     }  # fmt: skip

@@ -1,8 +1,9 @@
-"""The model runner: block tables as a worker keeps them, a stamp in every slot instead of KV, a model that samples.
+"""The model runner: block tables as a worker keeps them, a stamp in every slot instead of KV, a model that
+samples.
 
-Requests and tables are kept by the release's own `GPUModelRunner._update_states`, with a plain batch in place of
-its tensors. What the GPU does is ours: it runs batches in the order in which they were scheduled, so a batch is run
-when it is scheduled, and its results wait until the scheduler gets them.
+Requests and tables are kept by the release's own `GPUModelRunner._update_states`, with a plain batch in
+place of its tensors. What the GPU does is ours: it runs batches in the order in which they were scheduled,
+so a batch is run when it is scheduled, and its results wait until the scheduler gets them.
 """
 
 from __future__ import annotations
@@ -77,6 +78,11 @@ class _Counts(list[int]):
         self[:] = [value] * len(self)
 
 
+class _Buffer:
+    def __init__(self, size: int) -> None:
+        self.np = _Counts([0] * size)
+
+
 class _Worker:
     """What the release's methods take for `self`; what is not here never matters."""
 
@@ -92,8 +98,7 @@ class _Worker:
         self.is_pooling_model = self.uses_mrope = False
         self.uses_xdrope_dim = 0
         self.sampled_counts: list[int] = []
-        self.prev_num_draft_tokens = Inert()
-        self.prev_num_draft_tokens.np = _Counts([0] * size)
+        self.prev_num_draft_tokens = _Buffer(size)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -143,15 +148,14 @@ class ModelRunner:
             samples = begun[name] + count >= state.num_tokens
             real = not self.overlap or (name in had_sampled and name not in added)
             agreed = accept[min(at, len(accept) - 1)] if accept else 0
-            tokens, sampled = self._forward(name, batch.num_computed_tokens_cpu[index], count, given, real, agreed)
+            start = batch.num_computed_tokens_cpu[index]
+            tokens, sampled = self._forward(name, start, count, given, real, agreed)
             if not samples:
                 sampled = []
             elif name in stop:
                 sampled[-1] = STOP_TOKEN
             tables: Table = tuple(map(tuple, batch.rows[index]))
-            lanes.append(
-                Lane(name, batch.num_computed_tokens_cpu[index], tokens, len(given), tuple(sampled), tables)
-            )
+            lanes.append(Lane(name, start, tokens, len(given), tuple(sampled), tables))
             results[name] = sampled
         for lane in lanes:
             self._write(lane)
@@ -194,7 +198,7 @@ class ModelRunner:
         stamp = stamps[last] if 0 <= last < len(stamps) else 0
         drafts = self._drafts([stamp], len(given)) if self.overlap else list(given)
         inputs += drafts if real else [UNKNOWN] * len(given)
-        sampled = []
+        sampled: list[int] = []
         for draft in drafts if real else ():
             if len(sampled) == agreed or draft != greedy(stamp):
                 break

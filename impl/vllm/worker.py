@@ -1,5 +1,5 @@
-"""The worker of a release: `python -m impl.vllm.worker ROOT [--async]`. A release's module state is global, so each
-worker has one release."""
+"""The worker of a release: `python -m impl.vllm.worker ROOT [--async]`. A release's module state is global,
+so each worker has one release."""
 
 from __future__ import annotations
 

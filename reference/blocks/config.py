@@ -57,7 +57,8 @@ class EngineConfig:
             raise GeometryError("groups", f"must be 1 to {MAX_GROUPS} of them, not {len(self.groups)}")
         for at, group in enumerate(self.groups):
             if not 1 <= group.block_size <= 256:
-                raise GeometryError(f"groups[{at}].block_size", f"must be in [1, 256], not {group.block_size}")
+                size = group.block_size
+                raise GeometryError(f"groups[{at}].block_size", f"must be in [1, 256], not {size}")
             if group.window is not None and not 1 <= group.window <= 1 << 16:
                 raise GeometryError(f"groups[{at}].window", f"must be in [1, {1 << 16}], not {group.window}")
         for name, (low, high) in BOUNDS.items():
@@ -86,19 +87,19 @@ class EngineConfig:
 
 FLAGS = tuple(f.name for f in fields(EngineConfig) if f.type == "bool")
 
-_ONE, _FOUR = LayerGroup(1), LayerGroup(4)
+_ONE, _TWO, _FOUR, _NEAR = LayerGroup(1), LayerGroup(2), LayerGroup(4), LayerGroup(2, 3)
 # Tiny on purpose. The names say what is special.
 ENGINE_PRESETS: dict[str, EngineConfig] = {
-    "full": EngineConfig((LayerGroup(2),), 12, 16, 8, max_seqs=3),
-    "window": EngineConfig((LayerGroup(2, 3),), 12, 16, 8, max_seqs=3),
-    "hybrid": EngineConfig((LayerGroup(2), LayerGroup(2, 3)), 20, 16, 8, max_seqs=3),
+    "full": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3),
+    "window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3),
+    "hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3),
     "unequal": EngineConfig((_FOUR, LayerGroup(2, 5)), 18, 24, 12, max_seqs=3),
-    "drafts": EngineConfig((LayerGroup(2), LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2),
-    "eagle": EngineConfig((LayerGroup(2), LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True),
+    "drafts": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2),
+    "eagle": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True),
     "block1": EngineConfig((_ONE, LayerGroup(1, 2)), 34, 12, 8, max_seqs=2, drafts=1),
     "block16": EngineConfig((LayerGroup(16), LayerGroup(16, 20)), 10, 64, 32, max_seqs=3),
-    "tight": EngineConfig((LayerGroup(2),), 8, 16, 12, max_seqs=3, priority=True, long_prefill=3),
-    "uncached": EngineConfig((LayerGroup(2), LayerGroup(2, 3)), 18, 16, 16, max_seqs=3, caching=False, chunked=False),
+    "tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=3, priority=True, long_prefill=3),
+    "uncached": EngineConfig((_TWO, _NEAR), 18, 16, 16, max_seqs=3, caching=False, chunked=False),
 }
 
 

@@ -1,7 +1,8 @@
 """Whose text is what, and how much of it has KV: followed from what clients sent and what the model sampled.
 
 The ledger decides nothing. It takes over which requests a batch had and what came out of the model, and knows
-from that which text each request has, which of its positions are computed, and which the engine may be sure of.
+from that which text each request has, which of its positions are computed, and which the engine may be sure
+of.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def extend(text: list[int], stamps: list[int], tokens: Sequence[int]) -> None:
 
 @dataclass(slots=True)
 class LaneNote:
-    """A lane, and what it should be. fresh: its request held nothing before. text, stamps: of its request, up to what
-    was sampled last; computed: positions that had KV."""
+    """A lane, and what it should be. fresh: its request held nothing before. text, stamps: of its request,
+    up to what was sampled last; computed: positions that had KV."""
 
     lane: Lane
     fresh: bool
@@ -91,7 +92,8 @@ class LaneNote:
 
 @dataclass(slots=True)
 class OutputNote:
-    """What the engine gave out for a lane, beside what was due: tokens up to a stop, and whether that ends the turn.
+    """What the engine gave out for a lane, beside what was due: tokens up to a stop, and whether that ends
+    the turn.
 
     current: sampled behind the very text that the client has. optional: it may as well be dropped."""
 

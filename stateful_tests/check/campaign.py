@@ -116,7 +116,8 @@ def plan(
 
 
 def for_system(plan: Plan, system: AnySystem) -> Plan:
-    """The plan for this kind of system: others' machines and presets are left out of what was not asked for."""
+    """The plan for this kind of system: others' machines and presets are left out of what was not asked
+    for."""
     machines, presets = (tuple(MACHINES), tuple(PRESETS))
     if system.capabilities.schedules:
         machines, presets = (CLIENTS,), tuple(ENGINE_PRESETS)

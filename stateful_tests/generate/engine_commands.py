@@ -1,4 +1,5 @@
-"""What clients and the model do to an engine that schedules by itself: the next command, and sizes of its own.
+"""What clients and the model do to an engine that schedules by itself: the next command, and sizes of its
+own.
 
 A run is a loop of Schedule and Update with clients in between, as an engine core is.
 """
@@ -57,16 +58,15 @@ def draw_engine_config(source: ChoiceSource, like: EngineConfig) -> EngineConfig
     """Sizes that no preset has, with the kinds of groups that `like` has."""
     equal = len({g.block_size for g in like.groups}) == 1
     base = pick(source, (1, 2, 3, 4, 8, 16))
-    groups = tuple(
-        LayerGroup(base if equal or at else base * pick(source, (1, 2, 4)), group.window and 1 + source.upto(3 * base))
-        for at, group in enumerate(like.groups)
-    )
+    sizes = [base if equal or at else base * pick(source, (1, 2, 4)) for at in range(len(like.groups))]
+    windows = [group.window and 1 + source.upto(3 * base) for group in like.groups]
+    groups = tuple(map(LayerGroup, sizes, windows))
     longest = base * (3 + source.upto(5)) + source.upto(base)
     seqs, drafts = 1 + source.upto(3), like.drafts and 1 + source.upto(3)
     budget = max(seqs * (1 + drafts), 2 + source.upto(longest), 0 if like.chunked else longest)
     made = replace(
-        like, groups=groups, max_model_len=max(longest, 4), max_batched_tokens=budget, max_seqs=seqs, drafts=drafts,
-        blocks=1 << 10, priority=once_in(source, 3), long_prefill=pick(source, (0, 0, 2, 5)),
+        like, groups=groups, max_model_len=max(longest, 4), max_batched_tokens=budget, max_seqs=seqs,
+        drafts=drafts, blocks=1 << 10, priority=once_in(source, 3), long_prefill=pick(source, (0, 0, 2, 5)),
     )  # fmt: skip
     try:
         need = sum(made.most_blocks(group) for group in groups)

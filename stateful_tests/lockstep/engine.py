@@ -15,9 +15,9 @@ from stateful_tests.lockstep.results import Row, Run, Tally, Trace, Violation
 
 
 class EngineLockstep:
-    """ledger: what clients sent and the model sampled. facts: the engine's, now. violation: the first command that
-    left the specification; nothing may be done after it. tallies (shared between runs) count evaluations and
-    situations."""
+    """ledger: what clients sent and the model sampled. facts: the engine's, now. violation: the first
+    command that left the specification; nothing may be done after it. tallies (shared between runs) count
+    evaluations and situations."""
 
     def __init__(
         self,
@@ -32,7 +32,8 @@ class EngineLockstep:
         self.violation: Violation | None = None
         self.steps = 0
         self._tallies, self._refusals = tallies, refusals
-        self.waived = frozenset(system.capabilities.waived) | (frozenset(system.capabilities.known) - {clause})
+        can = system.capabilities
+        self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         system.reset(config)
         self.facts: BlockFacts = system.view()
 
@@ -98,12 +99,13 @@ def _said(before: BlockFacts, now: BlockFacts) -> list[str]:
         said.append(f"{lane.request} computes [{lane.start}, {end}){drafts}{sampled}")
     for output in now.outputs:
         ends = f" and ends: {output.finished}" if output.finished else ""
-        said.append(f"{output.request} gets {len(output.tokens)} token{'s' * (len(output.tokens) != 1)}{ends}")
+        tokens = f"{len(output.tokens)} token{'s' * (len(output.tokens) != 1)}"
+        said.append(f"{output.request} gets {tokens}{ends}")
     for name in {**before.requests, **now.requests}:
         was, fact = before.requests.get(name), now.requests.get(name)
         if fact is None:
             said.append(f"{name} is gone")
-        elif was is None or (was.status, was.tables, was.computed) != (fact.status, fact.tables, fact.computed):
+        elif was is None or was._replace(tokens=()) != fact._replace(tokens=()):
             tables = "; ".join(" ".join(map(str, table)) or "none" for table in fact.tables)
             said.append(f"{name} {fact.status}, computed {fact.computed}, blocks {tables}")
     was_named, named = ({p.block for p in facts.published} for facts in (before, now))

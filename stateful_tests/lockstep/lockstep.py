@@ -232,7 +232,7 @@ def check_fits(
     can = system.capabilities
     if isinstance(geometry, EngineConfig):
         if not can.schedules:
-            raise UnusableImplementation(f"{system.name} does not schedule by itself: the trace is of an engine")
+            raise UnusableImplementation(f"{system.name} is told each batch: the trace is of an engine")
         return
     if can.schedules:
         raise UnusableImplementation(f"{system.name} schedules by itself: the trace tells it each batch")

@@ -17,8 +17,8 @@ from reference.ledger import State
 class Trace:
     """A sequence of commands with everything that is needed to repeat it.
 
-    geometry: a Geometry; of an engine that schedules by itself its EngineConfig, and commands are EngineCommands.
-    bug, clause: the named bug that the trace shows, and the clause that the bug violates.
+    geometry: a Geometry; of an engine that schedules by itself its EngineConfig, and commands are
+    EngineCommands. bug, clause: the named bug that the trace shows, and the clause that the bug violates.
     expected: outcome stated for a step (by index), where one is stated.
     """
 
@@ -62,7 +62,8 @@ class Row:
     cursors: (holder, "kv_committed_len", before, after) for cursors that changed; reference side.
     freed: (holder, pool, first position, end position) in tokens, page-aligned; reference side.
     accounts: what a memory check counts; reference side.
-    tree: what changed in the radix tree, a sentence each; reference side. Of an engine that schedules by itself: what
+    tree: what changed in the radix tree, a sentence each; reference side. Of an engine that schedules by
+    itself: what
         it ran, gave out and changed.
     """
 

@@ -16,11 +16,10 @@ def resolve(
     """The system that `spec` names: a System, or an EngineSystem.
 
     reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
-    vllm==VERSION | vllm (`sglang_path` is then a checkout of vLLM), after either `+async`: with its asynchronous scheduler
-    After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
-    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling. calls: it notes them (see
-    SGLangSystem).
-    Raises UnusableImplementation with a one-line reason.
+    vllm==VERSION | vllm (`sglang_path` is then a checkout of vLLM), after either `+async`: with its
+    asynchronous scheduler After either sglang `+unified` or `+rust`: with that radix tree, where a release
+    has the choice (see impl.sglang.releases.variants); and `+overlap`: with overlap scheduling. calls: it
+    notes them (see SGLangSystem). Raises UnusableImplementation with a one-line reason.
     """
     sglang, *ways = spec.split("+")
     if sglang_path is not None and sglang not in ("sglang", "vllm"):
@@ -66,7 +65,8 @@ def resolve(
     if ":" in spec:
         return _factory(spec)
     raise UnusableImplementation(
-        f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang, vllm==VERSION, vllm, "
+        f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
+        f" vllm==VERSION, vllm, "
         "module:factory"
     )
 

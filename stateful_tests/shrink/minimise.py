@@ -63,7 +63,7 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     """The smallest size with which the clause still fails; failing need not be monotone in it."""
     now = getattr(trace.geometry, name)
     for size in [False] * now if isinstance(now, bool) else range(1, now or 1):  # no window stays none
-        smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))  # type: ignore[arg-type]
+        smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))
         for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
             commands = failing(candidate)
             if commands is not None:

@@ -287,13 +287,14 @@ def _plainer_steps(commands: Commands) -> Iterator[Commands]:
     """A model that agrees with fewer drafts, and stops nobody."""
     for i, command in enumerate(commands):
         if isinstance(command, Schedule):
-            for at in range(len(command.stop)):
-                yield _with(commands, i, replace(command, stop=command.stop[:at] + command.stop[at + 1 :]))
-            accept = command.accept
-            shorter = [accept[:-1]] if accept else []
-            lower = [accept[:at] + (accept[at] - 1,) + accept[at + 1 :] for at in range(len(accept)) if accept[at]]
-            for plainer in (*shorter, *lower):
-                yield _with(commands, i, replace(command, accept=plainer))
+            accept, stop = command.accept, command.stop
+            for at in range(len(stop)):
+                yield _with(commands, i, changed(command, stop=stop[:at] + stop[at + 1 :]))
+            if accept:
+                yield _with(commands, i, changed(command, accept=accept[:-1]))
+            for at in (at for at, count in enumerate(accept) if count):
+                fewer = (*accept[:at], accept[at] - 1, *accept[at + 1 :])
+                yield _with(commands, i, changed(command, accept=fewer))
 
 
 def _smaller_numbers(commands: Commands) -> Iterator[Commands]:

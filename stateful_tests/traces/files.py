@@ -114,7 +114,8 @@ def loads(data: bytes, name: str) -> Trace:
     with _one_line_errors(data, name):
         header = _HEADER.decode(data)
         _check_header(header, name)
-        file = (_FILE if header.engine is None else _ENGINE_FILE).decode(data)
+        decoder: msgspec.json.Decoder[Any] = _FILE if header.engine is None else _ENGINE_FILE
+        file = decoder.decode(data)
         _reject_repeated_keys(data, name)
     return _trace(file, name)
 
@@ -223,13 +224,17 @@ def _config_of(body: Any, name: str) -> EngineConfig:
 
 def _trace(file: TraceFile | EngineTraceFile, name: str) -> Trace:
     steps = [step_of(step) for step in file.steps]
-    engine = isinstance(file, EngineTraceFile)
+    if isinstance(file, EngineTraceFile):
+        sizes: Geometry | EngineConfig = _config_of(file.config, name)
+        mode, bug = Mode.FAITHFUL, None
+    else:
+        sizes, mode, bug = geometry_of(file.geometry, name), file.mode, file.bug
     return Trace(
-        geometry=_config_of(file.config, name) if engine else geometry_of(file.geometry, name),
-        mode=Mode.FAITHFUL if engine else file.mode,
+        geometry=sizes,
+        mode=mode,
         commands=tuple(command for command, _ in steps),
         origin=file.origin,
-        bug=None if engine else file.bug,
+        bug=bug,
         clause=file.clause,
         story=file.story,
         expected=tuple((index, outcome) for index, (_, outcome) in enumerate(steps) if outcome is not None),
@@ -309,7 +314,8 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
 def schema() -> dict[str, Any]:
     """The JSON Schema of a trace file, generated from the structs above."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "kvspec trace, version 1"}
-    kinds, definitions = msgspec.json.schema_components((TraceFile, EngineTraceFile), ref_template="#/$defs/{name}")
+    files = (TraceFile, EngineTraceFile)
+    kinds, definitions = msgspec.json.schema_components(files, ref_template="#/$defs/{name}")
     made: dict[str, Any] = {"anyOf": list(kinds), "$defs": definitions}
     made["$defs"]["Expect"] |= {"minProperties": 1, "maxProperties": 1}  # what __post_init__ checks
     for name in ("Mode", "Reason"):  # explained where they are defined, in words that may change

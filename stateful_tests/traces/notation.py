@@ -119,9 +119,14 @@ _REQUEST, _HOLDER = _name("request"), _name("holder")
 
 def _listing(field: str, of: Callable[[str], Any]) -> NotationPart:
     """A word and values; nothing where there are none."""
+
+    def write(command: Any) -> str:
+        values = getattr(command, field)
+        return "".join(f" {part}" for part in (field, *values)) if values else ""
+
     return NotationPart(
         f" [{field} ...]", rf"(?: {field}(?P<{field}>(?: {_NAME})+))?",
-        lambda command: "".join((f" {field}", *(f" {v}" for v in values))) if (values := getattr(command, field)) else "",
+        write,
         lambda found: {field: tuple(map(of, (found[field] or "").split()))},
     )  # fmt: skip
 

@@ -128,7 +128,8 @@ STEPS = {
 COMMAND_OF = {form.type: kind for kind, form in STEPS.items()}
 CONFIG = record(EngineConfig, "ConfigBody", _Struct)
 if TYPE_CHECKING:
-    AnyStep = EngineStep = TraceStep
+    AnyStep = TraceStep
+    EngineStep = TraceStep
     ConfigBody = Any
 else:
     AnyStep = Union[tuple(STEPS[kind].type for kind in COMMANDS)]
@@ -164,7 +165,8 @@ class TraceFile(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The same of an engine that schedules by itself: what it is configured with, instead of sizes and mode."""
+    """The same of an engine that schedules by itself: what it is configured with, instead of sizes and
+    mode."""
 
     format: Literal["kvspec-trace"]
     version: Literal[1]

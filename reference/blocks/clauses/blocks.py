@@ -31,7 +31,8 @@ def _counted(step: BlockStep) -> Failure | None:
 @clause(
     "BLK-2",
     "the free queue has what nobody holds",
-    "A block is in the free queue once if its ref count is 0, and not at all otherwise; the null block never is.",
+    "A block is in the free queue once if its ref count is 0, and not at all otherwise; the null block"
+    " never is.",
     about="state",
     why="Twice free is two owners, held and free as well; neither is a block lost for good.",
     rule="blocks.facts",
@@ -43,7 +44,8 @@ def _free(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
         want = int(block > 0 and refs == 0)
         if times[block] != want:
-            return f"block {block} (ref count {refs}) is {want} times in the free queue", f"{times[block]} times"
+            held = f"block {block} (ref count {refs})"
+            return f"{held} is {want} times in the free queue", f"{times[block]} times"
     return None
 
 
@@ -77,14 +79,16 @@ def _one_place(step: BlockStep) -> Failure | None:
 )
 def _leftovers(step: BlockStep) -> Failure | None:
     if step.after.leftovers:
-        return "the manager keeps tables of requests that are there", f"also of {', '.join(step.after.leftovers)}"
+        also = ", ".join(step.after.leftovers)
+        return "the manager keeps tables of requests that are there", f"also of {also}"
     return None
 
 
 @clause(
     "BLK-5",
     "only one's own blocks are written",
-    "A lane writes into blocks of its request's tables, a slot of one position, no slot of another lane's; never into the null"
+    "A lane writes into blocks of its request's tables, a slot of one position, no slot of another"
+    " lane's; never into the null"
     " block, and never past its table.",
     why="Whoever holds the block reads what was written there.",
     rule="blocks.facts",
@@ -106,7 +110,7 @@ def _written(step: BlockStep) -> Failure | None:
                     return f"{where} into a block of its own", "it has none there"
                 own = fact.tables[group] if fact is not None else ()
                 if at >= len(own) or own[at] != block:
-                    return f"{where} into a block of its own", f"into block {block}, which is not in its table"
+                    return f"{where} into a block of its own", f"block {block} is not in its table"
                 if writers.setdefault((block, offset), lane.request) != lane.request:
                     return f"{where} alone", f"{writers[block, offset]} writes there in the same batch"
     return None
@@ -156,7 +160,8 @@ def _mapped(step: BlockStep) -> Failure | None:
 @clause(
     "PUB-3",
     "a reset forgets everything",
-    "After a reset that succeeded no block bears a hash, and all are free; it succeeds whenever nobody holds one.",
+    "After a reset that succeeded no block bears a hash, and all are free; it succeeds whenever nobody"
+    " holds one.",
     why="Resets come with new weights: KV of the old ones must not be matched.",
     rule="blocks.facts",
     source="vllm reset_prefix_cache",

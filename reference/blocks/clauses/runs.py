@@ -10,7 +10,8 @@ from reference.clauses.base import Failure
 @clause(
     "RUN-1",
     "a batch keeps to its limits",
-    "A batch holds a request once, at most max_seqs requests and max_batched_tokens tokens, and no position at or"
+    "A batch holds a request once, at most max_seqs requests and max_batched_tokens tokens, and no"
+    " position at or"
     " past max_model_len.",
     why="What lies past a limit has no row, no slot or no position encoding.",
     rule="blocks.config",
@@ -33,9 +34,10 @@ def _limits(step: BlockStep) -> Failure | None:
 @clause(
     "RUN-2",
     "a batch goes on where KV ends",
-    "Whoever runs goes on at the first position that has no KV: no position is left out, none is computed twice. A"
+    "Whoever runs goes on at the first position that has no KV: no position is left out, none is"
+    " computed twice. A"
     " session's next turn may start earlier.",
-    why="Scheduler and runner count for themselves; under asynchronous scheduling drafts are taken back in both. A"
+    why="Scheduler and runner count for themselves; under asynchronous scheduling both take drafts back. A"
     " gap is KV that nobody computes, read for ever after.",
     rule="blocks.ledger",
     source="vllm _update_states, num_computed_tokens",
@@ -53,7 +55,8 @@ def _goes_on(step: BlockStep) -> Failure | None:
 @clause(
     "RUN-3",
     "inputs are the text",
-    "Inputs of a lane are the tokens of its request's text, in order, and drafts behind the last of them; the model"
+    "Inputs of a lane are the tokens of its request's text, in order, and drafts behind the last of"
+    " them; the model"
     " samples exactly when the last is among them.",
     why="The runner keeps texts of its own, across preemptions, turns and rejected drafts.",
     rule="blocks.ledger",
@@ -70,7 +73,8 @@ def _inputs(step: BlockStep) -> Failure | None:
             return f"{lane.request} computes its text at [{lane.start}, {end})", "other tokens, or none"
         if bool(lane.sampled) != (end == len(note.text)):
             said = f"{lane.request} has {len(note.text)} tokens, and computes up to {end}"
-            return f"{said}: {'a' if end == len(note.text) else 'no'} token is sampled", f"{len(lane.sampled)} are"
+            due = "a" if end == len(note.text) else "no"
+            return f"{said}: {due} token is sampled", f"{len(lane.sampled)} are"
         if lane.drafts and end != len(note.text):
             return f"drafts follow the text of {len(note.text)} tokens", f"they follow position {end}"
     return None
@@ -79,7 +83,8 @@ def _inputs(step: BlockStep) -> Failure | None:
 @clause(
     "RUN-4",
     "no stall",
-    "While a request waits or runs, nobody is between turns and no step is in flight, a schedule gives a batch, or"
+    "While a request waits or runs, nobody is between turns and no step is in flight, a schedule gives a"
+    " batch, or"
     " preempts somebody.",
     why="Nothing will ever change: the server hangs, and every check of memory is content.",
     rule="blocks.config",
@@ -95,4 +100,5 @@ def _stall(step: BlockStep) -> Failure | None:
     if step.before.requests != step.after.requests:
         return None  # somebody was preempted: the next schedule has another pool before it
     statuses = {name: fact.status for name, fact in step.after.requests.items()}
-    return "a batch, as somebody waits and nothing is in flight", f"none; {statuses}, {len(step.after.free)} blocks free"
+    got = f"none; {statuses}, {len(step.after.free)} blocks free"
+    return "a batch, as somebody waits and nothing is in flight", got

@@ -19,8 +19,8 @@ NO_BLOCK, NOT_WRITTEN = -1, 0  # what is read where a table ends; where a slot h
 
 @dataclass(eq=False)
 class BlockStep:
-    """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and what was
-    given out, beside what the ledger expects. bearers: who is there after the command, by name."""
+    """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
+    what was given out, beside what the ledger expects. bearers: who is there after the command, by name."""
 
     config: EngineConfig
     command: EngineCommand

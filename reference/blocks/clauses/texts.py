@@ -11,7 +11,8 @@ _SERVING = "kvspec"
 @clause(
     "TXT-1",
     "outputs are the model's chain",
-    "Every token that a client gets was sampled by the model behind exactly the text that the client has by then,"
+    "Every token that a client gets was sampled by the model behind exactly the text that the client has"
+    " by then,"
     " up to the stop, each once.",
     why="A token that is lost, doubled or sampled behind another text is a wrong answer that nobody notices.",
     rule="blocks.ledger",
@@ -25,7 +26,8 @@ def _chain(step: BlockStep) -> Failure | None:
         if given != note.tokens and not (note.optional and not given):
             return f"{note.name} gets {list(note.tokens)}", f"it gets {list(given)}"
         if given and not note.current:
-            return f"{note.name} gets what was sampled behind its text", f"{list(given)} was sampled behind another"
+            got = f"{list(given)} was sampled behind another"
+            return f"{note.name} gets what was sampled behind its text", got
     return None
 
 
@@ -55,7 +57,8 @@ def _ends(step: BlockStep) -> Failure | None:
 @clause(
     "TXT-3",
     "the scheduler has the client's text",
-    "The scheduler knows the requests that have not ended, no others, each with the text that its client has; a"
+    "The scheduler knows the requests that have not ended, no others, each with the text that its client"
+    " has; a"
     " session's next turn goes on behind all but the last token of the one before.",
     about="state",
     why="Block hashes, lengths and the prompt of a session's next turn are made from it.",

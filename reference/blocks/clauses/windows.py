@@ -9,9 +9,11 @@ from reference.clauses.base import Failure
 @clause(
     "HIT-1",
     "a hit can be gone on from in every group",
-    "Who starts behind a prefix that the cache has finds KV of its own text in every group, as far back as the next"
+    "Who starts behind a prefix that the cache has finds KV of its own text in every group, as far back"
+    " as the next"
     " query sees; at least one token is left to compute.",
-    why="Groups are matched one by one and cut to a common length; one that is too long is read where nothing is.",
+    why="Groups are matched one by one and cut to a common length; one that is too long is read where"
+    " nothing is.",
     rule="blocks.ledger",
     source="vllm find_longest_cache_hit",
     situation=lambda s: any(n.fresh and n.lane.start for n in s.lanes),
@@ -22,7 +24,8 @@ def _hit(step: BlockStep) -> Failure | None:
         if not note.fresh or not start:
             continue
         if start >= len(note.text) or not step.config.caching:
-            return f"{name} computes at least the last of its {len(note.text)} tokens", f"it starts at {start}"
+            want = f"{name} computes at least the last of its {len(note.text)} tokens"
+            return want, f"it starts at {start}"
         if (failure := step.misread(name, note.lane.tables, note.stamps, start, start)) is not None:
             return failure
     return None
@@ -31,7 +34,8 @@ def _hit(step: BlockStep) -> Failure | None:
 @clause(
     "READ-3",
     "every group reads the text's KV",
-    "Each query of a batch finds KV of exactly its request's text in every group, at every position that it sees.",
+    "Each query of a batch finds KV of exactly its request's text in every group, at every position that"
+    " it sees.",
     why="This is what the bookkeeping is for.",
     rule="blocks.ledger",
     source="as READ-1, READ-2",
@@ -49,7 +53,8 @@ def _reads(step: BlockStep) -> Failure | None:
 @clause(
     "WIN-1",
     "the settled window stays",
-    "Whoever holds KV keeps, in every group, all that the next query can see: positions up to the length that is"
+    "Whoever holds KV keeps, in every group, all that the next query can see: positions up to the length"
+    " that is"
     " sure, from one window before it. Only what lies below is the null block's.",
     about="state",
     why="Drafts in flight may be taken back, and the request goes on further down than the optimistic count.",
@@ -95,7 +100,8 @@ def _stays(step: BlockStep) -> Failure | None:
 @clause(
     "WIN-2",
     "counts in order",
-    "The length that is sure is at most the scheduler's count, and that is at most what each table has slots for.",
+    "The length that is sure is at most the scheduler's count, and that is at most what each table has"
+    " slots for.",
     about="state",
     why="A count below what is sure computes twice; one past the table writes where no block is.",
     rule="blocks.ledger",
