@@ -11,18 +11,25 @@ from ci.commands.shared import Unusable
 
 @click.command()
 @click.option("--out", metavar="FILE", help="Write it there instead of to stdout.")
+@click.option("--html", is_flag=True, help="As one HTML page, with a search and the drawings in colour.")
 @click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md) is out of date.")
-def spec(out: str | None, check: bool) -> int:
+def spec(out: str | None, html: bool, check: bool) -> int:
     """Print the specification, generated from the code: cursors, commands, clauses and what they catch."""
     from ci.documents import spec as document
 
     path = Path(out) if out is not None else document.ROOT / "SPEC.md"
+    if check and html:
+        raise Unusable("--check compares SPEC.md: it goes without --html")
     if check and not path.is_file():
         raise Unusable(f"--check: there is no {path}; --out FILE names another")
     try:
         text = document.text()
     except document.Incomplete as error:
         raise Unusable(f"spec: {error}") from error
+    if html:
+        from ci.documents.html_page import page
+
+        text = page(text, document.anchor)
     if check:
         if path.read_bytes() == text.encode():
             return 0

@@ -13,7 +13,7 @@ import click
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
     Unusable, impl_options, is_folder, load_trace, replay_command, resolve, save_traces, system_options,
-    text_out, usable, writable, writable_json, write_file, write_json,
+    text_out, usable, worker_limits, writable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def check(
         plan = campaign.for_system(plan, system)
         strange = ":" in impl  # a stranger's system may hold what there is once
         running = executor(jobs, ray_address, pays=not strange and device == "cpu", fork=device == "cpu")
-        named = campaign.Named(impl, device, sglang_path)
+        named = campaign.Named(impl, device, sglang_path, **worker_limits())
         with running as where, Progress(render.console(sys.stderr)) as progress:
             work = partial(campaign.run, system, plan, progress, before, executor=where, named=named)
             result = usable(work, f"--impl {impl}")

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,12 +45,48 @@ sglang_path_option = click.option(
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
 
+def _kept(context: click.Context, option: click.Parameter, value: Any) -> None:
+    context.meta[f"kvspec.{option.name}"] = value
+
+
+# How a system in a worker process is driven: kept in the context, for `resolve`.
+_worker_options = (
+    click.option(
+        "--in-process", is_flag=True, expose_value=False, callback=_kept,
+        help="Drive module:factory in this process: for debuggers and prints.",
+    ),
+    click.option(
+        "--timeout", type=click.FloatRange(0, min_open=True), expose_value=False, callback=_kept,
+        metavar="SECONDS", help="For one command, before a worker process counts as hung. [default: 30]",
+    ),
+    click.option(
+        "--memory", type=click.IntRange(1), expose_value=False, callback=_kept, metavar="MB",
+        help="That a worker process may take. [default: 8192]",
+    ),
+)  # fmt: skip
+
+
+def worker_limits() -> Data:
+    """What the command line says of workers, as `systems.resolve` takes it."""
+    from impl.process.system import LIMITS
+
+    asked = {name: _asked(name) for name in ("timeout", "memory")}
+    given = {f"{name}_{unit}": asked[name] for name, unit in (("timeout", "s"), ("memory", "mb"))}
+    limits = replace(LIMITS, **{name: value for name, value in given.items() if value is not None})
+    return {"limits": limits, "in_process": bool(_asked("in_process"))}
+
+
+def _asked(option: str) -> Any:
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(f"kvspec.{option}")
+
+
 def system_options(command: _Command) -> _Command:
     device = click.option(
         "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
         help="Where the torch implementation keeps its pools.",
     )  # fmt: skip
-    for option in reversed((impl_option, sglang_path_option, device, json_option)):
+    for option in reversed((impl_option, sglang_path_option, device, json_option, *_worker_options)):
         command = option(command)
     return command
 
@@ -68,11 +105,12 @@ def resolve(impl: str, device: str, sglang_path: str | None) -> System:
     if ":" in impl and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
     try:
-        system: System = registry.resolve(impl, device=device, sglang_path=sglang_path)
+        limits = worker_limits()
+        system: System = registry.resolve(impl, device=device, sglang_path=sglang_path, **limits)
         return system
     except UnusableImplementation as error:
         raise Unusable(str(error)) from error
-    except Exception as error:  # a stranger's factory may raise anything
+    except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
         raise Unusable(f"--impl {impl}: {type(error).__name__}: {error}") from error
 
 
@@ -116,6 +154,9 @@ def impl_options(impl: str, device: str, sglang_path: str | None) -> str:
         options += ["--vllm-path" if impl.startswith("vllm") else "--sglang-path", sglang_path]
     if device != "cpu":
         options += ["--device", device]
+    for name in ("timeout", "memory"):
+        if (value := _asked(name)) is not None:
+            options += [f"--{name}", f"{value:g}"]
     return shlex.join(options)
 
 

@@ -20,19 +20,23 @@ LEGEND = {
 _INDENT = "position  "
 
 
-def row(c: Cursors, page_size: int, window: int, target: int | None = None) -> str:
+def row(c: Cursors, page_size: int, window: int | None, target: int | None = None) -> str:
     """A row of req_to_token: its pages in both pools, the window at C, and where the cursors point."""
     pages = range(-(-c.kv_allocated_len // page_size))
     column = {p: p + p // page_size + 1 for p in range(len(pages) * page_size + 1)}
     ruler = "".join(f" {page * page_size:<{page_size}}" for page in pages)
     lines = [_INDENT + ruler.rstrip()]
-    for label, owned in (("full KV", full_pages(c, page_size)), ("SWA KV", swa_pages(c, page_size))):
+    kept = {"full KV": full_pages(c, page_size)}
+    if window is not None:
+        kept["SWA KV"] = swa_pages(c, page_size)
+    for label, owned in kept.items():
         cells = "".join(
             "|" + "".join(_cell(c, at * page_size + i, at in owned) for i in range(page_size)) for at in pages
         )
         lines.append(f"{label:<{len(_INDENT)}}{cells}|")
-    seen = range(window_start(c.kv_committed_len, window), c.kv_committed_len)
-    lines.append("window".ljust(len(_INDENT)) + _marks({column[p]: "~" for p in seen}))
+    if window is not None:
+        seen = range(window_start(c.kv_committed_len, window), c.kv_committed_len)
+        lines.append("window".ljust(len(_INDENT)) + _marks({column[p]: "~" for p in seen}))
     named = {"R": c.cache_protected_len, "E": c.swa_evicted_seqlen, "C": c.kv_committed_len}
     named |= {"A": c.kv_allocated_len} | ({"target": target} if target is not None else {})
     for value in sorted({*named.values()}):

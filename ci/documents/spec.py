@@ -6,19 +6,19 @@ Everything in here is read from code or comes out of runs of the reference. Same
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ci import TEMPLATES, Data
-from ci.documents import drawing
+from ci.documents import drawing, steps
 from impl.bugs import BUGS, Bug
 from reference import model
 from reference.clauses import CLAUSES, Clause
 from reference.commands import (
-    COMMANDS, Admit, Chunk, Command, Done, Draft, EvictSwa, Extend, Finish, Mode, Open, Piece, Reason,
-    SpecDecode, Submit,
+    COMMANDS, Admit, CheckIdle, Chunk, Command, Done, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match,
+    Mode, Open, Piece, Reason, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.cursors import Cursors
 from reference.geometry import Geometry
@@ -92,10 +92,12 @@ def collect() -> Data:
             {"command": kind_name(kind), "ends": ends, "mark": mark, "keeps": keeps}
             for kind, (ends, mark, keeps) in TURNS.items()
         ],
-        "commands": [_command(RULES[kind]) for kind in COMMANDS],
+        "commands": [_command(RULES[kind], fixtures) for kind in COMMANDS],
+        "tree": _tree_steps(),
         "monitors": list(MONITORS.values()),
-        "families": _families(),
-        "clauses": [_clause(clause, shown_by) for clause in CLAUSES.values()],
+        "families": (families := _families()),
+        "clauses": [_clause(clause, shown_by, fixtures) for f in families for clause in f["clauses"]],
+        "asked": list(CLAUSES),
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
         "window": {policy.name: policy for policy in window_theorem.POLICIES},
         "theorem": window_theorem.PARAGRAPH,
@@ -118,7 +120,7 @@ def anchor(heading: str) -> str:
 # Commands and clauses.
 
 
-def _command(rule: Rule) -> Data:
+def _command(rule: Rule, fixtures: dict[str, Trace]) -> Data:
     kind = rule.command
     assert kind.__doc__ is not None
     return {
@@ -126,7 +128,28 @@ def _command(rule: Rule) -> Data:
         "about": " ".join(kind.__doc__.split()),
         "fields": [_field(f.name, str(f.type)) for f in fields(kind)],
         "rule": rule,
+        "example": _example(kind, fixtures),
     }
+
+
+def _example(kind: type[Command], fixtures: dict[str, Trace]) -> Data:
+    """The first step of this kind in a fixture that frees something, or else changes something, or is done.
+
+    CheckIdle, which no fixture has, is done at the end of the worked example (at: none).
+    """
+    found = [
+        ((not step.frees, not step.changes, at, len(step.drawn()), name), step)
+        for name, trace in fixtures.items()
+        for at, step in enumerate(steps.steps(trace))
+        if isinstance(step.command, kind) and isinstance(step.outcome, Done)
+    ]
+    if not found:
+        assert kind is CheckIdle, f"no fixture has {kind.__name__}"
+        longer = (*fixtures[EXAMPLE].commands, CheckIdle())
+        *_, last = steps.steps(replace(fixtures[EXAMPLE], commands=longer))
+        return {"fixture": EXAMPLE, "at": None, "drawn": last.drawn()}
+    (_, _, at, _, name), step = min(found, key=lambda hit: hit[0])
+    return {"fixture": name, "at": at, "drawn": step.drawn()}
 
 
 def _field(name: str, kind: str) -> str:
@@ -144,11 +167,14 @@ def _families() -> list[Data]:
     return [{"about": FAMILIES[family], "clauses": clauses} for family, clauses in found.items()]
 
 
-def _clause(clause: Clause, shown_by: dict[str, str]) -> Data:
-    """killed: the bugs whose first violated clause it is, each with its fixture."""
+def _clause(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]) -> Data:
+    """killed: the bugs whose first violated clause it is, each with its fixture; drawn: the step that shows
+    the first of them, the last of its fixture, as the reference does it."""
     bugs = [bug for bug in BUGS.values() if bug.clause == clause.id]
+    *_, last = steps.steps(fixtures[shown_by[bugs[0].id]]) if bugs else [None]
     return {
         "clause": clause,
+        "drawn": last.drawn() if last is not None else "",
         "rules": [_code(f"reference.{name}") for name in clause.rule.split(", ")],
         "property": _code(f"{clause.check.__module__}.{clause.check.__name__}"),
         "proofs": sum(clause.id in obligation.clauses for obligation in OBLIGATIONS.values()),
@@ -190,6 +216,25 @@ def _steps(trace: Trace) -> list[Data]:
             }
         )
     return steps
+
+
+def _tree_steps() -> dict[str, Data]:
+    """What the chapter on the radix tree draws, from one run: page_size 2, window 3."""
+    state = model.initial(Geometry(2, 3, 12, 12, 2, 16, tree=True), Mode.FAITHFUL)
+    run: tuple[tuple[str, Command], ...] = (
+        ("insert", Insert("h1", (Piece("a", 8),))),
+        ("lock", Match("h2", (Piece("a", 9),))),
+        ("split", Insert("h3", (Piece("a", 6), Piece("b", 2)))),
+        ("unlock", Unlock("h2")),
+        ("tombstone", Evict(0, 6)),
+        ("recovery", Insert("h4", (Piece("a", 8),))),
+    )
+    shown = {}
+    for name, command in run:
+        before, (state, outcome) = state, model.step(state, command)
+        assert isinstance(outcome, Done), (command, outcome)
+        shown[name] = {"drawn": steps.DrawnStep(command, before, state, outcome).drawn()}
+    return shown
 
 
 def _target(state: State, command: Command | None) -> int | None:

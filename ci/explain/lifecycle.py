@@ -15,6 +15,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.step import swept_below
 from reference.commands import Done, Reason, Refused, Submit
 from reference.ledger import ZERO, Cursors, Phase, text_tokens
+from reference.rules import RULES as RULES_OF
 from stateful_tests.lockstep.follow import launched
 from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import format_outcome as say
@@ -54,11 +55,13 @@ def _why(past: History) -> str:
         )
         pages = some(left, f"{POOL[pool]} page")
         return f", for {pages} can be had at once and {unlocked} more from the tree"
+    condition = f" ({RULES_OF[type(step.command)].refused[reason]})" if ours else ""
     if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
         name, phase = request.name, request.phase
-        is_so = f"{name} is {phase.value}"
-        return f", for {is_so}" + (f" {past.first_since(is_so, _in_phase, name, phase)}" if ours else "")
-    return ""
+        is_so = f"{name} is {phase.value}{' again' * (phase is Phase.QUEUED and request.started)}"
+        since = f" {past.first_since(is_so, _in_phase, name, phase)}" if ours else ""
+        return f"{condition}, for {is_so}{since}"
+    return condition
 
 
 def _is_turn(m: Moment, session: str, turn: str) -> bool:

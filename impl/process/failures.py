@@ -3,20 +3,32 @@ same while a trace shrinks."""
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import sysconfig
 import traceback
 from pathlib import Path
 
+Place = tuple[str, int, str]  # file, line, function
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 
 
+class SystemFailed(RuntimeError):
+    """A system failed in another process: one line says why."""
+
+
 def described(error: BaseException, root: Path | None = None) -> str:
-    """Type, message, and the line that raised it: the last one below `root`, else outside of libraries."""
+    """Type, message, and the line that raised it: the last one below `root`, else outside of libraries. That
+    line is the message of an exception without one, such as a bare assert."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is of whoever called the system
     places = [(f.filename, f.lineno or 0, f.name) for f in frames]
+    if isinstance(error, SystemFailed):
+        return str(error)
     message = " ".join(str(error).split())[:300]
+    if not message and places:
+        file, line, _ = _own(places, root)
+        message = linecache.getline(file, line).strip()
     return f"{type(error).__name__}: {message}{_at(places, root)}"
 
 
@@ -32,13 +44,18 @@ def stack(said: str, root: Path | None = None) -> str:
     return _at([(file, int(line), name) for file, line, name in reversed(places)], root)
 
 
-def _at(places: list[tuple[str, int, str]], root: Path | None) -> str:
+def _own(places: list[Place], root: Path | None) -> Place:
     own = [p for p in places if (p[0].startswith(str(root)) if root else not p[0].startswith(_LIBRARIES))]
+    return (own or places)[-1]
+
+
+def _at(places: list[Place], root: Path | None) -> str:
     if not places:
         return ""
-    file, line, name = (own or places)[-1]
+    file, line, name = _own(places, root)
     if root is None:
         return f" at {Path(file).name}:{line} in {name}"
-    return f" at {os.path.relpath(file, root) if own else f'kvspec:{Path(file).name}'}:{line}"
+    below = file.startswith(str(root))
+    return f" at {os.path.relpath(file, root) if below else f'kvspec:{Path(file).name}'}:{line}"
 
 

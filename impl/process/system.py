@@ -10,14 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from impl import HOME
 from impl.adapter import Capabilities, UnusableImplementation, View
 from impl.process import wire
-from impl.process.failures import stack
+from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
@@ -43,7 +44,7 @@ class WorkerSystem:
     """A system (or engine that schedules by itself) that a worker drives, which starts with the first
     `reset`.
 
-    Raises UnusableImplementation where it cannot start; RuntimeError where it could before.
+    Raises UnusableImplementation where it cannot start, SystemFailed where it could before.
     """
 
     name = ""
@@ -53,11 +54,22 @@ class WorkerSystem:
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
         self.noted = wire.Noted()
+        self._slowest_s = 0.0  # answer so far
         self._started = False  # once, so that it can be
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._view: View | BlockFacts | None = None
         self._broken: str | None = None
+
+    @contextlib.contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Wait less long for answers: a hang is known, and looked for in many shorter traces."""
+        limits = self.limits
+        self.limits = replace(limits, timeout_s=min(limits.timeout_s, max(1.0, 20 * self._slowest_s)))
+        try:
+            yield
+        finally:
+            self.limits = limits
 
     def command_line(self) -> list[str]:
         """What starts the worker."""
@@ -74,7 +86,7 @@ class WorkerSystem:
         kind = wire.EngineReset if isinstance(geometry, EngineConfig) else wire.Reset
         reply = self._ask(kind(geometry))
         if not isinstance(reply, wire.StepReply):
-            raise RuntimeError(self._broken)
+            raise SystemFailed(self._broken)
         self._view = reply.view
 
     def apply(self, command: Any) -> Outcome:
@@ -97,7 +109,7 @@ class WorkerSystem:
     def view(self) -> Any:
         """The facts after the last command that came to an end; costs nothing."""
         if self._view is None:
-            raise RuntimeError(self._broken or "reset comes first")
+            raise SystemFailed(self._broken or "reset comes first")
         return self._view
 
     def close(self) -> None:
@@ -136,9 +148,11 @@ class WorkerSystem:
         )  # fmt: skip
         reply = self._receive(self.limits.start_s, "to start")
         if not isinstance(reply, wire.Ready):
-            error = self._broken
+            error = str(reply.error if isinstance(reply, wire.Failure) else self._broken)
             self.close()
-            raise (RuntimeError if self._started else UnusableImplementation)(f"{self.name}: {error}")
+            if self._started:
+                raise SystemFailed(error)
+            raise UnusableImplementation(error if error.startswith(self.name) else f"{self.name}: {error}")
         self._started = True
         return reply
 
@@ -161,16 +175,17 @@ class WorkerSystem:
         """The worker's next reply; None where there is none, and why stands in `_broken`."""
         assert self._process is not None
         assert self._process.stdout is not None
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
 
         def look() -> None:
             if self._memory_mb() > self.limits.memory_mb:
                 raise MemoryError
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > timeout_s:
                 raise TimeoutError
 
         try:
             if (body := wire.receive(self._process.stdout.fileno(), look)) is not None:
+                self._slowest_s = max(self._slowest_s, time.monotonic() - began) if self._started else 0.0
                 return wire.REPLIES.decode(body)
             why = self._last_words()
         except TimeoutError:
@@ -235,7 +250,7 @@ class StrangerSystem(WorkerSystem):
 
     def __init__(self, spec: str, limits: Limits = LIMITS) -> None:
         super().__init__(limits)
-        self.spec = spec
+        self.spec, self.name = spec, f"--impl {spec}"
         ready = self.start()
         self.name, self.capabilities = ready.name, ready.capabilities
 

@@ -116,13 +116,11 @@ def unpack_command(message: Apply) -> Command:
     return command
 
 
-def copied(view: View | BlockFacts) -> View | BlockFacts:
+def copied(view: View) -> View:
     """The view as it is now: a system may show its own lists, and go on changing them.
 
     Raises TypeError where something in it is not what a view has there.
     """
-    if isinstance(view, BlockFacts):
-        return view  # tuples
     copy: View = _copied("view()", _VIEW, view)
     return copy
 

@@ -19,9 +19,10 @@ from typing import Any
 
 import msgspec
 
-from impl.adapter import AnySystem, System, UnusableImplementation
+from impl.adapter import AnySystem, System, UnusableImplementation, View
 from impl.process import wire
 from impl.process.failures import described
+from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 
 WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
@@ -68,14 +69,19 @@ def serve(
 def _answer(system: Any, ask: wire.Ask) -> wire.StepReply | wire.Failure:
     if isinstance(ask, wire.Reset | wire.EngineReset):
         system.reset(ask.geometry)
-        return wire.StepReply(wire.copied(system.view()))
+        return wire.StepReply(_seen(system))
     outcome = wire.checked(system.apply(wire.unpack_command(ask)))
     if isinstance(outcome, Broken):
         return wire.Failure(outcome.error)
-    view = wire.copied(system.view())
+    view = _seen(system)
     if isinstance(outcome, Refused):
         return wire.StepReply(view, outcome.reason)
     return wire.StepReply(view, None, outcome.choices, outcome.report, outcome.freed)
+
+
+def _seen(system: Any) -> View | BlockFacts:
+    view: View | BlockFacts = system.view()
+    return view if isinstance(view, BlockFacts) else wire.copied(view)
 
 
 def _failure(error: BaseException, root: Path | None) -> wire.Failure:
@@ -100,11 +106,11 @@ def made(spec: str) -> System:
     system: System = factory()
     missing = [name for name in _OFFERED if not hasattr(system, name)]
     if missing:
-        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (impl/adapter.py)")
+        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (see kvspec.System)")
     try:
         wire.capable(system.capabilities)
     except TypeError as error:
-        raise UnusableImplementation(f"--impl {spec}: {error} (impl/adapter.py)") from error
+        raise UnusableImplementation(f"--impl {spec}: {error} (see kvspec.Capabilities)") from error
     return system
 
 

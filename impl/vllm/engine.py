@@ -75,8 +75,8 @@ def start(config: EngineConfig, overlap: bool, stamps: Stamps) -> tuple[Any, Cal
         hasher = {"caching_hash_fn": stamps, "num_hash_lookahead_tokens": settings.num_hash_lookahead_tokens}
         sizes = {"hash_block_size": hash_size, "block_size": hash_size}
         by = utils.get_request_block_hasher(**_taken(utils.get_request_block_hasher, hasher | sizes))
-    except (AssertionError, NotImplementedError, ValueError) as error:
-        said = " ".join(str(error).split())[:200] or f"{type(error).__name__} at start"
+    except Exception as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnusableImplementation(f"this vLLM refuses the configuration: {said}") from error
     return made, _requests(by if config.caching else None)
 

@@ -17,6 +17,7 @@ from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, UnusableImplementation
+from impl.process.system import LIMITS, Limits
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig, engine_preset
 from reference.commands import Command, Mode
@@ -150,6 +151,8 @@ class Named(NamedTuple):
     impl: str
     device: str = "cpu"
     sglang_path: str | None = None
+    limits: Limits = LIMITS
+    in_process: bool = True
 
 
 class Cell(NamedTuple):
@@ -229,7 +232,10 @@ def _drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
 @lru_cache(maxsize=1)
 def _system(named: Named) -> Any:
     """The system of this process, which is closed when it ends."""
-    system = systems.resolve(named.impl, device=named.device, sglang_path=named.sglang_path)
+    system = systems.resolve(
+        named.impl, device=named.device, sglang_path=named.sglang_path, limits=named.limits,
+        in_process=named.in_process,
+    )  # fmt: skip
     Finalize(None, system.close, exitpriority=1)
     return system
 
@@ -300,6 +306,7 @@ class _Caught:
     """Violations of one clause so far."""
 
     trace: Trace
+    first: Trace  # as it was met
     violation: Violation
     modes: set[Mode]
     times: int
@@ -405,6 +412,8 @@ class _Campaign:
                 budget = BUDGET if smallest is None else _BESIDE
                 smallest = minimise(self.system, trace, clause, budget=budget, base=base)
                 shown = self._shown(smallest)
+                if clause not in shown:  # it comes and goes
+                    smallest, shown = trace, ()
             modes = {trace.mode}
             faithful = replace(smallest, mode=Mode.FAITHFUL)
             free = trace.mode is Mode.FREE
@@ -414,7 +423,7 @@ class _Campaign:
             old = self.base is not None and clause in (violated(self.base, smallest, clause) or ())
             if known is None or (known.old and not old):
                 after = time.monotonic() - self.started
-                known = _Caught(smallest, violation, set(), 1, after, self.commands, old)
+                known = _Caught(smallest, trace, violation, set(), 1, after, self.commands, old)
                 self.caught[clause] = known
                 self.last_new = self.commands
             if old and not known.old:
@@ -438,6 +447,8 @@ class _Campaign:
     def _finding(self, clause: str) -> Finding:
         caught = self.caught[clause]
         run = replay(self.system, replace(caught.trace, clause=clause))
+        if run.violation is None:
+            run = replay(self.system, replace(caught.first, clause=clause))
         if run.violation is None:
             # Reported all the same: a fault that comes and goes is one, and so is a reset that forgets.
             told = replace(caught.violation, observed=f"{caught.violation.observed} {ONCE}")

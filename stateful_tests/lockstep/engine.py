@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from impl.adapter import EngineSystem, UnusableImplementation
+from impl.process.failures import described
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken
 from reference.blocks.commands import EngineCommand
 from reference.blocks.config import EngineConfig
@@ -49,7 +50,7 @@ class EngineLockstep:
         except UnusableImplementation:
             raise
         except Exception as error:
-            outcome = Broken(f"{type(error).__name__}: {error}")
+            outcome = Broken(described(error))
         if isinstance(outcome, Broken):
             self.violation = Violation("BROKEN", index, "the engine carries it out", outcome.error)
             return outcome

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
-from impl.adapter import (
-    AnySystem, LockHolderView, System, TreeView, UnusableImplementation, View,
-)  # fmt: skip
+from impl.adapter import AnySystem, System, UnusableImplementation, View
+from impl.process.failures import described
+from impl.process.wire import checked, copied
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.config import EngineConfig
@@ -22,7 +23,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    Account, Broken, CheckBusy, Command, Done, Entry, Mode, Outcome, Reason, Refused, Report,
+    Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.geometry import Geometry
@@ -33,6 +34,7 @@ from stateful_tests.lockstep.follow import followed
 from stateful_tests.lockstep.results import Moment, Row, Run, Tally, Trace, Violation
 from stateful_tests.lockstep.tree_diff import tree_changes
 
+_NOTHING = View({}, {}, (), (), {}, ())  # of a system that could not be started
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
 
 
@@ -64,12 +66,15 @@ class Lockstep:
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         self._step: Step | None = None
         self._locks: Locks = {}
-        system.reset(geometry)
+        self._unstarted: Broken | None = None  # why there is no empty system, as the first command meets it
+        self._view, self._facts = _NOTHING, facts_of(_NOTHING, geometry)
         try:
-            self._view: View = _frozen(system.view())
-        except (AttributeError, TypeError) as error:
-            raise UnusableImplementation(f"{system.name}: view() gives no View: {error}") from error
-        self._facts: Facts = facts_of(self._view, geometry)
+            system.reset(geometry)
+            self._view, self._facts = self._seen()
+        except UnusableImplementation:
+            raise
+        except (Exception, SystemExit) as error:
+            self._unstarted = Broken(described(error))
 
     def do(self, command: Command) -> Outcome:
         """Run one command on both. Returns the reference's outcome; sets `violation` if they part."""
@@ -82,16 +87,11 @@ class Lockstep:
         if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
             return self._count(expected)  # no scheduler would do it: the system is not asked
         try:
-            outcome = self.system.apply(command)
-            if not isinstance(outcome, (Done, Refused, Broken)):
-                raise TypeError(f"apply() gave {outcome!r:.60}, not Done, Refused or Broken")
-            if isinstance(outcome, Done):
-                _check_report(outcome.report)
-            view = _frozen(self.system.view())
-            unchanged = _same(self._view, view)
-            facts = self._facts if unchanged else facts_of(view, was.config.geometry)
-        except Exception as error:
-            outcome = Broken(f"{type(error).__name__}: {error}")
+            outcome = self._unstarted or checked(self.system.apply(command))
+            if not isinstance(outcome, Broken):
+                view, facts = self._seen()
+        except (Exception, SystemExit) as error:
+            outcome = Broken(described(error))
         if isinstance(outcome, Broken):
             self.violation = Violation("BROKEN", index, _say(expected), outcome.error)
             return expected
@@ -114,7 +114,7 @@ class Lockstep:
             expected = _without(can.uncounted, expected)
         step = Step(
             was.config, command, expected, outcome, was, now, self._facts, facts,
-            unchanged, overreach, can.tree_policy_is_free, self._locks,
+            facts is self._facts, overreach, can.tree_policy_is_free, self._locks,
         )  # fmt: skip
         self.state, self._view, self._facts, self._step, self._locks = now, view, facts, step, step.locks
         failures = broken(step, waived=self.waived)
@@ -123,6 +123,14 @@ class Lockstep:
         if failures:
             self.violation = violation_of(failures, index)
         return self._count(expected)
+
+    def _seen(self) -> tuple[View, Facts]:
+        """The system's view now, and what it comes down to."""
+        view = copied(self.system.view())
+        if view.tree is not None:
+            nodes = sorted(view.tree.nodes, key=attrgetter("path"))
+            view = replace(view, tree=replace(view.tree, nodes=nodes))
+        return view, self._facts if _same(self._view, view) else facts_of(view, self.state.config.geometry)
 
     def moment(self) -> Moment:
         """Both sides as they are now."""
@@ -165,16 +173,6 @@ def lockstep_on(
     return Lockstep(on, geometry, mode, clause=clause)
 
 
-def _check_report(report: object) -> None:
-    """Raise TypeError when this is no report of a memory check."""
-    if report is None:
-        return
-    accounts, entries = getattr(report, "accounts", (None,)), getattr(report, "entries", (None,))
-    whole = all(isinstance(a, Account) for a in accounts) and all(isinstance(e, Entry) for e in entries)
-    if not isinstance(report, Report) or not whole:
-        raise TypeError(f"apply() gave the report {report!r:.60}, not a Report of Accounts and Entries")
-
-
 def _without(pools: frozenset[str], expected: Outcome) -> Outcome:
     """What a busy check finds that has no account of these pools."""
     if not isinstance(expected, Done) or expected.report is None:
@@ -186,31 +184,6 @@ def _without(pools: frozenset[str], expected: Outcome) -> Outcome:
 
 def _say(outcome: Outcome) -> str:
     return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
-
-
-def _frozen(view: View) -> View:
-    """The view as it is now: a system may show its own lists, and go on changing them."""
-    return replace(
-        view,
-        sessions={n: replace(s, history=tuple(s.history)) for n, s in view.sessions.items()},
-        requests={n: replace(r, text=tuple(r.text)) for n, r in view.requests.items()},
-        rows={row: tuple(slots) for row, slots in view.rows.items()},
-        free_full=tuple(view.free_full),
-        free_swa=tuple(view.free_swa),
-        free_rows=tuple(view.free_rows),
-        full_to_swa=tuple(view.full_to_swa),
-        full_stamps=tuple(view.full_stamps),
-        swa_stamps=tuple(view.swa_stamps),
-        tree=None if view.tree is None else _frozen_tree(view.tree),
-    )
-
-
-def _frozen_tree(tree: TreeView) -> TreeView:
-    nodes = tuple(
-        replace(n, path=tuple(n.path), slots=tuple(n.slots), swa_slots=tuple(n.swa_slots)) for n in tree.nodes
-    )
-    lock_holders = {name: LockHolderView(tuple(h.slots)) for name, h in tree.lock_holders.items()}
-    return TreeView(tuple(sorted(nodes, key=lambda n: tuple(n.path))), lock_holders, tree.sizes)
 
 
 _FIELDS = [field.name for field in fields(View)]

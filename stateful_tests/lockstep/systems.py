@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from impl.adapter import System, UnusableImplementation
+from impl.process.system import LIMITS, Limits, StrangerSystem
+from impl.process.worker import made
 
 
 def resolve(
     spec: str, *, device: str = "cpu", sglang_path: str | None = None, calls: bool = False,
+    limits: Limits = LIMITS, in_process: bool = True,
 ) -> Any:  # fmt: skip
     """The system that `spec` names: a System, or an EngineSystem.
 
     reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
-    vllm==VERSION | vllm (`sglang_path` is then a checkout of vLLM), after either `+async`: with its
-    asynchronous scheduler After either sglang `+unified` or `+rust`: with that radix tree, where a release
-    has the choice (see impl.sglang.releases.variants); and `+overlap`: with overlap scheduling. calls: it
-    notes them (see SGLangSystem). Raises UnusableImplementation with a one-line reason.
+    vllm==VERSION | vllm (`sglang_path` is then a checkout of vLLM)
+    After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
+    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; after vllm `+async` for the same.
+    calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
+    system in one. Raises UnusableImplementation with a one-line reason.
     """
     sglang, *ways = spec.split("+")
     if sglang_path is not None and sglang not in ("sglang", "vllm"):
@@ -49,7 +51,8 @@ def resolve(
         if not version and sglang_path is None:
             raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
         return SGLangSystem(
-            version=version or None, path=sglang_path, tree=tree, overlap=bool(ways), calls=calls
+            version=version or None, path=sglang_path, tree=tree, overlap=bool(ways), calls=calls,
+            limits=limits,
         )  # fmt: skip
     if sglang == "vllm" or sglang.startswith("vllm=="):
         from impl.vllm.system import VLLMSystem
@@ -61,13 +64,12 @@ def resolve(
         version = sglang.removeprefix("vllm").removeprefix("==")
         if not version and sglang_path is None:
             raise UnusableImplementation("--impl vllm needs --vllm-path DIR or vllm==VERSION")
-        return VLLMSystem(version=version or None, path=sglang_path, overlap=bool(ways))
+        return VLLMSystem(version=version or None, path=sglang_path, overlap=bool(ways), limits=limits)
     if ":" in spec:
-        return _factory(spec)
+        return made(spec) if in_process else StrangerSystem(spec, limits)
     raise UnusableImplementation(
         f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
-        f" vllm==VERSION, vllm, "
-        "module:factory"
+        " vllm==VERSION, vllm, module:factory"
     )
 
 
@@ -86,17 +88,3 @@ def _torch(bug: str, device: str) -> System:
     if bug not in BUGS:
         raise UnusableImplementation(f"torch+{bug}: unknown bug; `kvspec bugs` lists them")
     return broken(bug, device=device)
-
-
-def _factory(spec: str) -> System:
-    module, _, name = spec.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UnusableImplementation(f"--impl {spec}: {error}") from error
-    system = cast(Callable[[], System], factory)()
-    offered = ("name", "capabilities", "reset", "apply", "view", "close")
-    missing = [name for name in offered if not hasattr(system, name)]
-    if missing:
-        raise UnusableImplementation(f"--impl {spec}: it offers no {', '.join(missing)} (see kvspec.System)")
-    return system

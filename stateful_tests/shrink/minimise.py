@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from impl.adapter import AnySystem, UnusableImplementation
+from impl.process.failures import kind_of
+from impl.process.system import WorkerSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import GeometryError
-from stateful_tests.lockstep.lockstep import lockstep_on, replay
+from stateful_tests.lockstep.lockstep import check_fits, lockstep_on, replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
 from stateful_tests.shrink.rewriting import Commands, scaled
@@ -32,9 +35,17 @@ def minimise(
 
     `budget` bounds the candidates of each `shrink`. base: conforms in the trace, and still does.
     """
+    with system.hurried() if isinstance(system, WorkerSystem) else nullcontext():
+        return _minimised(system, trace, clause, budget, base)
+
+
+def _minimised(
+    system: AnySystem, trace: Trace, clause: str, budget: int, base: AnySystem | None
+) -> Trace:
     smallest = trace
     smaller = partial(shrink, budget=budget)
-    failing = partial(failing_prefix, system, clause, base)
+    kind = _kind(system, trace) if clause == "BROKEN" else None
+    failing = partial(failing_prefix, system, clause, base, kind=kind)
     for search in (drop, smaller):
         smallest = _shrink_commands(failing, smallest, search)
         if isinstance(smallest.geometry, EngineConfig):
@@ -47,6 +58,13 @@ def minimise(
     return replace(_shrink_commands(failing, smallest, smaller), origin="minimised")
 
 
+def _kind(system: AnySystem, trace: Trace) -> str | None:
+    """How the system breaks in this trace: what it must still do in a smaller one."""
+    seen = replay(system, trace).violation
+    return kind_of(seen.observed) if seen is not None else None
+
+
+PAGE_SIZES = (1, 2, 4, 8, 16)
 Failing = Callable[[Trace], Commands | None]
 
 
@@ -60,10 +78,15 @@ def _shrink_commands(
 
 
 def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
-    """The smallest size with which the clause still fails; failing need not be monotone in it."""
-    now = getattr(trace.geometry, name)
-    for size in [False] * now if isinstance(now, bool) else range(1, now or 1):  # no window stays none
-        smaller = replace(trace, geometry=replace(trace.geometry, **{name: size}))
+    """The smallest size with which the clause still fails; failing need not be monotone in it. A page has a
+    size that servers have, and a row holds one at least: nobody doubts such a trace."""
+    now, page = getattr(trace.geometry, name), trace.geometry.page_size
+    sizes: Iterable[int] = range(page if name == "width" else 1, now or 1)  # no window stays none
+    if name == "page_size":
+        sizes = [size for size in PAGE_SIZES if size < now or now not in PAGE_SIZES]
+    for size in [False] * now if isinstance(now, bool) else sizes:
+        geometry = replace(trace.geometry, **{name: size})
+        smaller = replace(trace, geometry=replace(geometry, width=max(geometry.width, geometry.page_size)))
         for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
             commands = failing(candidate)
             if commands is not None:
@@ -118,14 +141,22 @@ def _scaled(trace: Trace, was: int) -> Trace:
 
 
 def failing_prefix(
-    system: AnySystem, clause: str, base: AnySystem | None, trace: Trace
+    system: AnySystem, clause: str, base: AnySystem | None, trace: Trace, kind: str | None = None
 ) -> Commands | None:
-    """The commands up to the step that violates `clause`, if one does, and the base conforms in them."""
-    lockstep: Any = lockstep_on(system, trace.geometry, trace.mode, clause)
+    """The commands up to the step that violates `clause`, if one does, and the base conforms in them.
+
+    kind: of BROKEN, how the system fails there; None where that does not matter.
+    """
+    try:
+        check_fits(system, trace.geometry, trace.commands)
+        lockstep: Any = lockstep_on(system, trace.geometry, trace.mode, clause)
+    except UnusableImplementation:
+        return None
     for command in trace.commands:
         lockstep.do(command)
-        if lockstep.violation is not None:
+        if (seen := lockstep.violation) is not None:
             commands = trace.commands[: lockstep.steps]
             alone = base is None or violated(base, replace(trace, commands=commands), clause) == ()
-            return commands if alone and clause in lockstep.violation.clauses else None
+            same = clause in seen.clauses and kind in (None, kind_of(seen.observed))
+            return commands if alone and same else None
     return None

@@ -10,10 +10,11 @@ import pytest
 
 from impl.adapter import Capabilities, System, UnusableImplementation
 from reference.commands import Command, Decode, Done, Mode, Open, Outcome, Reason, Refused
-from reference.geometry import Geometry
+from reference.geometry import PRESETS, Geometry
 from stateful_tests.check import campaign
 from stateful_tests.check.campaign import Named, plan, run
 from stateful_tests.check.executors import Processes
+from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
@@ -55,8 +56,21 @@ def test_a_system_that_breaks_is_not_called_wrong() -> None:
     assert [f.clause for f in result.findings] == ["BROKEN"]
     assert result.exit_code == 3
     finding = result.findings[0].run
-    assert finding.violation is not None and finding.violation.observed == "IndexError: page 99"
+    assert finding.violation is not None and finding.violation.observed.startswith("IndexError: page 99 at")
     assert len(finding.rows) == 1
+
+
+class Asserts(ReferenceSystem):
+    def apply(self, command: Command) -> Outcome:
+        raise AssertionError  # as of a bare assert, which pytest would give a message
+
+
+def test_an_assertion_without_a_message_shows_its_source_line() -> None:
+    violation = replay(Asserts(), Trace(PRESETS["page1"], Mode.FREE, (Open("s1"),))).violation
+    assert violation is not None and violation.observed.startswith(
+        "AssertionError: raise AssertionError  # as of a bare assert, which pytest would give a message"
+        " at test_campaign.py:"
+    )
 
 
 class Stingy(ReferenceSystem):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from reference import model
 from reference.commands import (
     Abort, Admit, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Match, Open, Submit,
     Unlock, prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.shrink.minimise import minimise, violated
 from stateful_tests.shrink.passes import shrink
 from stateful_tests.shrink.rewriting import scaled
-from stateful_tests.traces.files import prompt_of
+from stateful_tests.traces.files import load, prompt_of
 
 NOISE: tuple[Command, ...] = (
     Open("s1"), Open("s2"), Submit("r1", "s1", 9), Decode(("r1", "r2")),
@@ -142,6 +147,19 @@ def test_lengths_follow_the_page_size() -> None:
     whole = (Insert("h1", prompt_of("a8b3"), 4, True), Match("h2", prompt_of("a9")), Evict(5))
     match = Match("h2", prompt_of("a3"))
     assert scaled(whole, 1, 4) == (Insert("h1", prompt_of("a2b1"), 1, True), match, Evict(2))
+
+
+def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one() -> None:
+    """The cut is wrong inside a page: pages of one token do not show it, pages of three are not left."""
+    name = "a_trim_inside_a_page_keeps_the_page"
+    trace = load(Path(__file__).parents[3] / f"fixtures/regressions/{name}.json")
+    system = resolve("torch+pr22862-align")
+    for size in (3, 4, 5):
+        start = replace(trace, geometry=replace(trace.geometry, page_size=size))
+        shrunk = minimise(system, start, "FREE-1")
+        assert "FREE-1" in (violated(system, shrunk, "FREE-1") or ()), size
+        page_size, width = shrunk.geometry.page_size, shrunk.geometry.width
+        assert page_size in (2, 4) and width >= page_size, size
 
 
 def test_two_lives_of_a_name_are_not_one() -> None:

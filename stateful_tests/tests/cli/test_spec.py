@@ -17,6 +17,8 @@ from reference.clauses import CLAUSES, Clause
 from reference.commands import COMMANDS, Reason
 from reference.rules import RULES
 from stateful_tests.coverage.situations import kind_name
+from stateful_tests.lockstep import lockstep
+from stateful_tests.lockstep.systems import resolve
 from stateful_tests.traces import files as traces
 
 ROOT = Path(__file__).parents[3]
@@ -72,6 +74,52 @@ def test_it_has_every_command_reason_and_clause(text: str) -> None:
     for reason in Reason:
         assert any(reason in rule.refused for rule in RULES.values()), reason
         assert f"\n| `{reason.value}` | {reason.says} |" in text
+
+
+def test_clauses_are_in_order_and_a_step_of_each_is_drawn(text: str) -> None:
+    parts = re.split(r"^##+ (.*)$", text, flags=re.MULTILINE)
+    said = dict(zip(parts[1::2], parts[2::2]))
+    headings = [heading for heading in said if heading in CLAUSES]
+    assert [int(h.partition("-")[2]) for h in headings if h.startswith("TREE-")] == list(range(1, 14))
+    assert len(headings) == len(CLAUSES)
+    for name in (*CLAUSES, *map(kind_name, COMMANDS)):
+        assert said[name].count("```text\n") == 1, name
+    assert re.search(r"free pages: 9 full, 6 SWA; rows: 3 +free pages: 10 full, 7 SWA", said["finish"])
+
+
+def test_a_fixture_shows_its_bug_at_the_step_that_is_drawn(text: str) -> None:
+    """The last one: what comes after a violation would be left out of a smallest trace."""
+    for clause in ("FREE-1", "LEN-2", "OWN-3", "TREE-6", "CHK-1"):
+        killed = re.search(rf"^### {clause}\n.*?regressions/(\w+)\.json", text, re.MULTILINE | re.DOTALL)
+        assert killed is not None
+        trace = traces.load(spec.FIXTURES / f"{killed[1]}.json")
+        run = lockstep.replay(resolve(f"torch+{trace.bug}"), trace)
+        assert run.violation is not None and run.violation.step == len(trace.commands) - 1
+
+
+def test_the_tree_chapter_draws_a_lock_a_split_a_tombstone_and_a_recovery(text: str) -> None:
+    drawn = text.partition("\n## The radix tree\n")[2].partition("\n## ")[0]
+    inserted, lock, split, unlock, tombstone, recovery = re.findall(r"```text\n(.*?)```", drawn, re.DOTALL)
+    assert "pinned" not in inserted and lock.count("SWA pinned by h2") == 1 and lock.count("full pinned") == 2
+    assert split.count("SWA pinned by h2") == 3, "one node before, its two halves after"
+    assert "pinned" in unlock and "tombstone" not in unlock
+    assert "└─ [0, 4) a4, SWA live" in tombstone and "└─ [0, 4) a4, tombstone" in tombstone
+    assert re.search(r"└─ \[0, 4\) a4, tombstone +└─ \[0, 4\) a4, SWA live", recovery)
+
+
+def test_the_page_is_one_file_with_everything(kvspec: Kvspec, text: str, tmp_path: Path) -> None:
+    assert kvspec("spec", "--html", "--out", "spec.html") == (0, "", "")
+    page = (tmp_path / "spec.html").read_text(encoding="utf-8")
+    assert not re.search(r"\b(src|href)=\"(?!#|https://github\.com/)", page), "it needs no other file"
+    anchors = re.findall(r'<h[123] id="([^"]+)"', page)
+    assert anchors == [spec.anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    assert {*re.findall(r'href="#([^"]+)"', page)} <= {*anchors}
+    assert page.count('class="drawing"') == text.count("```text\n") and "stateDiagram" not in page
+    drawings = "\n".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL))
+    rows = len(re.findall(r"\|[-#+t.|]+\|", drawings))
+    assert rows > 50 and len(re.findall(r'\|(?:<i class="\w+">.</i>|\|)+\|', page)) == rows
+    code, _, err = kvspec("spec", "--html", "--check")
+    assert code == 2 and "without --html" in err
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

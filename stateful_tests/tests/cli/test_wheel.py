@@ -103,6 +103,7 @@ def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path
         ("check --impl torch+pr22897 --preset page2 --machine sessions --examples 2", 1, "violates LEN-2"),
         ("prove contract/floor-page", 0, "proved"),
         ("explore --scope session-tiny", 0, "a fixed point"),
+        ("spec --html", 0, "</html>"),
         ("export @a_trim_frees_the_tail --as story", 0, "## What happens"),
     ],
 )

@@ -1,0 +1,67 @@
+"""Whatever an adapter does, `kvspec check` ends with a finding, and its trace is on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.tests.check import bad_adapters
+from stateful_tests.traces import files
+
+Kvspec = Callable[..., tuple[int, str, str]]
+QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--timeout", "2", "--memory", "400")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        ("Raises", "IndexError: page 99 at bad_adapters.py:"),
+        ("Exits", "SystemExit: 0 at bad_adapters.py:"),
+        ("LeavesAtOnce", "exit status 0: the process ended"),
+        ("Aborts", "SIGABRT: the process crashed at bad_adapters.py:"),
+        ("Segfaults", "SIGSEGV: the process crashed at bad_adapters.py:"),
+        ("Hangs", "hang: nothing in answer to Submit in 2 s at bad_adapters.py:"),
+        ("Eats", "memory: more than 400 MB in answer to Submit at bad_adapters.py:"),
+        ("WrongType", "TypeError: apply(): gave 'done', not Done, Refused or Broken"),
+        ("Garbage", "TypeError: view().free_full[0]: expected int, got None"),
+        ("RaisesInView", "KeyError: 'r1' at bad_adapters.py:"),
+        ("RaisesInReset", "ValueError: no such sizes at bad_adapters.py:"),
+    ],
+)
+def test_what_an_adapter_does_is_found(adapter: str, says: str, kvspec: Kvspec) -> None:
+    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK)
+    said = " ".join(out.split())
+    assert code == 3 and "the system broke" in said
+    assert says in said, out
+    [trace] = Path("traces").iterdir()
+    assert len(files.load(trace).commands) == 1
+    assert f"kvspec replay {trace} --impl {bad_adapters.__name__}:{adapter} --timeout 2" in said
+
+
+@pytest.mark.parametrize("adapter", ["Forgets", "ComesAndGoes"])
+def test_what_comes_and_goes_is_found(adapter: str, kvspec: Kvspec) -> None:
+    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK[2:])
+    assert code == 1 and "violates" in out
+    assert list(Path("traces").iterdir())
+
+
+def test_an_adapter_that_offers_no_command_is_unusable(kvspec: Kvspec) -> None:
+    code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffersTooLittle")
+    assert code == 2 and "capabilities.commands: Submt; one or more of Open, Submit" in err
+
+
+@pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
+def test_a_crash_of_a_partial_adapter_shrinks_to_what_it_offers(
+    where: tuple[str, ...], kvspec: Kvspec
+) -> None:
+    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffByOne", "--seed", "1", *where)
+    assert code == 3 and "IndexError: pop from empty list" in " ".join(out.split())
+    [file] = Path("traces").iterdir()
+    trace = files.load(file)
+    assert {type(c).__name__ for c in trace.commands} <= bad_adapters.OffByOne.capabilities.commands
+    assert len(trace.commands) <= 4
+    seen = replay(bad_adapters.OffByOne(), trace).violation
+    assert seen is not None and seen.observed.startswith("IndexError: pop from empty list")
