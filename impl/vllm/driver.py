@@ -22,7 +22,7 @@ from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestF
 from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 
-class Driver:
+class EngineDriver:
     """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in
     flight."""
 
@@ -129,6 +129,8 @@ class Driver:
         known = self._known(command.request)
         if known is None:
             return Reason.UNKNOWN_REQUEST
+        if command.marked:
+            return Reason.UNFAITHFUL  # what SGLang does to one in its queue
         self.scheduler.finish_requests(known.request_id, self._statuses.FINISHED_ABORTED)
         return None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from impl.adapter import UnusableImplementation
-from impl.vllm.modules import Bag, StructuredOutput
+from impl.vllm.modules import Values, StructuredOutput
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import chain
@@ -110,7 +110,7 @@ def _block_sizes(utils: Any, pool: Any, settings: Any, config: EngineConfig) -> 
     return min(sizes), min(sizes)  # the release asserts what it needs of them
 
 
-def _settings(config: EngineConfig, overlap: bool) -> Bag:
+def _settings(config: EngineConfig, overlap: bool) -> Values:
     """VllmConfig, as far as it is asked."""
     drafts, eagle = config.drafts, config.eagle
 
@@ -120,14 +120,14 @@ def _settings(config: EngineConfig, overlap: bool) -> Bag:
     def no() -> bool:
         return False
 
-    speculative = Bag(
+    speculative = Values(
         num_speculative_tokens=drafts, max_num_new_slots_for_drafting=0, disable_eagle_block_drop=False,
         use_eagle=yes_if_eagle, use_eagle_block_drop=yes_if_eagle, needs_eagle_block_drop=yes_if_eagle,
         uses_draft_model=no, use_dflash=no, use_dspark=no, use_ngram_gpu=no, use_multi_module_mtp=no,
         uses_extract_hidden_states=no,
     )  # fmt: skip
-    return Bag(
-        scheduler_config=Bag(
+    return Values(
+        scheduler_config=Values(
             max_num_seqs=config.max_seqs, max_num_batched_tokens=config.max_batched_tokens,
             max_model_len=config.max_model_len, policy="priority" if config.priority else "fcfs",
             long_prefill_token_threshold=config.long_prefill, enable_chunked_prefill=config.chunked,
@@ -136,22 +136,22 @@ def _settings(config: EngineConfig, overlap: bool) -> Bag:
             max_num_encoder_input_tokens=0, encoder_cache_size=0, disable_hybrid_kv_cache_manager=False,
             scheduler_reserve_full_isl=True,
         ),
-        cache_config=Bag(
+        cache_config=Values(
             num_gpu_blocks=config.blocks + 1, enable_prefix_caching=config.caching, mamba_cache_mode="none",
         ),
-        model_config=Bag(max_model_len=config.max_model_len, runner_type="generate"),
-        parallel_config=Bag(
+        model_config=Values(max_model_len=config.max_model_len, runner_type="generate"),
+        parallel_config=Values(
             pipeline_parallel_size=1, decode_context_parallel_size=1, prefill_context_parallel_size=1,
             data_parallel_size=1, data_parallel_rank=0, data_parallel_index=0,
         ),
-        observability_config=Bag(per_request_spec_decode_metrics="none"),
+        observability_config=Values(per_request_spec_decode_metrics="none"),
         speculative_config=speculative if drafts else None, num_speculative_tokens=drafts,
         num_lookahead_tokens=drafts if eagle else 0, num_prefill_lookahead_tokens=int(eagle),
         num_hash_lookahead_tokens=int(eagle and config.caching), use_v2_model_runner=False,
         max_concurrent_batches=1 + overlap,
         max_in_flight_tokens=(1 + overlap) * config.max_batched_tokens,
-        ec_manager_config=Bag(get_encoder_cache_manager_obj=lambda: None),
-        aux_output_config=Bag(enabled=False),
+        ec_manager_config=Values(get_encoder_cache_manager_obj=lambda: None),
+        aux_output_config=Values(enabled=False),
     )  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def _requests(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
     arrivals = iter(range(1 << 40))
 
     def make(name: str, tokens: list[int], max_tokens: int, priority: int, resumable: bool) -> Any:
-        sampling = Bag(
+        sampling = Values(
             max_tokens=max_tokens, min_tokens=0, stop_token_ids=[STOP_TOKEN], eos_token_id=EOS,
             all_stop_token_ids={STOP_TOKEN},
         )  # fmt: skip

@@ -26,7 +26,7 @@ RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 RUNNER_METHODS = ("_update_states", "_update_streaming_request")
 
 
-class Bag:
+class Values:
     """Attributes as given; any other is None."""
 
     def __init__(self, **values: Any) -> None:
@@ -98,12 +98,12 @@ def _provided() -> Provided:
     def size(dtype: Any) -> int:
         return int(sys.modules["torch"].tensor([], dtype=dtype).element_size())
 
-    text_only = Bag(supports_multimodal_inputs=_no, get_encdec_max_encoder_len=lambda *_: 0)
+    text_only = Values(supports_multimodal_inputs=_no, get_encdec_max_encoder_len=lambda *_: 0)
     return {
         "vllm.logger": {"init_logger": lambda name: _Logger(name, logging.CRITICAL)},
-        "vllm.sampling_params": {"SamplingParams": Bag, "SamplingType": Bag(RANDOM_SEED=object())},
+        "vllm.sampling_params": {"SamplingParams": Values, "SamplingType": Values(RANDOM_SEED=object())},
         "vllm.v1.structured_output.request": {
-            "StructuredOutputRequest": Bag(from_sampling_params=_nothing),
+            "StructuredOutputRequest": Values(from_sampling_params=_nothing),
         },
         "vllm.v1.structured_output.utils": {
             "strip_speculative_padding": lambda tokens: [t for t in tokens if t != -1],
@@ -120,7 +120,7 @@ def _provided() -> Provided:
             "strip_covered_mm_data": lambda features, *_, **__: features,
         },
         "vllm.platforms": {
-            "current_platform": Bag(is_xpu=_no, is_tpu=_no, register_custom_kv_cache_specs=_no),
+            "current_platform": Values(is_xpu=_no, is_tpu=_no, register_custom_kv_cache_specs=_no),
         },
         "vllm.distributed.kv_events": {"MEDIUM_GPU": "GPU", "MEDIUM_CPU": "CPU"},
         "vllm.envs": {"VLLM_USE_V2_MODEL_RUNNER": None, "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},
@@ -140,8 +140,8 @@ def install(root: Path) -> None:
 def runner_methods(root: Path) -> dict[str, Any]:
     """The worker's methods of this release, compiled by themselves."""
     env: dict[str, Any] = {
-        "CachedRequestState": RequestState, "SamplingType": Bag(RANDOM_SEED=object()),
-        "torch": sys.modules["torch"], "get_pp_group": lambda: Bag(is_last_rank=True), "cast": lambda _,
+        "CachedRequestState": RequestState, "SamplingType": Values(RANDOM_SEED=object()),
+        "torch": sys.modules["torch"], "get_pp_group": lambda: Values(is_last_rank=True), "cast": lambda _,
         value: value,
         "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens),
         "copy_kv_cache_blocks_inplace": _copy_blocks,
@@ -158,7 +158,7 @@ def _copy_blocks(memory: dict[int, Any], _: int, copies: Any) -> None:
         memory[target] = (group, list(slots))
 
 
-class RequestState(Bag):
+class RequestState(Values):
     """What a worker remembers of a request (gpu_input_batch.py: CachedRequestState)."""
 
     prev_num_draft_len = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from impl.process.worker import serve
 
 if TYPE_CHECKING:
-    from impl.vllm.driver import Driver
+    from impl.vllm.driver import EngineDriver
 
 
 def main(arguments: list[str]) -> int:
@@ -19,13 +19,13 @@ def main(arguments: list[str]) -> int:
     root = Path(arguments[0])
     logging.disable(logging.CRITICAL)
 
-    def make() -> Driver:
+    def make() -> EngineDriver:
         import torch  # dtypes of the specs; here, so that tests of the wire need none
 
         torch.set_num_threads(1)
-        from impl.vllm.driver import Driver
+        from impl.vllm.driver import EngineDriver
 
-        return Driver(root, overlap="--async" in arguments)
+        return EngineDriver(root, overlap="--async" in arguments)
 
     return serve(make, root)
 

@@ -59,7 +59,7 @@ def _reads(step: BlockStep) -> Failure | None:
     about="state",
     why="Drafts in flight may be taken back, and the request goes on further down than the optimistic count.",
     rule="blocks.ledger",
-    source="#47728",
+    source="vllm#47728",
     situation=lambda s: any(
         layers.window is not None and bearer.sure >= layers.window
         for _, bearer, _ in s.held()

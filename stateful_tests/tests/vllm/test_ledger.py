@@ -86,9 +86,8 @@ def test_a_wrong_fact_is_seen_by_its_clause(clause, wrong):
 
 
 def test_a_window_that_was_freed_too_early_is_seen():
-    freed = facts(
-        requests=request(tables=((0, 0, 3),)), refs=(0, 0, 0, 1, *[0] * 5), free=(1, 2, 4, 5, 6, 7, 8), lanes=()
-    )
+    refs, free = (0, 0, 0, 1, *[0] * 5), (1, 2, 4, 5, 6, 7, 8)
+    freed = facts(requests=request(tables=((0, 0, 3),)), refs=refs, free=free, lanes=())
     ledger = Ledger(CONFIG)
     ledger.follow(Add("r1", 4, 0, (Piece("a", 5),)), EMPTY)
     ledger.follow(Schedule(), facts())

@@ -42,15 +42,17 @@ def answered(monkeypatch, path):
     monkeypatch.setattr(
         fetch.subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 0, report, "")
     )
-    monkeypatch.setattr(fetch, "_Ranges", lambda _: open(path, "rb", buffering=0))
+    monkeypatch.setattr(fetch, "_Ranges", lambda _: path.open("rb", buffering=0))
 
 
 def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, cache):
-    names = (RUNNER, "vllm/v1/core/block_pool.py", "vllm/v1/core/x.so", "vllm/models/big.py", "../vllm/v1/core/a.py")
+    pool = "vllm/v1/core/block_pool.py"
+    others = ("vllm/v1/core/x.so", "vllm/models/big.py", "../vllm/v1/core/a.py")
+    names = (RUNNER, pool, *others)
     answered(monkeypatch, wheel(tmp_path / "w.whl", *names))
     root = fetch.release_root("0.33.0")
     kept = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    assert kept == {RUNNER, "vllm/v1/core/block_pool.py"}
+    assert kept == {RUNNER, pool}
     monkeypatch.setattr(fetch.subprocess, "run", None)  # the second time nobody is asked
     assert fetch.release_root("0.33.0") == root == cache / "vllm-0.33.0"
 

@@ -43,7 +43,8 @@ def test_a_short_check_reaches_situations(vllm):
     plan = campaign.plan("smoke", presets=("hybrid", "drafts"), examples=3)
     result = campaign.run(system, plan)
     assert result.examples == 6
-    assert all(result.tallies[clause].reached for clause in ("BLK-1", "HIT-1", "WIN-1", "RUN-2", "READ-3", "PUB-1"))
+    reached = {clause for clause, tally in result.tallies.items() if tally.reached}
+    assert {"BLK-1", "HIT-1", "WIN-1", "RUN-2", "READ-3", "PUB-1"} <= reached
 
 
 def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
