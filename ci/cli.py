@@ -7,13 +7,14 @@ stderr says what), 3 the system under test, or kvspec itself, broke.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
 
 import click
 
-from ci.commands import authoring, catalogue, documents, running, searching, traces
+from ci.commands import authoring, catalogue, documents, running, searching, servers, traces
 from ci.commands.shared import Unusable
 
 _EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}  # what brings a package that is not there
@@ -49,6 +50,7 @@ for _command in (
     running.check, running.replay, traces.tree, traces.export,
     authoring.shrink, authoring.record, authoring.new_fixture,
     searching.explore, searching.tour, searching.prove,
+    servers.validate, servers.setup_server,
     catalogue.bugs, catalogue.clauses, catalogue.blind_spots, documents.spec,
 ):  # fmt: skip
     cli.add_command(_command)
@@ -77,7 +79,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return complain(f"{error.filename or 'output'}: {error.strerror or error}", 2)
+        return complain(f"{error.filename or 'standard output'}: {error.strerror or error}", 2)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
             return complain(f"this needs {error.name}: pip install 'kvspec[{_EXTRAS[error.name]}]'", 2)
@@ -94,7 +96,10 @@ def _complain(name: str, message: str, code: int) -> int:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. A signal to end is an interrupt: what was found is reported."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, signal.default_int_handler)
     sys.exit(run())
 
 

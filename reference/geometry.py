@@ -77,6 +77,19 @@ class Geometry:
         return self.full_pages if pool == "full" else self.swa_pages
 
 
+class ServerGeometry(Geometry):
+    """Sizes of a real server, which is watched and not built: there is no upper bound."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "full_pages", "rows", "width"):
+            if getattr(self, name) < 1:
+                raise GeometryError(name, f"must be at least 1, not {getattr(self, name)}")
+        if (self.window is None) != (self.swa_pages == 0):
+            raise GeometryError("window", "a model has a window and an SWA pool, or neither")
+
+
 # Tiny on purpose: every transition is reached with a handful of pages. The names say what is special.
 PRESETS: dict[str, Geometry] = {
     "page1": Geometry(page_size=1, window=3, full_pages=40, swa_pages=28, rows=4, width=24),
@@ -100,4 +113,4 @@ def preset(name: str) -> Geometry:
         raise GeometryError("preset", f"unknown {name!r:.40}; one of {', '.join(PRESETS)}") from None
 
 
-__all__ = ["LIMITS", "PRESETS", "Geometry", "GeometryError", "preset"]
+__all__ = ["LIMITS", "PRESETS", "Geometry", "GeometryError", "ServerGeometry", "preset"]

@@ -135,14 +135,16 @@ class State(NamedTuple):
 
     def with_session(self, session: Session) -> State:
         others = [s for s in self.sessions if s.name != session.name]
-        return self._replace(sessions=tuple(sorted([*others, session])))
+        sessions = tuple(sorted([*others, session])) if others else (session,)
+        return State(self.config, sessions, self.requests, self.serial, self.tree)
 
     def without_session(self, name: str) -> State:
         return self._replace(sessions=tuple(s for s in self.sessions if s.name != name))
 
     def with_request(self, request: Request) -> State:
         others = [r for r in self.requests if r.name != request.name]
-        return self._replace(requests=tuple(sorted([*others, request], key=lambda r: r.name)))
+        requests = tuple(sorted([*others, request], key=lambda r: r.name)) if others else (request,)
+        return State(self.config, self.sessions, requests, self.serial, self.tree)
 
     def without_request(self, name: str) -> State:
         return self._replace(requests=tuple(r for r in self.requests if r.name != name))

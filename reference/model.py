@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.commands import Choice, Command, Mode, Outcome, Refused
+from reference.commands import Choice, Command, Mode, Outcome, Reason, Refused
 from reference.geometry import Geometry
 from reference.ledger import RunConfig, State
-from reference.prefix_cache import Effects
+from reference.prefix_cache import Effects, no_effects
 from reference.rules.base import RULES, Refusal, RuleContext
 from reference.rules.base import ChoiceNotAllowed as ChoiceNotAllowed
 from reference.tree import Tree
 
 # Raised when the specification is changed: traces carry it.
 SPEC_VERSION = "1"
-NO_EFFECTS = Effects()  # of a refusal; not to be changed
+_NO_EFFECTS = no_effects()  # of a refusal, and where there is no tree: nobody changes it
+_REFUSED = {reason: Refused(reason) for reason in Reason}
 
 
 def initial(geometry: Geometry, mode: Mode = Mode.FREE) -> State:
@@ -38,8 +39,9 @@ def step_with_effects(
     state: State, command: Command, choices: Sequence[Choice] = ()
 ) -> tuple[State, Outcome, Effects]:
     """`step`, and which pages the tree gave back or took over."""
-    context = RuleContext({c.request: c for c in choices})
+    effects = no_effects() if state.tree is not None else _NO_EFFECTS
+    context = RuleContext({c.request: c for c in choices}, effects)
     try:
         return RULES[type(command)].carry_out(state, command, context), context.done, context.effects
     except Refusal as refusal:
-        return state, Refused(refusal.reason), NO_EFFECTS
+        return state, _REFUSED[refusal.reason], _NO_EFFECTS

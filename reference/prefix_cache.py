@@ -6,6 +6,7 @@ What is inserted is in `handover.py`; the rules of the tree itself are in `tree.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from reference import tree as radix
 from reference.commands import POSITION_BITS, SHARED, Freed, Prompt, Reason, shared_serial
@@ -13,15 +14,19 @@ from reference.ledger import State, Text, free, text_len, text_tokens
 from reference.tree import Key, Tree
 
 
-class Effects:
+class Effects(NamedTuple):
     """Pages that changed hands in one command, per pool, as (holder, page index in its sequence).
 
     gone: of the tree, given back; the holder is the page's name. adopted: of a row, the tree's now.
     """
 
-    def __init__(self) -> None:
-        self.gone: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}
-        self.adopted: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}
+    gone: dict[str, set[tuple[str, int]]]
+    adopted: dict[str, set[tuple[str, int]]]
+
+
+def no_effects() -> Effects:
+    """Nothing has changed hands so far."""
+    return Effects({"full": set(), "swa": set()}, {"full": set(), "swa": set()})
 
 
 # Names. Whoever owns the page that holds the KV of the last tokens of a path in the tree, is called by
@@ -54,7 +59,7 @@ Pages = dict[str, frozenset[tuple[str, int]]]
 NO_PAGES: Pages = {"full": frozenset(), "swa": frozenset()}
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1 << 12)
 def pages_of(tree: Tree) -> Pages:
     """Every page that the tree owns, per pool, by name. Not to be changed: it is handed out again."""
     owned: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}
@@ -84,6 +89,7 @@ def well_formed(prompt: Prompt) -> bool:
     return all(p.tokens >= 1 and len(p.text) == 1 and "a" <= p.text <= "z" for p in prompt)
 
 
+@lru_cache(maxsize=1 << 12)
 def key_of(prompt: Prompt) -> Key:
     """The tokens of a prompt."""
     return tuple(text_tokens(extended((), prompt)))

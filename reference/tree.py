@@ -12,8 +12,8 @@ one nearer to the root goes first. Lengths and positions are tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
 from reference.commands import Freed
 from reference.cursors import ceil_page, floor_page, window_start
@@ -42,14 +42,37 @@ class Lock(NamedTuple):
     swa_from: int
 
 
-class Tree(NamedTuple):
-    """children: of the root, which is empty. locks: sorted by holder. clock: moments so far."""
-
+class _Tree(NamedTuple):
     page_size: int
     window: int | None
     children: tuple[Node, ...] = ()
     locks: tuple[Lock, ...] = ()
     clock: int = 0
+
+
+class Tree(_Tree):
+    """children: of the root, which is empty. locks: sorted by holder. clock: moments so far."""
+
+    def __getstate__(self) -> None:
+        """What is remembered of a tree does not travel with it."""
+
+
+Args = TypeVarTuple("Args")
+R = TypeVar("R")
+
+
+def remembered(function: Callable[[Tree, *Args], R]) -> Callable[[Tree, *Args], R]:
+    """A function of a tree that is asked again and again: the tree keeps what it gives."""
+
+    @wraps(function)
+    def ask(tree: Tree, *args: *Args) -> R:
+        known: dict[Any, R] = vars(tree)
+        key = function, args
+        if key not in known:
+            known[key] = function(tree, *args)
+        return known[key]
+
+    return ask
 
 
 class Placed(NamedTuple):
@@ -98,6 +121,7 @@ def nodes(tree: Tree) -> Iterator[Placed]:
         waiting += [Placed(child, placed.path + child.key) for child in placed.node.children]
 
 
+@remembered
 def tokens_held(tree: Tree) -> tuple[int, int]:
     """Tokens whose full KV, and whose SWA KV, the tree owns."""
     full = swa = 0
@@ -156,6 +180,7 @@ def swa_locked(tree: Tree, placed: Placed) -> bool:
     return any(lock.swa_from < placed.end and lock.key[: placed.end] == placed.path for lock in tree.locks)
 
 
+@remembered
 def sizes(tree: Tree) -> Sizes:
     """Tokens per pool, evictable and protected (CHK-2)."""
     counts = [0, 0, 0, 0]
@@ -297,6 +322,7 @@ def unlock(tree: Tree, holder: str) -> Tree:
     return tree._replace(locks=tuple(held for held in tree.locks if held.holder != holder))
 
 
+@remembered
 def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
     """Put the whole pages of `key` into the tree. `evicted`: SWA KV of the pages below it is gone.
 
@@ -351,6 +377,7 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
     return _changed(tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),))
 
 
+@remembered
 def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Freed]:
     """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
 

@@ -126,6 +126,7 @@ def new_fixture(
         _checked("--story", story)
     writable_json(json_file)
     path = _answer("--name", name, lambda text: target_file(folder / f"{text}.json", force, "--name"))
+    _asks_a_terminal("--story", story)
 
     from ci.report import data as report
     from ci.report import render
@@ -166,10 +167,17 @@ def _checked(option: str, value: str) -> str:
         raise Unusable(f"{option}: {error}") from error
 
 
+def _asks_a_terminal(option: str, value: str | None) -> None:
+    if value is None and not sys.stdin.isatty():
+        raise Unusable(f"{option}: is missing; nothing was written")
+
+
 def _answer(option: str, value: str | None, use: Callable[[str], _Used]) -> _Used:
-    """What `use` makes of the option's value, or of an answer; a terminal is asked until it is right."""
+    """What `use` makes of the option's value, or of an answer: a terminal is asked until it is right, and
+    nobody else."""
     if value is not None:
         return use(_checked(option, value))
+    _asks_a_terminal(option, value)
     asks = {"--name": "name, as a clause_of_a_sentence", "--story": "story, a few sentences"}
     while True:
         try:
@@ -179,8 +187,6 @@ def _answer(option: str, value: str | None, use: Callable[[str], _Used]) -> _Use
         try:
             return use(_checked(option, typed))
         except Unusable as error:
-            if not sys.stdin.isatty():
-                raise
             click.echo(str(error), err=True)
 
 

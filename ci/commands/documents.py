@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ci.commands.shared import Unusable
+from ci.commands.shared import Unusable, write_file
 
 
 @click.command()
@@ -38,5 +38,5 @@ def spec(out: str | None, html: bool, check: bool) -> int:
     if out is None:
         click.echo(text, nl=False)
     else:
-        path.write_bytes(text.encode())
+        write_file(path, text, "--out")
     return 0

@@ -12,8 +12,8 @@ import click
 
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
-    Unusable, impl_options, is_folder, load_trace, replay_command, resolve, save_traces, system_options,
-    text_out, usable, worker_limits, writable, writable_json, write_file, write_json,
+    Saved, Unusable, impl_options, is_folder, load_trace, replay_command, resolve, save_traces,
+    system_options, text_out, usable, worker_limits, writable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -102,19 +102,29 @@ def check(
         running = executor(jobs, ray_address, pays=not strange and device == "cpu", fork=device == "cpu")
         named = campaign.Named(impl, device, sglang_path, **worker_limits())
         with running as where, Progress(render.console(sys.stderr)) as progress:
-            work = partial(campaign.run, system, plan, progress, before, executor=where, named=named)
+            saved = Saved(system.name, save_dir, progress.say)
+            work = partial(
+                campaign.run, system, plan, progress, before, executor=where, named=named, found=saved
+            )
             result = usable(work, f"--impl {impl}")
         data = report.check_data(
             result, plan, narrowed=narrowed, capabilities=system.capabilities,
             base=None if before is None else report.on_base(before, result.findings),
         )  # fmt: skip
-    save_traces(result.findings, data["findings"], save_dir, impl_options(impl, device, sglang_path), html)
-    render.check(render.console(text_out(json_file)), data, detailed=verbose)
-    write_json(json_file, data)
-    if junit is not None:
-        from ci.report.junit import write
+    try:
+        options = impl_options(impl, device, sglang_path)
+        save_traces(result.findings, data["findings"], save_dir, options, html)
+        saved.tidy(data["findings"])
+        if junit is not None:
+            from ci.report.junit import write
 
-        write(junit, data)
+            write(junit, data)
+        if json_file != "-":
+            write_json(json_file, data)
+    finally:  # whatever could not be written: what was found is told
+        render.check(render.console(text_out(json_file)), data, detailed=verbose)
+    if json_file == "-":
+        write_json(json_file, data)
     return int(data["exit_code"])
 
 

@@ -13,7 +13,7 @@ import click
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
     Unusable, impl_options, is_folder, json_option, list_rows, near, resolve, save_option, save_traces,
-    system_options, text_out, usable, writable_json, write_json,
+    system_options, text_out, usable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def explore(
             if result.complete:
                 known = known.taken(scope.name, result.situations)
     if listed is not None:
-        Path(listed).write_text(coverage.dump(known), encoding="utf-8")
+        write_file(listed, coverage.dump(known), "--situations")
     code = max(data["exit_code"] for data in reports)
     if reports[-1]["stopped"] == "an interrupt":
         code = 130
@@ -159,7 +159,7 @@ def tour(
         save_traces(made.findings, data["findings"], save_dir, options)
         report.tour_text(out, data)
         if record is not None and made.recorded is not None:
-            Path(record).write_bytes(tour_file.dumps(made.recorded))
+            write_file(record, tour_file.dumps(made.recorded), "--record")
     code = max(data["exit_code"] for data in reports)
     whole = {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports}
     write_json(json_file, whole)

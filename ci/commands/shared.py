@@ -179,13 +179,49 @@ def save_traces(
             traces.save(trace, path)
         except (OSError, traces.TraceError) as error:
             found["not_saved"] = f"{path}: {error}"
-        else:
-            found["saved"] = str(path)
-            found["replay"] = replay_command(str(path), options)
-            if html:
-                shown = path.with_suffix(".html")
-                write_file(str(shown), page.page(found, group[0].run), "--html")
-                found["page"] = str(shown)
+            continue
+        found["saved"] = str(path)
+        found["replay"] = replay_command(str(path), options)
+        if html:
+            shown = path.with_suffix(".html")
+            write_file(str(shown), page.page(found, group[0].run), "--html")
+            found["page"] = str(shown)
+
+
+class Saved:
+    """Traces on disk from the moment they are found: `campaign.run` calls it with all that there are.
+
+    A clause is said on stderr when its trace is there; a smaller one takes its place in silence.
+    """
+
+    def __init__(self, system: str, folder: str, say: Callable[[str], None]) -> None:
+        self._system, self._folder, self._say = system, folder, say
+        self._there: dict[Path, Trace] = {}
+
+    def __call__(self, traces: dict[str, Trace]) -> None:
+        from ci.report import data as report
+        from stateful_tests.traces import files
+
+        together: dict[tuple[object, ...], list[str]] = {}
+        for clause, trace in traces.items():
+            together.setdefault((trace.geometry, trace.mode, trace.commands), []).append(clause)
+        for first, *also in together.values():
+            name, trace = report.named_trace(first, traces[first], self._system)
+            path = Path(self._folder, name)
+            if self._there.get(path) == trace:
+                continue
+            try:
+                files.save(trace, path)
+            except (OSError, files.TraceError):
+                continue  # the report says so
+            if path not in self._there:
+                self._say(f"found {', '.join([first, *also])}: {path}")
+            self._there[path] = trace
+
+    def tidy(self, reports: list[Data]) -> None:
+        """Remove what was saved on the way, and is part of another file now."""
+        for path in self._there.keys() - {Path(found["saved"]) for found in reports if found["saved"]}:
+            path.unlink(missing_ok=True)
 
 
 def is_folder(save_dir: str) -> None:
@@ -225,9 +261,11 @@ def write_json(json_file: str | None, data: object) -> None:
     write_file(json_file, text, "--json")
 
 
-def write_file(file: str, text: str, option: str) -> None:
+def write_file(file: str | Path, content: str | bytes, option: str) -> None:
+    from stateful_tests.traces.files import write_atomically
+
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        write_atomically(file, content)
     except OSError as error:
         raise Unusable(f"{option} {file}: {error.strerror}") from error
 

@@ -13,7 +13,7 @@ import click
 
 from ci.commands.shared import (
     Unusable, force_option, impl_of, impl_option, impl_options, json_option, load_trace, resolve,
-    sglang_path_option, target_file, text_out, usable, writable_json, write_json,
+    sglang_path_option, target_file, text_out, usable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -50,31 +50,39 @@ def tree(trace: str, step: int | None, json_file: str | None) -> int:
 @click.option(
     "--fixed", metavar="VERSION|DIR", help="A release, or a checkout, on which the test must pass."
 )  # fmt: skip
+@click.option("--name", help="What the test is called: finish_keeps_the_partial_page.")
+@click.option("--title", help="What its first line, or the report's heading, says. [default: the name]")
 @force_option
 @impl_option
 @sglang_path_option
 def export(
-    trace: str, form: str, out: str | None, fixed: str | None, force: bool, impl: str,
-    sglang_path: str | None,
+    trace: str, form: str, out: str | None, fixed: str | None, name: str | None, title: str | None,
+    force: bool, impl: str, sglang_path: str | None,
 ) -> int:  # fmt: skip
     """Turn a trace into a unit test of SGLang's own classes, or into a bug report."""
     loaded = load_trace(trace)
     target = None if out is None else target_file(Path(out), force)
     impl = impl_of(loaded, impl)
+    if name is not None and not re.fullmatch("[a-z][a-z0-9_]{0,99}", name):
+        raise Unusable(f"--name: {name!r:.60} is no name of a test: a to z, digits and _")
+    names = name, title, sglang_path
     if form == "story":
         if fixed is not None:
             raise Unusable("--fixed goes with --as pytest")
-        text = _story(trace, loaded, impl, sglang_path)
+        text = _story(trace, loaded, impl, sglang_path, names)
     else:
-        text = _pytest(trace, loaded, impl, sglang_path, fixed)
+        text = _pytest(trace, loaded, impl, sglang_path, fixed, names)
     if target is None:
         sys.stdout.write(text)
     else:
-        target.write_text(text, encoding="utf-8")
+        write_file(target, text, "--out")
     return 0
 
 
-def _story(file: str, trace: Trace, impl: str, sglang_path: str | None) -> str:
+_Names = tuple[str | None, str | None, str | None]
+
+
+def _story(file: str, trace: Trace, impl: str, sglang_path: str | None, names: _Names) -> str:
     from ci.export import unit_test as exporting
     from ci.report import data as report
     from stateful_tests.lockstep import lockstep
@@ -88,10 +96,13 @@ def _story(file: str, trace: Trace, impl: str, sglang_path: str | None) -> str:
     if run.violation is None:
         raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; try another --impl")
     data = report.replay_data(file, run) | {"text": traces.dump(trace)}
-    return exporting.story(data, file, impl_options(impl, "cpu", sglang_path))
+    checkout = "CHECKOUT" if sglang_path is not None else None  # nobody else has this folder
+    return exporting.story(data, file, impl_options(impl, "cpu", checkout), exporting.Titles(*names))
 
 
-def _pytest(file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: str | None) -> str:
+def _pytest(
+    file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: str | None, names: _Names
+) -> str:
     """The test, run on the release that has the fault, and on the one that must not."""
     from ci.export import unit_test as exporting
     from ci.export.recorded_run import NotExportable
@@ -107,7 +118,7 @@ def _pytest(file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: 
         system = registry.resolve(impl, sglang_path=sglang_path, calls=True)
         assert isinstance(system, SGLangSystem)
         try:
-            text = exporting.unit_test(trace, file, system, target)
+            text = exporting.unit_test(trace, file, system, target, exporting.Titles(*names))
         finally:
             system.close()
         with tempfile.TemporaryDirectory() as folder:

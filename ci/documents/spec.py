@@ -101,7 +101,7 @@ def collect() -> Data:
         "clauses": [_clause(clause, shown_by, fixtures) for f in families for clause in f["clauses"]],
         "asked": list(CLAUSES),
         "engine_clauses": [*BLOCK_CLAUSES.values()],
-        "engine_commands": [(kind_name(kind), " ".join(str(kind.__doc__).split())) for kind in ENGINE_COMMANDS],
+        "engine_commands": {kind_name(k): " ".join(str(k.__doc__).split()) for k in ENGINE_COMMANDS},
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
         "window": {policy.name: policy for policy in window_theorem.POLICIES},
         "theorem": window_theorem.PARAGRAPH,

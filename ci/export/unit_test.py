@@ -6,8 +6,10 @@ import itertools
 import os
 import platform
 import re
+import subprocess
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +24,9 @@ from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases import catalogue as releases
-from reference.commands import CheckBusy, CheckIdle, Open, Outcome, Refused
+from reference.commands import CheckBusy, CheckIdle, Open, Outcome, Refused, kind_name
 from reference.model import SPEC_VERSION
+from stateful_tests.check.fixtures import NotPossible, check_name
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
@@ -62,10 +65,42 @@ _TOGETHER = {
 }
 
 
-def title(file: str) -> str:
-    """What a trace's file is called, as a sentence without its full stop."""
-    words = " ".join(re.findall(r"[A-Za-z0-9.]+", Path(file).stem))
-    return words[:1].upper() + words[1:]
+class Titles(NamedTuple):
+    """What is asked for instead of names that are made. checkout: the folder of the release, if it is one."""
+
+    name: str | None = None
+    title: str | None = None
+    checkout: str | None = None
+
+    def words(self, file: str, clause: str, command: str) -> str:
+        """The name as words: as asked, or the file's if that is a clause of a sentence, such as new-fixture
+        wants it, or else what the clause is about, and in which command."""
+        stem = Path(file).stem
+        with suppress(NotPossible):
+            return check_name(stem).replace("_", " ") if self.name is None else self.name
+        return f"{report.title(clause)} in {command}"
+
+    def heading(self, words: str) -> str:
+        return self.title or words[:1].upper() + words[1:].replace("_", " ")
+
+    def of(self, implementation: str) -> str:
+        """The implementation, with what git calls the commit of its checkout."""
+        return f"{implementation}{described(self.checkout) if self.checkout else ''}"
+
+
+AS_MADE = Titles()
+
+
+def described(checkout: str) -> str:
+    """What git calls the commit of a checkout, in brackets; nothing where git does not know it."""
+    folder = Path(checkout).resolve()
+    if not any((each / ".git").exists() for each in (folder, *list(folder.parents)[:2])):
+        return ""
+    with suppress(OSError, subprocess.SubprocessError):
+        asked = ["git", "-C", str(folder), "describe", "--always", "--tags", "--dirty"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
+        return f" ({done.stdout.strip()})"
+    return ""
 
 
 def versions(implementation: str) -> list[str]:
@@ -81,38 +116,46 @@ def versions(implementation: str) -> list[str]:
 # -- a bug report --------------------------------------------------------------------------------------
 
 
-def story(data: Data, file: str, options: str) -> str:
+def story(data: Data, file: str, options: str, asked: Titles = AS_MADE) -> str:
     """Markdown from `report.replay_data` of a run with a violation."""
     trace, violation = data["trace"], data["violation"]
     clauses = [(violation["clause"], violation["expected"], violation["observed"])]
     clauses += [(clause, *said) for clause, said in zip(violation["also"], violation["details"])]
-    lines = [f"# {title(file)} ({violation['clause']})", "", "## What happens", ""]
+    command = data["rows"][violation["step"]]["command"]
+    heading = asked.heading(asked.words(file, violation["clause"], command.split()[0]))
+    lines = [f"# {_markdown(heading)} ({violation['clause']})", "", "## What happens", ""]
     if trace["story"]:
-        lines += [*textwrap.wrap(" ".join(trace["story"].split()), 100), ""]
-    where = f"`{data['rows'][violation['step']]['command']}` on {data['implementation']}"
+        lines += [*_paragraph(trace["story"]), ""]
+    where = f"`{command}` on {data['implementation']}"
     if data["argument"]:
-        sentence = render.plain(data["argument"])
-        lines += textwrap.wrap(sentence[:1].upper() + sentence[1:], 100) + [""]
+        lines += [*_paragraph(data["argument"][:1].upper() + data["argument"][1:]), ""]
     lines += [f"{where} breaks this rule:", ""]
     lines += [f"> {violation['clause']}: {violation['sentence']}", ">", f"> {LEGEND}", ""]
     lines += ["| | expected | observed |", "|---|---|---|"]
-    lines += [f"| {clause} | {_cell(want)} | {_cell(got)} |" for clause, want, got in clauses]
+    lines += [f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses]
     lines += ["", "## The commands", "", "| # | command | by the rules | changes |", "|---|---|---|---|"]
     for row in data["rows"]:
         cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
-        marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_cell, cells)]
+        marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)]
         lines.append(f"| {' | '.join(marked)} |")
     sizes = f"{render.sizes(trace['geometry'])} (mode {trace['mode']})."
     lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
     lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
     lines += ["and run", ""]
     lines += ["```", f"kvspec replay {Path(file).name} {options}", "```", "", "## Versions", ""]
-    lines += [f"* {line}" for line in versions(data["implementation"])]
+    lines += [f"* {line}" for line in versions(asked.of(data["implementation"]))]
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
-    return render.plain(text).replace("|", "\\|")
+def _markdown(text: str) -> str:
+    """Plain text as Markdown: nothing in it is a table's bar, a tag, a link, code or emphasis."""
+    return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", render.plain(text))
+
+
+def _paragraph(text: str) -> list[str]:
+    """The same in lines, none of which begins a heading, a quote or a list."""
+    lines = textwrap.wrap(_markdown(" ".join(text.split())), 100)
+    return [re.sub(r"^(\d*)(#(?=[# ])|[>+=-]|(?<=\d)[.)](?= ))", r"\1\\\2", line) for line in lines]
 
 
 # -- a unit test ---------------------------------------------------------------------------------------
@@ -129,13 +172,15 @@ class ReleaseTarget(NamedTuple):
 def target(text: str) -> ReleaseTarget:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
-        root = checkout_root(text)
-        return ReleaseTarget("a checkout that mends it", releases.detect(root).version, root)
+        root, name = checkout_root(text), f"a checkout{described(text)} that mends it"
+        return ReleaseTarget(name, releases.detect(root).version, root)
     version = releases.supported(text.removeprefix("sglang==")).version
     return ReleaseTarget(f"sglang=={version}", version, release_root(version))
 
 
-def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: ReleaseTarget | None = None) -> str:
+def unit_test(
+    trace: Trace, file: str, system: SGLangSystem, fixed: ReleaseTarget | None = None, named: Titles = AS_MADE
+) -> str:
     """The text of a test that performs the trace on the classes of `system`, which notes its calls.
 
     It asserts what the violated clause is about. fixed: what it runs on besides, and is said to pass on.
@@ -161,10 +206,12 @@ def unit_test(trace: Trace, file: str, system: SGLangSystem, fixed: ReleaseTarge
     body += ["", "# the results that are still to come", *late] if late else []
     body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name}: {observed}")]
     code = "\n".join([*body, text])
-    name = re.sub(r"[^a-z0-9]+", "_", Path(file).stem.lower()).strip("_") or "trace"
+    words = named.words(file, clause, kind_name(type(run.last)))
+    name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))
     return "\n".join([
-        _docstring(trace, file, system.name, fixed and fixed.name, clause), "",
+        _docstring(named.heading(words), trace, file, named.of(system.name), fixed and fixed.name, clause),
+        "",
         definitions(code, trace.geometry, system, versions, sessions=sessions), "", "",
         f"class Test{camel}(unittest.TestCase):",
         f"    def test_{name}(self):",
@@ -210,10 +257,12 @@ def _comment(text: str) -> list[str]:
     return textwrap.wrap(render.plain(text), 98, initial_indent="# ", subsequent_indent="# ")
 
 
-def _docstring(trace: Trace, file: str, faulty: str, fixed: str | None, clause: str) -> str:
+def _docstring(
+    heading: str, trace: Trace, file: str, faulty: str, fixed: str | None, clause: str
+) -> str:
     sentence = report.sentence(clause)
     said = [
-        f"{title(file)}.", trace.story,
+        f"{heading}.", trace.story,
         f"Fails on {faulty}" + (f", passes on {fixed}." if fixed else "."),
         f"{clause}: {sentence}" + (f" {LEGEND}" if re.search(r"\b[CERPW]\b", sentence) else ""),
         f"Made by kvspec from {Path(file).name}. Each comment is a command of it; below stand the calls that"

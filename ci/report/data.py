@@ -123,6 +123,7 @@ def check_data(
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "timed_out": result.timed_out,
         "stopped_early": result.stopped,
+        "interrupted": result.interrupted,
         "findings": [finding_data(group, base) for group in groups(result.findings)],
         "base": base and {"implementation": base.system, "violates": sorted(base.clauses)},
     }
@@ -190,6 +191,9 @@ def _verdict(
     if base is not None and old:
         said += [] if new else ["nothing new"]
         said.append(f"{', '.join(sorted(old))} also in {base.system}")
+    if result.interrupted:
+        said.append(f"interrupted after {result.examples} runs")
+        code = code or 130
     if result.timed_out:
         done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
         found = "" if result.findings else "nothing was found until "
@@ -333,8 +337,11 @@ def _unstated_refusals(run: Run) -> str:
 
 def trace_file(group: list[Finding]) -> tuple[str, Trace]:
     """The name under which a group's trace is saved, and the trace with its clause and bug filled in."""
-    finding = group[0]
-    trace, system = finding.run.trace, finding.run.system
+    return named_trace(group[0].clause, group[0].run.trace, group[0].run.system)
+
+
+def named_trace(clause: str, trace: Trace, system: str) -> tuple[str, Trace]:
+    """The same for a trace that violates a clause on a system."""
     bug = trace.bug or (system.removeprefix("torch+") if system.startswith("torch+") else None)
-    name = re.sub(r"[^a-z0-9.]+", "-", f"{finding.clause} {system}".lower()).strip("-.")
-    return f"{name[:100]}.json", replace(trace, clause=finding.clause, bug=bug)
+    name = re.sub(r"[^a-z0-9.]+", "-", f"{clause} {system}".lower()).strip("-.")
+    return f"{name[:100]}.json", replace(trace, clause=clause, bug=bug)

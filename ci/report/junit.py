@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from xml.dom import minidom
+
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from ci import Data
 from ci.report.render import changes, plain
+from stateful_tests.traces.files import write_atomically
 
 
 def write(file: str, data: Data) -> None:
@@ -42,7 +45,8 @@ def write(file: str, data: Data) -> None:
     verdict.add_testcase(case)
     document.add_testsuite(verdict)
     document.update_statistics()  # type: ignore[no-untyped-call]
-    document.write(file, pretty=True)
+    text = document.tostring()  # type: ignore[no-untyped-call]
+    write_atomically(file, minidom.parseString(text).toprettyxml(encoding="utf-8"))
 
 
 def _case(machine: Data, name: str) -> TestCase:

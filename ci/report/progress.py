@@ -32,6 +32,10 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._out.print(text, soft_wrap=True)
+
     def __call__(self, what: str, commands: int, findings: int) -> None:
         now = time.monotonic()
         if now - self._said < (EVERY_S if self._live is None else REFRESH_S):

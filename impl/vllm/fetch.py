@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from impl.adapter import UnusableImplementation
-from impl.sglang.parts.fetch import PIP_TIMEOUT_S, VERSION, cache_folder, move_in, pip, why
+from impl.sglang.parts.fetch import PIP_TIMEOUT_S, VERSION, cache_folder, move_in, pip, pip_trouble
 from impl.vllm.modules import RUNNER
 
 _NEEDED = (
@@ -113,7 +113,7 @@ def _url(version: str) -> str:
             [wheel] = json.loads(done.stdout)["install"]
             return str(wheel["download_info"]["url"])
         said = done.stderr + done.stdout
-    raise UnusableImplementation(f"vllm=={version}: {why(said)}")
+    raise UnusableImplementation(f"vllm=={version}: {pip_trouble(said)}")
 
 
 def _unpack(version: str, url: str, target: Path) -> None:

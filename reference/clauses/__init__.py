@@ -9,6 +9,7 @@ the order of the imports: the first that fails names the violation.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from functools import lru_cache
 
 # isort: off
 from reference.clauses import outcomes, checks, lengths, lifecycle, tree, tree_locks
@@ -18,19 +19,32 @@ from reference.clauses import tree_evictions, freed, pages, window, contents
 from reference.clauses.base import CLAUSES, Clause, Failure
 from reference.clauses.step import Step
 
-__all__ = ["CLAUSES", "Clause", "Failure", "asked", "broken"]
+__all__ = ["CLAUSES", "Clause", "Failure", "about", "asked", "broken"]
 _MODULES = (
     outcomes, checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window, contents,
 )  # fmt: skip
 
 
-_OUTCOMES = tuple(c for c in CLAUSES.values() if c.id.startswith("OUT-"))
+_OUTCOMES = tuple(c for c in CLAUSES if c.startswith("OUT-"))
 
 
 def asked(step: Step) -> Iterable[Clause]:
     """The clauses that this step can break: after a refusal that changed nothing, those of outcomes."""
     still = step.unchanged and not step.done and step.now is step.was
-    return _OUTCOMES if still else CLAUSES.values()
+    return [CLAUSES[c] for c in (_OUTCOMES if still else about(step))]
+
+
+def about(step: Step) -> tuple[str, ...]:
+    """The clauses that are about this command, on what there is."""
+    kind: type = type(step.command)
+    tree = step.before.tree is not None or step.after.tree is not None
+    return _about(kind, tree, step.config.geometry.window is not None)
+
+
+@lru_cache
+def _about(kind: type, tree: bool, window: bool) -> tuple[str, ...]:
+    lacks = {name for name, there in (("tree", tree), ("window", window)) if not there}
+    return tuple(c.id for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs))
 
 
 def broken(step: Step, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from reference.commands import COMMANDS
+
 # What a predicate that does not hold returns: what was expected, what was observed.
 Failure = tuple[str, str]
 Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine's BlockStep
 # What a clause is about. The check of a state clause reads `config`, `now`, `after`, `tree_policy_is_free` of
 # a step, and what follows from these, alone: its verdict is the same for all steps that end there.
 About = Literal["state", "step"]
+# What there must be: a tree that the system shows, a window. Where that lacks, and of other commands than a
+# clause is about, it holds and its situation is not reached: it is not asked.
+Needs = Literal["tree", "window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,7 @@ class Clause:
     which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which
     that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
+    of: the commands that it is about; needs: what there must be.
     """
 
     id: str
@@ -35,6 +41,8 @@ class Clause:
     rule: str
     source: str
     about: About
+    of: tuple[type, ...]
+    needs: tuple[Needs, ...]
     check: Check
     situation: Callable[[Any], bool]
 
@@ -53,6 +61,8 @@ def register(
     source: str,
     situation: Callable[[Any], bool],
     about: About = "step",
+    of: tuple[type, ...] = COMMANDS,
+    needs: tuple[Needs, ...] = (),
     scope: str = "Every step.",
     settled: str = "",
     assumption: str = "",
@@ -61,8 +71,9 @@ def register(
 
     def add(check: Check) -> Check:
         into[id] = Clause(
-            id, title, sentence, scope, why, settled, assumption, rule, source, about, check, situation
-        )
+            id, title, sentence, scope, why, settled, assumption, rule, source, about, of, needs,
+            check, situation,
+        )  # fmt: skip
         return check
 
     return add

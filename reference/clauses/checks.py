@@ -110,6 +110,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     rule="rules.checks.check_busy, rules.checks.check_idle",
     source="kvspec",
     scope="Checks. The order of a free list is not looked at.",
+    of=(CheckBusy, CheckIdle),
     situation=_checked,
 )
 def _only_looks(step: Step) -> Failure | None:

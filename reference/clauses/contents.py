@@ -80,6 +80,7 @@ def stamp_text(stamp: int | None) -> str:
     rule="ledger.text_tokens, cursors.lost_below",
     source="kvspec",
     scope="As READ-1, on models with SWA.",
+    needs=("window",),
     situation=lambda s: s.swept_any and bool(s.progress),
 )
 def _swa_reads(step: Step) -> Failure | None:

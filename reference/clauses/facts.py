@@ -6,10 +6,23 @@ other. The facts are gathered elsewhere; here is their shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from reference.ledger import Cursors
+
+T = TypeVar("T")
+
+
+class computed_once(Generic[T]):  # noqa: N801 (as functools has it)
+    """`functools.cached_property` without the lock that it takes in Python 3.11."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
+
+    def __get__(self, of: Any, _owner: type) -> T:
+        value = of.__dict__[self.name] = self.compute(of)
+        return value
 
 
 class SessionFacts(NamedTuple):
@@ -85,12 +98,27 @@ class Owned(NamedTuple):
     page: int
 
 
-class Pool(NamedTuple):
-    """One pool: pages 1..size exist (0 is padding), `free` as it stands in the free list."""
-
+class _Pool(NamedTuple):
     size: int
     free: Sequence[int]
     owned: Sequence[Owned]
+
+
+class Pool(_Pool):
+    """One pool: pages 1..size exist (0 is padding), `free` as it stands in the free list."""
+
+    @computed_once
+    def free_pages(self) -> frozenset[int]:
+        return frozenset(self.free)
+
+    @computed_once
+    def owned_once(self) -> frozenset[Owned]:
+        return frozenset(self.owned)
+
+    @computed_once
+    def owner_of(self) -> dict[int, str]:
+        """Page -> who has it; of several owners the last."""
+        return {owned.page: owned.holder for owned in self.owned}
 
 
 class Facts(NamedTuple):

@@ -70,6 +70,7 @@ def _freed_full(step: Step) -> Failure | None:
     rule="cursors.cut, ledger.swa_pages",
     source="#22900, #22862",
     scope="Models with SWA. Which pages, not how often, as FREE-1.",
+    needs=("window",),
     situation=lambda s: s.done and "swa" in s.after.pools and bool(s.owed["swa"]),
 )
 def _freed_swa(step: Step) -> Failure | None:
@@ -93,8 +94,8 @@ def _all_back(step: Step) -> Failure | None:
         return None
     for name, pool in step.after.pools.items():
         want = pool.size - len({o.page for o in pool.owned if o.holder.startswith("tree ")})
-        if len(set(pool.free)) < want:
-            return f"{want} of {pool.size} pages of the {name} pool free", f"{len(set(pool.free))} are"
+        if len(pool.free_pages) < want:
+            return f"{want} of {pool.size} pages of the {name} pool free", f"{len(pool.free_pages)} are"
     if len(set(step.after.free_rows)) < step.after.rows:
         return f"all {step.after.rows} rows free", f"{len(set(step.after.free_rows))} are"
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
 from reference.clauses.step import Step, cursors_text, swept_below
-from reference.commands import Admit, EvictSwa, SpecDecode
+from reference.commands import Admit, EvictSwa, Finish, Retract, SpecDecode
 from reference.ledger import ZERO, Cursors
 
 
@@ -35,6 +35,7 @@ def capped(c: Cursors, target: int) -> Cursors:
     rule="cursors.cut, rules.finish.finish, rules.retract.retract",
     source="#22897, #22900, #22213",
     scope="Turns of sessions that stay open.",
+    of=(Finish, Retract),
     situation=lambda s: (
         (at := s.cut_at) is not None
         and not isinstance(s.command, Admit)
@@ -68,6 +69,7 @@ def _capped(step: Step) -> Failure | None:
     source="#22862, #20070",
     scope="Turns of sessions that have a slot; R is 0 without a radix tree."
     " That min(C, key) is not taken on a swept window: SWA-2.",
+    of=(Admit,),
     situation=lambda s: (
         isinstance(s.command, Admit)
         and (at := s.cut_at) is not None

@@ -16,6 +16,7 @@ from reference.ledger import Phase, text_len, text_tokens
     why="The slot keeps naming its row while it is lent, so that chunked prefill and budgets may retry.",
     rule="rules.admit.admit",
     source="kvspec",
+    of=(Admit,),
     situation=lambda s: _readmitted(s),
 )
 def _idempotent(step: Step) -> Failure | None:

@@ -59,6 +59,7 @@ def _rows(step: Step) -> Failure | None:
     rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA.",
+    needs=("window",),
     situation=lambda s: len({o.holder for o in s.after.pools["swa"].owned}) > 1
     if "swa" in s.after.pools
     else False,
@@ -80,6 +81,7 @@ def _one_to_one(step: Step) -> Failure | None:
     rule="ledger.swa_pages",
     source="kvspec (page_size > 1, window 1)",
     scope="Models with SWA.",
+    needs=("window",),
     situation=lambda s: "swa" in s.after.pools and bool(s.progress) and s.swept_any,
 )
 def _mapped(step: Step) -> Failure | None:
@@ -98,6 +100,7 @@ def _mapped(step: Step) -> Failure | None:
     rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA.",
+    needs=("window",),
     situation=lambda s: "swa" in s.after.pools and s.swept_any,
 )
 def _swept(step: Step) -> Failure | None:
@@ -117,6 +120,7 @@ def _swept(step: Step) -> Failure | None:
     rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA. Systems that overwrite an entry before anything reads it may waive this.",
+    needs=("window",),
     situation=lambda s: "swa" in s.after.pools and s.freed_something,
 )
 def _unused(step: Step) -> Failure | None:
@@ -141,7 +145,7 @@ def _stale(what: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
 )
 def _free_is_set(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
-        free = set(pool.free)
+        free = pool.free_pages
         if len(free) != len(pool.free):
             twice = sorted({p for p in free if list(pool.free).count(p) > 1})
             return f"each page once in the {name} free list", f"pages {twice} twice or more"
@@ -163,7 +167,9 @@ def _free_is_set(step: Step) -> Failure | None:
 )
 def _one_owner(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
-        free = set(pool.free)
+        free = pool.free_pages
+        if len(pool.owner_of) == len(pool.owned) and free.isdisjoint(pool.owner_of):
+            continue
         owner: dict[int, tuple[str, int]] = {}
         for holder, index, page in pool.owned:
             if page in free:
@@ -190,9 +196,7 @@ def _one_owner(step: Step) -> Failure | None:
 )
 def _none_lost(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
-        known = set(pool.free)
-        known.update(o.page for o in pool.owned)
-        lost = [p for p in range(1, pool.size + 1) if p not in known]
+        lost = [p for p in range(1, pool.size + 1) if p not in pool.free_pages and p not in pool.owner_of]
         if lost:
             return f"every {name} page free or owned", f"pages {lost} are neither"
     return None

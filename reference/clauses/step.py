@@ -6,11 +6,9 @@ system's facts; each derived value is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
 
-from reference.clauses.facts import Facts
+from reference.clauses.facts import Facts, computed_once
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Outcome, Retract, SpecDecode,
@@ -19,18 +17,6 @@ from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders
 from reference.prefix_cache import page_name
 
 PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
-T = TypeVar("T")
-
-
-class _computed_once(Generic[T]):  # noqa: N801 (as functools has it)
-    """`functools.cached_property` without the lock that it takes in Python 3.11."""
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
-
-    def __get__(self, step: Step, _owner: type) -> T:
-        value = step.__dict__[self.name] = self.compute(step)
-        return value
 
 
 @dataclass(eq=False)
@@ -56,36 +42,36 @@ class Step:
     tree_policy_is_free: bool = False
     locks_before: Locks | None = None
 
-    @_computed_once
+    @computed_once
     def done(self) -> bool:
         """Both carried the command out."""
         return isinstance(self.outcome, Done) and isinstance(self.expected, Done)
 
-    @_computed_once
+    @computed_once
     def held_before(self) -> tuple[Holder, ...]:
         return tuple(holders(self.was))
 
-    @_computed_once
+    @computed_once
     def held(self) -> tuple[Holder, ...]:
         return tuple(holders(self.now))
 
-    @_computed_once
+    @computed_once
     def swept_any(self) -> bool:
         """Some holder's window has moved on."""
         return any(h.cursors.swa_evicted_seqlen > 0 for h in self.held)
 
-    @_computed_once
+    @computed_once
     def freed_something(self) -> bool:
         """A free list of the system grew."""
         return any(len(p.free) > len(self.before.pools[n].free) for n, p in self.after.pools.items())
 
-    @_computed_once
+    @computed_once
     def acted(self) -> Request | None:
         """The request that a command for one request is about, as it was before."""
         name = getattr(self.command, "request", None)
         return self.was.request(name) if isinstance(name, str) else None
 
-    @_computed_once
+    @computed_once
     def ended(self) -> tuple[str, Cursors] | None:
         """(holder, its cursors before) when the command gives back everything a holder has."""
         command = self.command
@@ -111,7 +97,7 @@ class Step:
         )
         return (session.name, has) if goes and has is not None else None
 
-    @_computed_once
+    @computed_once
     def cut_at(self) -> tuple[str, Cursors, int] | None:
         """(holder, cursors before, to where) when the command trims a session's row and keeps it."""
         request = self.acted
@@ -140,7 +126,7 @@ class Step:
             return target
         return stop if c.cache_protected_len <= stop < min(c.kv_allocated_len, target) else target
 
-    @_computed_once
+    @computed_once
     def progress(self) -> dict[str, tuple[int, int]]:
         """request -> (tokens committed, kv_allocated_len asked for) by a prefill or a round."""
         command = self.command
@@ -162,7 +148,7 @@ class Step:
                 asked[name] = (committed, max(c.kv_allocated_len, c.kv_committed_len + ahead))
         return asked
 
-    @_computed_once
+    @computed_once
     def swept_after(self) -> frozenset[str]:
         """Requests that the system has swept after the forward pass, by what it says."""
         choices = self.outcome.choices if isinstance(self.outcome, Done) else ()
@@ -173,12 +159,12 @@ class Step:
         facts = self.after.requests.get(name)
         return facts.cursors.swa_evicted_seqlen if facts is not None and facts.cursors else 0
 
-    @_computed_once
+    @computed_once
     def locked_before(self) -> Locks:
         """Who had locked what in the system's tree; of a step that stands by itself, by the reference."""
         return locks_of(self.was.tree) if self.locks_before is None else self.locks_before
 
-    @_computed_once
+    @computed_once
     def locks(self) -> Locks:
         """Who has locked what in the system's tree now."""
         if not self.done:
@@ -195,21 +181,22 @@ class Step:
 
     # What goes back.
 
-    @_computed_once
+    @computed_once
     def freed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that somebody had before and the system gave back."""
         return {pool: self._freed_of(pool) for pool in self.after.pools}
 
-    @_computed_once
+    @computed_once
     def owed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that must go back."""
         return {pool: self._owed_of(pool) if self.done else {} for pool in self.after.pools}
 
     def _freed_of(self, pool: str) -> PagesByHolder:
         before, after = self.before.pools[pool], self.after.pools[pool]
-        free, kept = set(after.free), set(after.owned)
-        others = {o.page: o.holder for o in after.owned}
+        free, kept, others = after.free_pages, after.owned_once, after.owner_of
         freed: PagesByHolder = {}
+        if before.owned_once <= kept and free.isdisjoint(before.owner_of):
+            return freed
         for owned in before.owned:
             holder, at, page = owned
             gone = owned not in kept and page in others
@@ -223,7 +210,7 @@ class Step:
             return None
         return page_name(self._paths[holder][: (at + 1) * self.config.geometry.page_size])
 
-    @_computed_once
+    @computed_once
     def _paths(self) -> dict[str, tuple[int, ...]]:
         """The text of each holder as tokens."""
         return {h.name: tuple(text_tokens(h.text)) for h in (*self.held, *self.held_before)}
@@ -250,7 +237,7 @@ class Step:
         if self.after is self.before and not self._handed:
             return
         size = self.config.geometry.page_size
-        had, has = set(self.before.pools[pool].owned), set(self.after.pools[pool].owned)
+        had, has = self.before.pools[pool].owned_once, self.after.pools[pool].owned_once
         own = {(o.holder, o.at) for o in had}
         taken = {o.holder for o in has - had}
         for holder, start, end, frontier in self._handed:
@@ -268,7 +255,7 @@ class Step:
                 if gone.holder.startswith("tree "):
                     owed.setdefault(gone.holder, set()).add(gone.at)
 
-    @_computed_once
+    @computed_once
     def _handed(self) -> list[tuple[str, int, int, int]]:
         """(holder, start, end, its swa_evicted_seqlen) of what rows hand to the tree, in order."""
         if isinstance(self.command, Finish) and self.ended is not None:

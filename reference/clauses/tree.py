@@ -46,6 +46,7 @@ def shrank(step: Step) -> bool:
     rule="tree.path_of, tree._split",
     source="kvspec",
     scope=WITH_TREE,
+    needs=("tree",),
     situation=grew,
 )
 def _shape(step: Step) -> Failure | None:
@@ -79,6 +80,7 @@ def _shape(step: Step) -> Failure | None:
     rule="tree._grown",
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA.",
+    needs=("tree", "window"),
     situation=lambda s: (t := s.after.tree) is not None and grew(s) and any(not n.live for n in t.nodes)
     and "swa" in s.after.pools,
 )  # fmt: skip
@@ -110,6 +112,7 @@ def half_dead(facts: Facts) -> NodeFacts | None:
     rule="prefix_cache.page_name",
     source="kvspec",
     scope=WITH_TREE,
+    needs=("tree",),
     situation=grew,
 )
 def _contents(step: Step) -> Failure | None:
@@ -149,6 +152,7 @@ def wrong_token(facts: Facts) -> tuple[NodeFacts, str, int] | None:
     rule="tree.insert, tree.insert_and_continue",
     source="#26919, kvspec",
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
+    of=(Insert, Finish, Extend), needs=("tree",),
     situation=lambda s: any(True for _ in _inserted(s)),
 )
 def _inserted_found(step: Step) -> Failure | None:
@@ -216,6 +220,7 @@ def _whole(key: Key, size: int) -> Key:
     rule="tree._grown",
     source="#26919",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
+    of=(Extend, Decode, SpecDecode, Finish, Insert), needs=("tree", "window"),
     situation=lambda s: grew(s) and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:

@@ -25,6 +25,7 @@ SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  
     rule="tree.sizes",
     source="kvspec",
     scope=f"{WITH_TREE} Systems that show their counters.",
+    needs=("tree",),
     situation=locked,
 )
 def _sums(step: Step) -> Failure | None:
@@ -59,6 +60,7 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     rule="tree.evict",
     source="kvspec",
     scope=f"{WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
+    of=(Evict,), needs=("tree",),
     situation=lambda s: isinstance(s.command, Evict) and s.done and shrank(s),
 )
 def _as_asked(step: Step) -> Failure | None:
@@ -93,6 +95,7 @@ def _as_asked(step: Step) -> Failure | None:
     source="#26615",
     scope=f"{WITH_TREE} Not of systems that pick by rules of their own. The reference remembers what was used"
     " when: it says which nodes must go.",
+    needs=("tree",),
     situation=shrank,
 )
 def _in_order(step: Step) -> Failure | None:
@@ -133,6 +136,7 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     source="#26919",
     scope=f"{WITH_TREE} Not of systems whose tree splits by rules of its own. The reference says where"
     " nodes end.",
+    needs=("tree",),
     situation=grew,
 )
 def _ends(step: Step) -> Failure | None:

@@ -25,6 +25,7 @@ def locked(step: Step) -> bool:
     rule="tree.usable",
     source="#22470",
     scope=f"{WITH_TREE} Admissions of requests without a slot, and Match.",
+    of=(Match, Admit), needs=("tree",),
     situation=lambda s: (m := match_of(s)) is not None and m[2] > 0,
 )
 def _usable(step: Step) -> Failure | None:
@@ -46,6 +47,7 @@ def _usable(step: Step) -> Failure | None:
     rule="tree.full_locked, tree.swa_locked",
     source="kvspec",
     scope=WITH_TREE,
+    needs=("tree",),
     situation=lambda s: locked(s) and shrank(s),
 )
 def _kept(step: Step) -> Failure | None:
@@ -79,6 +81,7 @@ def unpinned(step: Step) -> tuple[str, Key, int, bool] | None:
     rule="prefix_cache.matched, handover.insert_prompt",
     source="#20070",
     scope=WITH_TREE,
+    needs=("tree",),
     situation=locked,
 )
 def _prefixes(step: Step) -> Failure | None:
@@ -154,6 +157,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     " when the lock was taken. SWA counters are asked within bounds where prompts of one batch begin alike,"
     " and of systems whose tree splits by rules of its own. A step by itself (`kvspec explore`) starts from"
     " the reference's locks.",
+    needs=("tree",),
     situation=lambda s: len(s.locks) > 1,
 )
 def _ledger(step: Step) -> Failure | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from reference.clauses.base import Failure, clause
 from reference.clauses.step import Step, swept_below
-from reference.commands import EvictSwa, Extend
+from reference.commands import Decode, EvictSwa, Extend, SpecDecode
 from reference.ledger import Request
 
 
@@ -27,6 +27,8 @@ from reference.ledger import Request
     source="#22470",
     scope="EvictSwa, and sweeps inside prefill and decode, which see the length committed before; if a system"
     " says that it sweeps a prefill after its forward pass, the length committed then.",
+    of=(EvictSwa, Extend, Decode, SpecDecode),
+    needs=("window",),
     situation=lambda s: any(sweeps(s, moved=True)),
 )
 def _sweep_bounds(step: Step) -> Failure | None:
@@ -91,6 +93,7 @@ def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
     source="kvspec",
     scope="Models with SWA; admitted, prefilling and running requests, but for those whose window a sweep in"
     " free mode has taken, by the reference: they may only end.",
+    needs=("window",),
     situation=lambda s: s.swept_any,
 )
 def _window(step: Step) -> Failure | None:

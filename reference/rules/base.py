@@ -16,6 +16,7 @@ from reference.commands import Choice, Done, Reason
 from reference.ledger import Cursors, Request, State
 from reference.prefix_cache import Effects, lock_holders, with_room
 
+DONE = Done()
 Span = tuple[str, str]  # [start, end) in tokens; empty where end <= start
 NOTHING: Span = ("0", "0")
 
@@ -42,8 +43,8 @@ class RuleContext:
     """What a rule is given besides state and command: choices to follow; effects and outcome to fill in."""
 
     choices: dict[str, Choice]
-    effects: Effects = field(default_factory=Effects)
-    done: Done = field(default_factory=Done)
+    effects: Effects
+    done: Done = DONE
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ def allocate(state: State, grown: Grown, context: RuleContext) -> tuple[State, G
     geometry = state.config.geometry
     swept = [(own_sweep(state, request, context), allocated) for request, allocated in grown]
     pages = rows = 0
-    for request, allocated in swept:
-        state = state.with_request(request)
+    for (request, allocated), (before, _) in zip(swept, grown):
+        state = state if request is before else state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
         opened = ceil_page(allocated, geometry.page_size) - ceil_page(
             cursors_of(request).kv_allocated_len, geometry.page_size

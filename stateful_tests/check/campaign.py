@@ -41,6 +41,7 @@ from stateful_tests.shrink.passes import BUDGET
 
 Progress = Callable[[str, int, int], None]
 CLIENTS = "clients"  # the machine that drives engines which schedule by themselves
+Found = Callable[[dict[str, Trace]], None]  # is given the traces of all violated clauses, as they are now
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +199,15 @@ def run(
     *,
     executor: Executor = SERIAL,
     named: Named | None = None,
+    found: Found | None = None,
 ) -> CheckResult:
     """Carry the plan out on `system`.
 
     The cells of the plan take turns, a few runs each, so that every kind of fault comes up early. base: what
     was there before; what it violates too ends nothing, and of each clause a trace is looked for in which it
     conforms. executor: where runs execute, on systems that are made from `named`; without that all is done
-    on `system` itself. Raises UnusableImplementation when no cell fits the system.
+    on `system` itself. found: is told of a violation before it is shrunk, and of each smaller trace. An
+    interrupt ends the check with what was found until then. Raises UnusableImplementation when no cell fits.
     """
     plan = for_system(plan, system)
     work: Callable[[Stint], Driven] = partial(drive, system, plan)
@@ -212,7 +215,7 @@ def run(
         executor = SERIAL
     elif executor is not SERIAL:
         work = partial(_drive_named, named, plan)
-    return _Campaign(system, plan, progress, base).run(executor, work)
+    return _Campaign(system, plan, progress, base, found).run(executor, work)
 
 
 def drive(system: AnySystem, plan: Plan, stint: Stint) -> Driven:
@@ -322,6 +325,8 @@ class _Campaign:
     plan: Plan
     progress: Progress | None
     base: AnySystem | None
+    found: Found | None = None
+    shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `caught` yet
     started: float = field(default_factory=time.monotonic)
     caught: dict[str, _Caught] = field(default_factory=dict)
     last_new: int = 0  # commands before the last new finding
@@ -339,15 +344,19 @@ class _Campaign:
             if start < plan.examples[cell.machine]
         ]
         refusals, kinds, situations = Counter[str](), Counter[str](), Counter[str]()
-        with closing(executor.map(work, stints)) as driven:
-            for stint in stints:
-                if self._over(result):
-                    break
-                seen = next(driven)
-                self._take(machines[stint.cell], seen)
-                refusals += seen.refusals
-                kinds += seen.kinds
-                situations += seen.situations
+        try:
+            with closing(executor.map(work, stints)) as driven:
+                for stint in stints:
+                    if self._over(result):
+                        break
+                    seen = next(driven)
+                    refusals += seen.refusals
+                    kinds += seen.kinds
+                    situations += seen.situations
+                    self._take(machines[stint.cell], seen)
+        except KeyboardInterrupt:
+            result.interrupted = True
+            self.caught = self.shrinking | self.caught
         result.refusals = dict(refusals.most_common())
         result.commands_by_kind = dict(kinds.most_common())
         result.situations = dict(sorted(situations.items()))
@@ -399,6 +408,12 @@ class _Campaign:
         """Count a violation; shrink the first of its kind in each mode."""
         smallest: Trace | None = None
         shown: tuple[str, ...] = ()
+        after = time.monotonic() - self.started
+        for clause in violation.clauses:
+            if clause not in self.caught:
+                met = _Caught(trace, trace, violation, {trace.mode}, 1, after, self.commands, False)
+                self.shrinking[clause] = met
+        self._tell()
         for clause in violation.clauses:
             known = self.caught.get(clause)
             base = None
@@ -422,16 +437,22 @@ class _Campaign:
                 smallest, shown = faithful, self._shown(faithful)
             old = self.base is not None and clause in (violated(self.base, smallest, clause) or ())
             if known is None or (known.old and not old):
-                after = time.monotonic() - self.started
                 known = _Caught(smallest, trace, violation, set(), 1, after, self.commands, old)
                 self.caught[clause] = known
                 self.last_new = self.commands
+                self.shrinking.pop(clause, None)
             if old and not known.old:
                 continue
             known.modes |= modes
             # A trace that a faithful scheduler can produce says more than a shorter free one.
             if rank(smallest) < rank(known.trace):
                 known.trace = smallest
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.found is not None:
+            together = self.shrinking | self.caught
+            self.found({clause: together[clause].trace for clause in sorted(together, key=evaluation_order)})
 
     def _shown(self, trace: Trace) -> tuple[str, ...]:
         """The clauses that a trace violates at its last step."""

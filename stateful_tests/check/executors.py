@@ -15,6 +15,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Protocol, TypeVar
 
+from impl.process.worker import end_with_parent
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 _Handle = TypeVar("_Handle")
@@ -85,7 +87,9 @@ class Processes:
 
 def _ignore_interrupts() -> None:
     """An interrupt ends the process that asked for the work, which then ends these."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)
+    end_with_parent()
 
 
 def cores() -> int:

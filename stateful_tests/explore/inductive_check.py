@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from reference.clauses import CLAUSES, broken
+from reference.clauses import CLAUSES, about, broken
+from reference.clauses.base import Check
 from reference.clauses.facts import Facts
 from reference.clauses.step import Step
 from reference.commands import Command, Done, Evict, Outcome
@@ -53,8 +54,7 @@ class InductiveStepCheck:
 
     def __init__(self, system: ReferenceInState | None = None) -> None:
         self._system = system or ReferenceInState()
-        self._of_steps = [c.check for c in CLAUSES.values() if c.about == "step"]
-        self._of_states = [c.check for c in CLAUSES.values() if c.about == "state"]
+        self._checks: dict[tuple[str, ...], tuple[list[Check], list[Check]]] = {}  # of steps, of states
         self._asked: set[Hashable] = set()
         self.look_for(())
 
@@ -73,6 +73,7 @@ class InductiveStepCheck:
         self._seen: dict[Hashable, list[tuple[dict[str, Any], Facts]]] = {
             state[1:]: [(self._start, self._before)]
         }
+        self._ways: dict[Hashable, Facts] = {}
         self._evicted: set[int] = set()  # facts that some Evict has led to
         self._system.__dict__ = _copied(self._start)
 
@@ -80,7 +81,7 @@ class InductiveStepCheck:
         """The first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
         was, before, after, new, still = self._was, self._before, self._before, False, False
         if isinstance(outcome, Done):
-            after, new = self._after(command, now, effects)
+            after, new = self._after(type(command), now, effects)
         elif now is was:
             if not self._refusals:
                 return None  # the system would refuse it in the same words
@@ -92,14 +93,16 @@ class InductiveStepCheck:
             if id(after) in self._evicted:  # TREE-10 alone reads how much was asked for
                 return None if CLAUSES["TREE-10"].check(step) is None else _violation(step)
             self._evicted.add(id(after))
-        self._look(step, still)
+        clauses = _REFUSALS if still else about(step)
+        self._look(step, clauses)
         if still:
             return None
-        for check in self._of_steps:
+        of_steps, of_states = self._checks.get(clauses) or self._checks_of(clauses)
+        for check in of_steps:
             if check(step) is not None:
                 return _violation(step)
         if new and (known := (now[1:], up_to_ids(after, now.config.geometry.page_size))) not in self._asked:
-            for check in self._of_states:
+            for check in of_states:
                 if check(step) is not None:
                     return _violation(step)
             if len(self._asked) >= _KEPT:
@@ -107,10 +110,26 @@ class InductiveStepCheck:
             self._asked.add(known)
         return None
 
-    def _after(self, command: Command, now: State, effects: Effects) -> tuple[Facts, bool]:
-        """The system's facts after a command, and whether they are new among those that lead to `now`."""
+    def _checks_of(self, clauses: tuple[str, ...]) -> tuple[list[Check], list[Check]]:
+        asked = [CLAUSES[c] for c in clauses]
+        of_steps, of_states = ([c.check for c in asked if c.about == what] for what in ("step", "state"))
+        self._checks[clauses] = of_steps, of_states
+        return of_steps, of_states
+
+    def _after(self, kind: type, now: State, effects: Effects) -> tuple[Facts, bool]:
+        """The system's facts after a command of a kind, and whether they are new among those that lead to
+        `now`. What the system does depends on the arguments alone: it is asked once."""
+        if now.tree is None:  # few commands lead to one state
+            return self._carried_out(kind, now, effects)
+        way = kind, now[1:], *(frozenset(pages) for pools in effects for pages in pools.values())
+        if way in self._ways:
+            return self._ways[way], False
+        self._ways[way], new = self._carried_out(kind, now, effects)
+        return self._ways[way], new
+
+    def _carried_out(self, kind: type, now: State, effects: Effects) -> tuple[Facts, bool]:
         system = self._system
-        system.carry_out(command, now, effects)
+        system.carry_out(kind, now, effects)
         was, is_ = self._start, vars(system)
         seen = self._seen.setdefault(now[1:], [])
         facts = next((facts for then, facts in seen if then == is_), None)
@@ -123,12 +142,10 @@ class InductiveStepCheck:
         system.__dict__ = _copied(was)
         return facts, new
 
-    def _look(self, step: Step, still: bool) -> None:
-        """Note which situations this step reaches."""
-        found = [
-            name for name, reached in self._situations.items()
-            if (not still or name in _REFUSALS) and reached(step)
-        ]  # fmt: skip
+    def _look(self, step: Step, clauses: Iterable[str]) -> None:
+        """Note which situations of some clauses this step reaches."""
+        sought = self._situations
+        found = [name for name in clauses if name in sought and sought[name](step)]
         for name in found:
             del self._situations[name]
             self._refusals = any(name in self._situations for name in _REFUSALS)

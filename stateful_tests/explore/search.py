@@ -144,11 +144,8 @@ def _expander(scope: Scope, clauses: bool, search: float) -> Expander:  # noqa: 
 
 
 def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansion:
-    gc.disable()  # a batch leaves few cycles, and makes many objects
-    try:
-        return _expander(scope, clauses, search).expand(task)
-    finally:
-        gc.enable()
+    gc.disable()  # a search leaves few cycles, and makes many objects; a process beside this one ends with it
+    return _expander(scope, clauses, search).expand(task)
 
 
 class Explorer:
@@ -227,6 +224,7 @@ class Explorer:
             self.levels.pop()
             return "fixed point"
         finally:
+            gc.enable()
             self.seconds += time.monotonic() - began
 
     def _take(self, start: int, result: Expansion) -> None:
@@ -234,7 +232,7 @@ class Explorer:
         mine = self.found
         mine.transitions += result.transitions
         mine.refused += result.refused
-        mine.situations += result.situations
+        mine.situations.update(result.situations)
         mine.reached |= result.reached
         for at, targets in enumerate(result.targets, start):
             for number, target in targets:

@@ -69,7 +69,7 @@ def load(path: str | os.PathLike[str]) -> Walks:
             raise TourError(f"{path}: not a regular file")
         with open(found, "rb") as raw:
             packed = raw.read(MAX_BYTES + 1)
-        return _loads(_unpacked(packed), path)
+        return _loads(_unpacked(packed, path), path)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "is no gzip file"
         raise TourError(f"{path}: {reason}") from None
@@ -79,12 +79,14 @@ def load(path: str | os.PathLike[str]) -> Walks:
         raise TourError(str(error)) from None
 
 
-def _unpacked(packed: bytes) -> bytes:
+def _unpacked(packed: bytes, path: str | os.PathLike[str]) -> bytes:
     """What was packed, unless there is too much of it."""
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
     data = unpacker.decompress(packed, MAX_BYTES)
-    if unpacker.unconsumed_tail or not unpacker.eof:
-        raise zlib.error("too large, or cut off")
+    if unpacker.unconsumed_tail:
+        raise TourError(f"{path}: a gzip bomb, or no tour: unpacks to more than {MAX_BYTES >> 20} MiB")
+    if not unpacker.eof:
+        raise TourError(f"{path}: is cut off")
     return data
 
 

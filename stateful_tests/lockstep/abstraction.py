@@ -36,8 +36,10 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
     pools = {"full": Pool(geometry.full_pages, view.free_full, reader.full)}
     if geometry.window is not None:
         pools["swa"] = Pool(geometry.swa_pages, view.free_swa, reader.swa)
-    free_slots = {p * geometry.page_size + i for p in view.free_full for i in range(geometry.page_size)}
-    unused = [e for e in enumerate(view.full_to_swa) if e[1] and e[0] in free_slots]
+    unused: list[tuple[int, int]] = []
+    if geometry.window is not None:
+        free = {*view.free_full}
+        unused = [e for e in enumerate(view.full_to_swa) if e[1] and e[0] // geometry.page_size in free]
     led_to = [swa for _, swa in reader.live]
     shared = {} if len(set(led_to)) == len(led_to) else Counter(led_to)
     return Facts(

@@ -38,11 +38,11 @@ class ReferenceSystem:
     def apply(self, command: Command) -> Outcome:
         now, outcome, effects = model.step_with_effects(self.state, command)
         if isinstance(outcome, Done):
-            self.carry_out(command, now, effects)
+            self.carry_out(type(command), now, effects)
         return outcome
 
-    def carry_out(self, command: Command, now: State, effects: Effects) -> None:
-        """Do what the rules say of `command`: it leads to `now`."""
+    def carry_out(self, kind: type, now: State, effects: Effects) -> None:
+        """Do what the rules say of a command of this kind: it leads to `now`."""
         was, self.state = self.state, now
         if now is was:
             return
@@ -54,7 +54,7 @@ class ReferenceSystem:
         self._assign()
         if now.tree is not was.tree:
             self._write_tree()
-        if isinstance(command, (Extend, Decode, SpecDecode)):
+        if kind in (Extend, Decode, SpecDecode):
             self._forward(was)
 
     def _adopt(self, pool: str, adopted: set[tuple[str, int]], was: State) -> None:
@@ -76,9 +76,8 @@ class ReferenceSystem:
         cached = pages_of(self.state.tree) if self.state.tree is not None else NO_PAGES
         for pool, pages in self.pages.items():
             owned = full_pages if pool == "full" else swa_pages
-            want = {(n, i) for n, c in now.items() for i in owned(c, self.geometry.page_size)}
-            want |= cached[pool]
-            for key in [k for k in pages if k not in want]:
+            want = {(n, i) for n, c in now.items() for i in owned(c, self.geometry.page_size)} | cached[pool]
+            for key in sorted(pages.keys() - want):
                 self.free[pool].insert(0, pages.pop(key))
             for key in sorted(want - pages.keys()):
                 pages[key] = self.free[pool].pop()
@@ -135,13 +134,13 @@ class ReferenceSystem:
                 )
                 for r in state.requests
             },
-            free_full=list(self.free["full"]),
-            free_rows=list(self.free_rows),
+            free_full=self.free["full"],
+            free_rows=self.free_rows,
             rows=cells,
-            full_stamps=list(self.stamps["full"]),
-            free_swa=list(self.free.get("swa", ())),
+            full_stamps=self.stamps["full"],
+            free_swa=self.free.get("swa", ()),
             full_to_swa=mapping,
-            swa_stamps=list(self.stamps.get("swa", ())),
+            swa_stamps=self.stamps.get("swa", ()),
             tree=self._tree_view(),
         )
 

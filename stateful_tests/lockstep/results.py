@@ -166,7 +166,8 @@ class CheckResult:
 
     refusals, situations: how often each was met. unreached: clauses whose situation never
     came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
-    nothing new had come up for a while after a finding, so the rest of the plan was left.
+    nothing new had come up for a while after a finding, so the rest of the plan was left. interrupted: by a
+    signal.
     """
 
     system: str
@@ -181,6 +182,7 @@ class CheckResult:
     unreached: tuple[str, ...] = ()
     timed_out: bool = False
     stopped: bool = False
+    interrupted: bool = False
     seconds: float = 0.0
 
     @property

@@ -109,6 +109,8 @@ def loads(data: bytes, name: str) -> Trace:
     check_size(data, name)
     if data.startswith(codecs.BOM_UTF8):
         raise TraceError(name, "", "starts with a byte order mark; save it as plain UTF-8")
+    if data.startswith(b"\x1f\x8b"):
+        raise TraceError(name, "", "is packed with gzip, as tours are (kvspec tour --file); a trace is JSON")
     if not data.strip():
         raise TraceError(name, "", "is empty")
     with _one_line_errors(data, name):
@@ -296,18 +298,29 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> None:
     write_atomically(path, dump(trace))
 
 
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file so that a reader sees the old content or the new, never a part."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part; makes the folder.
+
+    What is no regular file (a pipe, a device) is written to as it is. An OSError names the file.
+    """
+    target = Path(path).resolve()
+    data = content.encode() if isinstance(content, str) else content
+    scratch = ""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(scratch, 0o644)
         os.replace(scratch, target)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
+    except BaseException as error:
+        if scratch:
+            Path(scratch).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
         raise
 
 

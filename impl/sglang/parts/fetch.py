@@ -154,7 +154,7 @@ def _download(version: str, work: Path) -> Path:
         last = done.stderr + done.stdout
         if _unreachable(last):
             break  # asking for another platform would not help
-    raise UnusableImplementation(f"sglang=={version}: {why(last)}")
+    raise UnusableImplementation(f"sglang=={version}: {pip_trouble(last)}")
 
 
 def pip() -> list[str]:
@@ -183,7 +183,7 @@ def _unreachable(output: str) -> bool:
     )  # fmt: skip
 
 
-def why(output: str) -> str:
+def pip_trouble(output: str) -> str:
     """One line out of pip's many."""
     if "No module named pip" in output:
         return "not in the cache, and this Python has no pip to download it with"

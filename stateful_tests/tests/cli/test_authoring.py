@@ -82,8 +82,16 @@ def test_a_trace_becomes_a_fixture(kvspec: Kvspec, long: Path) -> None:
     assert len(made.expected) == len(made.commands) == 9, "cut where it violates, every outcome stated"
 
 
+WHOLE = ("--name", "a_b_c", "--story", STORY)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_what_is_missing_is_asked_for(kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"a_retry_frees_the_token\n{STORY}\n"))
+    monkeypatch.setattr("sys.stdin", Terminal(f"a_retry_frees_the_token\n{STORY}\n"))
     assert kvspec("new-fixture", str(long), "--out", "here")[0] == 0
     assert load("here/a_retry_frees_the_token.json").story == STORY
 
@@ -97,9 +105,12 @@ def test_a_wrong_name_is_refused_before_anything_runs(
     monkeypatch.setattr("stateful_tests.lockstep.systems.resolve", started)
     Path("a_b_c.json").write_text("mine")
     for typed, says in (("bug7", "'bug7' is no clause of a sentence"), ("a_b_c", "exists already")):
-        monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
+        monkeypatch.setattr("sys.stdin", Terminal(f"{typed}\n"))
         code, _, err = kvspec("new-fixture", str(long), "--out", ".")
         assert (code, says in err) == (2, True)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"a_good_name\n{STORY}\n"))  # nobody is there to be asked
+    code, _, err = kvspec("new-fixture", str(long), "--out", ".", "--name", "a_good_name")
+    assert (code, err) == (2, "kvspec: --story: is missing; nothing was written\n")
 
 
 @pytest.mark.parametrize(
@@ -109,8 +120,8 @@ def test_a_wrong_name_is_refused_before_anything_runs(
         (["--story", "Bad."], "--story: say in a sentence or more"),
         (["--bug", "none-such"], "there is no bug called none-such"),
         (["--clause", "LEN-99"], "there is no clause called LEN-99"),
-        (["--name", "a_b_c", "--clause", "TREE-1"], "violates LEN-3 first on torch+pr22862-tail, not TREE-1"),
-        (["--name", "a_b_c", "--bug", "pr22900"], "conforms on torch+pr22900: it shows no fault there"),
+        ([*WHOLE, "--clause", "TREE-1"], "violates LEN-3 first on torch+pr22862-tail, not TREE-1"),
+        ([*WHOLE, "--bug", "pr22900"], "conforms on torch+pr22900: it shows no fault there"),
         (["--impl", "torch+pr22900"], "a trace of the bug pr22862-tail is replayed on torch+pr22862-tail"),
         ([], "--name: is missing; nothing was written"),
         (["--name", "a_b_c"], "--story: is missing; nothing was written"),
@@ -184,10 +195,6 @@ def test_an_unusable_recording_writes_nothing(
 
 
 def test_a_terminal_goes_on_after_a_wrong_line(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setattr("sys.stdin", Terminal("opne s1\nhelp\nopen s1\n"))
     code, out, _ = kvspec("record", "--out", "made.json")
     assert code == 0

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +19,16 @@ from impl.sglang.process import run_test
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import ids_text, variable
 from reference.commands import Open, shared_serial, token_id
+from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.accepted import accepted
 from stateful_tests.tests.support.exports import ALIKE, Mends, asserted_in, mended, root_of, run_alike
 from stateful_tests.tests.support.planted_faults import PLANTED, plant
-from stateful_tests.traces.files import load
+from stateful_tests.traces.files import load, save
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sglang-0.5.11"
+BUG = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
 OVERSHOOT = OLD / "overshoot_stays_after_a_finish.json"
 LAST = FIXTURES / "releases" / "sglang-0.5.16" / "a_slot_keeps_a_token_that_nobody_computed.json"
 # Faults of 0.5.10 that 0.5.14 has fixed, or that MENDS do.
@@ -257,6 +260,29 @@ def test_a_test_that_says_nothing_is_not_written(
     code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", *options)
     assert (code, Path("t.py").exists()) == (2, False)
     assert says in err
+
+
+def test_names_and_titles_without_folders_of_this_machine(
+    kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By clause and command, where the file's name says nothing; Markdown shows the story as it is."""
+    told = "A <b>story</b> | with *stars*, [links](http://x) and s_evicted.\n# None is a heading."
+    save(replace(load(BUG), story=told), "len-3-torch.json")
+    code, out, _ = kvspec("export", "len-3-torch.json", "--as", "story")
+    assert (code, out.split("\n")[0]) == (0, "# Restore caps at the prefix in admit (LEN-3)")
+    assert r"A \<b>story\</b> \| with \*stars\*, [links\](http://x) and s_evicted. # None is" in out
+    out = kvspec("export", "len-3-torch.json", "--as", "story", "--title", "So it is")[1]
+    assert out.startswith("# So it is (LEN-3)\n")
+    code, _, err = kvspec("export", "len-3-torch.json", "--as", "story", "--name", "a-b")
+    assert (code, "--name: 'a-b' is no name of a test" in err) == (2, True)
+
+    for command in ("init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m x", "tag v1.2"):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    monkeypatch.setattr("ci.commands.traces.resolve", lambda impl, *_: registry.resolve("torch+pr22862-tail"))
+    path = str(tmp_path)
+    out = kvspec("export", "len-3-torch.json", "--as", "story", "--impl", "sglang", "--sglang-path", path)[1]
+    assert "--impl sglang --sglang-path CHECKOUT\n" in out and path not in out
+    assert "* torch+pr22862-tail (v1.2)\n" in out
 
 
 def test_other_implementations_are_refused(kvspec: Kvspec) -> None:

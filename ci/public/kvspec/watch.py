@@ -1,0 +1,5 @@
+"""What SGLang loads as a plugin (entry point `sglang.srt.plugins`) in each process of a server."""
+
+from impl.sglang.server.watch import register
+
+__all__ = ["register"]

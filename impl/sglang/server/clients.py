@@ -1,0 +1,190 @@
+"""What clients of a server do, as data, and the loop that does it: no import of the server is needed.
+
+A client waits for answers, so what it does when depends on the server; what it does at all is written down.
+So a run is repeated by its clients and configuration alone, and keeps its meaning when clients or turns are
+taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+EOS = 2  # the token that ends a turn
+FIRST, TOKENS = 10, 990  # token ids in use: [FIRST, FIRST + TOKENS)
+PATIENCE = 80  # rounds without a forward pass until a client that only occupies memory goes away
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A server. tokens: of the full pool; chunk: of a prefill; window 0: none; draft: tokens of a verify
+    round, 0 without speculation; tree: prefixes are shared; pressure: admit as if no request went on for
+    long, so that running ones are retracted."""
+
+    page_size: int = 1
+    tokens: int = 128
+    running: int = 6
+    chunk: int = 16
+    window: int = 0
+    draft: int = 0
+    overlap: bool = False
+    tree: bool = True
+    pressure: bool = True
+
+
+class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """wait: rounds since the turn before was answered (of an impatient client: sent); tokens: of its prompt,
+    the first `shared` of which are those of text number `text`; limit: outputs at most; stop: the output that
+    is the end token, 0 for none; abort: rounds after it was sent until the client disconnects, 0 for
+    never."""
+
+    wait: int
+    tokens: int
+    limit: int
+    stop: int = 0
+    abort: int = 0
+    shared: int = 0
+    text: int = 0
+
+
+class Client(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """name: of its session, or of its requests; session False: each turn is an ordinary request. impatient:
+    sends
+    without waiting, and closes at any moment. close: rounds after its last turn until it closes the
+    session."""
+
+    name: str
+    start: int
+    turns: tuple[Turn, ...]
+    session: bool = True
+    impatient: bool = False
+    close: int = 1
+    after: str = ""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One thing that a client says: opens or closes a session, sends a turn, disconnects."""
+
+    kind: Literal["open", "close", "submit", "abort"]
+    name: str
+    session: str | None = None
+    tokens: tuple[int, ...] = ()
+    limit: int = 0
+
+
+def mixed(*numbers: int) -> int:
+    """A number that follows from others, and looks like none of them."""
+    value = 0x9E3779B97F4A7C15
+    for number in numbers:
+        value = (value ^ number) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+        value ^= value >> 31
+    return value
+
+
+class _Doing:
+    """How far a client is."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.turn, self.due = client, 0, client.start
+        self.waits: str | None = None  # the request whose answer it waits for
+        self.begun = self.opened = self.done = False
+        self.disconnects: dict[str, int] = {}
+
+
+class Clients:
+    """All clients of a run. seed: of what they and the model say."""
+
+    def __init__(self, clients: tuple[Client, ...], seed: int) -> None:
+        self.seed, self.turns = seed, {f"{c.name}.{n}": t for c in clients for n, t in enumerate(c.turns, 1)}
+        self._doing = [_Doing(client) for client in clients]
+        self._named = {each.client.name: each for each in self._doing}
+        self._numbers = {name: at for at, name in enumerate(self.turns, 1)}
+        self._idle = 0
+
+    def says(self, request: str, position: int) -> int:
+        """The token that the model samples for output number `position` (from 1) of a turn."""
+        turn = self.turns[request]
+        if turn.stop and position >= turn.stop:
+            return EOS
+        return FIRST + mixed(self.seed, 1, self._numbers[request], position) % TOKENS
+
+    def accepts(self, request: str, outputs: int, most: int) -> int:
+        """How many tokens of a verify round count."""
+        return 1 + mixed(self.seed, 2, self._numbers[request], outputs) % most
+
+    def prompt(self, request: str) -> tuple[int, ...]:
+        """What a turn appends to its session's text."""
+        turn, number = self.turns[request], self._numbers[request]
+        keys = ((4, turn.text, at) if at < turn.shared else (3, number, at) for at in range(turn.tokens))
+        return tuple(FIRST + mixed(self.seed, *key) % TOKENS for key in keys)
+
+    @property
+    def done(self) -> bool:
+        """Everybody has said all, and has been answered."""
+        return all(each.done for each in self._doing)
+
+    def answered(self, request: str, now: int) -> None:
+        """The server has told the end of a request."""
+        for each in self._doing:
+            each.disconnects.pop(request, None)
+            if each.waits == request:
+                each.waits, each.due = None, now + self._wait(each)
+
+    def round(self, now: int, forwards: int) -> list[Message]:
+        """What clients say in this round; forwards: 0 if the server computed nothing since the last one."""
+        said = [message for each in self._doing for message in self._says(each, now)]
+        self._idle = 0 if forwards or said else self._idle + 1
+        if self._idle > PATIENCE:
+            self._idle = 0
+            return self._one_gives_up()
+        return said
+
+    def _wait(self, each: _Doing) -> int:
+        turns = each.client.turns
+        return turns[each.turn].wait if each.turn < len(turns) else each.client.close
+
+    def _says(self, each: _Doing, now: int) -> Iterator[Message]:
+        client = each.client
+        for request, at in list(each.disconnects.items()):
+            if at <= now:
+                del each.disconnects[request]
+                yield Message("abort", request)
+        if each.done or each.waits is not None:
+            return
+        before = self._named.get(client.after)
+        if not each.begun:
+            if before is not None and not before.done:
+                return
+            each.begun, each.due = True, now + client.start
+        if now < each.due:
+            return
+        if client.session and not each.opened:
+            each.opened = True
+            yield Message("open", client.name)
+        if each.turn < len(client.turns):
+            turn = client.turns[each.turn]
+            each.turn += 1
+            request = f"{client.name}.{each.turn}"
+            if turn.abort:
+                each.disconnects[request] = now + turn.abort
+            if client.impatient:
+                each.due = now + self._wait(each)
+            else:
+                each.waits = request
+            session = client.name if client.session else None
+            yield Message("submit", request, session, self.prompt(request), turn.limit)
+        else:
+            each.done = True
+            if client.session:
+                yield Message("close", client.name)
+
+    def _one_gives_up(self) -> list[Message]:
+        """Memory is full of idle sessions, and nobody can go on: the first who can disconnects."""
+        for each in self._doing:
+            if not each.done:
+                each.done = True
+                waits, each.waits = each.waits, None
+                gone = [Message("abort", waits)] if waits is not None else []
+                return [*gone, *([Message("close", each.client.name)] if each.opened else [])]
+        return []

@@ -1,0 +1,194 @@
+"""The server environment: a Python of its own in which a release imports whole, made on demand and cached.
+
+It stands on kvspec's own environment: torch, numpy and msgspec are that one's, and pip is held to its
+versions. On top come the release's wheel and the plain ones of its own requirements, with the release's own
+pins. What needs CUDA is never installed (boot.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import PathDistribution, version
+from pathlib import Path
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.parts.fetch import cache_folder, pip_trouble
+
+RELEASES = ("0.5.14", "0.5.18", "0.5.20", "0.5.23")  # one of each kind that keeps its sessions as 0.5.11 does
+DISK_MB, DOWNLOAD_MB, MINUTES = 1500, 400, 2
+# What a text-only scheduler and its HTTP server import, by the names of the release's own requirements.
+_NAMES = """
+    aiohttp anthropic apache-tvm-ffi einops fastapi interegular openai openai-harmony orjson
+    packaging partial-json-parser pillow prometheus-client psutil pybase64 pydantic python-multipart
+    pyzmq regex requests setproctitle tiktoken tokenizers tqdm transformers uvicorn uvloop
+    watchfiles xgrammar xxhash zstandard
+"""
+_PLAIN = frozenset(_NAMES.split())
+# Imported by releases that get them through a package that is left out.
+_BESIDES = ("dill", "regex", "triton==3.9.0", "xxhash", "zstandard")
+_SHARED = ("torch", "numpy", "msgspec")  # kvspec's own
+_READY = "kvspec-server.json"  # in a complete environment: what was installed, and when
+_PIP_TIMEOUT_S = 1800
+
+Say = Callable[[str], None]
+
+
+def folder_of(release: str) -> Path:
+    """Where the environment of a release is, or would be."""
+    return cache_folder() / f"server-{release}"
+
+
+def python_of(release: str) -> Path:
+    """The Python of a release's environment.
+
+    Raises UnusableImplementation when there is none, with the command that makes it.
+    """
+    supported(release)
+    folder = folder_of(release)
+    if not (folder / _READY).is_file():
+        raise UnusableImplementation(
+            f"sglang=={release}: a whole server needs an environment: kvspec setup-server {release}"
+            f" (downloads some {DOWNLOAD_MB} MB, takes {DISK_MB} MB in {folder.parent})"
+        )
+    told = json.loads((folder / _READY).read_text())
+    if told["base"] != _base() or told["torch"] != version("torch"):
+        raise UnusableImplementation(
+            f"sglang=={release}: its environment is of another Python or torch: kvspec setup-server {release}"
+        )
+    return _python(folder)
+
+
+def supported(release: str) -> str:
+    """The release, if a whole server of it can be had."""
+    if release not in RELEASES:
+        raise UnusableImplementation(
+            f"sglang=={release:.40}: whole servers are there of {', '.join(RELEASES)}"
+        )
+    return release
+
+
+def make(release: str, say: Say, *, again: bool = False) -> Path:
+    """Make a release's environment, unless it is there; its Python.
+
+    say: is told what is done. Raises UnusableImplementation: no index, no space, no such wheel for this
+    Python.
+    """
+    supported(release)
+    folder = folder_of(release)
+    if not again:
+        try:
+            return python_of(release)
+        except UnusableImplementation:
+            pass
+    begun = time.monotonic()
+    say(
+        f"sglang {release} into {folder}: some {DOWNLOAD_MB} MB to download, {DISK_MB} MB on disk,"
+        f" {MINUTES} minutes"
+    )
+    try:
+        free = shutil.disk_usage(_existing(folder)).free >> 20
+        if free < DISK_MB:
+            raise UnusableImplementation(f"{folder.parent}: {DISK_MB} MB are needed and {free} MB are free")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _step(say, "1/4", "an environment that stands on kvspec's own", lambda: _venv(folder))
+        _step(
+            say,
+            "2/4",
+            f"the wheel of sglang {release}",
+            lambda: _pip(folder, ["--no-deps", f"sglang=={release}"]),
+        )
+        wanted = requirements(_site(folder))
+        names = f"{len(wanted)} packages, transformers first of all"
+        _step(say, "3/4", names, lambda: _pip(folder, wanted))
+        _step(say, "4/4", "import of its scheduler", lambda: _try(folder))
+        shared = next((name for name in _SHARED if (_site(folder) / name).exists()), None)
+        if shared is not None:
+            raise UnusableImplementation(
+                f"pip has put another {shared} into {folder}: it would not be kvspec's"
+            )
+        told = {"release": release, "base": _base(), "torch": version("torch"), "installed": wanted}
+        (folder / _READY).write_text(json.dumps(told, indent=1))
+    except OSError as error:
+        raise UnusableImplementation(f"{folder}: {error.strerror or error}") from None
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink()) >> 20
+    say(f"ready: {size} MB, {time.monotonic() - begun:.0f} s")
+    return _python(folder)
+
+
+def requirements(site: Path) -> list[str]:
+    """What is installed on top: of the requirements that the release's wheel states those that are plain."""
+    stated = PathDistribution(next(site.glob("sglang-*.dist-info"))).requires or []
+    wanted = {_name(each): each for each in stated if _name(each) in _PLAIN and "extra ==" not in each}
+    return [*sorted(wanted.values()), *(each for each in _BESIDES if _name(each) not in wanted)]
+
+
+def _name(requirement: str) -> str:
+    """The package's name, as the index compares it."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]).lower()
+
+
+def _base() -> str:
+    """Where the packages are that kvspec runs with."""
+    return sysconfig.get_paths()["purelib"]
+
+
+def _python(folder: Path) -> Path:
+    return folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+
+def _site(folder: Path) -> Path:
+    return next(folder.glob("lib/python*/site-packages"))
+
+
+def _existing(folder: Path) -> Path:
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def _step(say: Say, number: str, what: str, do: Callable[[], None]) -> None:
+    say(f"{number}  {what}")
+    do()
+
+
+def _venv(folder: Path) -> None:
+    _run([sys.executable, "-m", "venv", str(folder)], "no virtual environment can be made")
+    # After its own packages come kvspec's, with whatever their .pth files add.
+    (_site(folder) / "zz_kvspec.pth").write_text(f"import site; site.addsitedir({_base()!r})\n")
+
+
+def _pip(folder: Path, packages: Sequence[str]) -> None:
+    held = folder / "constraints.txt"
+    held.write_text("".join(f"{name}=={version(name)}\n" for name in _SHARED))
+    command = [
+        str(_python(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet",
+        "--only-binary=:all:", "--constraint", str(held), *packages,
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise UnusableImplementation(f"pip did not end in {_PIP_TIMEOUT_S} s") from None
+    if done.returncode:
+        raise UnusableImplementation(f"{packages[-1]}: {pip_trouble(done.stderr + done.stdout)}")
+
+
+def _try(folder: Path) -> None:
+    """The release's scheduler must import."""
+    home = str(Path(__file__).resolve().parents[3])
+    code = "from impl.sglang.server import boot; boot.install(); import sglang.srt.managers.scheduler"
+    environment = {**os.environ, "PYTHONPATH": home, "PYTHONWARNINGS": "ignore"}
+    _run([str(_python(folder)), "-c", code], "its scheduler does not import", environment)
+
+
+def _run(command: list[str], trouble: str, environment: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        words = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise UnusableImplementation(f"{trouble}: {words[-1][:300] if words else 'no reason was given'}")

@@ -1,0 +1,116 @@
+"""The watcher's file: events go through a bounded queue to a thread that writes JSON Lines.
+
+Whoever puts an event never waits and never sees an exception: a full queue drops it and counts, a disk that
+refuses ends the log with one warning. Files are rotated; each begins with the header, and from the second on
+with a snapshot, so that any of them can be read alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+QUEUE = 1 << 16  # events that may wait for the disk; some 50 MB at most at level `lengths`
+PERIOD_S = 0.1  # a killed server loses what is younger than this
+_ENCODE = msgspec.json.Encoder().encode
+
+
+class EventLog:
+    """One process's log: DIR/kvspec-PID-0001.jsonl, 0002, ... of which the newest `keep` stay.
+
+    wants_snapshot: the next event must be a whole state, as a new file begins or as something was dropped.
+    """
+
+    def __init__(self, folder: Path, *, most_bytes: int, keep: int) -> None:
+        self.folder, self.most_bytes, self.keep = folder, most_bytes, keep
+        self.header: dict[str, Any] = {}
+        self.wants_snapshot = False
+        self.dropped = self.lines = 0
+        self._queue: deque[dict[str, Any]] = deque()
+        self._file: IO[bytes] | None = None
+        self._part = self._size = 0
+        self._off = False
+        self._ended = threading.Event()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="kvspec-watch", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def put(self, event: dict[str, Any]) -> None:
+        """Have an event written; it must not be changed afterwards."""
+        if self._off:
+            return
+        if len(self._queue) >= QUEUE:
+            self.dropped += 1
+            self.wants_snapshot = True
+        else:
+            self._queue.append(event)
+
+    def close(self) -> None:
+        """Write what waits."""
+        self._ended.set()
+        self._thread.join(timeout=5)
+        self._drain()
+
+    def _run(self) -> None:
+        while not self._ended.wait(PERIOD_S):
+            self._drain()
+
+    def _drain(self) -> None:
+        with self._writing:
+            try:
+                self._write()
+            except Exception as error:
+                if not self._off:
+                    self._off = True
+                    logging.getLogger("kvspec").warning(
+                        "kvspec watches no longer: %s: %s", self.folder, error
+                    )
+                self._queue.clear()
+                with contextlib.suppress(OSError):
+                    if self._file is not None:
+                        self._file.close()
+
+    def _write(self) -> None:
+        while self._queue and not self._off:
+            chunk = bytearray()
+            while self._queue and len(chunk) < 1 << 20:
+                event = self._queue.popleft()
+                if event["event"] == "snapshot" and self._size > self.most_bytes:
+                    self._flush(chunk)
+                    chunk = bytearray()
+                    self._next_file()
+                chunk += _ENCODE(event) + b"\n"
+                self.lines += 1
+            self._flush(chunk)
+
+    def _flush(self, chunk: bytearray) -> None:
+        if self._file is None:
+            self._next_file()
+        assert self._file is not None
+        self._file.write(chunk)
+        self._size += len(chunk)
+        if self._size > self.most_bytes:
+            self.wants_snapshot = True
+
+    def _next_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._part += 1
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"kvspec-{os.getpid()}"
+        self._file = (self.folder / f"{name}-{self._part:04}.jsonl").open("xb", buffering=0)
+        first = _ENCODE({**self.header, "part": self._part}) + b"\n"
+        self._file.write(first)
+        self._size = len(first)
+        for old in range(1, self._part - self.keep + 1):
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / f"{name}-{old:04}.jsonl").unlink()

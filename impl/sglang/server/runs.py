@@ -1,0 +1,72 @@
+"""Runs of a whole scheduler, from outside: a worker in the server environment, a job for each run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.server.worker import Job
+from impl.sglang.server.whole_scheduler import RunOutcome
+
+_HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `reference` are imported from
+
+
+class WholeScheduler:
+    """A release's scheduler, ready to serve one run after the other. python: of the server environment; root:
+    a folder with another `sglang/` than the environment's, such as a checkout's.
+
+    Raises UnusableImplementation when the release does not load.
+    """
+
+    def __init__(
+        self, python: Path, root: Path | None = None, settings: dict[str, str] | None = None
+    ) -> None:
+        search = [str(_HOME), *([str(root)] if root else [])]
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}, **(settings or {}),
+            "PYTHONPATH": os.pathsep.join(search), "PYTHONWARNINGS": "ignore",
+        }  # fmt: skip
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
+        self._process = subprocess.Popen(
+            [str(python), "-m", "impl.sglang.server.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._errors, env=environment,
+        )  # fmt: skip
+        if self._line() != b'"ready"\n':
+            words = self._last_words()
+            self.close()
+            raise UnusableImplementation(f"the release does not load in {python}: {words}")
+
+    def run(self, job: Job) -> RunOutcome:
+        """Serve a job."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(msgspec.json.encode(job) + b"\n")
+            self._process.stdin.flush()
+        if not (line := self._line()):
+            raise RuntimeError(f"the worker ended: {self._last_words()}")
+        return msgspec.json.decode(line, type=RunOutcome)
+
+    def close(self) -> None:
+        """End the worker."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def _last_words(self) -> str:
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read()[-8000:].decode(errors="replace").split("\n")]
+        return next((line[:300] for line in reversed(lines) if line), "it said nothing")

@@ -1,0 +1,305 @@
+"""The watcher: SGLang's own plugin hooks turn what a scheduler does into events, a line of JSON each.
+
+SGLang loads it (entry point `sglang.srt.plugins`) in every process; it is off unless KVSPEC_WATCH names a
+folder.
+
+    KVSPEC_WATCH=DIR            where the logs go, a file for each scheduler process
+    KVSPEC_WATCH_LEVEL=lengths  cursors and free counts (for production), or `pages`: token ids, rows, free
+                                lists, mapping and tree as well (for tests)
+    KVSPEC_WATCH_MB=64          a new file when one is larger; the newest KVSPEC_WATCH_FILES=16 are kept
+
+A hook notes plain numbers and strings before or after SGLang's function, and never changes what that does.
+What goes wrong in a hook is noted as an event `failed` and raised nowhere. Cursors are lists: C, A, E, R.
+Names of events and fields are explained in fixtures/README.md, how they become commands in
+stateful_tests/watched.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from impl.sglang.server.log import EventLog
+from impl.sglang.server.reading import Reader
+
+FORMAT, VERSION = "kvspec-watch", 1
+Steps = Generator[None, Any, None]  # what a hook does before the function, and after it with its result
+
+
+class Watcher:
+    """The hooks of one process. log: None until a scheduler does something: other processes have none."""
+
+    def __init__(self, settings: dict[str, str] | None = None) -> None:
+        self.pages = False
+        self.log: EventLog | None = None
+        self.reader: Reader | None = None
+        self._early: list[dict[str, Any]] = []  # before the first step, when there is no header yet
+        self._asked: dict[str, int] = {}  # request -> tokens that its client sent
+        self._branching: set[str] = set()  # sessions of the other kind, which are not specified
+        self._steps = self._failures = 0
+        self._quiet = True  # nothing has happened since the last step
+        self._on = False
+        if settings is not None:
+            self.start(settings)
+
+    def start(self, settings: dict[str, str]) -> None:
+        """Begin to watch. Raises ValueError for settings that are none."""
+        self.folder = Path(settings["KVSPEC_WATCH"])
+        self.level = settings.get("KVSPEC_WATCH_LEVEL", "lengths")
+        if self.level not in ("lengths", "pages"):
+            raise ValueError(f"KVSPEC_WATCH_LEVEL: {self.level!r:.40} is neither lengths nor pages")
+        self.most_bytes = int(settings.get("KVSPEC_WATCH_MB", "64")) << 20
+        self.keep = int(settings.get("KVSPEC_WATCH_FILES", "16"))
+        self.pages, self._on = self.level == "pages", True
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def put(self, event: str, **fields: Any) -> None:
+        if not self._on:
+            return
+        line = {"event": event, **fields}
+        self._quiet = False
+        if self.log is not None:
+            self.log.put(line)
+        elif len(self._early) < 4096:
+            self._early.append(line)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Note that a hook failed, the first times."""
+        self._failures += 1
+        if self._failures <= 20:
+            self.put("failed", where=where, error=f"{type(error).__name__}: {error}"[:300])
+
+    def _begin(self, scheduler: Any) -> None:
+        self.reader = Reader(scheduler)
+        self.log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
+        self.log.header = {
+            "format": FORMAT, "version": VERSION, "level": self.level, "process": os.getpid(),
+            **self.reader.header(),
+        }  # fmt: skip
+        for line in self._early:
+            self.log.put(line)
+        self._early.clear()
+
+    # -- hooks, in the order of a request's life ----------------------------------------------------
+
+    def open_session(self, _: Any, ask: Any) -> Steps:
+        outcome = yield
+        if getattr(ask, "streaming", False):
+            self.put("open", session=ask.session_id, done=bool(outcome.success))
+        elif outcome.success:
+            self._branching.add(ask.session_id)
+
+    def close_session(self, controller: Any, ask: Any) -> Steps:
+        known = ask.session_id in controller.sessions and ask.session_id not in self._branching
+        yield
+        if known:
+            self.put("close", session=ask.session_id)
+
+    def session_gone(self, _: Any, session_id: str) -> Steps:
+        yield
+        if session_id in self._branching:
+            self._branching.remove(session_id)
+        else:
+            self.put("closed", session=session_id)
+
+    def create_request(self, _: Any, ask: Any, *__: Any, **___: Any) -> Steps:
+        sent = len(ask.input_ids)
+        request = yield
+        if request is not None:
+            self._asked[request.rid] = sent
+
+    def queue(self, _: Any, request: Any, is_retracted: bool = False) -> Steps:
+        if is_retracted:
+            self.put("requeue", request=request.rid)
+        else:
+            length, ends = len(request.origin_input_ids), request.to_finish or request.finished_reason
+            self.put(
+                "submit", request=request.rid, session=session_of(request), tokens=length,
+                new=self._asked.pop(request.rid, length),
+                rejected=ends is not None, why=str(getattr(ends, "message", ""))[:120],
+                **({"ids": list(request.origin_input_ids)} if self.pages else {}),
+            )  # fmt: skip
+        yield
+
+    def admit(self, request: Any, *_: Any, **__: Any) -> Steps:
+        yield
+        prefix = getattr(request, "prefix_len", None)
+        prefix = len(request.prefix_indices) if prefix is None else prefix
+        self.put(
+            "admit", request=request.rid, session=session_of(request), prefix=prefix,
+            cursors=cursors_of(request),
+        )  # fmt: skip
+
+    def extend(self, batch: Any) -> Steps:
+        yield
+        lanes = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
+        self.put("extend", lanes=[[r.rid, int(p), int(n), cursors_of(r)] for r, p, n in lanes])
+
+    def decode(self, batch: Any) -> Steps:
+        yield
+        event = "decode" if batch.spec_algorithm.is_none() else "spec_decode"
+        self.put(event, lanes=[[r.rid, cursors_of(r)] for r in batch.reqs])
+
+    def result(self, _: Any, batch: Any, *__: Any) -> Steps:
+        requests = [(r, len(r.output_ids)) for r in batch.reqs] if self.pages or is_spec(batch) else []
+        yield
+        lanes = [
+            [r.rid, len(r.output_ids), cursors_of(r), list(r.output_ids[had:]) if self.pages else []]
+            for r, had in requests
+            if holds(r)
+        ]
+        if lanes:
+            self.put("result", lanes=lanes)
+
+    def sweep(self, _: Any, request: Any, length: int, *__: Any, **___: Any) -> Steps:
+        before = cursors_of(request)
+        yield
+        after = cursors_of(request)
+        if after[2] != before[2]:
+            self.put("evict_swa", request=request.rid, length=int(length), cursors=after)
+
+    def insert(self, _: Any, request: Any, *__: Any, **___: Any) -> Steps:
+        before = cursors_of(request)
+        yield
+        after = cursors_of(request)
+        if after != before:
+            self.put("insert", request=request.rid, cursors=after)
+
+    def release(self, request: Any, tree: Any, *_: Any, **how: Any) -> Steps:
+        before, session = cursors_of(request), session_of(request)
+        reason = type(request.finished_reason).__name__ if request.finished_reason is not None else None
+        outputs, counted = len(request.output_ids), request.finished_len
+        tokens = {"ids": list(request.output_ids)} if self.pages else {}
+        yield
+        keeps = bool(how.get("checkpoint", how.get("is_insert", True)))
+        slot = slot_of(tree, session)
+        self.put(
+            "release", request=request.rid, session=session, reason=reason, inserts=keeps, outputs=outputs,
+            counted=counted, before=before, after=None if slot is None else cursors_of(slot), **tokens,
+        )  # fmt: skip
+
+    def abort(self, scheduler: Any, ask: Any) -> Steps:
+        queued = [r.rid for r in scheduler.waiting_queue if ask.abort_all or r.rid.startswith(ask.rid)]
+        yield
+        if queued:
+            self.put("abort", queued=queued)
+
+    def step(self, scheduler: Any, *_: Any, **__: Any) -> Steps:
+        plan = yield
+        batch = getattr(plan, "batch_to_run", plan)
+        if not self._on or (batch is None and self._quiet):
+            return  # idle: nothing is noted
+        if self.log is None:
+            self._begin(scheduler)
+        assert self.log is not None and self.reader is not None
+        self._steps += 1
+        if self.log.wants_snapshot:
+            self.log.wants_snapshot = False
+            self.put("snapshot", dropped=self.log.dropped, **self.reader.snapshot(plan, self.pages))
+        counts = self.reader.free()
+        view = self.reader.view(plan) if self.pages else {}
+        self.put(
+            "step", number=self._steps, batch=0 if batch is None else len(batch.reqs),
+            queued=len(scheduler.waiting_queue),
+            sessions=len(scheduler.session_controller.sessions) - len(self._branching), **counts, **view,
+        )  # fmt: skip
+        self._quiet = True
+
+
+# -- what hooks read of a release -------------------------------------------------------------------
+
+
+def cursors_of(owner: Any) -> list[int]:
+    """C, A, E and R of a request or a slot; of releases that keep them in a record of their own, of that."""
+    kv = getattr(owner, "kv", None) or owner
+    swept = getattr(kv, "max_evicted_seqlen", None)
+    if swept is None:
+        swept = getattr(kv, "swa_evicted_seqlen", 0)
+    return [kv.kv_committed_len, kv.kv_allocated_len, swept, kv.cache_protected_len]
+
+
+def holds(owner: Any) -> bool:
+    """Whether it has a row."""
+    kv = getattr(owner, "kv", None) or owner
+    return kv.req_pool_idx is not None
+
+
+def session_of(request: Any) -> str | None:
+    """The streaming session that a request belongs to."""
+    session = request.session
+    return session.session_id if session is not None and session.streaming else None
+
+
+def slot_of(tree: Any, session: str | None) -> Any:
+    """What a session keeps, if it keeps a row."""
+    slots = getattr(getattr(tree, "session", None) or tree, "slots", {})
+    slot = slots.get(session) if session is not None else None
+    return slot if slot is not None and holds(slot) else None
+
+
+def is_spec(batch: Any) -> bool:
+    return not batch.spec_algorithm.is_none()
+
+
+# Where each hook goes, under sglang.srt; of several that releases know by different names, those that are
+# there.
+POINTS: tuple[tuple[str, str], ...] = (
+    ("session.session_controller.SessionController.open", "open_session"),
+    ("session.session_controller.SessionController.close", "close_session"),
+    ("session.session_controller.Session.create_req", "create_request"),
+    ("managers.scheduler.Scheduler._add_request_to_queue", "queue"),
+    ("managers.schedule_batch.Req.init_next_round_input", "admit"),
+    ("managers.schedule_batch.ScheduleBatch.prepare_for_extend", "extend"),
+    ("managers.schedule_batch.ScheduleBatch.prepare_for_decode", "decode"),
+    ("managers.scheduler.Scheduler.process_batch_result", "result"),
+    ("managers.schedule_batch.ScheduleBatch._evict_swa", "sweep"),
+    ("mem_cache.common.release_kv_cache", "release"),
+    ("managers.scheduler.Scheduler.abort_request", "abort"),
+    ("managers.scheduler.Scheduler.get_next_batch_to_run", "step"),
+    ("mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree", "insert"),
+    ("mem_cache.unified_radix_cache.UnifiedRadixCache.release_session", "session_gone"),
+)
+
+
+def around(watcher: Watcher, name: str) -> Callable[..., Any]:
+    """A hook around a function: the watcher's steps before and after, whose failures harm nobody."""
+    steps: Callable[..., Steps] = getattr(watcher, name)
+
+    @functools.wraps(steps)
+    def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        noting: Steps | None = None
+        try:
+            noting = steps(*args, **kwargs)
+            next(noting)
+        except Exception as error:
+            noting = None
+            watcher.failed(name, error)
+        result = original(*args, **kwargs)
+        if noting is not None:
+            try:
+                noting.send(result)
+            except StopIteration:
+                pass
+            except Exception as error:
+                watcher.failed(name, error)
+        return result
+
+    return hooked
+
+
+def hook(watcher: Watcher) -> None:
+    """Put the watcher's hooks into SGLang's registry."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for target, name in POINTS:
+        HookRegistry.register(f"sglang.srt.{target}", around(watcher, name), HookType.AROUND)
+
+
+def register() -> None:
+    """Called by SGLang in each of its processes: hook the scheduler, if the environment asks for it."""
+    if os.environ.get("KVSPEC_WATCH"):
+        hook(Watcher(dict(os.environ)))

@@ -1,0 +1,345 @@
+"""A release's own Scheduler with its own event loop, on a CPU: only sockets, forward pass and clock are
+doubles.
+
+Runs inside the server environment. `prepare` imports the release and may be followed by forks; `run` serves
+one set of clients with one configuration, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import logging
+import os
+import tempfile
+import traceback
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from impl.sglang.server import boot
+from impl.sglang.server.clients import Client, Clients, Config, Message
+from impl.sglang.server.watch import Watcher, hook
+
+ROUNDS = 20_000  # of the event loop, at most
+REST = 60  # rounds after the last answer, so that deferred closes happen
+ROUND_S = 0.05  # by the clock of the doubles
+STRICT = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1",
+    "SGLANG_SWA_EVICTION_INTERVAL": "1",
+}
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 16,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "float32",
+    "eos_token_id": 2, "bos_token_id": 1, "tie_word_embeddings": True, "rope_theta": 10000.0,
+}  # fmt: skip
+
+
+class RunOutcome(msgspec.Struct, frozen=True):
+    """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds."""
+
+    forwards: int
+    rounds: int
+    misread: list[tuple[int, str, str, int, tuple[int, int], tuple[int, int] | None]]
+    answers: dict[str, str]
+    error: str = ""
+    trace: str = ""
+    stuck: bool = False
+
+
+def model_folder(folder: Path, window: int) -> Path:
+    """A folder that says what the model is; there are no weights. window 0: full attention alone."""
+    more: dict[str, Any] = {}
+    if window:
+        more = {
+            "is_hybrid_swa": True, "layer_types": ["sliding_attention", "full_attention"],
+            "swa_attention_layer_ids": [0], "full_attention_layer_ids": [1], "sliding_window": window,
+            "sliding_window_size": window, "hybrid_layer_pattern": [1, 0],
+        }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**_MODEL, **more}))
+    return folder
+
+
+def prepare() -> None:
+    """Import the release, with strict checks on."""
+    os.environ.update(STRICT)
+    boot.install()
+    import torch
+
+    torch.set_num_threads(1)
+    import sglang.srt.managers.scheduler as _scheduler
+    from sglang.srt.managers import io_struct as _messages
+
+    del _scheduler, _messages
+    import sglang.srt.models.registry as _models
+
+    del _models  # every model that there is, some seconds
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    _doubles()
+    hook(_WATCHER)
+    HookRegistry.apply_hooks()
+    gc.collect()
+    gc.freeze()  # what is loaded stays; a scheduler collects several times when it starts
+
+
+class _Sink:
+    """Takes what the server sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send_output(self, output: Any, *_: Any) -> None:
+        self.sent.append(output)
+
+
+_SINK = _Sink()
+_WATCHER = Watcher()
+_FEED: list[Any] = []
+
+
+def _doubles() -> None:
+    """Sockets, and what has only a CUDA kernel or is forbidden on a CPU."""
+    from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
+    from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    senders = ("send_to_tokenizer", "send_to_detokenizer")
+    SchedulerIpcChannels.create = classmethod(
+        lambda cls, **_: cls(**{f: _SINK if f in senders else None for f in cls.__dataclass_fields__})
+    )
+    SchedulerRequestReceiver._pull_raw_reqs = lambda _: _FEED[0]()
+    SpeculativeAlgorithm.create_worker = lambda *_: _spec_worker()
+    for module in ("sglang.srt.mem_cache.allocation", "sglang.srt.speculative.spec_utils"):
+        found = importlib.import_module(module)
+        if hasattr(found, "assign_req_to_token_pool_cpu"):
+            setattr(found, "assign_req_to_token_pool_cpu", _assign)  # noqa: B010  (mypy knows no such name)
+    for module, name, double in (
+        ("sglang.srt.arg_groups.speculative_hook", "_disable_overlap_schedule_for_cpu", lambda _: None),
+        ("sglang.srt.managers.overlap_utils", "gather_spec_extras", _gather),
+    ):
+        try:
+            found = importlib.import_module(module)
+        except ImportError:
+            continue
+        if hasattr(found, name):
+            setattr(found, name, double)
+
+
+def _assign(rows: Any, table: Any, start: Any, end: Any, slots: Any, _: int) -> None:
+    done = 0
+    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist()):
+        table[row, first:last] = slots[done : done + last - first].to(table.dtype)
+        done += last - first
+
+
+def _gather(index: Any, *buffers: Any) -> tuple[Any, ...]:
+    return tuple(None if b is None else b[index] for b in buffers)
+
+
+def _spec_worker() -> type:
+    """An EAGLE v2 worker without a draft model: verify rounds accept as many tokens as the script says."""
+    import torch
+    from sglang.srt.managers.scheduler import get_spec
+    from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+    from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+    from impl.sglang.server.fake_model import result_of
+
+    class Worker(BaseSpecWorker):  # type: ignore[misc]
+        def __init__(self, *ranks: Any, **named: Any) -> None:
+            super().__init__()
+            target_worker = named["target_worker"] if "target_worker" in named else ranks[-1]
+            self._target_worker, self._draft_worker, self.model = target_worker, None, None
+
+        def _nothing(self, *_: Any, **__: Any) -> None:
+            pass
+
+        alloc_memory_pool = init_attention_backends = init_cuda_graphs = _nothing
+        init_hicache_draft_plan = on_verify_complete_cpu = _nothing
+
+        def _draft_model_runners(self) -> tuple[()]:
+            return ()
+
+        @property
+        def model_runner(self) -> Any:
+            return self._target_worker.model_runner
+
+        def forward_batch_generation(self, batch: Any, on_publish: Any = None, *_: Any, **__: Any) -> Any:
+            model: Any = self.model
+            model.forwards += 1
+            count, draft = len(batch.reqs), get_spec().speculative_num_draft_tokens
+            if batch.forward_mode.is_extend():
+                tokens = torch.tensor(model.extend(batch), dtype=torch.int64)
+                newest, lengths, accepted = tokens, batch.seq_lens, {}
+            else:
+                sampled, counts = model.verify(batch, draft)
+                accepts = torch.tensor(counts, dtype=torch.int32)
+                tokens = torch.zeros(count, draft, dtype=torch.int64)
+                for at, some in enumerate(sampled):
+                    tokens[at, : len(some)] = torch.tensor(some)
+                newest = tokens[torch.arange(count), accepts.long() - 1]
+                lengths, accepted, tokens = (
+                    batch.seq_lens + accepts,
+                    {"accept_lens": accepts},
+                    tokens.flatten(),
+                )
+            if on_publish:
+                on_publish(lengths)
+            following = EagleDraftInput(
+                topk_p=torch.ones(count, 1), topk_index=torch.zeros(count, 1, dtype=torch.int64),
+                hidden_states=torch.zeros(count, 16), bonus_tokens=newest.to(torch.int32),
+            )  # fmt: skip
+            return result_of(
+                tokens,
+                next_draft_input=following,
+                new_seq_lens=lengths,
+                speculative_num_draft_tokens=draft,
+                **accepted,
+            )
+
+    Worker.__abstractmethods__ = frozenset()
+    return Worker
+
+
+def run(config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str, str] | None) -> RunOutcome:
+    """Serve these clients, watched if `watch` has the watcher's settings. Once in a process."""
+    from impl.sglang.server.fake_model import FakeModel
+
+    if watch:
+        _WATCHER.start(watch)
+    script, now, answers = Clients(clients, seed), [0], {}
+    with tempfile.TemporaryDirectory() as folder:
+        scheduler = _scheduler(config, model_folder(Path(folder), config.window))
+    logging.disable(logging.WARNING)
+    model = FakeModel(scheduler, script)
+    if config.draft:
+        scheduler.draft_worker.model = model
+    else:
+        scheduler.tp_worker.forward_batch_generation = model
+    controller = scheduler.session_controller
+    reap = type(controller).maybe_reap
+    controller.maybe_reap = lambda _=0.0, interval=1.0: reap(controller, 2.0 + now[0] * ROUND_S, interval)
+    last, rest = [0], [0]
+
+    def pull() -> list[Any]:
+        now[0] += 1
+        for request, reason in _answers(_SINK):
+            answers[request] = reason
+            script.answered(request, now[0])
+        computed, last[0] = model.forwards - last[0], model.forwards
+        rest[0] = rest[0] + 1 if script.done and not computed else 0
+        if rest[0] > REST or now[0] > ROUNDS:
+            scheduler.gracefully_exit = True
+            return []
+        return [_message(message) for message in script.round(now[0], computed)]
+
+    _FEED[:] = [pull]
+    scheduler.gracefully_exit = False
+    error = trace = ""
+    try:
+        scheduler.run_event_loop()
+    except Exception as raised:
+        error, trace = _one_line(raised), traceback.format_exc()
+    if _WATCHER.log is not None:
+        _WATCHER.log.close()
+    misread = [tuple(each) for each in model.misread]
+    return RunOutcome(model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS)  # type: ignore[arg-type]
+
+
+def _scheduler(config: Config, model: Path) -> Any:
+    """The release's Scheduler, built as its own process does."""
+    import sglang.srt.managers.scheduler as module
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    more: dict[str, Any] = {}
+    if config.draft:
+        more = {
+            "speculative_algorithm": "EAGLE", "speculative_num_steps": config.draft - 1,
+            "speculative_eagle_topk": 1, "speculative_num_draft_tokens": config.draft,
+            "speculative_draft_model_path": str(model),
+        }  # fmt: skip
+    if config.pressure:
+        more["schedule_conservativeness"] = 0.05
+    args = ServerArgs(
+        model_path=str(model), load_format="dummy", device="cpu", skip_tokenizer_init=True,
+        attention_backend="torch_native", sampling_backend="pytorch", dtype="float32", random_seed=1,
+        disable_overlap_schedule=not config.overlap, disable_radix_cache=not config.tree,
+        max_total_tokens=config.tokens, max_running_requests=config.running,
+        chunked_prefill_size=config.chunk,
+        page_size=config.page_size, context_length=2048, mem_fraction_static=0.5,
+        enable_streaming_session=True,
+        disable_cuda_graph=True, watchdog_timeout=100000, log_level="error", host="127.0.0.1",
+        port=20000 + os.getpid() % 20000, **more,
+    )  # fmt: skip
+    ports = PortArgs.init_new(args)
+    if hasattr(module, "SpawnRanks"):
+        module.publish(args, role="scheduler", ranks=module.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+        return module.Scheduler(args, ports)
+    if hasattr(module, "publish"):
+        module.publish(args, role="scheduler")
+    else:
+        from sglang.srt.server_args import set_global_server_args_for_scheduler
+
+        set_global_server_args_for_scheduler(args)
+    ranks = {f"{name}_rank": 0 for name in ("tp", "moe_ep", "pp", "attn_cp", "moe_dp")}
+    return module.Scheduler(args, ports, gpu_id=0, dp_rank=None, **ranks)
+
+
+def _message(message: Message) -> Any:
+    """A client's message in the release's own words."""
+    from sglang.srt.managers import io_struct
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    if message.kind == "open":
+        return io_struct.OpenSessionReqInput(
+            capacity_of_str_len=1 << 20, session_id=message.name, streaming=True, timeout=None
+        )
+    if message.kind == "close":
+        return io_struct.CloseSessionReqInput(session_id=message.name)
+    if message.kind == "abort":
+        return io_struct.AbortReq(rid=message.name)
+    sampling = SamplingParams(max_new_tokens=message.limit, temperature=0)
+    sampling.normalize(None)
+    params: Any = getattr(io_struct, "SessionParams", None)
+    if params is None:
+        params = importlib.import_module("sglang.srt.managers.schedule_batch").SessionParams
+    session = None if message.session is None else params(id=message.session)
+    return io_struct.TokenizedGenerateReqInput(
+        rid=message.name, input_text="", input_ids=array("q", message.tokens), input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1,
+        top_logprobs_num=0, token_ids_logprob=None, stream=False, session_params=session,
+    )  # fmt: skip
+
+
+def _answers(sink: _Sink) -> list[tuple[str, str]]:
+    """Requests whose end was told since the last call, and why they ended."""
+    found = []
+    for output in sink.sent:
+        if type(output).__name__ == "AbortReq":
+            found.append((output.rid, "abort"))
+        for request, reason in zip(
+            getattr(output, "rids", None) or (), getattr(output, "finished_reasons", ())
+        ):
+            if reason is not None:
+                found.append(
+                    (request, str(reason.get("type", reason) if isinstance(reason, dict) else reason))
+                )
+    sink.sent.clear()
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "sglang" in f.filename]
+    at = f" at {frames[-1].filename.rpartition('sglang/')[2]}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}{at}"

@@ -1,0 +1,90 @@
+"""The process that serves runs of a whole scheduler: loads the release once, then a fork for each run.
+
+    PYTHON -m impl.sglang.server.worker        a job a line on stdin, an answer a line on stdout
+
+PYTHON is the server environment's. Each run has a fresh process, so that it is repeated by its job alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from typing import IO
+
+import msgspec
+
+from impl.sglang.server.clients import Client, Config
+from impl.sglang.server.whole_scheduler import RunOutcome
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One run; watch: settings of the watcher, if it is watched; limit_s: after which it is killed."""
+
+    config: Config
+    clients: tuple[Client, ...]
+    seed: int
+    watch: dict[str, str] | None = None
+    limit_s: float = 120.0
+
+
+def main() -> int:
+    """Serve until stdin ends."""
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # whatever a release prints must not get between the answers
+    from impl.sglang.server import whole_scheduler
+
+    whole_scheduler.prepare()
+    out.write(b'"ready"\n')
+    decoder = msgspec.json.Decoder(Job)
+    for line in sys.stdin.buffer:
+        out.write(msgspec.json.encode(_forked(decoder.decode(line))) + b"\n")
+    return 0
+
+
+def _forked(job: Job) -> RunOutcome:
+    """Run a job in a child."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        with contextlib.suppress(BaseException), os.fdopen(write, "wb") as pipe:
+            _serve(job, pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        body = _read(pipe, child, job.limit_s)
+    _, status = os.waitpid(child, 0)
+    if not body:
+        why = f"no answer in {job.limit_s:g} s" if status == signal.SIGKILL else f"exit status {status}"
+        return RunOutcome(0, 0, [], {}, f"the scheduler's process ended: {why}")
+    return msgspec.json.decode(body, type=RunOutcome)
+
+
+def _serve(job: Job, pipe: IO[bytes]) -> None:
+    from impl.sglang.server import whole_scheduler
+
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    pipe.write(msgspec.json.encode(whole_scheduler.run(job.config, job.clients, job.seed, job.watch)))
+
+
+def _read(pipe: IO[bytes], child: int, limit_s: float) -> bytes:
+    """All that the child writes; it is killed when its time is over."""
+    import select
+
+    deadline, body = time.monotonic() + limit_s, b""
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            os.kill(child, signal.SIGKILL)
+            return b""
+        part = os.read(pipe.fileno(), 1 << 20)
+        if not part:
+            return body
+        body += part
+
+
+if __name__ == "__main__":
+    sys.exit(main())

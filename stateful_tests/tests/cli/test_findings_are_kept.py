@@ -1,0 +1,75 @@
+"""What a check has said that it found is on disk, however the check ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stateful_tests.tests.check import bad_adapters
+from stateful_tests.traces import files
+
+ADAPTER = f"{bad_adapters.__name__}:LeavesAtOnce"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ci", "check", "--impl", ADAPTER, "--tier", "nightly"]
+    path = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(
+        [*command, "--json", "report.json", "--junit", "report.xml"], cwd=tmp_path, text=True,
+        env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=120)
+    assert said == "found BROKEN: traces/broken-example.json\n"
+    assert files.load(tmp_path / "traces/broken-example.json").clause == "BROKEN"
+    if number == signal.SIGKILL:
+        assert process.returncode == -number and not out
+        return
+    assert process.returncode == 3
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["interrupted"] and [c["id"] for c in data["findings"][0]["clauses"]] == ["BROKEN"]
+    assert "interrupted after" in out and "exit status 0" in out
+    assert (tmp_path / "report.xml").read_bytes().startswith(b"<?xml")
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    files.write_atomically(file, "before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match=str(file)):
+            files.write_atomically(file, "x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert file.read_text() == "before" and [*tmp_path.iterdir()] == [file]
+
+
+def test_a_device_and_a_link_stay_what_they_are(tmp_path: Path) -> None:
+    files.write_atomically("/dev/null", "text")
+    assert Path("/dev/null").is_char_device()
+    with pytest.raises(OSError, match="/dev/full"):
+        files.write_atomically("/dev/full", "text")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "file")
+    files.write_atomically(link, "text")
+    assert link.is_symlink() and (tmp_path / "file").read_text() == "text"
+
+
+def test_a_report_that_cannot_be_written_is_told(kvspec: Callable[..., tuple[int, str, str]]) -> None:
+    quick = ("--examples", "1", "--steps", "5", "--mode", "faithful")
+    impl = f"{bad_adapters.__name__}:Raises"
+    code, out, err = kvspec("check", "--impl", impl, *quick, "--json", "/dev/full")
+    assert "IndexError: page 99" in out
+    assert code == 2 and "--json /dev/full: No space left on device" in err

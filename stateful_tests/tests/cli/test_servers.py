@@ -1,0 +1,71 @@
+"""kvspec validate and setup-server on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ci.cli import run
+
+WATCHED = Path(__file__).parents[3] / "fixtures" / "watched"
+LOG = str(WATCHED / "sglang-0.5.23-window_and_chunk_cache.jsonl")
+SPECULATION = str(WATCHED / "sglang-0.5.23-speculation_under_overlap.jsonl")
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> str:
+    """A log in which a finish forgets a page."""
+    lines = [json.loads(line) for line in Path(LOG).read_text().splitlines()]
+    release = next(e for e in lines if e.get("event") == "release" and e["after"] and e["reason"])
+    release["after"][1] += 4
+    path = tmp_path / "wrong.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_a_log_that_conforms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", LOG, SPECULATION]) == 0
+    text = capsys.readouterr().out
+    assert text.count("conforms") == 2
+    for part in ("sglang 0.5.23, page_size 4, window 8", "overlap", "speculation", "known last-token"):
+        assert part in text
+
+
+def test_a_parting(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    assert run(["validate", wrong, "--json", str(report), "--save", str(tmp_path)]) == 1
+    text = capsys.readouterr().out
+    assert "LEN-2 (finish and retract cap at target)" in text and "wrong.jsonl:" in text
+    data = json.loads(report.read_text())
+    assert data["exit_code"] == 1 and data["logs"][0]["partings"][0]["clause"] == "LEN-2"
+    assert run(["replay", data["logs"][0]["saved"], "--impl", "reference"]) == 0
+
+
+def test_follow_ends_with_the_server(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "--follow", wrong]) == 1  # its process is gone
+    assert capsys.readouterr().out.count("LEN-2") >= 2  # at once, and in the report
+
+
+def test_events_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "--events"]) == 0
+    assert "evict_swa" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ([], "give a LOG"), (["nothing.jsonl"], "is no file"),
+        ([LOG, SPECULATION, "--follow"], "reads one LOG"), ([__file__], "no watcher's log"),
+    ],
+)  # fmt: skip
+def test_unusable_input(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", *arguments]) == 2
+    complaint = capsys.readouterr().err
+    assert says in complaint and complaint.count("\n") == 1
+
+
+def test_no_such_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["setup-server", "0.4"]) == 2
+    assert "whole servers are there of 0.5.14" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Tests of watching whole servers: the watcher, its logs, and their validation."""

@@ -1,0 +1,194 @@
+"""Logs of a real release's scheduler conform, and what is changed in them is noticed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from stateful_tests.traces import files
+from stateful_tests.watched.deviations import KNOWN
+from stateful_tests.watched.events import Event
+from stateful_tests.watched.reader import LogError, WatchLog, logs_of
+from stateful_tests.watched.results import Validated
+from stateful_tests.watched.table import TABLE
+from stateful_tests.watched.validator import Validator
+
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "watched"
+LOGS = sorted(FIXTURES.glob("*.jsonl"))
+Lines = list[dict[str, Any]]
+
+
+def validate(path: Path) -> Validated:
+    (log,) = logs_of([path])
+    return Validator(log.header).run(log.lines())
+
+
+def lines_of(path: Path) -> Lines:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[Lines], Path]:
+    def write(lines: Lines) -> Path:
+        path = tmp_path / "log.jsonl"
+        path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda p: p.stem)
+def test_a_real_scheduler_conforms(path: Path) -> None:
+    found = validate(path)
+    assert not found.found, found.found[0]
+    assert found.steps > 30 and found.compared > 200 and not found.skipped
+    assert {p.deviation for p in found.partings} <= KNOWN.keys()
+
+
+def test_every_event_has_a_row() -> None:
+    assert TABLE.keys() == set(get_args(Event))
+
+
+# What one change does. `numbers` are where a number stands that all of a log's other lines must agree with.
+
+
+def _numbers(lines: Lines, kind: str) -> Iterator[tuple[list[Any], int]]:
+    """(list or values, index) of each number of that kind."""
+    for line in lines[1:]:
+        event = line["event"]
+        if kind in ("C", "A", "E"):
+            cursors = [lane[-1] for lane in line["lanes"]] if event in ("extend", "decode") else []
+            cursors += [line["after"]] if event == "release" and line["after"] else []
+            yield from ((c, "CAE".index(kind)) for c in cursors)
+        elif event == {"full": "step", "rows": "step", "tokens": "submit"}.get(kind):
+            yield line, kind  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", ["C", "A", "E", "full", "rows", "tokens"])
+def test_one_number_changed_is_noticed(kind: str, written: Callable[[Lines], Path]) -> None:
+    rng, path = random.Random(kind), LOGS[-1]
+    assert "window" in path.stem  # without a tree every cursor is the row's own
+    for _ in range(12):
+        lines = lines_of(path)
+        where, at = rng.choice(list(_numbers(lines, kind)))
+        where[at] += 1
+        found = validate(written(lines)).found
+        assert found, (kind, where, at)
+
+
+@pytest.mark.parametrize("event", ["release", "abort", "closed", "evict_swa", "decode", "extend", "open"])
+def test_one_event_left_out_is_noticed(event: str, written: Callable[[Lines], Path]) -> None:
+    lines = lines_of(LOGS[-1])
+    places = [at for at, line in enumerate(lines) if line.get("event") == event]
+    assert places
+    for at in random.Random(event).sample(places, min(8, len(places))):
+        if at > len(lines) - 4:
+            continue  # nothing comes after it that would tell
+        found = validate(written(lines[:at] + lines[at + 1 :])).found
+        assert found, lines[at]
+
+
+def test_a_parting_names_line_clause_and_both_sides(written: Callable[[Lines], Path]) -> None:
+    lines = lines_of(LOGS[-1])
+    at = next(n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"])
+    lines[at]["after"][1] += 4  # a tail that finish forgot
+    (first, *_) = validate(written(lines)).found
+    assert (first.line, first.clause, first.event) == (at + 1, "LEN-2", "release")
+    assert "kv_allocated_len" in first.expected and "kv_allocated_len" in first.observed
+    assert str(lines[at]["session"]) in first.about
+
+
+def test_after_a_parting_the_reference_follows(written: Callable[[Lines], Path]) -> None:
+    lines = lines_of(LOGS[-1])
+    at = next(n for n, e in enumerate(lines) if e.get("event") == "step" and n > 40)
+    for line in lines[at:]:
+        if line.get("event") == "step":
+            line["full"] -= 4  # a page is lost, for good
+    found = validate(written(lines)).found
+    assert [(p.line, p.clause) for p in found] == [(at + 1, "OWN-3")]
+    assert "(-4)" in found[0].observed
+
+
+def test_a_parting_becomes_a_trace(written: Callable[[Lines], Path], tmp_path: Path) -> None:
+    lines = lines_of(LOGS[-1])
+    at = next(n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"])
+    lines[at]["after"][1] += 4
+    (log,) = logs_of([written(lines)])
+    validator = Validator(log.header)
+    validator.run(log.lines())
+    trace = validator.trace()
+    assert trace is not None and trace.clause == "LEN-2"
+    files.save(trace, tmp_path / "trace.json")
+    assert files.load(tmp_path / "trace.json").commands == trace.commands
+
+
+# Bad input.
+
+
+def test_a_cut_log_validates_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jsonl"
+    path.write_bytes(LOGS[0].read_bytes()[:-20])
+    (log,) = logs_of([path])
+    found = Validator(log.header).run(log.lines())
+    assert not found.found and log.cut is not None and "has no end" in log.cut
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda lines: lines[1:], "no watcher's log"),
+        (lambda lines: [{**lines[0], "version": 9}, *lines[1:]], "version 9 is not supported"),
+        (lambda lines: [*lines[:5], lines[0], *lines[5:]], "line 6: a second header"),
+        (lambda lines: [*lines[:5], {"event": "step", "number": "x"}], "line 6: "),
+        (lambda lines: [*lines[:5], {"event": "grow"}], "line 6: "),
+        (lambda lines: [], "is empty"),
+    ],
+)  # fmt: skip
+def test_unusable_logs_are_one_line(
+    change: Callable[[Lines], Lines], says: str, written: Callable[[Lines], Path]
+) -> None:
+    with pytest.raises(LogError, match=says):
+        validate(written(change(lines_of(LOGS[0]))))
+
+
+def test_two_processes_in_one_log_part_ways(written: Callable[[Lines], Path]) -> None:
+    one, other = lines_of(LOGS[0]), lines_of(LOGS[1])
+    mixed = [line for pair in zip(one[1:], other[1:]) for line in pair]
+    found = validate(written([one[0], *mixed]))
+    assert found.found and any("come" in what or "missing" in what for what in found.skipped)
+
+
+def test_missing_steps_are_told(written: Callable[[Lines], Path]) -> None:
+    lines = [line for line in lines_of(LOGS[0]) if line.get("number") not in (5, 6)]
+    assert "steps 5 to 6 are missing" in validate(written(lines)).skipped
+
+
+def test_parts_of_one_process_are_one_log(tmp_path: Path) -> None:
+    lines = LOGS[0].read_text().splitlines(keepends=True)
+    (tmp_path / "kvspec-7-0001.jsonl").write_text("".join(lines[:50]))
+    (tmp_path / "kvspec-7-0002.jsonl").write_text("".join([lines[0], *lines[50:]]))
+    found: list[WatchLog] = logs_of([tmp_path])
+    assert len(found) == 1
+    assert Validator(found[0].header).run(found[0].lines()).events == len(lines) - 1
+
+
+def test_a_growing_log_is_followed(tmp_path: Path) -> None:
+    whole, path = LOGS[0].read_bytes(), tmp_path / "kvspec-7-0001.jsonl"
+    path.write_bytes(whole[:1500])
+    rest = [whole[1500:3000], whole[3000:]]
+
+    def growing() -> bool:
+        if not rest:
+            return False
+        with path.open("ab") as file:
+            file.write(rest.pop(0))
+        return True
+
+    (log,) = logs_of([path])
+    found = Validator(log.header).run(log.lines(growing))
+    assert found.events == whole.count(b"\n") - 1 and not found.found and log.cut is None

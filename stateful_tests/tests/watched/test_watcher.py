@@ -1,0 +1,188 @@
+"""The watcher harms no server: hooks, files, and an environment that is not there."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace as Bag
+from typing import Any
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.server import environment
+from impl.sglang.server.clients import EOS, Client, Clients, Turn
+from impl.sglang.server.log import EventLog
+from impl.sglang.server.watch import POINTS, Watcher, around
+from stateful_tests.watched.events import FORMAT, VERSION
+from stateful_tests.watched.reader import logs_of
+
+HEADER = {
+    "format": FORMAT, "version": VERSION, "level": "lengths", "process": 1, "engine": "sglang",
+    "release": "0.5.23", "page_size": 1, "window": None, "full_tokens": 8, "swa_tokens": 0,
+    "rows": 2, "width": 8, "tree": False, "overlap": False, "speculative": False,
+}  # fmt: skip
+
+
+def log_in(folder: Path, **options: int) -> EventLog:
+    log = EventLog(folder, **{"most_bytes": 1 << 20, "keep": 4, **options})
+    log.header = HEADER
+    return log
+
+
+def step(number: int) -> dict[str, Any]:
+    counts = {"batch": 1, "queued": 0, "sessions": 0, "full": 8, "swa": 0, "rows": 2}
+    return {"event": "step", "number": number, **counts}
+
+
+def test_a_log_is_read_back(tmp_path: Path) -> None:
+    log = log_in(tmp_path)
+    for number in range(1, 4):
+        log.put(step(number))
+    log.close()
+    (found,) = logs_of([tmp_path])
+    assert [line.event.number for line in found.lines()] == [1, 2, 3]  # type: ignore[union-attr]
+
+
+def test_files_rotate_at_a_snapshot_and_the_newest_stay(tmp_path: Path) -> None:
+    log = log_in(tmp_path, most_bytes=200, keep=2)
+    for number in range(1, 6):
+        log.put(step(number))
+        log._drain()
+        if log.wants_snapshot:
+            log.wants_snapshot = False
+            log.put({"event": "snapshot", "dropped": 0, "sessions": [], "requests": []})
+    log.close()
+    files = sorted(tmp_path.glob("*.jsonl"))
+    assert len(files) == 2 and not files[0].name.endswith("0001.jsonl")
+    for file in files:
+        head, first, *_ = file.read_text().splitlines()
+        assert json.loads(head)["part"] > 1 and json.loads(first)["event"] == "snapshot"
+
+
+def test_a_full_queue_drops_and_asks_for_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("impl.sglang.server.log.QUEUE", 2)
+    monkeypatch.setattr("impl.sglang.server.log.PERIOD_S", 60.0)
+    log = log_in(tmp_path)
+    for number in range(5):
+        log.put(step(number))
+    assert log.dropped == 3 and log.wants_snapshot
+    log.close()
+
+
+def test_a_folder_that_cannot_be_written_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    log = log_in(tmp_path / "file" / "logs")
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            log.put(step(number))
+            log._drain()
+    log.close()
+    assert [r.message[:26] for r in caplog.records] == ["kvspec watches no longer: "]
+
+
+def watching() -> tuple[Watcher, list[dict[str, Any]]]:
+    watcher, noted = Watcher(), []
+    watcher._on = True
+    watcher.put = lambda event, **fields: noted.append({"event": event, **fields})  # type: ignore[method-assign]
+    return watcher, noted
+
+
+def test_a_hook_that_fails_harms_nobody() -> None:
+    watcher, noted = watching()
+    hooked = around(watcher, "queue")
+    assert hooked(lambda *_: "done", None, Bag(rid="r1")) == "done"  # no origin_input_ids: the hook breaks
+    assert [n["event"] for n in noted] == ["failed"] and "origin_input_ids" in noted[0]["error"]
+
+
+def test_what_the_server_raises_comes_through() -> None:
+    watcher, noted = watching()
+
+    def breaks(*_: object) -> None:
+        raise RuntimeError("own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        around(watcher, "abort")(breaks, Bag(waiting_queue=[]), Bag(abort_all=False, rid="r"))
+    assert not noted
+
+
+def test_idle_steps_are_not_written() -> None:
+    watcher, noted = watching()
+    around(watcher, "step")(lambda *_: None, Bag())
+    assert not noted
+
+
+@pytest.mark.parametrize("name", sorted({name for _, name in POINTS}))
+def test_every_point_has_its_hook(name: str) -> None:
+    assert callable(getattr(Watcher(), name))
+
+
+def test_level_is_checked() -> None:
+    with pytest.raises(ValueError, match="neither lengths nor pages"):
+        Watcher({"KVSPEC_WATCH": "x", "KVSPEC_WATCH_LEVEL": "all"})
+
+
+# Clients.
+
+
+def served(clients: Clients, rounds: int = 200) -> list[str]:
+    """What they say to a server that answers at once."""
+    said = []
+    for now in range(rounds):
+        for message in clients.round(now, 1):
+            said.append(f"{message.kind} {message.name}")
+            if message.kind == "submit":
+                clients.answered(message.name, now)
+    return said
+
+
+def test_clients_wait_for_answers_and_close() -> None:
+    two = (Client("a", 0, (Turn(0, 3, 2), Turn(2, 3, 2))), Client("b", 1, (Turn(0, 2, 2),), session=False))
+    clients = Clients(two, 1)
+    assert served(clients) == ["open a", "submit a.1", "submit b.1", "submit a.2", "close a"]
+    assert clients.done
+
+
+def test_a_client_may_be_taken_out() -> None:
+    after = Client("b", 0, (Turn(0, 2, 2),), after="a")
+    assert served(Clients((after,), 1)) == ["open b", "submit b.1", "close b"]
+    both = served(Clients((Client("a", 5, (Turn(0, 1, 1),)), after), 1))
+    assert both.index("open b") > both.index("close a")
+
+
+def test_the_model_says_the_same_again() -> None:
+    clients = (Client("a", 0, (Turn(0, 3, 9, stop=4, shared=2, text=1), Turn(0, 3, 9, shared=2, text=1))),)
+    one, two = Clients(clients, 7), Clients(clients, 7)
+    assert [one.says("a.1", n) for n in (1, 2, 3)] == [two.says("a.1", n) for n in (1, 2, 3)]
+    assert one.says("a.1", 4) == EOS
+    assert one.prompt("a.1")[:2] == one.prompt("a.2")[:2] and one.prompt("a.1") != one.prompt("a.2")
+
+
+# The environment.
+
+
+def test_without_an_environment_one_line_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
+    with pytest.raises(UnusableImplementation, match=r"kvspec setup-server 0\.5\.23 \(downloads"):
+        environment.python_of("0.5.23")
+    with pytest.raises(UnusableImplementation, match=r"whole servers are there of 0\.5\.14"):
+        environment.python_of("0.4")
+
+
+def test_plain_requirements_keep_the_releases_pins(tmp_path: Path) -> None:
+    info = tmp_path / "sglang-9.dist-info"
+    info.mkdir()
+    plain, others = ("transformers==5.19.0", "pyzmq>=25"), ("torch==2.99", "flashinfer_python[cu13]==0.7")
+    lines = (*plain, *others, 'tqdm; extra == "test"')
+    metadata = "".join(f"Requires-Dist: {line}\n" for line in lines)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: 9\n{metadata}")
+    wanted = environment.requirements(tmp_path)
+    assert set(plain) <= set(wanted)
+    assert not [each for each in wanted if each.startswith(("torch", "flashinfer", "tqdm"))]

@@ -1,0 +1,1 @@
+"""Trace validation: the log of a watched server becomes commands beside the reference."""

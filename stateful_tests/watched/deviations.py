@@ -1,0 +1,84 @@
+"""Known faults of releases that a log can show, by name, and which state follows from each.
+
+Without them one known fault would drown the rest: the reference would part from the server at every line
+after it. Each is told as a parting with its name, and fails nothing by itself.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reference.commands import Command, Finish, Retract
+from reference.ledger import Cursors, Request, Session, State, text_cut
+from stateful_tests.watched.events import WatchHeader
+from stateful_tests.watched.judging import Shown
+
+
+class Deviation(NamedTuple):
+    """first, last: releases that have it. ends: no state follows, as two turns write into one row."""
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    says: str
+    ends: bool = False
+
+
+KNOWN = {
+    "last-token": Deviation(
+        (0, 5, 15), (0, 5, 23),
+        "after a verify round the slot counts the last sampled token as committed; nobody ever computes it",
+    ),
+    "retract-ends-turn": Deviation(
+        (0, 5, 11), (0, 5, 23), "a retract counts as the end of the turn (upstream #40252)",
+    ),
+    "rejection-ends-turn": Deviation(
+        (0, 5, 11), (0, 5, 23), "a rejected second turn clears the mark of the one that runs (#40250)", True,
+    ),
+}  # fmt: skip
+
+
+def _has(header: WatchHeader, name: str) -> str | None:
+    """The deviation's name if this release has it."""
+    release = tuple(int(part) for part in header.release.split(".") if part.isdigit())[:3]
+    return name if KNOWN[name].first <= release <= KNOWN[name].last else None
+
+
+def explained(header: WatchHeader, command: Command, was: State, now: State, shown: Shown) -> str | None:
+    """The known fault that explains that the server shows this after a command."""
+    if isinstance(command, (Finish, Retract)) and header.speculative:
+        request = was.request(command.request)
+        assert request is not None
+        got = shown.slots.get(str(request.session))
+        session = now.session(request.session)
+        if got is not None and session is not None and session.slot is not None:
+            if isinstance(command, Finish):
+                target = request.origin + command.finished_len
+            else:
+                target = request.origin + request.output - command.in_flight
+            if got == session.slot._replace(kv_committed_len=target) and target <= got.kv_allocated_len:
+                return _has(header, "last-token")
+    return None
+
+
+def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | None:
+    """A turn that was retracted no longer counts as its session's, nor one while another was rejected."""
+    if retracted:
+        return _has(header, "retract-ends-turn")
+    return _has(header, "rejection-ends-turn") if rejected else None
+
+
+def without_turn(state: State, session: Session) -> State:
+    """The session's turn goes on as a request of nobody's; the session has its text."""
+    request = state.request(session.turn or "")
+    if request is None:
+        return state.with_session(session._replace(turn=None))
+    state = state.with_request(request._replace(session=None))
+    history = text_cut(request.text, request.origin + request.output)
+    return state.with_session(session._replace(turn=None, history=history))
+
+
+def kept_as_finished(state: State, session: Session, request: Request) -> State:
+    """The session keeps slot and text of a turn that was retracted and then aborted."""
+    kept: Cursors | None = session.slot
+    history = text_cut(request.text, request.origin + request.output)
+    return state.with_session(session._replace(slot=kept, history=history, turn=None))

@@ -1,0 +1,217 @@
+"""The lines of a watcher's log, typed: the contract between impl/sglang/server/watch.py and whoever reads.
+
+Cursors are four numbers: kv_committed_len, kv_allocated_len, swa_evicted_seqlen, cache_protected_len. `ids`
+and whatever else is None here stands in logs of level `pages` alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Union
+
+from msgspec import Struct
+
+FORMAT, VERSION = "kvspec-watch", 1
+
+Cells = tuple[int, int, int, int]  # C, A, E, R
+
+
+class WatchHeader(Struct, forbid_unknown_fields=True):
+    """The first line of each file. Pools and widths in tokens; part: which file of its process this is."""
+
+    format: str
+    version: int
+    level: Literal["lengths", "pages"]
+    process: int
+    engine: str
+    release: str
+    page_size: int
+    window: int | None
+    full_tokens: int
+    swa_tokens: int
+    rows: int
+    width: int
+    tree: bool
+    overlap: bool
+    speculative: bool
+    part: int = 1
+
+
+class _Event(Struct, tag_field="event", forbid_unknown_fields=True):
+    """What all lines but the header share."""
+
+
+class SessionOpened(_Event, tag="open"):
+    """A streaming session was asked for; done: and opened."""
+
+    session: str
+    done: bool
+
+
+class CloseAsked(_Event, tag="close"):
+    """A client closes a session; it goes when no turn is in flight."""
+
+    session: str
+
+
+class SessionClosed(_Event, tag="closed"):
+    """A session is gone, and what it kept was given back."""
+
+    session: str
+
+
+class Submitted(_Event, tag="submit"):
+    """A request was queued. tokens: of its input, `new` of them from the client. rejected: it runs a prefill
+    of one token by itself and is told off."""
+
+    request: str
+    session: str | None
+    tokens: int
+    new: int
+    rejected: bool
+    why: str = ""
+    ids: list[int] | None = None
+
+
+class Requeued(_Event, tag="requeue"):
+    """A retracted request is queued again."""
+
+    request: str
+
+
+class Admitted(_Event, tag="admit"):
+    """The scheduler looked at a waiting request, or at the next chunk of one; it may not be scheduled."""
+
+    request: str
+    session: str | None
+    prefix: int
+    cursors: Cells
+
+
+class Extended(_Event, tag="extend"):
+    """A prefill: request, tokens that were there, tokens of this chunk, cursors after."""
+
+    lanes: list[tuple[str, int, int, Cells]]
+
+
+class Decoded(_Event, tag="decode"):
+    """A round of one token each: request, cursors after."""
+
+    lanes: list[tuple[str, Cells]]
+
+
+class Speculated(_Event, tag="spec_decode"):
+    """Slots were taken for a verify round: request, cursors after. What is accepted comes with its result."""
+
+    lanes: list[tuple[str, Cells]]
+
+
+class Resulted(_Event, tag="result"):
+    """Results were processed: request, outputs now, cursors now, new token ids (none at level `lengths`)."""
+
+    lanes: list[tuple[str, int, Cells, list[int]]]
+
+
+class Swept(_Event, tag="evict_swa"):
+    """A window sweep that moved something: driven with `length`."""
+
+    request: str
+    length: int
+    cursors: Cells
+
+
+class Checkpointed(_Event, tag="insert"):
+    """The tree took over pages of a running request."""
+
+    request: str
+    cursors: Cells
+
+
+class Released(_Event, tag="release"):
+    """A request gave its row back, or to its session. reason: why it ended, None for a retract; counted:
+    outputs that count where it is known; before: its cursors; after: those of its session's slot, if that
+    keeps a row."""
+
+    request: str
+    session: str | None
+    reason: str | None
+    inserts: bool
+    outputs: int
+    counted: int | None
+    before: Cells
+    after: Cells | None
+    ids: list[int] | None = None
+
+
+class QueueAborted(_Event, tag="abort"):
+    """Requests that waited were given up."""
+
+    queued: list[str]
+
+
+class SessionState(Struct, forbid_unknown_fields=True):
+    """A session in a snapshot; cursors: of its slot, if it keeps a row."""
+
+    session: str
+    tokens: int
+    closing: bool
+    cursors: Cells | None
+    ids: list[int] | None = None
+
+
+class RequestState(Struct, forbid_unknown_fields=True):
+    """An unfinished request in a snapshot."""
+
+    request: str
+    session: str | None
+    queued: bool
+    tokens: int
+    outputs: int
+    rejected: bool
+    retracted: bool
+    cursors: Cells | None
+    ids: list[int] | None = None
+
+
+class Snapshot(_Event, tag="snapshot"):
+    """The whole state: a file begins here, or `dropped` events were lost before."""
+
+    dropped: int
+    sessions: list[SessionState]
+    requests: list[RequestState]
+
+
+class Stepped(_Event, tag="step"):
+    """The scheduler has decided on a batch: free tokens, free rows, tokens that the tree holds; and the
+    pages.
+
+    owners: row, cursors and slots of everybody who has a row; nodes: path, slots, SWA slots, locks per pool.
+    """
+
+    number: int
+    batch: int
+    queued: int
+    sessions: int
+    full: int
+    swa: int
+    rows: int
+    tree_full: int = 0
+    tree_swa: int = 0
+    owners: dict[str, tuple[int, Cells, list[int]]] | None = None
+    free_full: list[int] | None = None
+    free_swa: list[int] | None = None
+    free_rows: list[int] | None = None
+    mapping: list[int] | None = None
+    nodes: list[tuple[list[int], list[int], list[int], int, int]] | None = None
+
+
+class HookFailed(_Event, tag="failed"):
+    """The watcher could not note something."""
+
+    where: str
+    error: str
+
+
+Event = Union[
+    SessionOpened, CloseAsked, SessionClosed, Submitted, Requeued, Admitted, Extended, Decoded, Speculated,
+    Resulted, Swept, Checkpointed, Released, QueueAborted, Snapshot, Stepped, HookFailed,
+]  # fmt: skip

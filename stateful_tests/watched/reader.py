@@ -1,0 +1,158 @@
+"""Logs of a watcher, read as they are: cut, rotated, still growing, or no log at all.
+
+A file that cannot be used is one line (LogError). What can be used of a log is used: a last line without an
+end belongs to a server that was killed while it wrote, and is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+
+from stateful_tests.watched.events import FORMAT, VERSION, Event, WatchHeader
+
+MAX_LINE = 16 << 20  # bytes; a line of level `pages` of a pool of 2^18 tokens stays below
+_PERIOD_S = 0.1
+_EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_HEADERS = msgspec.json.Decoder(WatchHeader)
+_PART = re.compile(r"(.+)-(\d{4})\.jsonl")
+
+
+class LogError(ValueError):
+    """A log that cannot be used: file, line, reason."""
+
+
+class Line(NamedTuple):
+    """One line of a log: where it stands, and what it says."""
+
+    file: str
+    number: int
+    event: Event
+
+
+class WatchLog:
+    """One server process's log: the files of its parts in order. header: of the first of them."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+        self.header = _header_of(files[0])
+        self.cut: str | None = None  # where a last line had no end
+        self.bytes = sum(file.stat().st_size for file in files)
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+        return (
+            str(self.files[0]) if len(self.files) == 1 else f"{self.files[0]} and {len(self.files) - 1} more"
+        )
+
+    def lines(self, growing: Callable[[], bool] | None = None) -> Iterator[Line]:
+        """Every event. growing: at the end wait for more for as long as this says so, in later parts too."""
+        at = 0
+        while at < len(self.files):
+            yield from self._lines_of(self.files[at], growing, at)
+            at += 1
+            if growing is not None and at == len(self.files):
+                self.files += _later(self.files[-1])
+
+    def _lines_of(self, path: Path, growing: Callable[[], bool] | None, at: int) -> Iterator[Line]:
+        if at and _header_of(path).process != self.header.process:
+            raise LogError(f"{path}: line 1: of another process than {self.files[0]}")
+        number, name = 1, str(path)
+        with path.open("rb") as file:
+            file.readline(MAX_LINE)
+            for raw in _whole_lines(file, growing, lambda: bool(_later(path))):
+                number += 1
+                if not raw.endswith(b"\n"):
+                    if len(raw) >= MAX_LINE:
+                        raise LogError(f"{path}: line {number}: longer than {MAX_LINE} bytes")
+                    self.cut = f"{path}: line {number} has no end: it is left out"
+                    return
+                try:
+                    yield Line(name, number, _EVENTS.decode(raw))
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise LogError(f"{path}: line {number}: {_reason(raw, error)}") from None
+
+
+def logs_of(paths: Iterable[str | os.PathLike[str]]) -> list[WatchLog]:
+    """The logs that files and folders hold: parts of one process belong together.
+
+    Raises LogError for what is no log.
+    """
+    found: dict[str, list[Path]] = {}
+    for given in map(Path, paths):
+        if given.is_dir():
+            files = sorted(given.glob("*.jsonl"))
+            if not files:
+                raise LogError(f"{given}: there is no .jsonl in this folder")
+        elif given.is_file():
+            files = [given]
+        else:
+            raise LogError(f"{given}: is no file")
+        for file in files:
+            match = _PART.fullmatch(str(file))
+            found.setdefault(match[1] if match else str(file), []).append(file)
+    return [WatchLog(sorted(set(files))) for files in found.values()]
+
+
+def _header_of(path: Path) -> WatchHeader:
+    try:
+        with path.open("rb") as file:
+            raw = file.readline(MAX_LINE)
+    except OSError as error:
+        raise LogError(f"{path}: {error.strerror}") from None
+    if not raw.strip():
+        raise LogError(f"{path}: is empty")
+    try:
+        told = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        told = None
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        raise LogError(f'{path}: line 1: no watcher\'s log: it must say "format": "{FORMAT}"')
+    if told.get("version") != VERSION:
+        raise LogError(f"{path}: line 1: version {told.get('version')!r:.20} is not supported, {VERSION} is")
+    try:
+        return _HEADERS.decode(raw)
+    except msgspec.ValidationError as error:
+        raise LogError(f"{path}: line 1: {error}") from None
+
+
+def _reason(raw: bytes, error: Exception) -> str:
+    """Why a line is no event; of a header in the middle, that."""
+    if f'"format":"{FORMAT}"'.encode() in raw[:200]:
+        return "a second header: lines of two processes, or of two files, in one"
+    return str(error)
+
+
+def _whole_lines(
+    file: IO[bytes], growing: Callable[[], bool] | None, goes_on: Callable[[], bool]
+) -> Iterator[bytes]:
+    """Lines with their ends; the last one may have none. A growing file is waited for."""
+    rest = b""
+    while True:
+        raw = rest + file.readline(MAX_LINE)
+        if raw.endswith(b"\n") or len(raw) >= MAX_LINE:
+            rest = b""
+            yield raw
+        elif growing is not None and not (goes_on() and raw == rest) and growing():
+            rest = raw
+            time.sleep(_PERIOD_S)
+        else:
+            if raw:
+                yield raw
+            return
+
+
+def _later(path: Path) -> list[Path]:
+    """Parts after this one."""
+    match = _PART.fullmatch(str(path))
+    if match is None:
+        return []
+    following = Path(f"{match[1]}-{int(match[2]) + 1:04}.jsonl")
+    return [following] if following.exists() else []
