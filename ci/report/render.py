@@ -102,11 +102,12 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     if detailed:
         _counted(out, data)
     done = f"{'stopped after ' * data['stopped_early']}{data['examples']} of {data['examples_planned']} runs"
-    met = f"{data['situations']['reached']} of {data['situations']['asked']} situations"
+    asked = data["situations"]["asked"]
+    met = f"{data['situations']['reached']} of {asked} situations" if asked else ""
     clauses = len(data["clauses"])
-    asked = f", {clauses - len(data['unreached'])} of {clauses} clauses" if data["unreached"] else ""
+    reached = f"{clauses - len(data['unreached'])} of {clauses} clauses" if data["unreached"] or not met else ""
     more = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {met}{asked} met{more}")
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(filter(None, (met, reached)))} met{more}")
 
 
 def _counted(out: Console, data: Data) -> None:

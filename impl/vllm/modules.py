@@ -140,7 +140,7 @@ def install(root: Path) -> None:
 def runner_methods(root: Path) -> dict[str, Any]:
     """The worker's methods of this release, compiled by themselves."""
     env: dict[str, Any] = {
-        "CachedRequestState": RequestState, "SamplingType": Values(RANDOM_SEED=object()),
+        "CachedRequestState": WorkerRequest, "SamplingType": Values(RANDOM_SEED=object()),
         "torch": sys.modules["torch"], "get_pp_group": lambda: Values(is_last_rank=True), "cast": lambda _,
         value: value,
         "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens),
@@ -158,7 +158,7 @@ def _copy_blocks(memory: dict[int, Any], _: int, copies: Any) -> None:
         memory[target] = (group, list(slots))
 
 
-class RequestState(Values):
+class WorkerRequest(Values):
     """What a worker remembers of a request (gpu_input_batch.py: CachedRequestState)."""
 
     prev_num_draft_len = 0
