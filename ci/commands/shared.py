@@ -107,11 +107,13 @@ def resolve(impl: str, device: str, sglang_path: str | None) -> System:
     try:
         limits = worker_limits()
         system: System = registry.resolve(impl, device=device, sglang_path=sglang_path, **limits)
-        return system
     except UnusableImplementation as error:
         raise Unusable(str(error)) from error
     except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
         raise Unusable(f"--impl {impl}: {type(error).__name__}: {error}") from error
+    if remark := getattr(system, "remark", ""):
+        click.echo(f"kvspec: {remark}", err=True)
+    return system
 
 
 def usable(work: Callable[[], _Result], what: str) -> _Result:

@@ -173,7 +173,7 @@ def target(text: str) -> ReleaseTarget:
     """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
     if os.path.isdir(text):
         root, name = checkout_root(text), f"a checkout{described(text)} that mends it"
-        return ReleaseTarget(name, releases.detect(root).version, root)
+        return ReleaseTarget(name, releases.detect(root).release.version, root)
     version = releases.supported(text.removeprefix("sglang==")).version
     return ReleaseTarget(f"sglang=={version}", version, release_root(version))
 

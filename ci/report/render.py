@@ -105,9 +105,10 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     asked = data["situations"]["asked"]
     met = f"{data['situations']['reached']} of {asked} situations" if asked else ""
     clauses = len(data["clauses"])
-    reached = f"{clauses - len(data['unreached'])} of {clauses} clauses" if data["unreached"] or not met else ""
+    if data["unreached"] or not met:
+        met += f"{', ' * bool(met)}{clauses - len(data['unreached'])} of {clauses} clauses"
     more = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(filter(None, (met, reached)))} met{more}")
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {met} met{more}")
 
 
 def _counted(out: Console, data: Data) -> None:

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 
+UNSET: set[str] = set()  # what was asked of a Bag that had no such value
+
+
 class Bag:
     """Attributes as given; whatever else is asked for is None."""
 
@@ -23,6 +26,7 @@ class Bag:
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
+        UNSET.add(name)
 
 
 class ServerArgs(Bag):
@@ -37,6 +41,7 @@ class ServerArgs(Bag):
     def __init__(self) -> None:
         super().__init__(
             attention_backend="torch_native",  # selects the plain torch paths
+            kernel=Bag(attention_backend="torch_native"),
             chunked_prefill_size=-1,
             dcp_size=1,
             device="cpu",
@@ -181,6 +186,7 @@ def provided() -> dict[str, dict[str, Any]]:
         "sglang.srt.runtime_context": {
             **{name: lambda: SERVER_ARGS for name in _SETTINGS},
             "attention_backends": lambda *_, **__: ("torch_native", "torch_native"),
+            "get_flags": lambda: Bag(attn=Bag(backend="torch_native")),
             "get_platform": lambda: Bag(device="cpu"),
         },
         "sglang.srt.platforms": {"current_platform": PLATFORM},

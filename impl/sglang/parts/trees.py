@@ -80,7 +80,8 @@ class ReleaseTree:
 
     def nodes(self) -> Iterator[NodeView]:
         """Every node but the root, parents first."""
-        waiting: list[tuple[Any, list[int]]] = [(child, []) for child in self.root.children.values()]
+        first = self.cache.root_node.children.values()
+        waiting: list[tuple[Any, list[int]]] = [(child, []) for child in first]
         while waiting:
             node, path = waiting.pop()
             path = [*path, *node.key]
@@ -142,9 +143,12 @@ class ComponentTree(SWARadixTree):
 class NumberedTree(ComponentTree):
     """Nodes are known by numbers outside of the tree's core; a lock says what it left out."""
 
+    @property
+    def root(self) -> Any:
+        return self.cache.root_node_handle()
+
     def newcomer(self, req: Any) -> None:
         super().newcomer(req)
-        req.last_node = self.cache.root_node_handle()
         self.lock(req)
 
     def lock(self, req: Any) -> None:
@@ -158,13 +162,17 @@ class NumberedTree(ComponentTree):
         self.cache.dec_lock_ref(req.last_node, told)
 
 
-class ReceiptTree(NumberedTree):
-    """A lock gives a receipt for its unlock; requests keep what they hold in a record."""
+class RecordTree(NumberedTree):
+    """Requests keep what they hold in a record."""
 
     def match(self, req: Any, ids: Any) -> torch.Tensor:
         found = super().match(req, ids)
         req.kv.cache_protected_len = len(found)
         return found
+
+
+class ReceiptTree(RecordTree):
+    """A lock gives a receipt for its unlock."""
 
     def lock(self, req: Any) -> None:
         req.lock_receipt = self.cache.inc_lock_ref(req.last_node).to_dec_params()
@@ -198,8 +206,8 @@ class UnifiedTree(ReceiptTree):
         req.lock = None
 
 
-class RustTree(UnifiedTree):
-    """The same with its core in Rust, which hands out no nodes: what it prints and tells of them, together.
+class _Rust(NumberedTree):
+    """A tree with its core in Rust, which hands out no nodes: what it prints and tells of them, together.
 
     How many locks pin a node's SWA KV it does not tell, only whether one does; as many as pin its full KV
     are shown then.
@@ -218,6 +226,15 @@ class RustTree(UnifiedTree):
             swa = None if self.mapping is None else core.get_component_device_value(node, self._swa)
             swa_locks = 0 if swa is None or full[0] in free else max(1, full_locks)
             yield NodeView(path, full, () if swa is None else swa.tolist(), full_locks, swa_locks)
+
+
+class RustRecordTree(_Rust, RecordTree): ...
+
+
+class RustReceiptTree(_Rust, ReceiptTree): ...
+
+
+class RustUnifiedTree(_Rust, UnifiedTree): ...
 
 
 def _printed(action: Callable[[], None]) -> str:

@@ -28,6 +28,7 @@ class SGLangSystem(WorkerSystem):
     """
 
     root: Path
+    remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
         mixed_decode=False,
         tree_policy_is_free=True,
@@ -38,7 +39,6 @@ class SGLangSystem(WorkerSystem):
         may_refuse=frozenset(
             {Reason.OUT_OF_FULL, Reason.OUT_OF_SWA, Reason.ROW_TOO_SHORT, Reason.UNFAITHFUL}
         ),
-        waived={"MAP-4": "alloc writes the entry of every slot it hands out before it is read or freed"},
     )
 
     def __init__(
@@ -60,7 +60,7 @@ class SGLangSystem(WorkerSystem):
         else:
             assert path is not None
             self.root = checkout_root(path)
-            release = detect(self.root)
+            release, self.remark = detect(self.root)
             name = "sglang@checkout"
         if tree is not None:
             release = variant(release, tree)
@@ -72,7 +72,7 @@ class SGLangSystem(WorkerSystem):
         self.capabilities = replace(
             self.capabilities,
             uncounted=release.uncounted,
-            waived={**self.capabilities.waived, **release.waived},
+            waived=release.waived,
             known=release.known,
         )
         asked = {"--overlap": overlap, "--calls": calls}

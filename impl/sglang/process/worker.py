@@ -5,11 +5,16 @@ system.py gives them. A release's module state is global, so each worker has one
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from impl.adapter import Capabilities, View
+from impl import HOME
+from impl.adapter import Capabilities, UnusableImplementation, View
 from impl.process import wire
 from impl.process.worker import serve
 from reference.commands import Command, Outcome
@@ -19,39 +24,78 @@ if TYPE_CHECKING:
     from impl.sglang.scheduler.call_log import Calls
     from impl.sglang.scheduler.driver import Driver
 
+_ADAPTER = HOME / "impl"
+
 
 class _Release:
     """A release as a worker drives it."""
 
     name, capabilities = "", Capabilities()  # SGLangSystem says both
 
-    def __init__(self, driver: Driver, calls: Calls | None) -> None:
-        self._driver, self._calls = driver, calls
+    def __init__(self, driver: Driver, calls: Calls | None, root: Path) -> None:
+        self._driver, self._calls, self._root = driver, calls, root
         self._view: View
         self.noted = wire.Noted()
 
     def reset(self, geometry: Geometry) -> None:
-        self._view = self._driver.reset(geometry)
+        with self._own_errors():
+            self._view = self._driver.reset(geometry)
         if self._calls is not None:
             self._calls.started()
 
     def apply(self, command: Command) -> Outcome:
-        if self._calls is None:
-            outcome, self._view = self._driver.apply(command)
+        with self._own_errors():
+            if self._calls is None:
+                outcome, self._view = self._driver.apply(command)
+                return outcome
+            try:
+                outcome, self._view = self._driver.apply(command)
+            except BaseException:
+                self.noted = wire.Noted(self._calls.take())
+                raise
+            self.noted = wire.Noted(self._calls.take(), self._calls.late())
             return outcome
+
+    @contextmanager
+    def _own_errors(self) -> Iterator[None]:
+        """What goes wrong in the adapter is said of the adapter, never of the release."""
         try:
-            outcome, self._view = self._driver.apply(command)
-        except BaseException:
-            self.noted = wire.Noted(self._calls.take())
+            yield
+        except UnusableImplementation:
             raise
-        self.noted = wire.Noted(self._calls.take(), self._calls.late())
-        return outcome
+        except Exception as error:
+            if (why := fault_of_adapter(error, self._root)) is not None:
+                raise UnusableImplementation(
+                    f"{self._root} is not of the {self._driver.release.version} kind: {why}"
+                    " (CONTRIBUTING.md, 'A new release of SGLang')"
+                ) from error
+            raise
 
     def view(self) -> View:
         return self._view
 
     def close(self) -> None:
         """Holds nothing outside of this process."""
+
+
+def fault_of_adapter(error: Exception, root: Path) -> str | None:
+    """Why the adapter does not fit the files under `root`, where that is what raised `error`."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(_ADAPTER):
+            return f"{said} at {file.relative_to(HOME)}:{frame.lineno}, in the adapter"
+        if file.is_relative_to(root):
+            at = f"at {file.relative_to(root)}:{frame.lineno}"
+            if "'Inert" in said:
+                return f"{said} {at}, which uses a module that is not loaded (parts/modules.py)"
+            from impl.sglang.parts.doubles import UNSET
+
+            unset = [name for name in UNSET if re.search(rf"\b{name}\b", frame.line or "")]
+            if "NoneType" in said and unset:
+                return f"{said} {at}: the adapter has no value for the setting {unset[0]} (parts/doubles.py)"
+            return None
+    return None
 
 
 def main(arguments: list[str]) -> int:
@@ -75,7 +119,7 @@ def main(arguments: list[str]) -> int:
             if f"--tree={tree}" in options:
                 release = variant(release, tree)
         driver = Driver(release(root), overlap="--overlap" in options)
-        started.append(_Release(driver, Calls(driver) if "--calls" in options else None))
+        started.append(_Release(driver, Calls(driver) if "--calls" in options else None, root))
         return started[0]
 
     return serve(make, root, lambda: started[0].noted)

@@ -7,20 +7,47 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import NamedTuple
 
 from impl.adapter import UnusableImplementation
+from impl.sglang.releases.needs import Checkout
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0512, Release0513, Release0514
-from impl.sglang.releases.v0_5_16_to_20 import Release0516, Release0518, Release0520
-from impl.sglang.releases.v0_5_23 import Release0523
-
-_RELEASES = (
-    Release0510, Release0511, Release0512, Release0513, Release0514,
-    Release0516, Release0518, Release0520, Release0523,
+from impl.sglang.releases.v0_5_15_to_21 import (
+    Release0515, Release0516, Release0517, Release0518, Release0519, Release0520, Release0521,
 )  # fmt: skip
-TABLE: dict[str, type[Release0510]] = {r.version: r for r in _RELEASES}
+from impl.sglang.releases.v0_5_22_to_23 import Release0522, Release0523
+
+# A release and those after it of which every file that is loaded here is the same, or differs where nothing
+# is driven.
+_ALIKE: tuple[tuple[type[Release0510], *tuple[str, ...]], ...] = (
+    (Release0510, "0.5.10.post1"),
+    (Release0511,),
+    (Release0512, "0.5.12.post1"),
+    (Release0513, "0.5.13.post1"),
+    (Release0514,),
+    (Release0515, "0.5.15.post1"),
+    (Release0516,),
+    (Release0517,),
+    (Release0518,),
+    (Release0519,),
+    (Release0520,),
+    (Release0521,),
+    (Release0522,),
+    (Release0523,),
+)
+TABLE: dict[str, type[Release0510]] = {}
+for _release, *_posts in _ALIKE:
+    TABLE[_release.version] = _release
+    for _post in _posts:
+        TABLE[_post] = type(_release.__name__, (_release,), {"version": _post, "__doc__": _release.__doc__})
 SUPPORTED = ", ".join(TABLE)
 # Releases whose names are so alike that one file of Python can call any of a line (ci/export/unit_test.py).
-ALIKE = (("0.5.10", "0.5.11", "0.5.12", "0.5.13", "0.5.14"), ("0.5.16", "0.5.18"), ("0.5.20",), ("0.5.23",))
+_STRANGE = 20  # a checkout that lacks more than this of every kind is of none
+ALIKE = (
+    ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.14"),
+    ("0.5.15", "0.5.15.post1"), ("0.5.16",), ("0.5.17", "0.5.18"), ("0.5.19",), ("0.5.20",), ("0.5.21",),
+    ("0.5.22", "0.5.23"),
+)  # fmt: skip
 
 
 def supported(version: str) -> type[Release0510]:
@@ -33,20 +60,41 @@ def supported(version: str) -> type[Release0510]:
         ) from None
 
 
-def detect(root: Path) -> type[Release0510]:
-    """The release whose kind the files under `root` (which holds `sglang/`) are of.
+class Kind(NamedTuple):
+    """What a checkout is taken for, and what its user should know about that, in a line or not at all."""
 
-    Detected by the modules that exist, since a checkout between two releases has no version of its own.
-    Raises UnusableImplementation that names what is supported.
+    release: type[Release0510]
+    remark: str = ""
+
+
+def detect(root: Path) -> Kind:
+    """The release whose kind the files under `root` (which holds `sglang/`) are of, by what they have.
+
+    What `_version.py` states decides between those that they fit alike, as a checkout between two releases
+    has often none of its own. Raises UnusableImplementation that names the first thing they lack.
     """
-    for release in TABLE.values():
-        if release.is_in(root):
-            return release
-    stated = stated_version(root)
-    raise UnusableImplementation(
-        f"sglang checkout {root}: {f'version {stated}' if stated else 'its version'} is not supported;"
-        f" these are: {SUPPORTED}"
-    )
+    checkout, order, stated = Checkout(root), list(TABLE), stated_version(root)
+    missing = {version: checkout.missing(version, order) for version in order}
+    fewest = min(map(len, missing.values()))
+    alike = [version for version in order if len(missing[version]) == fewest]
+    taken = stated if stated in alike else alike[-1]
+    why = f"taken for {taken}"
+    if stated != taken:
+        why += f" by its files, which state {stated or 'no version'}"
+    if fewest:
+        (what, file), more = missing[taken][0], f" (and {fewest - 1} more)" if fewest > 1 else ""
+        if fewest > _STRANGE:
+            supports = f"; supported are {order[0]} to {order[-1]}"
+            raise UnusableImplementation(f"sglang checkout {root}: {file}: {what}{more}; {why}{supports}")
+        raise UnusableImplementation(
+            f"sglang checkout {root}: {file}: {what}{more}; {why}. Nothing was driven: CONTRIBUTING.md,"
+            " 'A new release of SGLang', says how to follow it"
+        )
+    if stated == taken:
+        return Kind(TABLE[taken])
+    if stated is None and len(alike) > 1:
+        why += f" (they fit {', '.join(alike)} alike)"
+    return Kind(TABLE[taken], f"{root}: {why}")
 
 
 def stated_version(root: Path) -> str | None:

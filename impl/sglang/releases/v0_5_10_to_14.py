@@ -47,21 +47,11 @@ class Release0510:
     waived: ClassVar[dict[str, str]] = {}
     # Faults that would end most runs; each has a fixture that is asked for the clause (fixtures/releases).
     known: ClassVar[dict[str, str]] = {
+        "MAP-4": "#27779, sglang-0.5.10/a_partial_free_leaves_entries_of_its_page.json",
         "TREE-7": "#26919, sglang-0.5.10/a_lock_pins_a_leaf_of_any_length.json",
     }
     # The paged two-pool allocator declines an extend that leaves no page to spare per lane.
     spare_page_per_lane = True
-
-    # What its kind is detected by under sglang/srt: paths that are there, and some that are not.
-    has = "mem_cache/session_aware_cache.py managers/session_controller.py"
-    lacks = ""
-
-    @classmethod
-    def is_in(cls, root: Path) -> bool:
-        """Whether the files under `root` are of this release's kind."""
-        srt = root / "sglang/srt"
-        there = all((srt / path).exists() for path in cls.has.split())
-        return there and not any((srt / path).exists() for path in cls.lacks.split())
 
     @classmethod
     def require(cls, root: Path) -> None:
@@ -361,7 +351,6 @@ class Release0511(Release0510):
     session_cache = ("sglang.srt.session.streaming_session", "StreamingSession")
     session_controller = "sglang.srt.session.session_controller"
     uncounted: frozenset[str] = frozenset({"rows"})
-    has = "session/streaming_session.py mem_cache/allocator.py speculative/eagle_info_v2.py"
     claimed = 1
     counts_in_flight = True
     spare_page_per_lane = False
@@ -378,7 +367,7 @@ class Release0511(Release0510):
 
 
 class Release0512(Release0511):
-    """0.5.12. The same modules and rules; a checkout of it is detected as 0.5.11."""
+    """0.5.12. The same modules; a round that is skipped gives back its claim."""
 
     version = "0.5.12"
 
@@ -397,7 +386,6 @@ class Release0513(Release0512):
     observer = ("sglang.srt.managers.scheduler_components.pool_stats_observer", "SchedulerPoolStatsObserver")
     paged_allocator = "sglang.srt.mem_cache.allocator.paged"
     swa_allocators = "sglang.srt.mem_cache.allocator.swa"
-    has = "mem_cache/allocator/paged.py mem_cache/swa_radix_cache.py speculative/eagle_info_v2.py"
 
     def _import_checks(self, load: Any) -> None:
         """The memory checks: an object that a stand-in of the scheduler makes."""
@@ -437,9 +425,10 @@ class Release0513(Release0512):
 
 
 class Release0514(Release0513):
-    """0.5.14. The same modules; a checkout of it is detected as 0.5.13."""
+    """0.5.14. The same modules and rules."""
 
     version = "0.5.14"
+    known: ClassVar[dict[str, str]] = {"TREE-7": Release0513.known["TREE-7"]}
     keeping = "is_insert"
 
     def midway(self, req: Any) -> bool:

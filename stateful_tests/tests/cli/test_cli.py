@@ -188,7 +188,7 @@ def test_what_was_there_before_is_no_failure(
     [
         (("check",), "no_such", "--base no_such: --impl 'no_such': not one of"),
         (("replay", "t.json"), "no_such", "--base no_such: --impl 'no_such': not one of"),
-        (("check",), "broken", "--base broken: it does not load: sglang@checkout: "),
+        (("check",), "broken", "--base broken: sglang checkout "),
     ],
 )
 def test_a_base_that_is_none_is_refused_before_anything_starts(

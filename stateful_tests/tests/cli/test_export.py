@@ -30,7 +30,7 @@ FIXTURES = Path(__file__).parents[3] / "fixtures"
 OLD, NEW = FIXTURES / "releases" / "sglang-0.5.10", FIXTURES / "releases" / "sglang-0.5.11"
 BUG = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
 OVERSHOOT = OLD / "overshoot_stays_after_a_finish.json"
-LAST = FIXTURES / "releases" / "sglang-0.5.16" / "a_slot_keeps_a_token_that_nobody_computed.json"
+LAST = FIXTURES / "releases" / "sglang-0.5.15" / "a_slot_keeps_a_token_that_nobody_computed.json"
 # Faults of 0.5.10 that 0.5.14 has fixed, or that MENDS do.
 MENDED = (
     "a_busy_check_knows_one_pool", "a_finished_turn_is_counted_twice",

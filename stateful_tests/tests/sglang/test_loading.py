@@ -18,7 +18,6 @@ from impl.sglang import SGLangSystem
 from impl.sglang.parts import fetch
 from impl.sglang.releases.catalogue import detect
 from impl.sglang.releases.variants import VARIANTS
-from reference.geometry import preset
 from stateful_tests.lockstep.systems import resolve
 
 
@@ -160,20 +159,6 @@ def test_a_broken_archive_is_unusable(tmp_path):
 
 # -- checkouts, their kinds, and what they lack
 
-_STREAMING, _TREE = "session/streaming_session.py", "mem_cache/swa_radix_cache.py"
-_PAGED, _CORE = "mem_cache/allocator/paged.py", "mem_cache/unified_cache/unified_tree_core.py"
-_DRAFTS = "speculative/eagle_info_v2.py"
-KINDS = {
-    "0.5.10": ("mem_cache/session_aware_cache.py", "managers/session_controller.py"),
-    "0.5.11": (_STREAMING, "mem_cache/allocator.py", _DRAFTS),
-    "0.5.13": (_STREAMING, _PAGED, _TREE, _DRAFTS),
-    "0.5.16": (_STREAMING, _PAGED, _TREE, "mem_cache/unified_cache_components/__init__.py"),
-    "0.5.18": (_TREE, _CORE),
-    "0.5.20": (_TREE, _CORE, "mem_cache/rust_tree_core/__init__.py"),
-    "0.5.23": (_STREAMING, _PAGED, _CORE),
-}
-
-
 def tree(root: Path, files=(), version: str | None = None) -> Path:
     (root / "sglang/srt").mkdir(parents=True)
     for name in files:
@@ -197,19 +182,14 @@ def test_a_path_without_sglang_says_so(tmp_path):
     assert "has neither" in unusable(SGLangSystem, path=tmp_path)
 
 
-@pytest.mark.parametrize("version", KINDS)
-def test_a_checkout_is_recognised_by_its_modules(tmp_path, version):
-    assert detect(tree(tmp_path, KINDS[version])).version == version
-
-
 def test_an_unknown_checkout_names_its_version_and_what_is_supported(tmp_path):
     line = unusable(detect, tree(tmp_path, version="0.4.9"))
     assert "0.4.9" in line
-    assert "0.5.10, 0.5.11" in line
+    assert "supported are 0.5.10 to 0.5.23" in line
 
 
 def test_an_unsupported_version_is_refused_before_it_is_downloaded(cache):
-    assert "0.5.10, 0.5.11" in unusable(SGLangSystem, version="0.4.9")
+    assert "0.5.10, 0.5.10.post1, 0.5.11" in unusable(SGLangSystem, version="0.4.9")
 
 
 def test_a_version_or_a_path_must_be_given():
@@ -244,15 +224,6 @@ def test_functions_are_cut_out_without_running_the_file(tmp_path):
     found = isolation.cut(file, frozenset({"plus", "K.method", "absent"}), {"OFFSET": 10})
     assert sorted(found) == ["method", "plus"]
     assert found["plus"](1, 2) == 13
-
-
-def test_a_release_that_does_not_load_is_unusable(tmp_path):
-    root = tree(tmp_path, [*KINDS["0.5.11"], "utils/common.py"])
-    system = SGLangSystem(path=root)
-    line = unusable(system.reset, preset("page1"))
-    assert line.startswith("sglang@checkout: ")
-    assert "does not load" in line
-    system.close()
 
 
 @pytest.mark.parametrize("tree", VARIANTS)

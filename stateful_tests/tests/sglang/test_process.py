@@ -12,6 +12,8 @@ from impl.process.system import Limits
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import memory_checks
 from impl.sglang.parts.doubles import Bag, ForwardMode
+from impl.sglang.process import system as sglang
+from impl.sglang.releases.catalogue import TABLE, Kind
 from impl.sglang.scheduler import driver, refusals
 from reference.commands import Broken, Open, Piece, Reason, shared_serial, token_id
 from reference.geometry import preset
@@ -42,12 +44,9 @@ while (body := wire.receive(0)) is not None:
     ],
     ids=["dies", "hangs", "raises", "talks nonsense"],
 )
-def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, act, errors):
-    (tmp_path / "sglang/srt/session").mkdir(parents=True)
-    for name in ("session/streaming_session.py", "mem_cache/allocator.py", "speculative/eagle_info_v2.py"):
-        file = tmp_path / "sglang/srt" / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text("")
+def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, monkeypatch, act, errors):
+    (tmp_path / "sglang/srt").mkdir(parents=True)
+    monkeypatch.setattr(sglang, "detect", lambda _: Kind(TABLE["0.5.11"]))
     system = SGLangSystem(path=tmp_path)
     system.command_line = lambda: [sys.executable, "-c", WORKER.replace("ACT", act)]
     system.reset(preset("page1"))

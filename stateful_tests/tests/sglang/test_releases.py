@@ -35,7 +35,7 @@ def test_torch_conforms(path: Path) -> None:
         pytest.param(path, version, id=f"{version}/{path.stem}")
         for path in PATHS
         for version in RELEASES[first(path) :]
-        if (path.stem, version) not in ANOTHER
+        if (path.stem, version) not in ANOTHER and "post" not in version
     ],
 )
 def test_a_release_has_the_fault_until_it_is_mended(

@@ -28,7 +28,7 @@ _COORDINATOR = "vllm/v1/core/kv_cache_coordinator.py"
 
 @dataclass(frozen=True)
 class ReleaseFault:
-    """In `file`, `old` becomes `new`. overlap: it takes the asynchronous scheduler. presets: where to look."""
+    """In `file`, `old` becomes `new`. overlap: it takes asynchronous scheduling. presets: where to look."""
 
     file: str
     old: str
@@ -39,7 +39,8 @@ class ReleaseFault:
 
 RELEASE_FAULTS: dict[str, ReleaseFault] = {
     "preempt-keeps-blocks": ReleaseFault(
-        _SCHEDULER, "        self._free_request_blocks(request)\n        self.encoder_cache_manager.free(request)\n"
+        _SCHEDULER, "        self._free_request_blocks(request)\n       "
+        " self.encoder_cache_manager.free(request)\n"
         "        self._pending_encoder_input_ids.pop(request.request_id, None)\n        self._inflight",
         "        self._inflight", ("tight", "full"),
     ),
@@ -59,7 +60,8 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         "            if is_simple_hybrid", ("hybrid", "unequal"),
     ),
     "hit-needs-a-block-less": ReleaseFault(
-        _MANAGER, "blocks = cdiv(window_size - 1, block_size)", "blocks = cdiv(window_size - 1, block_size) - 1",
+        _MANAGER, "blocks = cdiv(window_size - 1, block_size)",
+        "blocks = cdiv(window_size - 1, block_size) - 1",
         ("window", "hybrid", "unequal"),
     ),
     "eviction-order": ReleaseFault(
@@ -67,7 +69,8 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         "self.free_block_queue.append_n(blocks_to_evict_first)",
     ),
     "block-freed-twice": ReleaseFault(
-        _MANAGER, "            freed.append(blocks[i])\n            blocks[i] = self._null_block\n        if freed:\n"
+        _MANAGER, "            freed.append(blocks[i])\n            blocks[i] = self._null_block\n "
+        "       if freed:\n"
         "            self.block_pool.free_blocks(freed)\n\n    def remove_skipped",
         "            freed += [blocks[i]] * 2\n            blocks[i] = self._null_block\n        if freed:\n"
         "            self.block_pool.free_blocks(freed)\n\n    def remove_skipped", ("window", "hybrid"),
@@ -127,7 +130,8 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         _SCHEDULER, "        del session._all_token_ids[keep_end:]\n", "", ("full", "hybrid")
     ),
     "session-keeps-its-hashes": ReleaseFault(
-        _SCHEDULER, "        del session.block_hashes[keep_end // self.hash_block_size :]\n", "", ("full", "block1")
+        _SCHEDULER, "        del session.block_hashes[keep_end // self.hash_block_size :]\n", "", ("full",
+        "block1")
     ),
     "past-max-model-len": ReleaseFault(
         _SCHEDULER, "                self.max_model_len\n                - request.num_computed_tokens\n"
@@ -136,12 +140,14 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         "                + self.num_spec_tokens,\n", ("drafts", "block1"),
     ),
     "a-block-too-few": ReleaseFault(
-        _MANAGER, "        num_required_blocks = cdiv(num_tokens, self.block_size)\n        num_new_blocks = num_req",
+        _MANAGER, "        num_required_blocks = cdiv(num_tokens, self.block_size)\n       "
+        " num_new_blocks = num_req",
         "        num_required_blocks = num_tokens // self.block_size\n        num_new_blocks = num_req",
     ),
     "worker-appends-to-a-resumed-table": ReleaseFault(
         RUNNER, "                req_state.block_ids = new_block_ids\n",
-        "                req_state.block_ids = tuple(a + b for a, b in zip(req_state.block_ids, new_block_ids))\n",
+        "                req_state.block_ids = tuple(a + b for a, b in zip(req_state.block_ids,"
+        " new_block_ids))\n",
         ("tight", "full"),
     ),
 }  # fmt: skip
@@ -185,8 +191,9 @@ def main(names: list[str]) -> None:
             began = time.monotonic()
             violation, ran, commands = first_violation(name, Path(folder))
             seen = "survives" if violation is None else ", ".join(violation.clauses)
-            what = "" if violation is None or violation.clause != "BROKEN" else f" ({violation.observed[:80]})"
-            took = time.monotonic() - began
+            broke = violation is not None and violation.clause == "BROKEN"
+            what = f" ({violation.observed[:80]})" if broke and violation is not None else ""
+        " ({violation.observed[:80]})" took = time.monotonic() - began
             print(f"| {name} | {seen}{what} | {ran} | {commands} | {took:.0f} |", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""0.5.16 to 0.5.20: on the way to one cache for all, and to one record of what a request holds.
+"""0.5.15 to 0.5.22: on the way to one cache for all, and to one record of what a request holds.
 
 Without a tree the sessions are around a chunk cache, as before; the unified tree has them in it.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,7 +35,7 @@ class Unified(Release0511):
             return super().make_cache(rows, allocator, geometry)
         return self._make_unified(rows, allocator, geometry)
 
-    def _make_unified(self, rows: Any, allocator: Any, geometry: Geometry, **options: Any) -> Any:
+    def _make_unified(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
         kinds = self.unified.ComponentType
         return self.unified.UnifiedRadixCache(
             self.params.CacheInitParams(
@@ -44,7 +45,6 @@ class Unified(Release0511):
                 page_size=geometry.page_size,
                 sliding_window_size=geometry.window,
                 tree_components=(kinds.FULL,) if geometry.window is None else (kinds.FULL, kinds.SWA),
-                **options,
             )
         )
 
@@ -57,14 +57,51 @@ class Unified(Release0511):
         return getattr(trees, self.tree)(cache, mapping)
 
 
-class Release0516(Unified, Release0514):
+class Release0515(Release0514):
+    """0.5.15. The result of a verify round commits what it accepted; a window is swept up to max(W, P)."""
+
+    version = "0.5.15"
+    spec_file = "sglang/srt/speculative/eagle_utils.py"
+    spec_prepare = "eagle_prepare_for_decode"
+    claimed = 0
+
+    def _import(self, root: Path) -> None:
+        # How often decode sweeps is a setting; the default, every 128 tokens, would show nothing here.
+        os.environ["SGLANG_SWA_EVICTION_INTERVAL"] = "1"
+        super()._import(root)
+
+    def _spec_environment(self) -> dict[str, Any]:
+        alike: defaultdict[str, Any] = defaultdict(lambda: self.common.alloc_paged_token_slots_extend)
+        return {**super()._spec_environment(), "ALLOC_EXTEND_FUNCS": alike}
+
+    def set_chunk(self, req: Any, start: int, end: int) -> None:
+        req.set_extend_range(start, end)
+
+    def midway(self, req: Any) -> bool:
+        return bool(req.extend_range.end < len(req.full_untruncated_fill_ids))
+
+    def _filled(self, req: Any) -> None:
+        req.full_untruncated_fill_ids = req.origin_input_ids
+        self.set_chunk(req, 0, len(req.origin_input_ids))
+
+    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
+        return max(0, length - 1 - max(window, page_size)) // page_size * page_size
+
+    def prepare_spec(self, batch: Any, draft_len: int) -> None:
+        self.draft_len = draft_len
+        self._prepare_spec(batch)
+
+    def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
+        return max(cursors.kv_allocated_len, super().spec_end(cursors, draft_len, page_size))
+
+    def skipped(self, req: Any, tokens: int) -> None:
+        """Nothing: no round claims anything (_resolve_spec_v2_tokens)."""
+
+
+class Release0516(Unified, Release0515):
     """0.5.16. `req.kv` has the allocated length and the cursor of sweeps; a window has the unified tree."""
 
     version = "0.5.16"
-    spec_file = "sglang/srt/speculative/eagle_utils.py"
-    spec_prepare = "eagle_prepare_for_decode"
-    has = "mem_cache/unified_cache_components"
-    claimed = 0
     known: ClassVar[dict[str, str]] = {}
 
     @classmethod
@@ -72,8 +109,6 @@ class Release0516(Unified, Release0514):
         return f"kv.{attribute}" if attribute in ("kv_allocated_len", "swa_evicted_seqlen") else attribute
 
     def _import(self, root: Path) -> None:
-        # How often decode sweeps is a setting; the default, every 128 tokens, would show nothing here.
-        os.environ["SGLANG_SWA_EVICTION_INTERVAL"] = "1"
         super()._import(root)
         self.allocation = importlib.import_module("sglang.srt.mem_cache.allocation")
 
@@ -90,12 +125,6 @@ class Release0516(Unified, Release0514):
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def set_chunk(self, req: Any, start: int, end: int) -> None:
-        req.set_extend_range(start, end)
-
-    def midway(self, req: Any) -> bool:
-        return bool(req.extend_range.end < len(req.full_untruncated_fill_ids))
-
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
         rows = cache.req_to_token_pool.req_to_token
         cache.token_to_kv_pool_allocator.free(rows[self.row(req), start:end])
@@ -106,8 +135,7 @@ class Release0516(Unified, Release0514):
 
     def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
         req.origin_input_ids = self.ids(tokens)
-        req.full_untruncated_fill_ids = req.origin_input_ids
-        self.set_chunk(req, 0, len(tokens))
+        self._filled(req)
         self._give_row(req, len(tokens), row, swept)
 
     def _give_row(self, req: Any, length: int, row: int, swept: int) -> None:
@@ -115,24 +143,13 @@ class Release0516(Unified, Release0514):
         req.req_pool_idx, req.kv_committed_len = row, length
         req.kv = self.batch.ReqKvInfo(kv_allocated_len=length, swa_evicted_seqlen=swept)
 
-    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
-        return max(0, length - 1 - max(window, page_size)) // page_size * page_size
-
-    def prepare_spec(self, batch: Any, draft_len: int) -> None:
-        self.draft_len = draft_len
-        self._prepare_spec(batch)
-
     def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
-        end = max(cursors.kv_allocated_len, cursors.kv_committed_len + 2 * draft_len)
-        return -(-end // page_size) * page_size
+        return -(-super().spec_end(cursors, draft_len, page_size) // page_size) * page_size
 
     def cursors(self, holder: Any) -> Cursors:
         if holder.kv is None:
             return Cursors(holder.kv_committed_len, 0, 0, holder.cache_protected_len)
         return super().cursors(holder)
-
-    def skipped(self, req: Any, tokens: int) -> None:
-        """Nothing: no round claims anything (_resolve_spec_v2_tokens)."""
 
     # -- sessions ---------------------------------------------------------------------------------
 
@@ -140,22 +157,29 @@ class Release0516(Unified, Release0514):
         return super().slot(getattr(cache, "session", cache), session_id)
 
 
-class Release0518(Release0516):
-    """0.5.18. The unified tree knows its nodes by numbers; an unlock is given what its lock skipped."""
+class Release0517(Release0516):
+    """0.5.17. The unified tree knows its nodes by numbers; an unlock is given what its lock skipped."""
+
+    version = "0.5.17"
+    tree = "NumberedTree"
+
+
+class Release0518(Release0517):
+    """0.5.18. What a prefill batch frees waits for its end."""
 
     version = "0.5.18"
-    tree = "NumberedTree"
-    has = "mem_cache/unified_cache/unified_tree_core.py mem_cache/swa_radix_cache.py"
-    lacks = "mem_cache/rust_tree_core"
     groups_prefill = True
 
 
-class Release0520(Release0518):
-    """0.5.20. What a request holds is one record, shared with its session; one tree for all models."""
+class Release0519(Release0518):
+    """0.5.19. What a request holds is one record, shared with its session; one tree for all models."""
 
-    version = "0.5.20"
-    tree = "ReceiptTree"
-    has, lacks = "mem_cache/swa_radix_cache.py mem_cache/rust_tree_core", ""
+    version = "0.5.19"
+    tree = "RecordTree"
+
+    def _import(self, root: Path) -> None:
+        os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.core
+        super()._import(root)
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -165,13 +189,6 @@ class Release0520(Release0518):
     def where(cls, attribute: str) -> str:
         return f"kv.{attribute}"
 
-    def free_pages(self, pool: Any) -> list[int]:
-        pages: list[int] = pool.get_all_free_pages().tolist()
-        return pages
-
-    def hold(self, cache: Any, req: Any) -> None:
-        req.lock_receipt = cache.inc_lock_ref(req.last_node).to_dec_params()
-
     def retract(self, batch: Any) -> None:
         batch.release_req(0, 0)
 
@@ -180,8 +197,12 @@ class Release0520(Release0518):
 
     def _give_row(self, req: Any, length: int, row: int, swept: int) -> None:
         kv = req.kv
-        kv.req_pool_idx, kv.swa_evicted_seqlen = row, swept
+        kv.req_pool_idx = row
         kv.kv_committed_len = kv.kv_allocated_len = length
+        self._sweep_cursor(kv, swept)
+
+    def _sweep_cursor(self, kv: Any, swept: int) -> None:
+        kv.swa_evicted_seqlen = swept
 
     def cursors(self, holder: Any) -> Cursors:
         return Release0510.cursors(self, holder)  # there is a record at all times
@@ -192,3 +213,46 @@ class Release0520(Release0518):
     def slot(self, cache: Any, session_id: str) -> Any:
         slot = getattr(cache, "session", cache).slots.get(session_id)
         return slot if slot is not None and slot.kv.holds_kv else None
+
+
+class Release0520(Release0519):
+    """0.5.20. A lock gives a receipt for its unlock."""
+
+    version = "0.5.20"
+    tree = "ReceiptTree"
+
+    def free_pages(self, pool: Any) -> list[int]:
+        pages: list[int] = pool.get_all_free_pages().tolist()
+        return pages
+
+    def hold(self, cache: Any, req: Any) -> None:
+        req.lock_receipt = cache.inc_lock_ref(req.last_node).to_dec_params()
+
+
+class Release0521(Release0520):
+    """0.5.21. The older trees are gone; every component has a cursor of its sweeps; an abort is told."""
+
+    version = "0.5.21"
+
+    @classmethod
+    def where(cls, attribute: str) -> str:
+        return "kv.max_evicted_seqlen" if attribute == "swa_evicted_seqlen" else f"kv.{attribute}"
+
+    def _modules(self, load: Any) -> None:
+        self.chunk_cache = load("sglang.srt.mem_cache.chunk_cache")
+        self.unified = load("sglang.srt.mem_cache.unified_radix_cache")
+
+    def abort_queued(self, req: Any) -> None:
+        if req.session is not None and req.session.streaming:
+            req.session.abort_req()
+
+    def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
+        row = req.kv.req_pool_idx
+        if not req.kv.kv_allocated_len:  # it fills no page, and a request of no length there is none
+            cache.dec_lock_ref(req.last_node, req.lock_receipt)
+            return
+        self.common.release_kv_cache(req, cache)
+        rows.free_slots.remove(row)  # it was none of the pool's
+
+    def _sweep_cursor(self, kv: Any, swept: int) -> None:
+        kv.set_evicted_seqlen(self.unified.ComponentType.SWA, swept)

@@ -1,0 +1,84 @@
+"""0.5.22 and 0.5.23: one cache for all, with the sessions in it.
+
+A session owns the record of what a request holds, `req.kv`, from the first row on and lends it to its turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from impl.sglang.releases.v0_5_15_to_21 import Release0521
+from reference.geometry import Geometry
+
+
+class Release0522(Release0521):
+    """0.5.22, with the tree's core in Python."""
+
+    version = "0.5.22"
+    tree = "UnifiedTree"  # of impl.sglang.parts.trees
+    keeping, keeps_slots = "checkpoint", False
+    waived: ClassVar[dict[str, str]] = {
+        "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
+    }
+
+    @classmethod
+    def is_unified(cls, geometry: Geometry) -> bool:
+        del geometry
+        return True
+
+    def _modules(self, load: Any) -> None:
+        self.unified = load("sglang.srt.mem_cache.unified_radix_cache")
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def prefix(self, req: Any) -> int:
+        length: int = req.prefix_len
+        return length
+
+    def hold(self, cache: Any, req: Any) -> None:
+        req.lock = cache.lock(req.last_node)
+
+    def set_chunk(self, req: Any, start: int, end: int) -> None:
+        del start
+        req.extend_end = end
+
+    def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
+        del chunked
+        self.common.checkpoint_kv_cache(req, cache)
+
+    def midway(self, req: Any) -> bool:
+        return bool(req.extend_end < len(req.full_untruncated_fill_ids))
+
+    def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
+        req.finished_reason = self.batch.FINISH_LENGTH(length=0)
+        row = req.kv.req_pool_idx
+        if not req.kv.kv_allocated_len:  # it fills no page, and a request of no length there is none
+            cache.unlock(req.lock)
+            return
+        self.common.release_kv_cache(req, cache, checkpoint=True)
+        rows.free_slots.remove(row)  # it was none of the pool's
+
+    def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
+        super().computed(req, tokens, row, swept)
+        if swept:  # in decode, before which the checkpoint of its prefill has used this
+            req.swa_branching_seqlen = None
+
+    # -- sessions ---------------------------------------------------------------------------------
+
+    def slot(self, cache: Any, session_id: str) -> Any:
+        """The session's slot while it holds a row. During the first turn it only stands in for that turn."""
+        slot = cache.session.slots.get(session_id)
+        if slot is None or not slot.kv.holds_kv or slot.publishes_prompt:
+            return None
+        return slot
+
+
+class Release0523(Release0522):
+    """0.5.23. A sweep keeps whole pages of at least a window."""
+
+    version = "0.5.23"
+
+    def sweep_limit(self, length: int, window: int, page_size: int) -> int:
+        kept = -(-max(window, page_size) // page_size) * page_size
+        return max(0, length - 1 - kept) // page_size * page_size

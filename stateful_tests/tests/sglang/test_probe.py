@@ -1,0 +1,188 @@
+"""A checkout that differs from every release: what is missing is said in a line, before anything is driven.
+
+Each mutant is a copy of 0.5.23 with one change.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.sglang import SGLangSystem
+from impl.sglang.parts.fetch import release_root
+from impl.sglang.releases.catalogue import TABLE, detect
+from impl.sglang.releases.needs import Checkout
+from reference.commands import Admit, Broken, Chunk, Extend, Submit
+from reference.geometry import preset
+
+BATCH, COMMON = "managers/schedule_batch.py", "mem_cache/common.py"
+SESSION, SLOTS = "session/session_controller.py", "session/streaming_session.py"
+TREE, ALLOCATION = "mem_cache/unified_radix_cache.py", "mem_cache/allocation.py"
+
+
+class Mutant(NamedTuple):
+    """One change: `old` becomes `new` in a file, or in all where none is named; and what is said of it."""
+
+    file: str
+    old: str
+    new: str
+    said: str
+
+
+REFUSED = {
+    "a method renamed": Mutant(BATCH, "def prepare_for_extend(", "def prepare_for_prefill(",
+        f"{BATCH}: ScheduleBatch has no prepare_for_extend"),
+    "a function renamed": Mutant(COMMON, "release_kv_cache", "give_back_kv_cache",
+        f"{COMMON}: there is no release_kv_cache"),
+    "a field renamed": Mutant(BATCH, "kv_committed_len", "kv_done_len",
+        f"{BATCH}: ReqKvInfo has no kv_committed_len"),
+    "a field of a request renamed": Mutant(BATCH, "extend_end", "chunk_end",
+        f"{BATCH}: Req has no extend_end"),
+    "a class renamed": Mutant(SESSION, "SessionController", "SessionRegistry",
+        f"{SESSION}: there is no SessionController"),
+    "a slot's field renamed": Mutant(SLOTS, "publishes_prompt", "is_first",
+        f"{SLOTS}: SessionSlot has no publishes_prompt"),
+    "a new required argument": Mutant(COMMON, "*, checkpoint: bool)", "*, checkpoint: bool, why: str)",
+        f"{COMMON}: release_kv_cache wants a why, which the adapter does not give"),
+    "a new required argument of a method": Mutant(SESSION, "def maybe_reap(self, now: float,",
+        "def maybe_reap(self, now: float, limit: int,",
+        f"{SESSION}: SessionController.maybe_reap wants a limit, which the adapter does not give"),
+    "an argument renamed": Mutant(COMMON, "*, checkpoint: bool)", "*, keep: bool)",
+        f"{COMMON}: release_kv_cache takes no checkpoint"),
+    "an argument less": Mutant(TREE, "def lock(\n        self,",
+        "def lock(self, *, at): ...\n    def lock_old(\n        self,",
+        f"{TREE}: UnifiedRadixCache.lock takes 0 arguments, not 1"),
+    "a function that comes from a module that is not loaded": Mutant(ALLOCATION, "def alloc_token_slots(",
+        "from sglang.srt.layers.paging import alloc_token_slots\n\n\ndef old_alloc_token_slots(",
+        f"{ALLOCATION}: there is no alloc_token_slots"),
+    "a file that is no Python": Mutant("mem_cache/memory_pool.py",
+        "class ReqToTokenPool", "klass ReqToTokenPool", "mem_cache/memory_pool.py: the file cannot be read"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of 0.5.23, of links to its files; skips where it cannot be had."""
+    try:
+        root = release_root("0.5.23")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    target = tmp_path / "checkout"
+    shutil.copytree(root, target, ignore=shutil.ignore_patterns("__pycache__"), copy_function=os.symlink)
+    return target
+
+
+def write(file: Path, text: str) -> None:
+    file.unlink()  # the link, not what it leads to
+    file.write_text(text)
+
+
+def change(root: Path, file: str, old: str, new: str) -> None:
+    path = root / "sglang/srt" / file
+    text = path.read_text()
+    assert old in text
+    write(path, text.replace(old, new))
+
+
+def refusal(action: Callable[..., object], *arguments: object, **named: object) -> str:
+    with pytest.raises(UnusableImplementation) as caught:
+        action(*arguments, **named)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_missing_is_named_with_its_file(name: str, copy: Path) -> None:
+    mutant = REFUSED[name]
+    change(copy, *mutant[:3])
+    line = refusal(SGLangSystem, path=copy)
+    assert f"sglang/srt/{mutant.said}" in line
+    assert "taken for 0.5.23" in line
+    assert "'A new release of SGLang'" in line
+
+
+@pytest.mark.parametrize("gone", ["session/session_controller.py", "mem_cache/allocator", "session"])
+def test_a_module_or_a_folder_that_has_moved(gone: str, copy: Path) -> None:
+    (copy / "sglang/srt" / gone).rename(copy / "sglang/srt/moved")
+    line = refusal(SGLangSystem, path=copy)
+    assert f"sglang/srt/{gone}" in line
+    assert "there is no such file" in line
+    assert "taken for 0.5.23" in line
+
+
+DRIVEN = {
+    "an optional argument": Mutant(COMMON, "*, checkpoint: bool)", "*, checkpoint: bool, why: str = '')", ""),
+    "a setting that is off": Mutant(BATCH, "    def prepare_for_extend(self):\n",
+        "    def prepare_for_extend(self):\n        get_exec().new_setting and 1 / 0\n", ""),
+    "a private function renamed": Mutant(SLOTS, "_free_tail", "_cut", ""),
+}  # fmt: skip
+FAILS = {
+    "a setting that is a number": (
+        Mutant(BATCH, "    def prepare_for_extend(self):\n",
+               "    def prepare_for_extend(self):\n        assert get_exec().new_setting > 0\n", ""),
+        "the adapter has no value for the setting new_setting (parts/doubles.py)"),
+    "a function of a module that is not loaded": (
+        Mutant(BATCH, "    def prepare_for_extend(self):\n",
+               "    def prepare_for_extend(self):\n        from sglang.srt.layers import pages\n"
+               "        assert pages.count(self) + 1\n", ""),
+        "which uses a module that is not loaded (parts/modules.py)"),
+}  # fmt: skip
+
+
+def begin(system: SGLangSystem) -> object:
+    """The outcome of the first prefill."""
+    system.reset(preset("page1"))
+    for command in (Submit("r", None, 2), Admit("r")):
+        assert not isinstance(system.apply(command), Broken)
+    return system.apply(Extend((Chunk("r", 2),)))
+
+
+def test_what_did_not_change_for_the_adapter_is_driven(copy: Path) -> None:
+    for mutant in DRIVEN.values():
+        for path in (copy / "sglang/srt/session").glob("*.py") if mutant.file == SLOTS else ():
+            write(path, path.read_text().replace(mutant.old, mutant.new))
+        if mutant.file != SLOTS:
+            change(copy, *mutant[:3])
+    system = SGLangSystem(path=copy)
+    assert not isinstance(begin(system), Broken)
+    assert system.remark == ""
+    system.close()
+
+
+@pytest.mark.parametrize("name", FAILS)
+def test_what_shows_only_while_it_is_driven_is_said_of_the_adapter(name: str, copy: Path) -> None:
+    mutant, said = FAILS[name]
+    change(copy, *mutant[:3])
+    system = SGLangSystem(path=copy)
+    line = refusal(begin, system)
+    assert said in line
+    assert "is not of the 0.5.23 kind" in line
+    system.close()
+
+
+def test_where_files_and_version_disagree_the_user_is_told(copy: Path) -> None:
+    file = copy / "sglang/_version.py"
+    write(file, "__version__ = version = '0.5.20'\n")
+    kind = detect(copy)
+    assert kind.release is TABLE["0.5.23"]
+    assert kind.remark.endswith("taken for 0.5.23 by its files, which state 0.5.20")
+    write(file, "__version__ = version = '0.5.22'\n")  # 0.5.22 and 0.5.23 have the same names
+    assert detect(copy) == (TABLE["0.5.22"], "")
+
+
+def test_every_release_has_what_is_asked_of_it_and_is_recognised() -> None:
+    order = list(TABLE)
+    for version in order:
+        try:
+            root = release_root(version)
+        except UnusableImplementation as error:
+            pytest.skip(str(error))
+        assert Checkout(root).missing(version, order) == []
+        assert detect(root) == (TABLE[version], "")
