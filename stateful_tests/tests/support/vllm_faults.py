@@ -193,7 +193,7 @@ def main(names: list[str]) -> None:
             seen = "survives" if violation is None else ", ".join(violation.clauses)
             broke = violation is not None and violation.clause == "BROKEN"
             what = f" ({violation.observed[:80]})" if broke and violation is not None else ""
-        " ({violation.observed[:80]})" took = time.monotonic() - began
+            took = time.monotonic() - began
             print(f"| {name} | {seen}{what} | {ran} | {commands} | {took:.0f} |", flush=True)
 
 
