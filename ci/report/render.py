@@ -101,14 +101,15 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     out.print()
     if detailed:
         _counted(out, data)
-    done = f"{'stopped after ' * data['stopped_early']}{data['examples']} of {data['examples_planned']} runs"
-    asked = data["situations"]["asked"]
-    met = f"{data['situations']['reached']} of {asked} situations" if asked else ""
-    clauses = len(data["clauses"])
-    if data["unreached"] or not met:
-        met += f"{', ' * bool(met)}{clauses - len(data['unreached'])} of {clauses} clauses"
-    more = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {met} met{more}")
+    planned, more = data["examples_planned"], data["examples"] - data["examples_planned"]
+    done = f"{'stopped after ' * data['stopped_early']}{min(data['examples'], planned)} of {planned} runs"
+    done += f" and {more} more, {data['went_on']}" * (more > 0)
+    asked, clauses = data["situations"]["asked"], len(data["clauses"])
+    met = [f"{data['situations']['reached']} of {asked} situations"] if asked else []
+    if data["unreached"] or not asked:
+        met.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
+    hint = "" if detailed else " (-v)"
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(met)} met{hint}")
 
 
 def _counted(out: Console, data: Data) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import count
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ class Plan:
     modes: none stands for the system's own. examples: machine -> its runs per preset and mode, of up to
     `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
     after_finding: commands after the last new finding that end the check. time_limit_s: when to leave the
-    rest of the plan.
+    rest of the plan. goes_on: a plan that is done soon, as a system offers little, is followed by more runs.
     """
 
     tier: str
@@ -63,6 +64,7 @@ class Plan:
     time_limit_s: float
     after_finding: int
     machines: tuple[str, ...] = tuple(MACHINES)
+    goes_on: bool = False
 
 
 def _runs(sessions: int, tree: int, both: int, clients: int) -> dict[str, int]:
@@ -74,7 +76,7 @@ def _tier(name: str, examples: dict[str, int], steps: int, time_limit_s: float, 
 
 
 _TIERS = {
-    "smoke": _tier("smoke", _runs(13, 8, 8, 40), 40, 60, 4_000),
+    "smoke": replace(_tier("smoke", _runs(13, 8, 8, 40), 40, 60, 4_000), goes_on=True),
     "pr": _tier("pr", _runs(75, 60, 60, 250), 50, 300, 15_000),
     "nightly": _tier("nightly", _runs(1200, 1200, 1200, 8000), 80, 7200, 1_000_000),
 }
@@ -114,6 +116,7 @@ def plan(
         steps=base.steps if steps is None else steps,
         seed=seed,
         machines=tuple(machines) if machines else base.machines,
+        goes_on=base.goes_on and examples is None,
     )
 
 
@@ -189,6 +192,9 @@ _RETRIES = 4
 # Candidates for a clause that another one's trace shows already: it came up at the same step.
 _BESIDE = 200
 _STINT = 3  # runs of one cell before the next has its turn
+# A plan that goes on ends when no new situation has come up for _QUIET commands; at the latest after _FULL
+# commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
+_QUIET, _FULL, _MORE_S = 4_000, 20_000, 10
 
 
 def run(
@@ -330,6 +336,7 @@ class _Campaign:
     started: float = field(default_factory=time.monotonic)
     caught: dict[str, _Caught] = field(default_factory=dict)
     last_new: int = 0  # commands before the last new finding
+    last_situation: int = 0  # commands before the last new situation
     commands: int = 0
 
     def run(self, executor: Executor, work: Callable[[Stint], Driven]) -> CheckResult:
@@ -337,23 +344,20 @@ class _Campaign:
         engine = self.system.capabilities.schedules
         machines = {cell: MachineResult(*cell, tallies=new_tallies(engine)) for cell in self._cells()}
         result.machines = list(machines.values())
-        stints = [
-            Stint(cell, range(start, min(start + _STINT, plan.examples[cell.machine])))
-            for start in range(0, max(plan.examples[cell.machine] for cell in machines), _STINT)
-            for cell in machines
-            if start < plan.examples[cell.machine]
-        ]
+        result.planned = sum(plan.examples[cell.machine] for cell in machines)
         refusals, kinds, situations = Counter[str](), Counter[str](), Counter[str]()
         try:
-            with closing(executor.map(work, stints)) as driven:
-                for stint in stints:
+            with closing(executor.map(work, self._stints(tuple(machines)))) as driven:
+                for stint in self._stints(tuple(machines)):
                     if self._over(result):
                         break
                     seen = next(driven)
                     refusals += seen.refusals
                     kinds += seen.kinds
-                    situations += seen.situations
                     self._take(machines[stint.cell], seen)
+                    if not seen.situations.keys() <= situations.keys():
+                        self.last_situation = self.commands
+                    situations += seen.situations
         except KeyboardInterrupt:
             result.interrupted = True
             self.caught = self.shrinking | self.caught
@@ -382,9 +386,33 @@ class _Campaign:
             raise UnusableImplementation(str(reason))
         return cells
 
+    def _stints(self, cells: Sequence[Cell]) -> Iterator[Stint]:
+        """The runs of the plan, and without end those after it if it goes on."""
+        most = max(self.plan.examples[cell.machine] for cell in cells)
+        for start in range(0, most, _STINT):
+            for cell in cells:
+                stop = min(start + _STINT, self.plan.examples[cell.machine])
+                if start < stop:
+                    yield Stint(cell, range(start, stop))
+        for more in count(step=_STINT) if self.plan.goes_on else ():
+            for cell in cells:
+                start = self.plan.examples[cell.machine] + more
+                yield Stint(cell, range(start, start + _STINT))
+
     def _over(self, result: CheckResult) -> bool:
-        """The time limit was met, or nothing new came up for long enough after a finding."""
-        result.timed_out = time.monotonic() - self.started > self.plan.time_limit_s
+        """The time limit was met, or nothing new came up for long enough after a finding or the plan."""
+        seconds = time.monotonic() - self.started
+        if result.examples >= result.planned:
+            if self.caught:
+                result.went_on = "until something was found"
+            elif self.commands - self.last_situation >= _QUIET:
+                result.went_on = f"until {_QUIET} commands had brought no new situation"
+            elif self.commands >= _FULL:
+                result.went_on = f"until {_FULL} commands were done"
+            elif seconds > _MORE_S:
+                result.went_on = f"until {_MORE_S} s were up"
+            return bool(result.went_on)
+        result.timed_out = seconds > self.plan.time_limit_s
         new = any(not known.old for known in self.caught.values())
         result.stopped = new and self.commands - self.last_new > self.plan.after_finding
         return result.timed_out or result.stopped

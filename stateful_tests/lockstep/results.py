@@ -167,7 +167,7 @@ class CheckResult:
     refusals, situations: how often each was met. unreached: clauses whose situation never
     came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
     nothing new had come up for a while after a finding, so the rest of the plan was left. interrupted: by a
-    signal.
+    signal. planned: runs of the plan. went_on: what ended the runs after it, empty where there were none.
     """
 
     system: str
@@ -183,6 +183,8 @@ class CheckResult:
     timed_out: bool = False
     stopped: bool = False
     interrupted: bool = False
+    planned: int = 0
+    went_on: str = ""
     seconds: float = 0.0
 
     @property
