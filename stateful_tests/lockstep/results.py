@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from impl.adapter import View
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
-from reference.geometry import Geometry
 from reference.ledger import State
 
 
@@ -18,13 +17,14 @@ from reference.ledger import State
 class Trace:
     """A sequence of commands with everything that is needed to repeat it.
 
-    bug, clause: the named bug that the trace shows, and the clause that the bug violates.
+    geometry: a Geometry; of an engine that schedules by itself its EngineConfig, and commands are
+    EngineCommands. bug, clause: the named bug that the trace shows, and the clause that the bug violates.
     expected: outcome stated for a step (by index), where one is stated.
     """
 
-    geometry: Geometry
+    geometry: Any
     mode: Mode
-    commands: tuple[Command, ...]
+    commands: tuple[Any, ...]
     origin: str = "hand-written"  # or generated, minimised, recorded
     bug: str | None = None
     clause: str | None = None
@@ -62,7 +62,9 @@ class Row:
     cursors: (holder, "kv_committed_len", before, after) for cursors that changed; reference side.
     freed: (holder, pool, first position, end position) in tokens, page-aligned; reference side.
     accounts: what a memory check counts; reference side.
-    tree: what changed in the radix tree, a sentence each; reference side.
+    tree: what changed in the radix tree, a sentence each; reference side. Of an engine that schedules by
+    itself: what
+        it ran, gave out and changed.
     """
 
     command: Command
