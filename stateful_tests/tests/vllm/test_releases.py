@@ -1,0 +1,62 @@
+"""vLLM's releases themselves, where their files can be had."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from reference.blocks.commands import Add, Schedule, Update
+from reference.blocks.config import engine_preset
+from reference.commands import Done, Mode, Piece, Refused
+from stateful_tests.check import campaign
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.traces import files as traces
+
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "releases"
+TRACES = sorted(FIXTURES.glob("vllm-*/*.json"))
+
+
+def test_a_request_runs_to_its_end(vllm):
+    commands = [Add("r1", 3, 0, (Piece("a", 5),))] + [Schedule(), Update()] * 3
+    run = replay(vllm("0.33.0"), Trace(engine_preset("hybrid"), Mode.FAITHFUL, tuple(commands)))
+    assert run.violation is None and all(row.outcome == Done() for row in run.rows)
+    assert "r1 gets 1 token and ends: length" in run.rows[-1].tree
+
+
+def test_an_update_with_nothing_in_flight_is_refused(vllm):
+    run = replay(vllm("0.33.0"), Trace(engine_preset("full"), Mode.FAITHFUL, (Update(), Schedule())))
+    assert [type(row.outcome) for row in run.rows] == [Refused, Refused]
+
+
+def test_results_wait_until_two_steps_are_in_flight(vllm):
+    commands = (Add("r1", 5, 3), Schedule(), Update(), Schedule(), Update())
+    run = replay(vllm("0.33.0+async"), Trace(engine_preset("full"), Mode.FAITHFUL, commands))
+    assert [type(row.outcome) for row in run.rows] == [Done, Done, Refused, Done, Done]
+
+
+def test_a_short_check_reaches_situations(vllm):
+    system = vllm("0.33.0")
+    plan = campaign.plan("smoke", presets=("hybrid", "drafts"), examples=3)
+    result = campaign.run(system, plan)
+    assert result.examples == 6
+    reached = {clause for clause, tally in result.tallies.items() if tally.reached}
+    assert {"BLK-1", "HIT-1", "WIN-1", "RUN-2", "READ-3", "PUB-1"} <= reached
+
+
+def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
+    with pytest.raises(UnusableImplementation, match="refuses the configuration"):
+        vllm("0.11.0").reset(engine_preset("unequal"))
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_what_was_found_is_still_there(vllm, path):
+    """Each trace violates its clause on the release of its folder; `outcomes.json` has the others."""
+    trace = traces.load(path)
+    release = path.parent.name.removeprefix("vllm-")
+    table = json.loads((FIXTURES / "vllm.json").read_text())[path.stem]
+    run = replay(vllm(release + "+async" * (table["async"])), trace)
+    assert run.violation is not None and run.violation.clause == trace.clause
