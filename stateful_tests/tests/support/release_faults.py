@@ -24,6 +24,7 @@ LAST = {
     "a_recovered_tombstone_frees_slots_that_are_read": "0.5.14",
     "eviction_reports_fewer_tokens_than_it_freed": "0.5.15.post1",
     "a_close_after_an_abort_in_the_queue_never_happens": "0.5.20",
+    "a_close_after_a_retract_and_an_abort_never_happens": "0.5.23",
     "an_abort_in_the_queue_leaves_the_session_busy": "0.5.20",
     "a_prompt_that_is_swept_too_far_has_two_owners": "0.5.22",
     "a_retract_counts_as_a_finish": "0.5.23",
