@@ -14,7 +14,7 @@ from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "releases"
-PATHS = sorted(FOLDER.glob("*[0-9]/*.json"))
+PATHS = sorted(FOLDER.glob("sglang-*[0-9]/*.json"))
 UNIFIED = sorted(FOLDER.glob("*+unified/*.json"))  # of a tree that is a choice
 RELEASES = list(TABLE)
 # The last release that has it; one that is not here is in the release of its folder alone, and its posts.
