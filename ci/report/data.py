@@ -20,6 +20,7 @@ from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Mode, Refused
 from stateful_tests.check.campaign import Plan
 from stateful_tests.coverage import required as coverage
+from stateful_tests.lockstep.lockstep import polite
 from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
@@ -32,6 +33,8 @@ _OTHER = {
 }
 FAITHFUL = "reachable by a faithful scheduler"
 FREE_ONLY = "met in free mode alone so far"
+POLITE = "polite clients"
+IMPOLITE = "an impolite client (a turn while one runs, or tokens taken back)"
 
 
 def why(clause: str) -> str:
@@ -234,6 +237,7 @@ def finding_data(group: list[Finding], base: OnBase | None = None) -> Data:
                 "also_in": also[f.clause],
                 "modes": [mode.value for mode in f.modes],
                 "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
+                "clients": POLITE if polite(f.run.trace) else IMPOLITE,
                 "times": f.times,
                 "found_after_s": round(f.found_after_s, 3),
                 "found_after_commands": f.found_after_commands,

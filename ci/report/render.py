@@ -170,12 +170,13 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
     for c in data["clauses"] if detailed else ():
         times = "once" if c["times"] == 1 else f"{c['times']} times"
         met = f"met {times}, first after {c['found_after_commands']} commands"
-        reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {met}, {c['found_after_s']:.1f} s"
+        reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {c['clients']}"
+        reach += f"; {met}, {c['found_after_s']:.1f} s"
         labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
     if not detailed:
         first, violation = data["clauses"][0], data["violation"]
         because = data["argument"] or f"{violation['observed']}, not {violation['expected']}"
-        labelled(out, {"rule": f"{first['title']}; {first['reach']}", "because": because})
+        labelled(out, {"rule": f"{first['title']}; {first['reach']}; {first['clients']}", "because": because})
     out.print()
     run(out, data, detailed=detailed)
     if data["saved"] is not None:

@@ -33,7 +33,7 @@ from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.engine import EngineLockstep
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies, replay
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies, polite, replay
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Tally, Trace, Violation, add_tallies,
 )  # fmt: skip
@@ -488,10 +488,10 @@ class _Campaign:
         return seen.clauses if seen is not None else ()
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
-        """Another violation of the same clause is worth shrinking: the trace is still long."""
+        """Another violation of the same clause is worth shrinking: the trace is long or impolite."""
         known.retries += 1
-        long = len(known.trace.commands) > _SHORT and rank(known.trace)[0] == (mode is Mode.FREE)
-        return long and known.retries <= _RETRIES
+        long = len(known.trace.commands) > _SHORT or not polite(known.trace)
+        return long and rank(known.trace)[0] == (mode is Mode.FREE) and known.retries <= _RETRIES
 
     def _finding(self, clause: str) -> Finding:
         caught = self.caught[clause]
@@ -506,9 +506,9 @@ class _Campaign:
         return Finding(clause, run, modes, caught.times, caught.after_s, caught.after_commands)
 
 
-def rank(trace: Trace) -> tuple[bool, int]:
-    """The smallest trace is the best one, one of a faithful scheduler before all others."""
-    return trace.mode is Mode.FREE, len(trace.commands)
+def rank(trace: Trace) -> tuple[bool, bool, int]:
+    """The smallest trace is the best one, of a faithful scheduler and polite clients before all others."""
+    return trace.mode is Mode.FREE, not polite(trace), len(trace.commands)
 
 
 def evaluation_order(clause: str) -> int:

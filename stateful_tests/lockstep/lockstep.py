@@ -23,7 +23,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report,
+    Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.geometry import Geometry
@@ -108,7 +108,8 @@ class Lockstep:
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
         done = isinstance(outcome, Done) and isinstance(expected, Done)
-        if can.tree_policy_is_free and done and now.tree is not None and facts.tree is not None:
+        moves = done or isinstance(command, Submit)  # who is turned away may have run all the same
+        if can.tree_policy_is_free and moves and now.tree is not None and facts.tree is not None:
             now = followed(was, now, command, facts)
         if can.uncounted and isinstance(command, CheckBusy):
             expected = _without(can.uncounted, expected)
@@ -222,6 +223,21 @@ def check_fits(
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(kinds - can.commands)}")
     if not can.mixed_decode and {"Decode", "SpecDecode"} <= kinds:
         raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
+
+
+def polite(trace: Trace) -> bool:
+    """No client sends a turn while one runs, or takes tokens back: by the rules nobody is turned away."""
+    if isinstance(trace.geometry, EngineConfig):
+        return True
+    state = model.initial(trace.geometry, trace.mode)
+    for command in trace.commands:
+        state, outcome = model.step(state, command)
+        if isinstance(command, Submit) and isinstance(outcome, Refused) and outcome.reason in _IMPOLITE:
+            return False
+    return True
+
+
+_IMPOLITE = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
 
 
 def replay(system: AnySystem, trace: Trace) -> Run:

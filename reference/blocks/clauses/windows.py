@@ -1,4 +1,4 @@
-"""What is read, and what must stay for it (HIT, WIN, READ)."""
+"""What is read, what must stay for it, and what is written (HIT, WIN, READ, BLK-5)."""
 
 from __future__ import annotations
 
@@ -119,4 +119,36 @@ def _counts(step: BlockStep) -> Failure | None:
         for group, layers in enumerate(step.config.groups):
             if (slots := len(tables[group]) * layers.block_size) < fact.computed:
                 return f"{name}: slots for {fact.computed} in group {group}", f"{slots}"
+    return None
+
+
+@clause(
+    "BLK-5",
+    "only one's own blocks are written",
+    "A lane writes into blocks of its request's tables, a slot of one position, no slot of another"
+    " lane's; never into the null"
+    " block, and never past its table.",
+    why="Whoever holds the block reads what was written there.",
+    rule="blocks.facts",
+    source="vllm slot mapping",
+    situation=lambda s: sum(1 for n in s.lanes if len(n.lane.tokens)) > 1,
+)
+def _written(step: BlockStep) -> Failure | None:
+    writers: dict[tuple[int, int], str] = {}
+    for note in step.lanes:
+        lane = note.lane
+        fact = step.after.requests.get(lane.request)
+        for group, layers in enumerate(step.config.groups):
+            row, size = lane.tables[group], layers.block_size
+            for position in range(lane.start, lane.start + len(lane.tokens)):
+                at, offset = divmod(position, size)
+                block = row[at] if at < len(row) else 0
+                where = f"{lane.request} writes position {position} of group {group}"
+                if not block:
+                    return f"{where} into a block of its own", "it has none there"
+                own = fact.tables[group] if fact is not None else ()
+                if at >= len(own) or own[at] != block:
+                    return f"{where} into a block of its own", f"block {block} is not in its table"
+                if writers.setdefault((block, offset), lane.request) != lane.request:
+                    return f"{where} alone", f"{writers[block, offset]} writes there in the same batch"
     return None
