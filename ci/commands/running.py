@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from impl.adapter import System
 
 
+_NO_PAGE = "pages draw rows and trees, and an engine that schedules by itself has neither"
 base_option = click.option(
     "--base", metavar="IMPL|DIR",
     help="What was there before: a violation whose trace shows it there too is no failure.",
@@ -98,6 +99,8 @@ def check(
         before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
         system = opened.enter_context(closing(resolve(impl, device, sglang_path)))
         plan = campaign.for_system(plan, system)
+        if html and system.capabilities.schedules:
+            raise Unusable(f"--html: {_NO_PAGE}")
         strange = ":" in impl  # a stranger's system may hold what there is once
         running = executor(jobs, ray_address, pays=not strange and device == "cpu", fork=device == "cpu")
         named = campaign.Named(impl, device, sglang_path, **worker_limits())
@@ -163,6 +166,10 @@ def replay(
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
     loaded = [(path, load_trace(path)) for path in traces]  # all of them, before anything runs
+    from reference.blocks.config import EngineConfig
+
+    if html_file is not None and isinstance(loaded[0][1].geometry, EngineConfig):
+        raise Unusable(f"--html {html_file}: {_NO_PAGE}")
     writable_json(json_file)
     writable(html_file, "--html")
 

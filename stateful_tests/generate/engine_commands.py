@@ -12,7 +12,6 @@ from reference.blocks.commands import Add, End, EngineCommand, More, ResetCache,
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.ledger import Bearer, Ledger
 from reference.commands import Abort, Piece, Prompt
-from reference.geometry import GeometryError
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
 
 NAMES = ("r1", "r2", "r3", "r4", "r5")
@@ -61,18 +60,15 @@ def draw_engine_config(source: ChoiceSource, like: EngineConfig) -> EngineConfig
     sizes = [base if equal or at else base * pick(source, (1, 2, 4)) for at in range(len(like.groups))]
     windows = [group.window and 1 + source.upto(3 * base) for group in like.groups]
     groups = tuple(map(LayerGroup, sizes, windows))
-    longest = base * (3 + source.upto(5)) + source.upto(base)
+    longest = max(4, base * (3 + source.upto(5)) + source.upto(base))
     seqs, drafts = 1 + source.upto(3), like.drafts and 1 + source.upto(3)
     budget = max(seqs * (1 + drafts), 2 + source.upto(longest), 0 if like.chunked else longest)
     made = replace(
-        like, groups=groups, max_model_len=max(longest, 4), max_batched_tokens=budget, max_seqs=seqs,
+        like, groups=groups, max_model_len=longest, max_batched_tokens=budget, max_seqs=seqs,
         drafts=drafts, blocks=1 << 10, priority=once_in(source, 3), long_prefill=pick(source, (0, 0, 2, 5)),
     )  # fmt: skip
-    try:
-        need = sum(made.most_blocks(group) for group in groups)
-        return replace(made, blocks=need + source.upto(need))
-    except GeometryError:
-        return like
+    need = sum(made.most_blocks(group) for group in groups)
+    return replace(made, blocks=need + source.upto(need))
 
 
 def propose_engine_command(

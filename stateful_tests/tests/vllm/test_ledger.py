@@ -11,6 +11,8 @@ from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestF
 from reference.blocks.ledger import Ledger
 from reference.commands import Piece
 from reference.geometry import GeometryError
+from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.engine_commands import draw_engine_config
 
 CONFIG = EngineConfig((LayerGroup(2, 3),), 8, 12, 8)
 TEXT = client_tokens((Piece("a", 5),), 0, 1)
@@ -134,6 +136,13 @@ def test_sizes_that_do_not_fit_name_their_field(changes, field):
     plain = {"groups": (LayerGroup(2),), "blocks": 8, "max_model_len": 16, "max_batched_tokens": 16}
     with pytest.raises(GeometryError, match=f"^{field}: "):
         EngineConfig(**(plain | changes))
+
+
+def test_drawn_sizes_fit_together():
+    for seed in range(300):
+        for preset in ENGINE_PRESETS.values():
+            drawn = draw_engine_config(RandomChoices(seed), preset)
+            assert [g.window is None for g in drawn.groups] == [g.window is None for g in preset.groups]
 
 
 def test_every_clause_says_what_it_is_for():
