@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-from reference.clauses.step import Step
 from reference.commands import COMMANDS
 
 # What a predicate that does not hold returns: what was expected, what was observed.
 Failure = tuple[str, str]
-Check = Callable[[Step], Failure | None]
+Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine's BlockStep
 # What a clause is about. The check of a state clause reads `config`, `now`, `after`, `tree_policy_is_free` of
 # a step, and what follows from these, alone: its verdict is the same for all steps that end there.
 About = Literal["state", "step"]
@@ -28,7 +28,8 @@ class Clause:
     which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which
     that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
-    of: the commands that it is about; needs: what there must be.
+    of: the commands that it is about; needs: what there must be. alone: it asks the system's names alone, so
+    it may be asked where another clause was violated before, and the reference is somewhere else.
     """
 
     id: str
@@ -43,14 +44,16 @@ class Clause:
     about: About
     of: tuple[type, ...]
     needs: tuple[Needs, ...]
+    alone: bool
     check: Check
-    situation: Callable[[Step], bool]
+    situation: Callable[[Any], bool]
 
 
 CLAUSES: dict[str, Clause] = {}
 
 
-def clause(
+def register(
+    into: dict[str, Clause],
     id: str,  # noqa: A002 (the field's name)
     title: str,
     sentence: str,
@@ -58,10 +61,11 @@ def clause(
     why: str,
     rule: str,
     source: str,
-    situation: Callable[[Step], bool],
+    situation: Callable[[Any], bool],
     about: About = "step",
     of: tuple[type, ...] = COMMANDS,
     needs: tuple[Needs, ...] = (),
+    alone: bool = False,
     scope: str = "Every step.",
     settled: str = "",
     assumption: str = "",
@@ -69,10 +73,13 @@ def clause(
     """Register the decorated predicate as a clause."""
 
     def add(check: Check) -> Check:
-        CLAUSES[id] = Clause(
+        into[id] = Clause(
             id, title, sentence, scope, why, settled, assumption, rule, source, about, of, needs,
-            check, situation,
+            alone, check, situation,
         )  # fmt: skip
         return check
 
     return add
+
+
+clause = partial(register, CLAUSES)

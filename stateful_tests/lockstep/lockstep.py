@@ -10,22 +10,26 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
+from typing import Any
 
-from impl.adapter import System, UnusableImplementation, View
+from impl.adapter import AnySystem, System, UnusableImplementation, View
 from impl.process.failures import described
 from impl.process.wire import checked, copied
 from reference import model
+from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.blocks.config import EngineConfig
 from reference.clauses import CLAUSES, Clause, Failure, asked, broken
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    SHARED, Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report,
+    SHARED, Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.geometry import Geometry
 from reference.ledger import State, full_pages, holders, swa_pages
 from stateful_tests.lockstep.abstraction import facts_of
+from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed
 from stateful_tests.lockstep.results import Moment, Row, Run, Tally, Trace, Violation
 from stateful_tests.lockstep.tree_diff import tree_changes
@@ -45,7 +49,8 @@ class Lockstep:
 
     state: the reference's. violation: the first step that left the specification; nothing may be
     done after it. tallies (shared between runs) count evaluations and situations. clause: asked
-    for even if the system is known to violate it.
+    for even if the system is known to violate it; one that can be asked alone is asked past all others, of
+    which the first is `parted`.
     """
 
     def __init__(
@@ -61,7 +66,9 @@ class Lockstep:
         self.system = system
         self.state: State = model.initial(geometry, mode)
         self.violation: Violation | None = None
+        self.parted: Violation | None = None
         self.steps = 0
+        self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
         self._tallies = tallies
         self._refusals = refusals
         can = system.capabilities
@@ -96,10 +103,11 @@ class Lockstep:
         except (Exception, SystemExit) as error:
             outcome = Broken(described(error))
         if isinstance(outcome, Broken):
-            self.violation = Violation("BROKEN", index, _say(expected), outcome.error)
+            self.violation = self.parted or Violation("BROKEN", index, _say(expected), outcome.error)
             return expected
         overreach = ""
-        if isinstance(outcome, Done) and outcome.choices:
+        together = self.parted is None
+        if together and isinstance(outcome, Done) and outcome.choices:
             try:
                 now, expected = model.step(was, command, outcome.choices)
             except model.ChoiceNotAllowed as error:
@@ -111,7 +119,9 @@ class Lockstep:
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
         done = isinstance(outcome, Done) and isinstance(expected, Done)
-        if can.tree_policy_is_free and done and now.tree is not None and facts.tree is not None:
+        # Who is turned away may have run all the same.
+        moves = together and (done or isinstance(command, Submit))
+        if can.tree_policy_is_free and moves and now.tree is not None and facts.tree is not None:
             now = followed(was, now, command, facts)
         if can.uncounted and isinstance(command, CheckBusy):
             expected = _without(can.uncounted, expected)
@@ -119,13 +129,30 @@ class Lockstep:
             was.config, command, expected, outcome, was, now, self._facts, facts,
             facts is self._facts, overreach, can.tree_policy_is_free, self._locks,
         )  # fmt: skip
-        self.state, self._view, self._facts, self._step, self._locks = now, view, facts, step, step.locks
-        failures = broken(step, waived=self.waived)
-        if self._tallies is not None:
-            self._tally(step)
-        if failures:
-            self.violation = violation_of(failures, index)
+        self.state, self._view, self._facts, self._step = now, view, facts, step
+        if together:
+            self._locks = step.locks
+            failures = broken(step, waived=self.waived)
+            if self._tallies is not None:
+                self._tally(step)
+            if failures:
+                self.violation = violation_of(failures, index)
+        self._ask_alone(step, index)
         return self._count(expected)
+
+    def go_on(self, clause: str) -> None:
+        """The run has ended with a violation: from here on `clause` is asked, alone."""
+        self.parted, self.violation, self._alone = self.violation, None, CLAUSES[clause]
+
+    def _ask_alone(self, step: Step, index: int) -> None:
+        if self._alone is None or (self.violation is not None and self._alone.id in self.violation.clauses):
+            return
+        if self.parted is None:
+            self.parted = self.violation
+        self.violation = None
+        failure = self._alone.check(step) if self.parted is not None else None
+        if failure is not None:
+            self.violation = replace(violation_of([(self._alone, failure)], index), parted=self.parted)
 
     def _seen(self) -> tuple[View, Facts]:
         """The system's view now, and what it comes down to."""
@@ -161,9 +188,19 @@ def violation_of(failures: Sequence[tuple[Clause, Failure]], index: int) -> Viol
     return Violation(clause.id, index, want, got, also, details)
 
 
-def new_tallies() -> dict[str, Tally]:
-    """One empty tally per clause."""
-    return {clause: Tally() for clause in CLAUSES}
+def new_tallies(engine: bool = False) -> dict[str, Tally]:
+    """One empty tally per clause; engine: of those for engines that schedule by themselves."""
+    return {clause: Tally() for clause in (BLOCK_CLAUSES if engine else CLAUSES)}
+
+
+def lockstep_on(
+    system: AnySystem, geometry: Geometry | EngineConfig, mode: Mode, clause: str | None = None
+) -> Lockstep | EngineLockstep:
+    """A run of any system. clause: as of Lockstep."""
+    on: Any = system
+    if isinstance(geometry, EngineConfig):
+        return EngineLockstep(on, geometry, clause=clause)
+    return Lockstep(on, geometry, mode, clause=clause)
 
 
 def _without(pools: frozenset[str], expected: Outcome) -> Outcome:
@@ -191,9 +228,17 @@ def _same(a: View, b: View) -> bool:
     return True
 
 
-def check_fits(system: System, geometry: Geometry, commands: tuple[Command, ...] = ()) -> None:
+def check_fits(
+    system: AnySystem, geometry: Geometry | EngineConfig, commands: tuple[Command, ...] = ()
+) -> None:
     """Raise UnusableImplementation when the system cannot be driven through this."""
     can = system.capabilities
+    if isinstance(geometry, EngineConfig):
+        if not can.schedules:
+            raise UnusableImplementation(f"{system.name} is told each batch: the trace is of an engine")
+        return
+    if can.schedules:
+        raise UnusableImplementation(f"{system.name} schedules by itself: the trace tells it each batch")
     if geometry.window is None and not can.full_only:
         raise UnusableImplementation(f"{system.name} has no variant without SWA (window null)")
     if geometry.window is not None and not can.swa:
@@ -209,13 +254,32 @@ def check_fits(system: System, geometry: Geometry, commands: tuple[Command, ...]
         raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
 
 
-def replay(system: System, trace: Trace) -> Run:
-    """Run a trace and record what each command changed, up to the first violation.
+def polite(trace: Trace) -> bool:
+    """No client sends a turn while one runs, or takes tokens back: by the rules nobody is turned away."""
+    if isinstance(trace.geometry, EngineConfig):
+        return True
+    state = model.initial(trace.geometry, trace.mode)
+    for command in trace.commands:
+        state, outcome = model.step(state, command)
+        if isinstance(command, Submit) and isinstance(outcome, Refused) and outcome.reason in _IMPOLITE:
+            return False
+    return True
+
+
+_IMPOLITE = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
+
+
+def replay(system: AnySystem, trace: Trace) -> Run:
+    """Run a trace and record what each command changed, up to the first violation; of a clause that can be
+    asked alone, up to the first of that, if there is one.
 
     Raises UnusableImplementation when the system cannot be driven through it.
     """
     check_fits(system, trace.geometry, trace.commands)
-    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
+    on: Any = system
+    if isinstance(trace.geometry, EngineConfig):
+        return replay_engine(on, trace)
+    lockstep = Lockstep(on, trace.geometry, trace.mode, clause=trace.clause)
     stated = dict(trace.expected)
     rows = []
     history = deque([lockstep.moment()], maxlen=KEPT)
@@ -231,8 +295,10 @@ def replay(system: System, trace: Trace) -> Run:
         if lockstep.violation is not None:
             break
     violation = lockstep.violation
+    if lockstep.parted is not None and violation in (None, lockstep.parted):
+        return replace(replay(system, replace(trace, clause=None)), trace=trace)
     if violation is not None and violation.clause == "CHK-1":
-        violation = replace(violation, since=_since(system, trace, violation))
+        violation = replace(violation, since=_since(on, trace, violation))
     return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)
 
 

@@ -15,7 +15,7 @@ from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "releases"
-PATHS = sorted(FOLDER.glob("*[0-9]/*.json"))
+PATHS = sorted(FOLDER.glob("sglang-*[0-9]/*.json"))
 UNIFIED = sorted(FOLDER.glob("*+unified/*.json"))  # of a tree that is a choice
 RELEASES = list(TABLE)
 # Releases between two that are driven: at night only (KVSPEC_EVERY_RELEASE). Posts are as those before them.
@@ -29,9 +29,13 @@ LAST = {
     "a_recovered_tombstone_frees_slots_that_are_read": "0.5.14",
     "eviction_reports_fewer_tokens_than_it_freed": "0.5.15.post1",
     "a_close_after_an_abort_in_the_queue_never_happens": "0.5.20",
+    "a_close_after_a_retract_and_an_abort_never_happens": "0.5.23",
     "an_abort_in_the_queue_leaves_the_session_busy": "0.5.20",
     "a_prompt_that_is_swept_too_far_has_two_owners": "0.5.22",
     "a_retract_counts_as_a_finish": "0.5.23",
+    "a_turned_away_turn_clears_the_mark_of_the_one_that_runs": "0.5.23",
+    "a_close_after_a_turned_away_turn_does_not_wait": "0.5.23",
+    "a_turn_given_up_as_the_last_resort_is_kept": "0.5.23",
     "a_turn_retracted_twice_loses_its_session": "0.5.23",
     "aborting_a_retracted_turn_keeps_its_kv_and_its_text": "0.5.23",
     "aborting_a_retried_turn_keeps_its_text": "0.5.23",
