@@ -50,7 +50,7 @@ for _command in (
     running.check, running.replay, traces.tree, traces.export,
     authoring.shrink, authoring.record, authoring.new_fixture,
     searching.explore, searching.tour, searching.prove,
-    servers.validate, servers.setup_server,
+    servers.validate, servers.serve_check, servers.setup_server,
     catalogue.bugs, catalogue.clauses, catalogue.blind_spots, documents.spec,
 ):  # fmt: skip
     cli.add_command(_command)

@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from reference.blocks.commands import EngineCommand
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
 from reference.geometry import Geometry
 from reference.ledger import Cursors
 
 __all__ = [
-    "Capabilities", "Cursors", "LockHolderView", "NodeView", "RequestView", "SessionView", "System",
+    "AnySystem", "Capabilities", "Cursors", "EngineSystem", "LockHolderView", "NodeView", "RequestView",
+    "SessionView", "System",
     "TreeSizes", "TreeView", "UnusableImplementation", "View",
 ]  # fmt: skip
 
@@ -61,6 +65,11 @@ class Capabilities:
     uncounted: frozenset[str] = frozenset()
     waived: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def schedules(self) -> bool:
+        """It is an EngineSystem: it picks its batches itself."""
+        return "Schedule" in self.commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +194,26 @@ class System(Protocol):
     def close(self) -> None:
         """Give back what the system holds outside this process (workers, devices)."""
         ...
+
+
+class EngineSystem(Protocol):
+    """An engine that schedules by itself: the same with its own configuration, commands and facts."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def reset(self, geometry: EngineConfig) -> None:
+        """Start empty. Raises UnusableImplementation for a configuration that the engine refuses."""
+        ...
+
+    def apply(self, command: EngineCommand) -> Outcome: ...
+
+    def view(self) -> BlockFacts: ...
+
+    def close(self) -> None: ...
+
+
+AnySystem = System | EngineSystem

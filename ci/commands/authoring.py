@@ -103,7 +103,7 @@ def new_fixture(
 ) -> int:  # fmt: skip
     """Make a fixture from a trace: replayed, with every outcome, a name and a story. FILE is not changed."""
     from impl.bugs import BUGS
-    from reference.clauses import CLAUSES
+    from reference.blocks.clauses import EVERY_CLAUSE
 
     trace = load_trace(file)
     trace = replace(trace, bug=bug or trace.bug)
@@ -115,7 +115,7 @@ def new_fixture(
     if trace.bug is not None and impl != f"torch+{trace.bug}":
         raise Unusable(f"{file}: a trace of the bug {trace.bug} is replayed on torch+{trace.bug}, not {impl}")
     clause = clause or (BUGS[trace.bug].clause if trace.bug else trace.clause)
-    if clause is not None and clause not in CLAUSES and clause != "BROKEN":
+    if clause is not None and clause not in EVERY_CLAUSE and clause != "BROKEN":
         raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
     release = impl.removeprefix("sglang==") if impl.startswith("sglang==") else None
     usual = "fixtures/regressions" if release is None else f"fixtures/releases/sglang-{release}"

@@ -33,10 +33,10 @@ def bugs(names: tuple[str, ...], json_file: str | None) -> int:
 def clauses(names: tuple[str, ...], json_file: str | None) -> int:
     """List the clauses of the specification. With NAMES: those, in full."""
     from impl.bugs import BUGS
-    from reference.clauses import CLAUSES
+    from reference.blocks.clauses import EVERY_CLAUSE
 
     fields = ("id", "title", "sentence", "scope", "why", "settled", "assumption", "rule", "source")
-    rows = [{field: getattr(clause, field) for field in fields} for clause in CLAUSES.values()]
+    rows = [{field: getattr(clause, field) for field in fields} for clause in EVERY_CLAUSE.values()]
     for row in rows:
         row["catches"] = [f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]]
     headings = {"id": "clause", "sentence": "what it says", "settled": "how it was settled"}

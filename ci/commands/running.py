@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from impl.adapter import System
 
 
+_NO_PAGE = "pages draw rows and trees, and an engine that schedules by itself has neither"
 base_option = click.option(
     "--base", metavar="IMPL|DIR",
     help="What was there before: a violation whose trace shows it there too is no failure.",
@@ -95,8 +96,11 @@ def check(
     from ci.report.progress import Progress
 
     with ExitStack() as opened:
-        before = None if base is None else opened.enter_context(closing(_base(base, device)))
+        before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
         system = opened.enter_context(closing(resolve(impl, device, sglang_path)))
+        plan = campaign.for_system(plan, system)
+        if html and system.capabilities.schedules:
+            raise Unusable(f"--html: {_NO_PAGE}")
         strange = ":" in impl  # a stranger's system may hold what there is once
         running = executor(jobs, ray_address, pays=not strange and device == "cpu", fork=device == "cpu")
         named = campaign.Named(impl, device, sglang_path, **worker_limits())
@@ -127,15 +131,18 @@ def check(
     return int(data["exit_code"])
 
 
-def _base(named: str, device: str) -> System:
-    """The implementation before a change: by its name, or a checkout of SGLang, which is loaded here."""
-    from reference.geometry import preset
+def _base(named: str, device: str, impl: str) -> System:
+    """The implementation before a change to `impl`: by its name, or a checkout, which is loaded here."""
+    from stateful_tests.check.campaign import CLIENTS, sizes_for
 
-    folder = named if Path(named).is_dir() else None
+    folder, vllm = named if Path(named).is_dir() else None, impl.startswith("vllm")
     try:
-        system = resolve("sglang" if folder else named, device, folder)
+        package, _, ways = impl.partition("+") if vllm else ("sglang", "", "")
+        of_folder = "+".join(filter(None, (package.partition("==")[0], ways)))
+        system = resolve(of_folder if folder else named, device, folder)
         if folder is not None:
-            usable(partial(system.reset, preset("page1")), "it does not load")
+            sizes = sizes_for(CLIENTS, "full") if vllm else sizes_for("sessions", "page1")
+            usable(partial(system.reset, sizes), "it does not load")
     except Unusable as error:
         raise Unusable(f"--base {named:.80}: {error}") from error
     return system
@@ -159,6 +166,10 @@ def replay(
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
     loaded = [(path, load_trace(path)) for path in traces]  # all of them, before anything runs
+    from reference.blocks.config import EngineConfig
+
+    if html_file is not None and isinstance(loaded[0][1].geometry, EngineConfig):
+        raise Unusable(f"--html {html_file}: {_NO_PAGE}")
     writable_json(json_file)
     writable(html_file, "--html")
 
@@ -169,7 +180,7 @@ def replay(
     out = render.console(text_out(json_file))
     replays: list[Data] = []
     with ExitStack() as opened:
-        before = None if base is None else opened.enter_context(closing(_base(base, device)))
+        before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
         system = opened.enter_context(closing(resolve(impl, device, sglang_path)))
         for path, trace in loaded:
             run = usable(partial(lockstep.replay, system, trace), path)

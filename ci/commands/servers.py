@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
+from ci.commands.shared import Unusable, is_folder, json_option, text_out, writable_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stateful_tests.watched.reader import WatchLog
+    from stateful_tests.watched.serving import ServedRun
     from stateful_tests.watched.validator import Validator
 
 
@@ -92,6 +94,95 @@ def validate(
     code = 1 if any(data["partings"] for data in reports) else 0
     write_json(json_file, {"format": "kvspec-validation", "version": 1, "exit_code": code, "logs": reports})
     return code
+
+
+@click.command("serve-check")
+@click.option("--impl", default="sglang==0.5.23", show_default=True, metavar="sglang==VERSION")
+@click.option("--sglang-path", metavar="DIR", help="A checkout, in the environment of that version.")
+@click.option("--runs", default=20, show_default=True, metavar="N", help="Sets of clients.")
+@click.option("--clients", default=12, show_default=True, metavar="N", help="In each run.")
+@click.option("--seed", default=0, show_default=True, metavar="N")
+@click.option("--impatient", is_flag=True, help="Some clients send and close without waiting for answers.")
+@click.option("--set", "fixed", multiple=True, metavar="FIELD=N", help="page_size, tokens, draft, ...")
+@click.option("--time-limit", default=600.0, show_default=True, metavar="SECONDS")
+@click.option("--save", "save_dir", default="traces", show_default=True, metavar="DIR")
+@click.option("--again", metavar="FILE", help="Repeat a saved run instead.")
+@json_option
+def serve_check(
+    impl: str, sglang_path: str | None, runs: int, clients: int, seed: int, impatient: bool,
+    fixed: tuple[str, ...], time_limit: float, save_dir: str, again: str | None, json_file: str | None,
+) -> int:  # fmt: skip
+    """Drive a release's own scheduler on a CPU with random clients, and judge what it does three ways.
+
+    What attention would read, the server's own strict checks, and validation of its log. Only the forward
+    pass, the sockets and the clock are doubles. `kvspec setup-server VERSION` comes first.
+    """
+    from ci.report import render, servers
+    from ci.report.progress import Progress
+    from impl.adapter import UnusableImplementation
+    from impl.sglang.parts.fetch import checkout_root
+    from impl.sglang.server import environment
+    from impl.sglang.server.runs import WholeScheduler
+    from stateful_tests.watched import serving
+
+    writable_json(json_file)
+    is_folder(save_dir)
+    run = None if again is None else _served_run(again)
+    release = impl.removeprefix("sglang==") if run is None else run.release
+    if run is None and not impl.startswith("sglang=="):
+        raise Unusable(f"--impl {impl}: whole schedulers are driven of sglang==VERSION")
+    given = dict(_field(each) for each in fixed)
+    try:
+        root = None if sglang_path is None else checkout_root(sglang_path)
+        runner = WholeScheduler(environment.python_of(release), root)
+    except UnusableImplementation as error:
+        raise Unusable(str(error)) from error
+    out = render.console(text_out(json_file))
+    try:
+        if run is not None:
+            judged = serving.serve(runner, run)
+            found = {each.key: judged for each in judged.findings}
+            result = serving.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
+        else:
+            with Progress(render.console(sys.stderr)) as progress:
+                result = serving.check(
+                    runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,
+                    limit_s=time_limit, say=progress,
+                )  # fmt: skip
+    finally:
+        runner.close()
+    data = servers.served(result, Path(save_dir) if run is None else None)
+    servers.served_text(out, data)
+    write_json(json_file, data)
+    return int(data["exit_code"])
+
+
+def _field(text: str) -> tuple[str, int | bool]:
+    """A field of Config and its value."""
+    from impl.sglang.server.clients import Config
+
+    name, _, value = text.partition("=")
+    kind = type(getattr(Config(), name, None))
+    if kind not in (int, bool) or not value.isdigit():
+        names = ", ".join(Config.__struct_fields__)
+        raise Unusable(f"--set {text:.40}: FIELD=N with one of {names}; 0 and 1 for no and yes")
+    return name, kind(int(value))
+
+
+def _served_run(file: str) -> ServedRun:
+    import msgspec
+
+    from stateful_tests.watched.serving import FORMAT, VERSION, ServedRun
+
+    try:
+        run = msgspec.json.decode(Path(file).read_bytes(), type=ServedRun)
+    except OSError as error:
+        raise Unusable(f"--again {file}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unusable(f"--again {file}: {error}") from error
+    if (run.format, run.version) != (FORMAT, VERSION):
+        raise Unusable(f"--again {file}: no {FORMAT} of version {VERSION}")
+    return run
 
 
 def _saved(read: Validator, folder: Path, log: WatchLog) -> str | None:

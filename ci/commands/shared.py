@@ -36,11 +36,12 @@ json_option = click.option(
 )  # fmt: skip
 impl_option = click.option(
     "--impl", default="torch", show_default=True, metavar="IMPL",
-    help="reference | torch | torch+BUG | sglang==VERSION | sglang | module:factory",
+    help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm | module:factory",
 )  # fmt: skip
 sglang_path_option = click.option(
-    "--sglang-path", metavar="DIR", help="A checkout of SGLang, with --impl sglang."
-)
+    "--sglang-path", "--vllm-path", "sglang_path", metavar="DIR",
+    help="A checkout, with --impl sglang or --impl vllm.",
+)  # fmt: skip
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
 
@@ -104,7 +105,8 @@ def resolve(impl: str, device: str, sglang_path: str | None) -> System:
     if ":" in impl and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
     try:
-        system = registry.resolve(impl, device=device, sglang_path=sglang_path, **worker_limits())
+        limits = worker_limits()
+        system: System = registry.resolve(impl, device=device, sglang_path=sglang_path, **limits)
     except UnusableImplementation as error:
         raise Unusable(str(error)) from error
     except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
@@ -151,7 +153,7 @@ def target_file(path: Path, force: bool, option: str = "--out") -> Path:
 def impl_options(impl: str, device: str, sglang_path: str | None) -> str:
     options = ["--impl", impl]
     if sglang_path is not None:
-        options += ["--sglang-path", sglang_path]
+        options += ["--vllm-path" if impl.startswith("vllm") else "--sglang-path", sglang_path]
     if device != "cpu":
         options += ["--device", device]
     for name in ("timeout", "memory"):

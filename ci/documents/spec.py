@@ -15,6 +15,8 @@ from ci import TEMPLATES, Data
 from ci.documents import drawing, steps
 from impl.bugs import BUGS, Bug
 from reference import model
+from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.blocks.commands import ENGINE_COMMANDS
 from reference.clauses import CLAUSES, Clause
 from reference.commands import (
     COMMANDS, Admit, CheckIdle, Chunk, Command, Done, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match,
@@ -66,7 +68,7 @@ def text() -> str:
     )  # fmt: skip
     environment.filters |= {"span": span, "anchor": anchor}
     said = environment.get_template("SPEC.md.j2").render(collect())
-    return re.sub(r"(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", said)
+    return re.sub(r"(?<!vllm)(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", said)
 
 
 def collect() -> Data:
@@ -98,6 +100,8 @@ def collect() -> Data:
         "families": (families := _families()),
         "clauses": [_clause(clause, shown_by, fixtures) for f in families for clause in f["clauses"]],
         "asked": list(CLAUSES),
+        "engine_clauses": [*BLOCK_CLAUSES.values()],
+        "engine_commands": {kind_name(k): " ".join(str(k.__doc__).split()) for k in ENGINE_COMMANDS},
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
         "window": {policy.name: policy for policy in window_theorem.POLICIES},
         "theorem": window_theorem.PARAGRAPH,

@@ -95,7 +95,7 @@ def story(data: Data, file: str, options: str, asked: Titles = AS_MADE) -> str:
         cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
         marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)]
         lines.append(f"| {' | '.join(marked)} |")
-    sizes = f"{render.sizes(trace['geometry'])} (mode {trace['mode']})."
+    sizes = render.sizes(render.sized(trace)) + (f" (mode {trace['mode']})." if "mode" in trace else ".")
     lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
     lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
     lines += ["and run", ""]

@@ -16,10 +16,11 @@ from ci.compare import ledger, snapshot
 from ci.explain import explanation_of
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
-from reference.clauses import CLAUSES
+from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Mode, Refused
 from stateful_tests.check.campaign import Plan
 from stateful_tests.coverage import required as coverage
+from stateful_tests.lockstep.lockstep import polite
 from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
@@ -32,21 +33,23 @@ _OTHER = {
 }
 FAITHFUL = "reachable by a faithful scheduler"
 FREE_ONLY = "met in free mode alone so far"
+POLITE = "polite clients"
+IMPOLITE = "an impolite client (a turn while one runs, or tokens taken back)"
 
 
 def why(clause: str) -> str:
     """Why a clause matters."""
-    return CLAUSES[clause].why if clause in CLAUSES else ""
+    return EVERY_CLAUSE[clause].why if clause in EVERY_CLAUSE else ""
 
 
 def title(clause: str) -> str:
     """What a clause is about."""
-    return CLAUSES[clause].title if clause in CLAUSES else "the system broke" * (clause == "BROKEN")
+    return EVERY_CLAUSE[clause].title if clause in EVERY_CLAUSE else "the system broke" * (clause == "BROKEN")
 
 
 def sentence(clause: str) -> str:
     """What a clause says."""
-    return CLAUSES[clause].sentence if clause in CLAUSES else _OTHER.get(clause, "(unknown clause)")
+    return EVERY_CLAUSE[clause].sentence if clause in EVERY_CLAUSE else _OTHER.get(clause, "(unknown clause)")
 
 
 def rate(commands: int, seconds: float) -> int:
@@ -117,7 +120,8 @@ def check_data(
         "commands_by_kind": dict(result.commands_by_kind),
         "situations": (situations := _situations(result, capabilities)),
         "examples": result.examples,
-        "examples_planned": sum(plan.examples[m.name] for m in result.machines),
+        "examples_planned": result.planned,
+        "went_on": result.went_on if result.examples > result.planned else "",
         "commands": result.commands,
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
@@ -133,7 +137,9 @@ def check_data(
 
 def _situations(result: CheckResult, capabilities: Capabilities) -> Data:
     """Which situations the runs reached, of those that the explorer has reached."""
-    found = coverage.coverage(result.situations, result.machines, capabilities, coverage.load())
+    found = coverage.Coverage()
+    if not capabilities.schedules:  # the explorer knows nothing of what an engine picks itself
+        found = coverage.coverage(result.situations, result.machines, capabilities, coverage.load())
     return {
         "reached": len(found.reached),
         "asked": len(found.reached) + len(found.missing),
@@ -231,6 +237,7 @@ def finding_data(group: list[Finding], base: OnBase | None = None) -> Data:
                 "also_in": also[f.clause],
                 "modes": [mode.value for mode in f.modes],
                 "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
+                "clients": POLITE if polite(f.run.trace) else IMPOLITE,
                 "times": f.times,
                 "found_after_s": round(f.found_after_s, 3),
                 "found_after_commands": f.found_after_commands,
@@ -303,7 +310,7 @@ def replay_data(file: str, run: Run, base: System | None = None) -> Data:
     note, also_in = "", None
     if trace.bug is not None and trace.bug not in BUGS:
         note = f"there is no bug called {trace.bug}"
-    if trace.clause is not None and trace.clause not in CLAUSES and trace.clause not in _OTHER:
+    if trace.clause is not None and trace.clause not in EVERY_CLAUSE and trace.clause not in _OTHER:
         note = f"there is no clause called {trace.clause}"
     if violation is None:
         verdict, code = "conforms", 0

@@ -23,7 +23,7 @@ from ci.compare.snapshot import snapshots
 from ci.report import render
 from ci.report.page_row import ROOM, UNIT, drawing
 from impl.bugs import BUGS
-from reference.clauses import CLAUSES
+from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Admit
 from reference.geometry import Geometry
 from stateful_tests.lockstep.results import Run
@@ -135,7 +135,7 @@ def _violated(violation: Data) -> list[Data]:
     details = [(violation["expected"], violation["observed"]), *violation["details"]]
     found = []
     for name, (expected, observed) in zip((violation["clause"], *violation["also"]), details, strict=True):
-        clause = CLAUSES.get(name)
+        clause = EVERY_CLAUSE.get(name)
         about = {
             "Why": clause.why, "Scope": clause.scope, "Settled": clause.settled,
             "When a simpler rule would do": clause.assumption, "Source": clause.source,

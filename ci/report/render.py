@@ -69,8 +69,17 @@ def verdict(out: Console, text: str, data: Data) -> None:
 
 def sizes(geometry: Data) -> str:
     """Such as "page_size 4, window none, tree"."""
-    given = {k: "none" if v is None else v for k, v in geometry.items()}
+    given: Data = {k: "none" if v is None else v for k, v in geometry.items()}
+    if groups := given.pop("groups", None):
+        of_group = (" window ".join(str(size) for size in group.values() if size) for group in groups)
+        given = {"blocks of": " and ".join(of_group), **{k: v for k, v in given.items() if v}}
     return ", ".join(k if v is True else f"{k} {v}" for k, v in given.items())
+
+
+def sized(trace: Data) -> Data:
+    """What a trace's system is built with."""
+    sizes: Data = trace["geometry"] if "geometry" in trace else trace["config"]
+    return sizes
 
 
 def check(out: Console, data: Data, *, detailed: bool = False) -> None:
@@ -92,12 +101,15 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     out.print()
     if detailed:
         _counted(out, data)
-    done = f"{'stopped after ' * data['stopped_early']}{data['examples']} of {data['examples_planned']} runs"
-    met = f"{data['situations']['reached']} of {data['situations']['asked']} situations"
-    clauses = len(data["clauses"])
-    asked = f", {clauses - len(data['unreached'])} of {clauses} clauses" if data["unreached"] else ""
-    more = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {met}{asked} met{more}")
+    planned, more = data["examples_planned"], data["examples"] - data["examples_planned"]
+    done = f"{'stopped after ' * data['stopped_early']}{min(data['examples'], planned)} of {planned} runs"
+    done += f" and {more} more, {data['went_on']}" * (more > 0)
+    asked, clauses = data["situations"]["asked"], len(data["clauses"])
+    met = [f"{data['situations']['reached']} of {asked} situations"] if asked else []
+    if data["unreached"] or not asked:
+        met.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
+    hint = "" if detailed else " (-v)"
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(met)} met{hint}")
 
 
 def _counted(out: Console, data: Data) -> None:
@@ -158,12 +170,13 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
     for c in data["clauses"] if detailed else ():
         times = "once" if c["times"] == 1 else f"{c['times']} times"
         met = f"met {times}, first after {c['found_after_commands']} commands"
-        reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {met}, {c['found_after_s']:.1f} s"
+        reach = f"{c['reach']} (modes: {', '.join(c['modes'])}); {c['clients']}"
+        reach += f"; {met}, {c['found_after_s']:.1f} s"
         labelled(out, {c["id"]: f"{c['sentence']}\n{reach}"})
     if not detailed:
         first, violation = data["clauses"][0], data["violation"]
         because = data["argument"] or f"{violation['observed']}, not {violation['expected']}"
-        labelled(out, {"rule": f"{first['title']}; {first['reach']}", "because": because})
+        labelled(out, {"rule": f"{first['title']}; {first['reach']}; {first['clients']}", "because": because})
     out.print()
     run(out, data, detailed=detailed)
     if data["saved"] is not None:
@@ -181,7 +194,8 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
         _ledger(out, data)
     else:
         _steps(out, data)
-    say(out, f"{trace['origin']} trace, mode {trace['mode']}: {sizes(trace['geometry'])}", "dim")
+    way = f"mode {trace['mode']}" if "mode" in trace else "configuration"
+    say(out, f"{trace['origin']} trace, {way}: {sizes(sized(trace))}", "dim")
     if violation is not None and detailed:
         out.print()
         rows = data["rows"]
@@ -317,8 +331,8 @@ def shrunk(out: Console, data: Data) -> None:
     run(out, after)
     out.print()
     steps = f"{len(before['trace']['steps'])} commands -> {len(after['trace']['steps'])}"
-    now = after["trace"]["geometry"]
-    was = before["trace"]["geometry"].items()
+    now = sized(after["trace"])
+    was = sized(before["trace"]).items()
     smaller = [f"{name} {size} -> {now.get(name)}" for name, size in was if size != now.get(name)]
     say(out, f"{data['clause']} on {after['implementation']}: {', '.join([steps, *smaller])}", "bold")
     for label in ("saved", "replay"):

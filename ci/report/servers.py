@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from ci import Data
@@ -13,6 +15,7 @@ from reference.clauses import CLAUSES
 from stateful_tests.watched.deviations import KNOWN
 from stateful_tests.watched.events import WatchHeader
 from stateful_tests.watched.results import LogParting, Validated
+from stateful_tests.watched.serving import JudgedRun, Served
 
 SHOWN = 5  # partings that the text shows of one log; `--json` has all
 
@@ -87,6 +90,83 @@ def shown_parting(out: Console, found: Data) -> None:
     if found["request"]:
         words["state"] = found["request"]
     labelled(out, {k: v for k, v in words.items() if v})
+
+
+def served(result: Served, folder: Path | None) -> Data:
+    """Everything about a check of whole schedulers; the smallest run of each finding is saved in `folder`."""
+    found = []
+    for key, judged in result.found.items():
+        finding = next(each for each in judged.findings if each.key == key)
+        saved = None if folder is None else _save(folder, judged)
+        found.append({
+            "key": key, "judge": finding.judge, "says": finding.says, "times": max(1, result.times[key]),
+            "known": list(finding.known), "forwards": judged.outcome.forwards,
+            "config": msgspec.to_builtins(judged.run.config), "seed": judged.run.seed,
+            "clients": msgspec.to_builtins(judged.run.clients), "tail": judged.tail, "saved": saved,
+            "parting": parting(finding.parting) if finding.parting else None,
+            "again": None if saved is None else f"kvspec serve-check --again {saved}",
+        })  # fmt: skip
+    new = [each for each in found if not each["known"]]
+    broke = any(each["judge"] == "server" for each in new)
+    return {
+        "format": "kvspec-serve-check", "version": 1, "release": result.release, "seed": result.seed,
+        "runs": result.runs, "forwards": result.forwards, "events": result.events,
+        "seconds": round(result.seconds, 1), "reached": dict(result.reached.most_common()),
+        "known": dict(result.known), "findings": found, "exit_code": 1 + 2 * broke if new else 0,
+    }  # fmt: skip
+
+
+def _save(folder: Path, judged: JudgedRun) -> str:
+    name = "".join(c if c.isalnum() else "-" for c in judged.run.key)[:60].strip("-").lower()
+    path = folder / f"serve-{judged.run.release}-{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(judged.run), indent=1) + b"\n")
+    return str(path)
+
+
+def served_text(out: Console, data: Data) -> None:
+    """The report of a check of whole schedulers as text: verdict, findings, what was reached."""
+    new = [each for each in data["findings"] if not each["known"]]
+    rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
+    done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
+    what = f"{len(new)} findings" if new else "conforms" if not data["findings"] else "known faults alone"
+    say(out, f"sglang {data['release']}: {what} in {done}", "bold red" if new else "bold green")
+    for each in data["findings"]:
+        out.print()
+        say(out, f"{each['key']}: {each['says']}", "bold red" if not each["known"] else "bold")
+        words = {
+            "server": ", ".join(f"{k} {v}" for k, v in each["config"].items()),
+            "clients": "\n".join(_client_text(client) for client in each["clients"]),
+            "its last lines": "\n".join(each["tail"][-6:]), "after": f"{each['forwards']} forward passes",
+            "met": f"in {each['times']} runs",
+        }  # fmt: skip
+        if each["known"]:
+            words["known"] = ", ".join(each["known"])
+        labelled(out, words)
+        if each["again"]:
+            say(out, f"  again: {each['again']}", whole=True)
+    out.print()
+    for names, times in data["known"].items():
+        says = "; ".join(KNOWN[name].says for name in names.split("; "))
+        say(out, f"known {names}, {times} times: {says}")
+    if data["reached"]:
+        reached = ", ".join(f"{what} {count}" for what, count in data["reached"].items())
+        say(out, f"reached: {reached}")
+
+
+def _client_text(client: Data) -> str:
+    """Such as "c1 in a session, from round 3: 12 tokens limit 5; 1 later 4 tokens limit 9 stops at 3"."""
+    kind = "in a session" if client["session"] else "without a session"
+    start = f"{client['start']} rounds after {client['after']}"
+    start = start if client["after"] else f"round {client['start']}"
+    turns = []
+    for turn in client["turns"]:
+        shared = f" ({turn['shared']} of text {turn['text']})" if turn["shared"] else ""
+        text = f"{turn['tokens']} tokens{shared}"
+        text += f" limit {turn['limit']}" + (f" stops at {turn['stop']}" if turn["stop"] else "")
+        turns.append(text + (f" disconnects after {turn['abort']}" if turn["abort"] else ""))
+    impatient = ", does not wait" if client["impatient"] else ""
+    return f"{client['name']} {kind}, from {start}{impatient}: {'; then '.join(turns)}"
 
 
 def events_table(out: Console, rows: list[dict[str, Any]]) -> None:

@@ -30,7 +30,7 @@ class NoTree(Exception):
 
 def collect(file: str, trace: Trace, step: int | None) -> Data:
     """Everything about the tree after step `step` (the last one: None). Raises NoTree."""
-    if not trace.geometry.tree:
+    if not getattr(trace.geometry, "tree", False):  # an engine of its own scheduling has none
         raise NoTree("there is no radix tree in its geometry")
     last = len(trace.commands) - 1
     if last < 0:

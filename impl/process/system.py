@@ -13,15 +13,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from impl import HOME
 from impl.adapter import Capabilities, UnusableImplementation, View
 from impl.process import wire
 from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE
-from reference.commands import Broken, Command, Done, Outcome, Refused
-from reference.geometry import Geometry
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts
+from reference.commands import Broken, Done, Outcome, Refused
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SAID = 1 << 20  # bytes that a worker may print in a run
@@ -40,7 +41,8 @@ LIMITS = Limits()
 
 
 class WorkerSystem:
-    """A system that a worker drives; the worker starts with the first `reset`.
+    """A system (or engine that schedules by itself) that a worker drives, which starts with the first
+    `reset`.
 
     Raises UnusableImplementation where it cannot start, SystemFailed where it could before.
     """
@@ -56,7 +58,7 @@ class WorkerSystem:
         self._started = False  # once, so that it can be
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
-        self._view: View | None = None
+        self._view: View | BlockFacts | None = None
         self._broken: str | None = None
 
     @contextlib.contextmanager
@@ -73,7 +75,7 @@ class WorkerSystem:
         """What starts the worker."""
         raise NotImplementedError
 
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry: Any) -> None:
         """Start empty with these sizes; a worker that ended is replaced."""
         if self._process is None or self._process.poll() is not None:
             self.start()
@@ -81,12 +83,13 @@ class WorkerSystem:
         if self._errors.seek(0, os.SEEK_END) > _SAID:
             self._errors.truncate(0)
         self._view, self._broken = None, None
-        reply = self._ask(wire.Reset(geometry))
+        kind = wire.EngineReset if isinstance(geometry, EngineConfig) else wire.Reset
+        reply = self._ask(kind(geometry))
         if not isinstance(reply, wire.StepReply):
             raise SystemFailed(self._broken)
         self._view = reply.view
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command: Any) -> Outcome:
         """Carry out one command. Broken, and Broken again until `reset`, once the system failed.
 
         Raises UnusableImplementation for what the system says it cannot be asked.
@@ -103,7 +106,7 @@ class WorkerSystem:
             return Refused(reply.refused)
         return Done(reply.choices, reply.report, reply.freed)
 
-    def view(self) -> View:
+    def view(self) -> Any:
         """The facts after the last command that came to an end; costs nothing."""
         if self._view is None:
             raise SystemFailed(self._broken or "reset comes first")

@@ -12,6 +12,9 @@ from typing import IO, Any
 import msgspec
 
 from impl.adapter import Capabilities, View
+from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts
 from reference.commands import (
     COMMANDS, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
 )  # fmt: skip
@@ -26,6 +29,12 @@ class Reset(msgspec.Struct, tag=True, frozen=True):
     """Start empty with these sizes."""
 
     geometry: Geometry
+
+
+class EngineReset(msgspec.Struct, tag=True, frozen=True):
+    """Start an engine that schedules by itself."""
+
+    geometry: EngineConfig
 
 
 class Apply(msgspec.Struct, tag=True, frozen=True):
@@ -46,7 +55,7 @@ class Noted(msgspec.Struct, frozen=True):
 class StepReply(msgspec.Struct, tag=True, frozen=True):
     """Refused for a reason, or done with these choices; and the view after it."""
 
-    view: View
+    view: View | BlockFacts
     refused: Reason | None = None
     choices: tuple[Choice, ...] = ()
     report: Report | None = None
@@ -69,7 +78,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     capabilities: Capabilities = Capabilities()
 
 
-Ask = Reset | Apply
+Ask = Reset | EngineReset | Apply
 Reply = StepReply | Failure | Ready
 
 
@@ -94,11 +103,11 @@ _VIEW, _CAPABILITIES = msgspec.msgpack.Decoder(View), msgspec.msgpack.Decoder(Ca
 ASKS = msgspec.msgpack.Decoder(Ask)
 REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _COMMANDS: dict[str, msgspec.msgpack.Decoder[Any]] = {
-    c.__name__: msgspec.msgpack.Decoder(c) for c in COMMANDS
+    c.__name__: msgspec.msgpack.Decoder(c) for c in (*COMMANDS, *ENGINE_COMMANDS)
 }
 
 
-def pack_command(command: Command) -> Apply:
+def pack_command(command: Command | EngineCommand) -> Apply:
     return Apply(type(command).__name__, msgspec.Raw(_ENCODER.encode(command)))
 
 

@@ -15,12 +15,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import AnySystem, System, UnusableImplementation, View
 from impl.process import wire
 from impl.process.failures import described
+from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 
 WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
@@ -32,7 +34,7 @@ def _nothing() -> wire.Noted:
 
 
 def serve(
-    make: Callable[[], System], root: Path | None = None, noted: Callable[[], wire.Noted] = _nothing
+    make: Callable[[], AnySystem], root: Path | None = None, noted: Callable[[], wire.Noted] = _nothing
 ) -> int:
     """Drive what `make` gives until the messages end. Returns an exit status.
 
@@ -64,17 +66,22 @@ def serve(
     os._exit(0)  # at once, whatever else it has running
 
 
-def _answer(system: System, ask: wire.Ask) -> wire.StepReply | wire.Failure:
-    if isinstance(ask, wire.Reset):
+def _answer(system: Any, ask: wire.Ask) -> wire.StepReply | wire.Failure:
+    if isinstance(ask, wire.Reset | wire.EngineReset):
         system.reset(ask.geometry)
-        return wire.StepReply(wire.copied(system.view()))
+        return wire.StepReply(_seen(system))
     outcome = wire.checked(system.apply(wire.unpack_command(ask)))
     if isinstance(outcome, Broken):
         return wire.Failure(outcome.error)
-    view = wire.copied(system.view())
+    view = _seen(system)
     if isinstance(outcome, Refused):
         return wire.StepReply(view, outcome.reason)
     return wire.StepReply(view, None, outcome.choices, outcome.report, outcome.freed)
+
+
+def _seen(system: Any) -> View | BlockFacts:
+    view: View | BlockFacts = system.view()
+    return view if isinstance(view, BlockFacts) else wire.copied(view)
 
 
 def _failure(error: BaseException, root: Path | None) -> wire.Failure:

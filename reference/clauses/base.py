@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-from reference.clauses.step import Step
 from reference.commands import COMMANDS
 
 # What a predicate that does not hold returns: what was expected, what was observed.
 Failure = tuple[str, str]
-Check = Callable[[Step], Failure | None]
+Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine's BlockStep
 # What a clause is about. The check of a state clause reads `config`, `now`, `after`, `tree_policy_is_free` of
 # a step, and what follows from these, alone: its verdict is the same for all steps that end there.
 About = Literal["state", "step"]
@@ -44,13 +44,14 @@ class Clause:
     of: tuple[type, ...]
     needs: tuple[Needs, ...]
     check: Check
-    situation: Callable[[Step], bool]
+    situation: Callable[[Any], bool]
 
 
 CLAUSES: dict[str, Clause] = {}
 
 
-def clause(
+def register(
+    into: dict[str, Clause],
     id: str,  # noqa: A002 (the field's name)
     title: str,
     sentence: str,
@@ -58,7 +59,7 @@ def clause(
     why: str,
     rule: str,
     source: str,
-    situation: Callable[[Step], bool],
+    situation: Callable[[Any], bool],
     about: About = "step",
     of: tuple[type, ...] = COMMANDS,
     needs: tuple[Needs, ...] = (),
@@ -69,10 +70,13 @@ def clause(
     """Register the decorated predicate as a clause."""
 
     def add(check: Check) -> Check:
-        CLAUSES[id] = Clause(
+        into[id] = Clause(
             id, title, sentence, scope, why, settled, assumption, rule, source, about, of, needs,
             check, situation,
         )  # fmt: skip
         return check
 
     return add
+
+
+clause = partial(register, CLAUSES)

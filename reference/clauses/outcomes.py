@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.clauses.base import Failure, clause
 from reference.clauses.facts import Facts
 from reference.clauses.step import Step, cursors_text
-from reference.commands import Done, EvictSwa, Refused, SpecDecode
+from reference.commands import Done, EvictSwa, Refused, SpecDecode, Submit
 
 
 @clause(
@@ -37,13 +37,27 @@ def _outcome_text(outcome: object) -> str:
     why="The scheduler tries again later and must find what it left.",
     rule="model.step",
     source="kvspec",
-    scope="Refused commands. The order of a free list is not looked at.",
+    scope="Refused commands. The order of a free list is not looked at. A server may run a one-token prefill"
+    " of a turn that it turns away: then contents of free pages are not looked at either, nor what a tree"
+    " whose policy is its own makes of them.",
     situation=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
 )
 def _refused_unchanged(step: Step) -> Failure | None:
-    if step.done or step.unchanged:
+    if step.done or step.unchanged or (isinstance(step.command, Submit) and _turned_away(step)):
         return None
     return "the same state as before", difference(step.before, step.after)
+
+
+def _turned_away(step: Step) -> bool:
+    """Nobody's KV, row or text has changed."""
+    before, after = step.before, step.after
+    if (before.sessions, before.requests, before.holders) != (after.sessions, after.requests, after.holders):
+        return False
+    its_own = step.tree_policy_is_free and after.tree is not None
+    then, now = (
+        (sorted(f.free_rows), its_own or [sorted(p.free) for p in f.pools.values()]) for f in (before, after)
+    )
+    return then == now
 
 
 def difference(before: Facts, after: Facts) -> str:

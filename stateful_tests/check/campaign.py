@@ -9,25 +9,31 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from itertools import count
 from multiprocessing.util import Finalize
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.system import LIMITS, Limits
-from reference.clauses import CLAUSES
+from reference.blocks.clauses import EVERY_CLAUSE
+from reference.blocks.config import ENGINE_PRESETS, EngineConfig, engine_preset
 from reference.commands import Command, Mode
-from reference.geometry import PRESETS, Geometry, preset
+from reference.geometry import PRESETS, GeometryError, preset
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.coverage.situations import situation
 from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.engine_commands import (
+    draw_engine_config, draw_engine_profile, engine_finale, propose_engine_command,
+)  # fmt: skip
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
 from stateful_tests.lockstep import systems
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies, replay
+from stateful_tests.lockstep.engine import EngineLockstep
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies, polite, replay
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Tally, Trace, Violation, add_tallies,
 )  # fmt: skip
@@ -35,6 +41,7 @@ from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
 from stateful_tests.shrink.passes import BUDGET
 
 Progress = Callable[[str, int, int], None]
+CLIENTS = "clients"  # the machine that drives engines which schedule by themselves
 Found = Callable[[dict[str, Trace]], None]  # is given the traces of all violated clauses, as they are now
 
 
@@ -45,7 +52,7 @@ class Plan:
     modes: none stands for the system's own. examples: machine -> its runs per preset and mode, of up to
     `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
     after_finding: commands after the last new finding that end the check. time_limit_s: when to leave the
-    rest of the plan.
+    rest of the plan. goes_on: a plan that is done soon, as a system offers little, is followed by more runs.
     """
 
     tier: str
@@ -57,10 +64,11 @@ class Plan:
     time_limit_s: float
     after_finding: int
     machines: tuple[str, ...] = tuple(MACHINES)
+    goes_on: bool = False
 
 
-def _runs(sessions: int, tree: int, both: int) -> dict[str, int]:
-    return {"sessions": sessions, "tree": tree, "both": both}
+def _runs(sessions: int, tree: int, both: int, clients: int) -> dict[str, int]:
+    return {"sessions": sessions, "tree": tree, "both": both, CLIENTS: clients}
 
 
 def _tier(name: str, examples: dict[str, int], steps: int, time_limit_s: float, after_finding: int) -> Plan:
@@ -68,9 +76,9 @@ def _tier(name: str, examples: dict[str, int], steps: int, time_limit_s: float, 
 
 
 _TIERS = {
-    "smoke": _tier("smoke", _runs(13, 8, 8), 40, 60, 4_000),
-    "pr": _tier("pr", _runs(75, 60, 60), 50, 300, 15_000),
-    "nightly": _tier("nightly", _runs(1200, 1200, 1200), 80, 7200, 1_000_000),
+    "smoke": replace(_tier("smoke", _runs(13, 8, 8, 40), 40, 60, 4_000), goes_on=True),
+    "pr": _tier("pr", _runs(75, 60, 60, 250), 50, 300, 15_000),
+    "nightly": _tier("nightly", _runs(1200, 1200, 1200, 8000), 80, 7200, 1_000_000),
 }
 TIERS = tuple(_TIERS)
 
@@ -89,10 +97,10 @@ def plan(
     if tier not in _TIERS:
         raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
     for name in presets or ():
-        if name not in PRESETS:
-            raise ValueError(f"preset: unknown {name!r}; one of {', '.join(PRESETS)}")
+        if name not in PRESETS and name not in ENGINE_PRESETS:
+            raise ValueError(f"preset: unknown {name!r}; one of {', '.join((*PRESETS, *ENGINE_PRESETS))}")
     for name in machines or ():
-        if name not in MACHINES:
+        if name not in (*MACHINES, CLIENTS):
             raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")
     for what, value in (("examples", examples), ("steps", steps)):
         if value is not None and not 1 <= value <= 10**7:
@@ -104,21 +112,38 @@ def plan(
         base,
         presets=tuple(presets) if presets else base.presets,
         modes=tuple(modes) if modes else base.modes,
-        examples=base.examples if examples is None else dict.fromkeys(MACHINES, examples),
+        examples=base.examples if examples is None else dict.fromkeys((*MACHINES, CLIENTS), examples),
         steps=base.steps if steps is None else steps,
         seed=seed,
         machines=tuple(machines) if machines else base.machines,
+        goes_on=base.goes_on and examples is None,
     )
 
 
-def sizes_for(machine: str, name: str) -> Geometry:
-    """The preset called `name`, with a radix tree for the machines that drive one."""
+def for_system(plan: Plan, system: AnySystem) -> Plan:
+    """The plan for this kind of system: others' machines and presets are left out of what was not asked
+    for."""
+    machines, presets = (tuple(MACHINES), tuple(PRESETS))
+    if system.capabilities.schedules:
+        machines, presets = (CLIENTS,), tuple(ENGINE_PRESETS)
+    if plan.presets == tuple(PRESETS):
+        plan = replace(plan, presets=presets)
+    return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan
+
+
+def sizes_for(machine: str, name: str) -> Any:
+    """The preset called `name`, with a radix tree for the machines that drive one; of engines their own."""
+    if machine == CLIENTS:
+        return engine_preset(name)
     return replace(preset(name), tree=machine != "sessions")
 
 
-def check_machine(system: System, machine: str, geometry: Geometry) -> None:
+def check_machine(system: AnySystem, machine: str, geometry: Any) -> None:
     """Raise UnusableImplementation when this machine cannot drive the system."""
     check_fits(system, geometry)
+    if isinstance(geometry, EngineConfig):
+        system.reset(geometry)  # type: ignore[arg-type]
+        return
     missing = {"Match", "Insert"} - system.capabilities.commands
     if machine == "tree" and missing:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
@@ -153,8 +178,8 @@ class Stint(NamedTuple):
 class Driven:
     """What a stint met. runs: of each its commands and, if it ended with one, the violation and its trace."""
 
+    tallies: dict[str, Tally]
     runs: list[tuple[int, Violation | None, Trace | None]] = field(default_factory=list)
-    tallies: dict[str, Tally] = field(default_factory=new_tallies)
     refusals: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     situations: Counter[str] = field(default_factory=Counter)
@@ -167,13 +192,16 @@ _RETRIES = 4
 # Candidates for a clause that another one's trace shows already: it came up at the same step.
 _BESIDE = 200
 _STINT = 3  # runs of one cell before the next has its turn
+# A plan that goes on ends when no new situation has come up for _QUIET commands; at the latest after _FULL
+# commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
+_QUIET, _FULL, _MORE_S = 4_000, 20_000, 10
 
 
 def run(
-    system: System,
+    system: AnySystem,
     plan: Plan,
     progress: Progress | None = None,
-    base: System | None = None,
+    base: AnySystem | None = None,
     *,
     executor: Executor = SERIAL,
     named: Named | None = None,
@@ -187,6 +215,7 @@ def run(
     on `system` itself. found: is told of a violation before it is shrunk, and of each smaller trace. An
     interrupt ends the check with what was found until then. Raises UnusableImplementation when no cell fits.
     """
+    plan = for_system(plan, system)
     work: Callable[[Stint], Driven] = partial(drive, system, plan)
     if named is None:
         executor = SERIAL
@@ -195,11 +224,12 @@ def run(
     return _Campaign(system, plan, progress, base, found).run(executor, work)
 
 
-def drive(system: System, plan: Plan, stint: Stint) -> Driven:
+def drive(system: AnySystem, plan: Plan, stint: Stint) -> Driven:
     """A few runs on a system."""
-    driven, began = Driven(), time.monotonic()
+    driven, began = Driven(new_tallies(stint.cell.machine == CLIENTS)), time.monotonic()
+    one = _engine_example if stint.cell.machine == CLIENTS else _example
     for example in stint.examples:
-        _example(system, plan, stint.cell, example, driven)
+        one(system, plan, stint.cell, example, driven)
     driven.seconds = time.monotonic() - began
     return driven
 
@@ -209,7 +239,7 @@ def _drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
 
 
 @lru_cache(maxsize=1)
-def _system(named: Named) -> System:
+def _system(named: Named) -> Any:
     """The system of this process, which is closed when it ends."""
     system = systems.resolve(
         named.impl, device=named.device, sglang_path=named.sglang_path, limits=named.limits,
@@ -219,7 +249,7 @@ def _system(named: Named) -> System:
     return system
 
 
-def _example(system: System, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
+def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
     machine = cell.machine
     seed = f"{plan.seed}/{cell.preset}/{cell.mode}/{example}"
     source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
@@ -252,6 +282,34 @@ def _example(system: System, plan: Plan, cell: Cell, example: int, driven: Drive
     driven.runs.append((len(done), violation, trace))
 
 
+def _engine_example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
+    source = RandomChoices(f"{plan.seed}/{cell.preset}/{example}/{cell.machine}")
+    profile, config = draw_engine_profile(source), engine_preset(cell.preset)
+    tallied = partial(EngineLockstep, tallies=driven.tallies, refusals=driven.refusals)
+    try:
+        lockstep = tallied(system, draw_engine_config(source, config) if example % 4 == 3 else config)
+    except UnusableImplementation:  # a release need not take every configuration
+        lockstep = tallied(system, config)
+    config = lockstep.ledger.config
+    done: list[Any] = []
+    steps = plan.steps * (8 if example % 32 == 8 else 1)
+    while lockstep.violation is None and len(done) < 2 * steps + 100:
+        facts = lockstep.facts
+        if len(done) < steps:
+            command = propose_engine_command(lockstep.ledger, facts.results_due, source, profile)
+        else:
+            ending = engine_finale(lockstep.ledger, facts.results_due, facts.steps_in_flight > 0)
+            if ending is None:
+                break
+            command = ending
+        done.append(command)
+        driven.kinds[type(command).__name__] += 1
+        lockstep.do(command)
+    violation = lockstep.violation
+    trace = None if violation is None else Trace(config, cell.mode, tuple(done), "generated")
+    driven.runs.append((len(done), violation, trace))
+
+
 @dataclass(slots=True)
 class _Caught:
     """Violations of one clause so far."""
@@ -269,38 +327,37 @@ class _Caught:
 
 @dataclass(slots=True)
 class _Campaign:
-    system: System
+    system: AnySystem
     plan: Plan
     progress: Progress | None
-    base: System | None
+    base: AnySystem | None
     found: Found | None = None
     shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `caught` yet
     started: float = field(default_factory=time.monotonic)
     caught: dict[str, _Caught] = field(default_factory=dict)
     last_new: int = 0  # commands before the last new finding
+    last_situation: int = 0  # commands before the last new situation
     commands: int = 0
 
     def run(self, executor: Executor, work: Callable[[Stint], Driven]) -> CheckResult:
         plan, result = self.plan, CheckResult(self.system.name, self.plan.tier, self.plan.seed)
-        machines = {cell: MachineResult(*cell, tallies=new_tallies()) for cell in self._cells()}
+        engine = self.system.capabilities.schedules
+        machines = {cell: MachineResult(*cell, tallies=new_tallies(engine)) for cell in self._cells()}
         result.machines = list(machines.values())
-        stints = [
-            Stint(cell, range(start, min(start + _STINT, plan.examples[cell.machine])))
-            for start in range(0, max(plan.examples[cell.machine] for cell in machines), _STINT)
-            for cell in machines
-            if start < plan.examples[cell.machine]
-        ]
+        result.planned = sum(plan.examples[cell.machine] for cell in machines)
         refusals, kinds, situations = Counter[str](), Counter[str](), Counter[str]()
         try:
-            with closing(executor.map(work, stints)) as driven:
-                for stint in stints:
+            with closing(executor.map(work, self._stints(tuple(machines)))) as driven:
+                for stint in self._stints(tuple(machines)):
                     if self._over(result):
                         break
                     seen = next(driven)
                     refusals += seen.refusals
                     kinds += seen.kinds
-                    situations += seen.situations
                     self._take(machines[stint.cell], seen)
+                    if not seen.situations.keys() <= situations.keys():
+                        self.last_situation = self.commands
+                    situations += seen.situations
         except KeyboardInterrupt:
             result.interrupted = True
             self.caught = self.shrinking | self.caught
@@ -321,17 +378,41 @@ class _Campaign:
                 for machine in self.plan.machines:
                     try:
                         check_machine(self.system, machine, sizes_for(machine, name))
-                    except UnusableImplementation as error:
+                    except (UnusableImplementation, GeometryError) as error:
                         reason = error
                         continue
                     cells.append(Cell(machine, name, mode))
         if not cells:
-            raise reason
+            raise UnusableImplementation(str(reason))
         return cells
 
+    def _stints(self, cells: Sequence[Cell]) -> Iterator[Stint]:
+        """The runs of the plan, and without end those after it if it goes on."""
+        most = max(self.plan.examples[cell.machine] for cell in cells)
+        for start in range(0, most, _STINT):
+            for cell in cells:
+                stop = min(start + _STINT, self.plan.examples[cell.machine])
+                if start < stop:
+                    yield Stint(cell, range(start, stop))
+        for more in count(step=_STINT) if self.plan.goes_on else ():
+            for cell in cells:
+                start = self.plan.examples[cell.machine] + more
+                yield Stint(cell, range(start, start + _STINT))
+
     def _over(self, result: CheckResult) -> bool:
-        """The time limit was met, or nothing new came up for long enough after a finding."""
-        result.timed_out = time.monotonic() - self.started > self.plan.time_limit_s
+        """The time limit was met, or nothing new came up for long enough after a finding or the plan."""
+        seconds = time.monotonic() - self.started
+        if result.examples >= result.planned:
+            if self.caught:
+                result.went_on = "until something was found"
+            elif self.commands - self.last_situation >= _QUIET:
+                result.went_on = f"until {_QUIET} commands had brought no new situation"
+            elif self.commands >= _FULL:
+                result.went_on = f"until {_FULL} commands were done"
+            elif seconds > _MORE_S:
+                result.went_on = f"until {_MORE_S} s were up"
+            return bool(result.went_on)
+        result.timed_out = seconds > self.plan.time_limit_s
         new = any(not known.old for known in self.caught.values())
         result.stopped = new and self.commands - self.last_new > self.plan.after_finding
         return result.timed_out or result.stopped
@@ -378,8 +459,8 @@ class _Campaign:
                     smallest, shown = trace, ()
             modes = {trace.mode}
             faithful = replace(smallest, mode=Mode.FAITHFUL)
-            failing = failing_prefix(self.system, clause, base, faithful)
-            if trace.mode is Mode.FREE and failing == smallest.commands:
+            free = trace.mode is Mode.FREE
+            if free and failing_prefix(self.system, clause, base, faithful) == smallest.commands:
                 modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
                 smallest, shown = faithful, self._shown(faithful)
             old = self.base is not None and clause in (violated(self.base, smallest, clause) or ())
@@ -407,10 +488,10 @@ class _Campaign:
         return seen.clauses if seen is not None else ()
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
-        """Another violation of the same clause is worth shrinking: the trace is still long."""
+        """Another violation of the same clause is worth shrinking: the trace is long or impolite."""
         known.retries += 1
-        long = len(known.trace.commands) > _SHORT and rank(known.trace)[0] == (mode is Mode.FREE)
-        return long and known.retries <= _RETRIES
+        long = len(known.trace.commands) > _SHORT or not polite(known.trace)
+        return long and rank(known.trace)[0] == (mode is Mode.FREE) and known.retries <= _RETRIES
 
     def _finding(self, clause: str) -> Finding:
         caught = self.caught[clause]
@@ -425,12 +506,12 @@ class _Campaign:
         return Finding(clause, run, modes, caught.times, caught.after_s, caught.after_commands)
 
 
-def rank(trace: Trace) -> tuple[bool, int]:
-    """The smallest trace is the best one, one of a faithful scheduler before all others."""
-    return trace.mode is Mode.FREE, len(trace.commands)
+def rank(trace: Trace) -> tuple[bool, bool, int]:
+    """The smallest trace is the best one, of a faithful scheduler and polite clients before all others."""
+    return trace.mode is Mode.FREE, not polite(trace), len(trace.commands)
 
 
 def evaluation_order(clause: str) -> int:
     """Where a clause comes in a report."""
-    order = list(CLAUSES)
+    order = list(EVERY_CLAUSE)
     return order.index(clause) if clause in order else -1

@@ -71,6 +71,11 @@ class Enabled:
         return [s for s in self.state.sessions if s.turn is None and not s.closing]
 
     @property
+    def busy(self) -> list[Session]:
+        """Sessions with a turn in flight, which turn a second one away."""
+        return [s for s in self.state.sessions if s.turn is not None and not s.closing]
+
+    @property
     def abortable(self) -> list[Request]:
         """Requests of which an abort must give back something out of the ordinary: a lock alone, the lock
         of a slot, what a closing session has; or for which it must evict."""

@@ -80,6 +80,10 @@ def _weights(c: Enabled) -> dict[type, int]:
         CheckBusy: (30 if odd else 6 if profile.allocate_ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
+    if profile.impolite and c.busy:
+        weights[Submit] += 3 * (not crowded)
+        weights[Abort] += 2
+        weights[Close] += 2
     if profile.machine != "sessions":
         weights |= _tree_weights(c)
     if profile.synchronise:
@@ -137,6 +141,8 @@ def _submit(c: Enabled) -> Submit:
     free = [r for r in names if c.state.request(r) is None]
     name = pick(c.source, names if c.invalid or not free else free)
     idle = c.idle
+    if c.profile.impolite and c.busy and once_in(c.source, 3):
+        return Submit(name, pick(c.source, c.busy).name, 1)
     if c.invalid:
         session = pick(c.source, (*c.profile.sessions, None))
     else:

@@ -14,6 +14,7 @@ REQUESTS = ("r1", "r2", "r3", "r4")
 LOCK_HOLDERS = ("h1", "h2", "h3")
 TEXTS = "abc"
 
+_INVALID_RATES = (6, 12, 30)
 # What is driven, by name: sessions and requests without a radix tree, the tree by itself, both together.
 MACHINES: dict[str, tuple[type, ...]] = {
     "sessions": tuple(c for c in COMMANDS if c not in TREE_COMMANDS),
@@ -46,6 +47,11 @@ class RunProfile:
     texts: str = TEXTS
     allocate_ahead: bool = False
     synchronise: bool = False
+
+    @property
+    def impolite(self) -> bool:
+        """Clients send turns while one runs, give up and close in any phase: of runs that ask for much."""
+        return self.invalid_rate == min(_INVALID_RATES)
 
 
 # Without these nothing ever runs.
@@ -80,7 +86,7 @@ def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str 
     profile = RunProfile(
         machine,
         frozenset(disabled),
-        invalid_rate=pick(source, (6, 12, 30)),
+        invalid_rate=pick(source, _INVALID_RATES),
         long_prompts=once_in(source, 3) and not ahead,
         sessions=SESSIONS[: 1 + source.upto(len(SESSIONS) - 1)],
         requests=REQUESTS[: 1 + source.upto(len(REQUESTS) - 1)],

@@ -10,22 +10,26 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
+from typing import Any
 
-from impl.adapter import System, UnusableImplementation, View
+from impl.adapter import AnySystem, System, UnusableImplementation, View
 from impl.process.failures import described
 from impl.process.wire import checked, copied
 from reference import model
+from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.blocks.config import EngineConfig
 from reference.clauses import CLAUSES, Clause, Failure, asked, broken
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report,
+    Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.geometry import Geometry
 from reference.ledger import State, full_pages, holders, swa_pages
 from stateful_tests.lockstep.abstraction import facts_of
+from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed
 from stateful_tests.lockstep.results import Moment, Row, Run, Tally, Trace, Violation
 from stateful_tests.lockstep.tree_diff import tree_changes
@@ -104,7 +108,8 @@ class Lockstep:
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
         done = isinstance(outcome, Done) and isinstance(expected, Done)
-        if can.tree_policy_is_free and done and now.tree is not None and facts.tree is not None:
+        moves = done or isinstance(command, Submit)  # who is turned away may have run all the same
+        if can.tree_policy_is_free and moves and now.tree is not None and facts.tree is not None:
             now = followed(was, now, command, facts)
         if can.uncounted and isinstance(command, CheckBusy):
             expected = _without(can.uncounted, expected)
@@ -154,9 +159,19 @@ def violation_of(failures: Sequence[tuple[Clause, Failure]], index: int) -> Viol
     return Violation(clause.id, index, want, got, also, details)
 
 
-def new_tallies() -> dict[str, Tally]:
-    """One empty tally per clause."""
-    return {clause: Tally() for clause in CLAUSES}
+def new_tallies(engine: bool = False) -> dict[str, Tally]:
+    """One empty tally per clause; engine: of those for engines that schedule by themselves."""
+    return {clause: Tally() for clause in (BLOCK_CLAUSES if engine else CLAUSES)}
+
+
+def lockstep_on(
+    system: AnySystem, geometry: Geometry | EngineConfig, mode: Mode, clause: str | None = None
+) -> Lockstep | EngineLockstep:
+    """A run of any system. clause: as of Lockstep."""
+    on: Any = system
+    if isinstance(geometry, EngineConfig):
+        return EngineLockstep(on, geometry, clause=clause)
+    return Lockstep(on, geometry, mode, clause=clause)
 
 
 def _without(pools: frozenset[str], expected: Outcome) -> Outcome:
@@ -184,9 +199,17 @@ def _same(a: View, b: View) -> bool:
     return True
 
 
-def check_fits(system: System, geometry: Geometry, commands: tuple[Command, ...] = ()) -> None:
+def check_fits(
+    system: AnySystem, geometry: Geometry | EngineConfig, commands: tuple[Command, ...] = ()
+) -> None:
     """Raise UnusableImplementation when the system cannot be driven through this."""
     can = system.capabilities
+    if isinstance(geometry, EngineConfig):
+        if not can.schedules:
+            raise UnusableImplementation(f"{system.name} is told each batch: the trace is of an engine")
+        return
+    if can.schedules:
+        raise UnusableImplementation(f"{system.name} schedules by itself: the trace tells it each batch")
     if geometry.window is None and not can.full_only:
         raise UnusableImplementation(f"{system.name} has no variant without SWA (window null)")
     if geometry.window is not None and not can.swa:
@@ -202,13 +225,31 @@ def check_fits(system: System, geometry: Geometry, commands: tuple[Command, ...]
         raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
 
 
-def replay(system: System, trace: Trace) -> Run:
+def polite(trace: Trace) -> bool:
+    """No client sends a turn while one runs, or takes tokens back: by the rules nobody is turned away."""
+    if isinstance(trace.geometry, EngineConfig):
+        return True
+    state = model.initial(trace.geometry, trace.mode)
+    for command in trace.commands:
+        state, outcome = model.step(state, command)
+        if isinstance(command, Submit) and isinstance(outcome, Refused) and outcome.reason in _IMPOLITE:
+            return False
+    return True
+
+
+_IMPOLITE = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
+
+
+def replay(system: AnySystem, trace: Trace) -> Run:
     """Run a trace and record what each command changed, up to the first violation.
 
     Raises UnusableImplementation when the system cannot be driven through it.
     """
     check_fits(system, trace.geometry, trace.commands)
-    lockstep = Lockstep(system, trace.geometry, trace.mode, clause=trace.clause)
+    on: Any = system
+    if isinstance(trace.geometry, EngineConfig):
+        return replay_engine(on, trace)
+    lockstep = Lockstep(on, trace.geometry, trace.mode, clause=trace.clause)
     stated = dict(trace.expected)
     rows = []
     history = deque([lockstep.moment()], maxlen=KEPT)
@@ -225,7 +266,7 @@ def replay(system: System, trace: Trace) -> Run:
             break
     violation = lockstep.violation
     if violation is not None and violation.clause == "CHK-1":
-        violation = replace(violation, since=_since(system, trace, violation))
+        violation = replace(violation, since=_since(on, trace, violation))
     return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from impl.adapter import View
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
-from reference.geometry import Geometry
 from reference.ledger import State
 
 
@@ -18,13 +17,14 @@ from reference.ledger import State
 class Trace:
     """A sequence of commands with everything that is needed to repeat it.
 
-    bug, clause: the named bug that the trace shows, and the clause that the bug violates.
+    geometry: a Geometry; of an engine that schedules by itself its EngineConfig, and commands are
+    EngineCommands. bug, clause: the named bug that the trace shows, and the clause that the bug violates.
     expected: outcome stated for a step (by index), where one is stated.
     """
 
-    geometry: Geometry
+    geometry: Any
     mode: Mode
-    commands: tuple[Command, ...]
+    commands: tuple[Any, ...]
     origin: str = "hand-written"  # or generated, minimised, recorded
     bug: str | None = None
     clause: str | None = None
@@ -62,7 +62,9 @@ class Row:
     cursors: (holder, "kv_committed_len", before, after) for cursors that changed; reference side.
     freed: (holder, pool, first position, end position) in tokens, page-aligned; reference side.
     accounts: what a memory check counts; reference side.
-    tree: what changed in the radix tree, a sentence each; reference side.
+    tree: what changed in the radix tree, a sentence each; reference side. Of an engine that schedules by
+    itself: what
+        it ran, gave out and changed.
     """
 
     command: Command
@@ -165,7 +167,7 @@ class CheckResult:
     refusals, situations: how often each was met. unreached: clauses whose situation never
     came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
     nothing new had come up for a while after a finding, so the rest of the plan was left. interrupted: by a
-    signal.
+    signal. planned: runs of the plan. went_on: what ended the runs after it, empty where there were none.
     """
 
     system: str
@@ -181,6 +183,8 @@ class CheckResult:
     timed_out: bool = False
     stopped: bool = False
     interrupted: bool = False
+    planned: int = 0
+    went_on: str = ""
     seconds: float = 0.0
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 from impl.adapter import System, UnusableImplementation
 from impl.process.system import LIMITS, Limits, StrangerSystem
@@ -12,23 +13,26 @@ from impl.process.worker import made
 def resolve(
     spec: str, *, device: str = "cpu", sglang_path: str | None = None, calls: bool = False,
     limits: Limits = LIMITS, in_process: bool = True,
-) -> System:  # fmt: skip
-    """The system that `spec` names.
+) -> Any:  # fmt: skip
+    """The system that `spec` names: a System, or an EngineSystem.
 
     reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
+    vllm==VERSION | vllm (`sglang_path` is then a checkout of vLLM)
     After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
-    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling. calls: it notes them (see
-    SGLangSystem). limits: of a worker process. in_process: false drives a factory's system in one.
-    Raises UnusableImplementation with a one-line reason.
+    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; after vllm `+async` for the same.
+    calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
+    system in one. Raises UnusableImplementation with a one-line reason.
     """
     sglang, *ways = spec.split("+")
-    if sglang_path is not None and sglang != "sglang":
-        raise UnusableImplementation(f"--sglang-path goes with --impl sglang, not {spec!r}")
+    if sglang_path is not None and sglang not in ("sglang", "vllm"):
+        raise UnusableImplementation(
+            f"--sglang-path (--vllm-path) goes with --impl sglang (--impl vllm), not {spec!r}"
+        )
     if spec == "reference":
         from stateful_tests.lockstep.reference_system import ReferenceSystem
 
         return ReferenceSystem()
-    known = sglang == "torch" or sglang.partition("==")[0] == "sglang"
+    known = sglang == "torch" or sglang.partition("==")[0] in ("sglang", "vllm")
     if known and importlib.util.find_spec("torch") is None:
         raise UnusableImplementation(f"--impl {spec} needs torch: pip install 'kvspec[torch]'")
     if spec == "torch" or spec.startswith("torch+"):
@@ -50,10 +54,22 @@ def resolve(
             version=version or None, path=sglang_path, tree=tree, overlap=bool(ways), calls=calls,
             limits=limits,
         )  # fmt: skip
+    if sglang == "vllm" or sglang.startswith("vllm=="):
+        from impl.vllm.system import VLLMSystem
+
+        if device != "cpu":
+            raise UnusableImplementation("--device: vLLM releases are driven on a CPU")
+        if ways not in ([], ["async"]):
+            raise UnusableImplementation(f"--impl {spec!r}: after a release goes +async")
+        version = sglang.removeprefix("vllm").removeprefix("==")
+        if not version and sglang_path is None:
+            raise UnusableImplementation("--impl vllm needs --vllm-path DIR or vllm==VERSION")
+        return VLLMSystem(version=version or None, path=sglang_path, overlap=bool(ways), limits=limits)
     if ":" in spec:
         return made(spec) if in_process else StrangerSystem(spec, limits)
     raise UnusableImplementation(
-        f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang, module:factory"
+        f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
+        " vllm==VERSION, vllm, module:factory"
     )
 
 

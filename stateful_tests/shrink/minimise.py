@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.failures import kind_of
 from impl.process.system import WorkerSystem
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.geometry import GeometryError
+from stateful_tests.lockstep.lockstep import check_fits, lockstep_on, replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
 from stateful_tests.shrink.rewriting import Commands, scaled
 
 
-def violated(system: System, trace: Trace, clause: str) -> tuple[str, ...] | None:
+def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
     """What a system violates in a trace that is about `clause`; None if it cannot be driven through it."""
     try:
         seen = replay(system, replace(trace, clause=clause)).violation
@@ -26,7 +29,7 @@ def violated(system: System, trace: Trace, clause: str) -> tuple[str, ...] | Non
 
 
 def minimise(
-    system: System, trace: Trace, clause: str, *, budget: int = BUDGET, base: System | None = None
+    system: AnySystem, trace: Trace, clause: str, *, budget: int = BUDGET, base: AnySystem | None = None
 ) -> Trace:
     """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
 
@@ -36,13 +39,18 @@ def minimise(
         return _minimised(system, trace, clause, budget, base)
 
 
-def _minimised(system: System, trace: Trace, clause: str, budget: int, base: System | None) -> Trace:
+def _minimised(
+    system: AnySystem, trace: Trace, clause: str, budget: int, base: AnySystem | None
+) -> Trace:
     smallest = trace
     smaller = partial(shrink, budget=budget)
     kind = _kind(system, trace) if clause == "BROKEN" else None
     failing = partial(failing_prefix, system, clause, base, kind=kind)
     for search in (drop, smaller):
         smallest = _shrink_commands(failing, smallest, search)
+        if isinstance(smallest.geometry, EngineConfig):
+            smallest = _shrink_config(failing, smallest)
+            continue
         if system.capabilities.no_tree:
             smallest = _shrink_size(failing, smallest, "tree")
         for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
@@ -50,7 +58,7 @@ def _minimised(system: System, trace: Trace, clause: str, budget: int, base: Sys
     return replace(_shrink_commands(failing, smallest, smaller), origin="minimised")
 
 
-def _kind(system: System, trace: Trace) -> str | None:
+def _kind(system: AnySystem, trace: Trace) -> str | None:
     """How the system breaks in this trace: what it must still do in a smaller one."""
     seen = replay(system, trace).violation
     return kind_of(seen.observed) if seen is not None else None
@@ -77,12 +85,50 @@ def _shrink_size(failing: Failing, trace: Trace, name: str) -> Trace:
     if name == "page_size":
         sizes = [size for size in PAGE_SIZES if size < now or now not in PAGE_SIZES]
     for size in [False] * now if isinstance(now, bool) else sizes:
-        geometry = replace(trace.geometry, **{name: size})  # type: ignore[arg-type]
+        geometry = replace(trace.geometry, **{name: size})
         smaller = replace(trace, geometry=replace(geometry, width=max(geometry.width, geometry.page_size)))
         for candidate in (smaller, _scaled(smaller, now)) if name == "page_size" else (smaller,):
             commands = failing(candidate)
             if commands is not None:
                 return replace(candidate, commands=commands)
+    return trace
+
+
+_LENGTHS = ("blocks", "max_model_len", "max_batched_tokens", "max_seqs", "drafts", "long_prefill")
+_PLAIN = {"priority": False, "chunked": True, "eagle": False, "caching": True}
+
+
+def _shrink_config(failing: Failing, trace: Trace) -> Trace:
+    """The plainest configuration of an engine with which the clause still fails: groups, switches, sizes."""
+
+    def tried(**changes: Any) -> bool:
+        nonlocal trace
+        try:
+            simpler = replace(trace, geometry=replace(trace.geometry, **changes))
+            commands = failing(simpler)
+        except (GeometryError, UnusableImplementation):
+            return False
+        if commands is not None:
+            trace = replace(simpler, commands=commands)
+        return commands is not None
+
+    for at in reversed(range(len(trace.geometry.groups))):
+        tried(groups=trace.geometry.groups[:at] + trace.geometry.groups[at + 1 :])
+    for name, plain in _PLAIN.items():
+        if getattr(trace.geometry, name) != plain:
+            tried(**{name: plain})
+    for at, group in enumerate(trace.geometry.groups):
+        kinds = [(size, group.window) for size in range(1, group.block_size)]
+        kinds += [(group.block_size, window) for window in (None, *range(1, group.window or 1))]
+        for size, window in kinds:
+            groups = list(trace.geometry.groups)
+            groups[at] = LayerGroup(size, window)
+            if groups[at] != group and tried(groups=tuple(groups)):
+                break
+    for name in _LENGTHS:
+        for size in range(getattr(trace.geometry, name)):
+            if tried(**{name: size}):
+                break
     return trace
 
 
@@ -95,7 +141,7 @@ def _scaled(trace: Trace, was: int) -> Trace:
 
 
 def failing_prefix(
-    system: System, clause: str, base: System | None, trace: Trace, kind: str | None = None
+    system: AnySystem, clause: str, base: AnySystem | None, trace: Trace, kind: str | None = None
 ) -> Commands | None:
     """The commands up to the step that violates `clause`, if one does, and the base conforms in them.
 
@@ -103,7 +149,7 @@ def failing_prefix(
     """
     try:
         check_fits(system, trace.geometry, trace.commands)
-        lockstep = Lockstep(system, trace.geometry, trace.mode, clause=clause)
+        lockstep: Any = lockstep_on(system, trace.geometry, trace.mode, clause)
     except UnusableImplementation:
         return None
     for command in trace.commands:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from string import ascii_lowercase
 
+from reference.blocks.commands import Schedule
 from reference.commands import (
     Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert, Match, Open,
     Piece, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
@@ -45,7 +46,7 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET)
         best = _drop_chunks(best, search)
         for simpler in (
             _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _inserted, _pressed, _busy,
-            _pairs_dropped, _plainer_prompts, _smaller_numbers,
+            _pairs_dropped, _plainer_prompts, _plainer_steps, _smaller_numbers,
         ):  # fmt: skip
             best = _first_improvement(best, search, simpler)
         if best == before or search.spent:
@@ -280,6 +281,20 @@ def _plainer_prompts(commands: Commands) -> Iterator[Commands]:
     texts = sorted(set().union(*map(texts_in, commands)))
     for other, text in combinations(texts, 2):
         yield tuple(with_texts(c, {text: other}) for c in commands)
+
+
+def _plainer_steps(commands: Commands) -> Iterator[Commands]:
+    """A model that agrees with fewer drafts, and stops nobody."""
+    for i, command in enumerate(commands):
+        if isinstance(command, Schedule):
+            accept, stop = command.accept, command.stop
+            for at in range(len(stop)):
+                yield _with(commands, i, changed(command, stop=stop[:at] + stop[at + 1 :]))
+            if accept:
+                yield _with(commands, i, changed(command, accept=accept[:-1]))
+            for at in (at for at, count in enumerate(accept) if count):
+                fewer = (*accept[:at], accept[at] - 1, *accept[at + 1 :])
+                yield _with(commands, i, changed(command, accept=fewer))
 
 
 def _smaller_numbers(commands: Commands) -> Iterator[Commands]:

@@ -19,7 +19,7 @@ def changed(command: Command, **changes: Any) -> Command:
 
 
 # The attributes in which commands and their lanes name somebody, and what the names are called afterwards.
-_NAMING = {"request": "r", "requests": "r", "lanes": "r", "session": "s", "holder": "h"}
+_NAMING = {"request": "r", "requests": "r", "lanes": "r", "session": "s", "holder": "h", "stop": "r"}
 
 
 def renamed(commands: Commands) -> Commands:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from impl.adapter import System
+    from impl.adapter import EngineSystem, System
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 settings.register_profile(
@@ -30,15 +30,19 @@ settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
 @pytest.fixture(scope="session")
 def release() -> Iterator[Callable[[str], System]]:
     """Gives a real release by its version (`+overlap`), each started once for all tests; skips without it."""
+    yield from _releases("sglang")
+
+
+def _releases(package: str) -> Iterator[Callable[[str], Any]]:
     from impl.adapter import UnusableImplementation
     from stateful_tests.lockstep.systems import resolve
 
-    started: dict[str, System] = {}
+    started: dict[str, Any] = {}
 
-    def start(version: str) -> System:
+    def start(version: str) -> Any:
         if version not in started:
             try:
-                started[version] = resolve(f"sglang=={version}")
+                started[version] = resolve(f"{package}=={version}")
             except UnusableImplementation as error:
                 pytest.skip(str(error))
         return started[version]
@@ -46,6 +50,12 @@ def release() -> Iterator[Callable[[str], System]]:
     yield start
     for system in started.values():
         system.close()
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Iterator[Callable[[str], EngineSystem]]:
+    """Gives a vLLM release by its version (`+async`), each started once for all tests; skips without it."""
+    yield from _releases("vllm")
 
 
 @pytest.fixture

@@ -23,13 +23,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct, UnsetType
 
-from reference.commands import Command, Done, Outcome, Refused
+from reference.blocks.config import EngineConfig
+from reference.commands import Command, Done, Mode, Outcome, Refused
 from reference.geometry import Geometry, GeometryError
 from reference.model import SPEC_VERSION
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.schema import (
-    CHOICES, COMMAND_OF, FORMAT, MAX_BYTES, STEPS, VERSION, AnyStep, Expect, GeometryBody, TraceFile,
-    TraceStep,
+    CHOICES, COMMAND_OF, CONFIG, FORMAT, MAX_BYTES, STEPS, VERSION, AnyStep, EngineTraceFile, Expect,
+    GeometryBody, TraceFile, TraceStep,
 )  # fmt: skip
 from stateful_tests.traces.schema import prompt_of as prompt_of
 from stateful_tests.traces.schema import prompt_text as prompt_text
@@ -56,10 +57,12 @@ class _Header(Struct):
 
     format: Any = None
     version: Any = None
+    engine: Any = None
 
 
 _HEADER = msgspec.json.Decoder(_Header)
 _FILE = msgspec.json.Decoder(TraceFile)
+_ENGINE_FILE = msgspec.json.Decoder(EngineTraceFile)
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
@@ -111,8 +114,10 @@ def loads(data: bytes, name: str) -> Trace:
     if not data.strip():
         raise TraceError(name, "", "is empty")
     with _one_line_errors(data, name):
-        _check_header(_HEADER.decode(data), name)
-        file = _FILE.decode(data)
+        header = _HEADER.decode(data)
+        _check_header(header, name)
+        decoder: msgspec.json.Decoder[Any] = _FILE if header.engine is None else _ENGINE_FILE
+        file = decoder.decode(data)
         _reject_repeated_keys(data, name)
     return _trace(file, name)
 
@@ -211,14 +216,27 @@ def geometry_of(body: GeometryBody, name: str) -> Geometry:
         raise TraceError(name, f"$.geometry.{error.field}", error.reason) from None
 
 
-def _trace(file: TraceFile, name: str) -> Trace:
+def _config_of(body: Any, name: str) -> EngineConfig:
+    try:
+        config: EngineConfig = CONFIG.read(body)
+        return config
+    except GeometryError as error:
+        raise TraceError(name, f"$.config.{error.field}", error.reason) from None
+
+
+def _trace(file: TraceFile | EngineTraceFile, name: str) -> Trace:
     steps = [step_of(step) for step in file.steps]
+    if isinstance(file, EngineTraceFile):
+        sizes: Geometry | EngineConfig = _config_of(file.config, name)
+        mode, bug = Mode.FAITHFUL, None
+    else:
+        sizes, mode, bug = geometry_of(file.geometry, name), file.mode, file.bug
     return Trace(
-        geometry=geometry_of(file.geometry, name),
-        mode=file.mode,
+        geometry=sizes,
+        mode=mode,
         commands=tuple(command for command, _ in steps),
         origin=file.origin,
-        bug=file.bug,
+        bug=bug,
         clause=file.clause,
         story=file.story,
         expected=tuple((index, outcome) for index, (_, outcome) in enumerate(steps) if outcome is not None),
@@ -253,17 +271,13 @@ def dump(trace: Trace) -> str:
     Raises TraceError for a trace that the format cannot hold, such as a name of 40 characters.
     """
     stated = dict(trace.expected)
-    header: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "spec": SPEC_VERSION,
-        "geometry": GeometryBody(**asdict(trace.geometry)),
-        "mode": trace.mode,
-        "origin": trace.origin,
-        "bug": trace.bug,
-        "clause": trace.clause,
-        "story": trace.story,
-    }
+    header: dict[str, Any] = {"format": FORMAT, "version": VERSION, "spec": SPEC_VERSION}
+    if isinstance(trace.geometry, EngineConfig):
+        header |= {"engine": "vllm", "config": CONFIG.write(trace.geometry), "origin": trace.origin}
+    else:
+        sizes = GeometryBody(**asdict(trace.geometry))
+        header |= {"geometry": sizes, "mode": trace.mode, "origin": trace.origin, "bug": trace.bug}
+    header |= {"clause": trace.clause, "story": trace.story}
     try:
         lines = [f'  "{key}": {_json(value)},' for key, value in header.items()]
         steps = [f"    {_json(_step(c, stated.get(i)))}" for i, c in enumerate(trace.commands)]
@@ -313,7 +327,9 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
 def schema() -> dict[str, Any]:
     """The JSON Schema of a trace file, generated from the structs above."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "kvspec trace, version 1"}
-    made = msgspec.json.schema(TraceFile)
+    files = (TraceFile, EngineTraceFile)
+    kinds, definitions = msgspec.json.schema_components(files, ref_template="#/$defs/{name}")
+    made: dict[str, Any] = {"anyOf": list(kinds), "$defs": definitions}
     made["$defs"]["Expect"] |= {"minProperties": 1, "maxProperties": 1}  # what __post_init__ checks
     for name in ("Mode", "Reason"):  # explained where they are defined, in words that may change
         made["$defs"][name].pop("description", None)

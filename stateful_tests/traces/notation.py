@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, NamedTuple, get_type_hints
 
+from reference.blocks.commands import ENGINE_COMMANDS, Add, EngineCommand, More, Schedule
 from reference.commands import (
     COMMANDS, Broken, CheckBusy, Choice, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish,
     Insert, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name,
@@ -99,7 +100,7 @@ _OF_SESSION = NotationPart(
 )  # fmt: skip
 
 
-def _input(command: Submit) -> str:
+def _input(command: Submit | Add | More) -> str:
     shared = f" {prompt_text(command.prompt)}" if command.prompt else ""
     return shared + (f" {command.tokens:+}" if command.tokens or not shared else "")
 
@@ -114,6 +115,20 @@ _INPUT = NotationPart(
     },
 )
 _REQUEST, _HOLDER = _name("request"), _name("holder")
+
+
+def _listing(field: str, of: Callable[[str], Any]) -> NotationPart:
+    """A word and values; nothing where there are none."""
+
+    def write(command: Any) -> str:
+        values = getattr(command, field)
+        return "".join(f" {part}" for part in (field, *values)) if values else ""
+
+    return NotationPart(
+        f" [{field} ...]", rf"(?: {field}(?P<{field}>(?: {_NAME})+))?",
+        write,
+        lambda found: {field: tuple(map(of, (found[field] or "").split()))},
+    )  # fmt: skip
 
 
 def _plain(kind: Any) -> tuple[NotationPart, ...]:
@@ -144,14 +159,20 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Finish: (_REQUEST, _number("finished_len", "keep")),
     Retract: (_REQUEST, _number("in_flight", "losing", default=0)),
     CheckBusy: (_number("level", "level", default=1, always=True),),
+    Add: (
+        _REQUEST, _INPUT, _number("max_tokens", "for"), _number("priority", "priority", default=0),
+        _flag("resumable", "(session)"),
+    ),
+    More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
+    Schedule: (_listing("accept", int), _listing("stop", str)),
     Insert: (_HOLDER, _OF_PROMPT, _number("evicted", "SWA from", default=0), _flag("chunked", "(goes on)")),
 }  # fmt: skip
-NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in COMMANDS}
-_KINDS = {kind_name(kind): kind for kind in NOTATION}
+NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in (*COMMANDS, *ENGINE_COMMANDS)}
+_KINDS = {kind_name(kind): kind for kind in COMMANDS}  # what can be typed
 USAGES = {name: name + "".join(part.usage for part in NOTATION[kind]) for name, kind in _KINDS.items()}
 
 
-def format_command(command: Command) -> str:
+def format_command(command: Command | EngineCommand) -> str:
     """A command in readable form, such as "extend r1 +4"."""
     kind = type(command)
     return kind_name(kind) + "".join(part.write(command) for part in NOTATION[kind])

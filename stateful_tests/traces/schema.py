@@ -15,6 +15,8 @@ from typing import (
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
+from reference.blocks.commands import ENGINE_COMMANDS
+from reference.blocks.config import EngineConfig
 from reference.commands import COMMANDS, Choice, Mode, Piece, Prompt, Reason, kind_name
 from reference.geometry import LIMITS
 
@@ -119,12 +121,20 @@ class TraceStep(_Struct, frozen=True, tag_field="do", kw_only=True):
     expect: Literal["done"] | Expect | UnsetType = UNSET
 
 
-STEPS = {kind: record(kind, f"{kind.__name__}Step", TraceStep, tag=kind_name(kind)) for kind in COMMANDS}
+STEPS = {
+    kind: record(kind, f"{kind.__name__}Step", TraceStep, tag=kind_name(kind))
+    for kind in dict.fromkeys((*COMMANDS, *ENGINE_COMMANDS))
+}
 COMMAND_OF = {form.type: kind for kind, form in STEPS.items()}
+CONFIG = record(EngineConfig, "ConfigBody", _Struct)
 if TYPE_CHECKING:
     AnyStep = TraceStep
+    EngineStep = TraceStep
+    ConfigBody = Any
 else:
-    AnyStep = Union[tuple(COMMAND_OF)]
+    AnyStep = Union[tuple(STEPS[kind].type for kind in COMMANDS)]
+    EngineStep = Union[tuple(STEPS[kind].type for kind in ENGINE_COMMANDS)]
+    ConfigBody = CONFIG.type
 
 
 class GeometryBody(_Struct, frozen=True):
@@ -150,6 +160,21 @@ class TraceFile(Struct, frozen=True, forbid_unknown_fields=True):
     origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
     steps: Annotated[list[AnyStep], Meta(max_length=MAX_STEPS)]
     bug: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.+-]+" + _END)] | None = None
+    clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
+    story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
+
+
+class EngineTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """The same of an engine that schedules by itself: what it is configured with, instead of sizes and
+    mode."""
+
+    format: Literal["kvspec-trace"]
+    version: Literal[1]
+    spec: Annotated[str, Meta(min_length=1, max_length=32, pattern=_PLAIN)]
+    engine: Literal["vllm"]
+    config: ConfigBody
+    origin: Annotated[str, Meta(min_length=1, max_length=100, pattern=_PLAIN)]
+    steps: Annotated[list[EngineStep], Meta(max_length=MAX_STEPS)]
     clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
     story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
 

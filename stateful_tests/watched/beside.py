@@ -47,7 +47,7 @@ class Beside:
         self._interrupted: set[str] = set()  # turns while which another one was rejected
         self._done: list[tuple[Command, tuple[Choice, ...]]] = []  # up to the first parting
         self._blind = False  # no state follows from what the server did; a snapshot may come
-        self._closing: set[str] = set()
+        self._interrupting: set[str] = set()  # the rejected ones
         self._number = 0  # of the last step
         self._off: Counter[str] = Counter()  # counts that differ already, and were told
 
@@ -96,6 +96,11 @@ class Beside:
         self.result.commands[type(command).__name__] += 1
         if not self._same(shown):
             self._judge(command, was, Done(), shown, "")
+
+    def _reach(self, what: str, whether: bool = True) -> None:
+        """Count a decision of the scheduler."""
+        if whether:
+            self.result.reached[what] += 1
 
     def _same(self, shown: Shown) -> bool:
         """Whether the reference has the cursors that the server shows."""

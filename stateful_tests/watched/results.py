@@ -37,6 +37,7 @@ class Validated:
     given: int = 0
     policy: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
+    reached: Counter[str] = field(default_factory=Counter)
     partings: list[LogParting] = field(default_factory=list)
     more: int = 0
 

@@ -54,11 +54,11 @@ class Validator(Beside):
 
     @reads(log.CloseAsked, "", "the session is gone at last (at the end of a run that says so)")
     def _close_asked(self, e: log.CloseAsked) -> None:
-        self._closing.add(e.session)
+        session = self.state.session(e.session)
+        self._reach("a close while a turn is in flight", session is not None and session.turn is not None)
 
     @reads(log.SessionClosed, "close", "no turn is in flight")
     def _closed(self, e: log.SessionClosed) -> None:
-        self._closing.discard(e.session)
         session = self.state.session(e.session)
         if session is not None and session.turn is not None:
             want = f"{e.session} stays until its turn {session.turn} ends"
@@ -117,7 +117,9 @@ class Validator(Beside):
         elif not busy:
             self.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
         elif session is not None and session.turn is not None:
+            self._reach("a second turn that is rejected")
             self._interrupted.add(session.turn)
+        self._interrupting.add(e.request)
         self._do(Submit(e.request, None, max(1, e.tokens)))
 
     # -- prefill ------------------------------------------------------------------------------------
@@ -133,7 +135,9 @@ class Validator(Beside):
             self._orphan(session, Admit(e.request), Verdict("SES-2", want, "as a request of nobody's"))
             request = self.state.request(e.request) or request
         if request.phase in (Phase.QUEUED, Phase.ADMITTED):
-            if self._slot(request) is not None:
+            if (slot := self._slot(request)) is not None:
+                self._reach("a turn that resumes")
+                self._reach("a tail that admission frees", slot.kv_allocated_len > e.prefix)
                 cursors = Cursors(*e.cursors)
                 self._do(Admit(e.request), shown=Shown({e.request: cursors}, {str(request.session): cursors}))
             else:
@@ -156,13 +160,17 @@ class Validator(Beside):
             self.result.compared += 1
             if have != prefix:
                 self._part(None, Verdict("LEN-4", f"{name} goes on at {have}", f"goes on at {prefix}"))
+        self._reach("a prefill of several requests", len(e.lanes) > 1)
         lanes = tuple(Chunk(name, tokens) for name, _, tokens, _ in e.lanes)
         sweeps = [self._sweeps.pop(name) for name, *_ in e.lanes if name in self._sweeps]
         self._do(Extend(lanes), *sweeps, shown=Shown(shown, {}))
+        phases = [request.phase for name in shown if (request := self.state.request(name))]
+        self._reach("a chunked prefill", Phase.EXTENDING in phases)
 
     def _match(self, name: str, prefix: int, got: Cursors) -> None:
         """The tree gave an admitted request its prefix: how much is the tree's choice."""
         protected = got.cache_protected_len
+        self._reach("a prefix from the tree", prefix > 0)
         if protected % self.header.page_size or protected > prefix:
             self._part(
                 None, Verdict("LEN-1", "cache_protected_len of whole pages, in the prefix", str(protected))
@@ -251,6 +259,7 @@ class Validator(Beside):
             if draft is not None:
                 drafts.append(draft)
                 shown[name] = Cursors(*cells)
+        self._reach("a verify round that accepts several", any(draft.accept > 1 for draft in drafts))
         if drafts:
             self._do(SpecDecode(tuple(drafts)), shown=Shown(shown, {}))
         for name, outputs, _, _ in e.lanes:
@@ -288,6 +297,7 @@ class Validator(Beside):
 
     @reads(log.Swept, "evict_swa, or a choice of the extend that follows", "how far; cursors")
     def _sweep(self, e: log.Swept) -> None:
+        self._reach("a window sweep")
         request, got = self._request(e.request), Cursors(*e.cursors)
         if request is None:
             return
@@ -312,7 +322,9 @@ class Validator(Beside):
             text = text_cut(request.text, request.origin + e.outputs)
             self.state = given.with_history(self.state, whose, text)
         kept = {} if request.session is None else {request.session: Cursors(*e.after) if e.after else None}
+        self._reach("overshoot that is trimmed", (e.counted or e.outputs) < request.output)
         if e.reason == "FINISH_ABORT":
+            self._reach("an abort midway", e.request not in self._interrupting)
             self._do(Abort(e.request), shown=Shown({}, kept))
         elif e.counted == 0 and request.phase is Phase.RUNNING:
             was, self.state = self.state, given.finished_without_output(self.state, e.request)
@@ -325,6 +337,9 @@ class Validator(Beside):
     def _retract(self, request: Request, e: log.Released, kept: dict[str, Cursors | None]) -> None:
         self._outside[e.request] = None
         self._retracts[e.request] += 1
+        self._reach("a retract")
+        self._reach("a second retract of one request", self._retracts[e.request] == 2)
+        self._reach("a retract before the first result", request.output == 1 and e.outputs == 0)
         in_flight = request.output - e.outputs
         command = Retract(e.request, in_flight)
         if request.phase is Phase.RUNNING and request.output == 1 and e.outputs == 0:
@@ -340,13 +355,16 @@ class Validator(Beside):
     def _given_up(self) -> None:
         """Retracted and not queued again: the server's last resort is to give the request up."""
         for name in list(self._outside):
+            self._reach("the last resort: the only request is given up")
             self._abort_queued(name)
         self._outside.clear()
 
     @reads(log.QueueAborted, "abort of each that waits", "")
     def _abort(self, e: log.QueueAborted) -> None:
         for name in e.queued:
-            if self.state.request(name) is not None:
+            if (request := self.state.request(name)) is not None:
+                self._reach("an abort in the queue")
+                self._reach("an abort after a retract", request.started)
                 self._abort_queued(name)
 
     def _abort_queued(self, name: str) -> None:

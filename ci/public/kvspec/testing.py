@@ -181,9 +181,12 @@ def _system(make: Make) -> System:
     if chosen.impl is not None or make is None or isinstance(make, str):
         spec = chosen.impl or (make if isinstance(make, str) else "torch")
         try:
-            return resolve(spec, device=chosen.device, sglang_path=chosen.sglang_path)
+            system: System = resolve(spec, device=chosen.device, sglang_path=chosen.sglang_path)
         except UnusableImplementation as error:  # a name that names nothing is an error, never a skipped test
             raise ValueError(str(error)) from None
+        if system.capabilities.schedules:
+            raise ValueError(f"{spec}: the machines tell a system each batch; kvspec check drives this one")
+        return system
     return make() if callable(make) else make
 
 

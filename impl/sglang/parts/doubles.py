@@ -191,7 +191,10 @@ def provided() -> dict[str, dict[str, Any]]:
         },
         "sglang.srt.platforms": {"current_platform": PLATFORM},
         "sglang.srt.utils.rank_consensus_checker": {"rank_consensus": decorating},
-        "sglang.srt.beam_search.batch_tail": {"num_beam_member_rows": lambda *_, **__: 0},
+        "sglang.srt.beam_search.batch_tail": {
+            "beam_retraction_order": lambda order, _: order,
+            "num_beam_member_rows": lambda *_, **__: 0,
+        },
     }
 
 

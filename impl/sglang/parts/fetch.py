@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from impl.adapter import UnusableImplementation
 
-_VERSION = re.compile(r"\d+(\.\d+){1,3}((a|b|rc|\.?post|\.?dev)\d+)?")
+VERSION = re.compile(r"\d+(\.\d+){1,3}((a|b|rc|\.?post|\.?dev)\d+)?")
 # Of a wheel of tens of megabytes these are read: the bookkeeping and what tells the version.
 _NEEDED = (
     "sglang/version.py",
@@ -34,7 +34,7 @@ _NEEDED = (
 )
 _COMPILED = "sglang/srt/mem_cache/rust_tree_core/"
 _MAX_FILE = 16 << 20  # bytes of one unpacked file; the largest real one has half a megabyte
-_PIP_TIMEOUT_S = 300
+PIP_TIMEOUT_S = 300
 
 
 def cache_folder() -> Path:
@@ -58,7 +58,7 @@ def release_root(version: str) -> Path:
     Raises UnusableImplementation: not a version, no index to be reached, no such release, a cache
     folder that cannot be written, a broken wheel.
     """
-    if not _VERSION.fullmatch(version):
+    if not VERSION.fullmatch(version):
         raise UnusableImplementation(f"sglang=={version[:40]}: not a version number")
     if (root := cached_root(version)) is not None:
         return root
@@ -69,7 +69,7 @@ def release_root(version: str) -> Path:
             wheel = _download(version, Path(work))
             unpacked = Path(work) / "unpacked"
             unpack(wheel, unpacked)
-            _move_in(unpacked, root)
+            move_in(unpacked, root)
     except OSError as error:
         raise UnusableImplementation(f"sglang=={version}: cannot write {root.parent}: {error}") from None
     return root
@@ -121,12 +121,12 @@ def _needed(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name and ":" not in name
 
 
-def _move_in(unpacked: Path, root: Path) -> None:
+def move_in(unpacked: Path, root: Path, package: str = "sglang") -> None:
     """Put a complete folder in place at once; when another process was faster, its folder serves."""
     try:
         unpacked.rename(root)
     except OSError:
-        if not (root / "sglang").is_dir():
+        if not (root / package).is_dir():
             # Half a folder that something else left there: it can only be replaced.
             shutil.rmtree(root, ignore_errors=True)
             unpacked.rename(root)
@@ -138,16 +138,16 @@ def _download(version: str, work: Path) -> Path:
     for i, options in enumerate(_ways_to_ask()):
         folder = work / f"wheel{i}"
         command = [
-            *_pip(), "download", "--no-deps", "--disable-pip-version-check",
+            *pip(), "download", "--no-deps", "--disable-pip-version-check",
             "--no-input", "--only-binary=:all:", *options, "--dest", str(folder), f"sglang=={version}",
         ]  # fmt: skip
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False
+                command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
             raise UnusableImplementation(
-                f"sglang=={version}: pip gave no answer in {_PIP_TIMEOUT_S} s"
+                f"sglang=={version}: pip gave no answer in {PIP_TIMEOUT_S} s"
             ) from None
         if wheels := sorted(folder.glob("*.whl")):
             return wheels[0]
@@ -157,7 +157,7 @@ def _download(version: str, work: Path) -> Path:
     raise UnusableImplementation(f"sglang=={version}: {pip_trouble(last)}")
 
 
-def _pip() -> list[str]:
+def pip() -> list[str]:
     """This Python's pip, else one on the path: environments are often made without."""
     if importlib.util.find_spec("pip") is None and (found := shutil.which("pip3") or shutil.which("pip")):
         return [found]

@@ -23,8 +23,8 @@ NEEDS = """
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch(reqs=_, req_to_token_pool=_, token_to_kv_pool_allocator=_, tree_cache=_)
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch.prepare_for_extend(); ScheduleBatch.prepare_for_decode()
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch._evict_swa(_, _); FINISH_ABORT(); FINISH_LENGTH(length=_)
-0.5.10 0.5.19 managers/schedule_batch.py | ScheduleBatch.release_req(_, _, _)
-0.5.19 ...    managers/schedule_batch.py | ScheduleBatch.release_req(_, _)
+0.5.10 0.5.19 managers/schedule_batch.py | ScheduleBatch.release_req(_, _, _); ScheduleBatch.retract_decode(_)
+0.5.19 ...    managers/schedule_batch.py | ScheduleBatch.release_req(_, _); ScheduleBatch.retract_decode()
 0.5.10 0.5.13 managers/schedule_batch.py | Req.check_finished(_); Req.is_chunked; Req.fill_ids
 0.5.13 ...    managers/schedule_batch.py | Req.update_finish_state(_); Req.inflight_middle_chunks; Req.full_untruncated_fill_ids
 0.5.10 0.5.15 managers/schedule_batch.py | Req.set_extend_input_len(_)

@@ -224,6 +224,14 @@ class Release0510:
 
         batch.release_req(0, 0, SERVER_ARGS)
 
+    def retract_decode(self, batch: Any) -> tuple[list[Any], list[Any]]:
+        """What the scheduler does where the next step of `batch` does not fit: (retracted, given up)."""
+        from impl.sglang.parts.doubles import SERVER_ARGS
+
+        batch.filter_batch = lambda **_: None  # the others are in no other batch than in this one
+        retracted, _, aborted = batch.retract_decode(SERVER_ARGS)
+        return retracted, aborted
+
     def abort_queued(self, req: Any) -> None:
         """Scheduler.abort_request on a request that waits: none of these informs the session."""
 

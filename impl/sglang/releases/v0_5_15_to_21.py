@@ -192,6 +192,11 @@ class Release0519(Release0518):
     def retract(self, batch: Any) -> None:
         batch.release_req(0, 0)
 
+    def retract_decode(self, batch: Any) -> tuple[list[Any], list[Any]]:
+        batch.filter_batch = lambda **_: None
+        retracted, _, aborted = batch.retract_decode()
+        return retracted, aborted
+
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
         cache.free_kv_row(req.kv, [(start, end)])
 

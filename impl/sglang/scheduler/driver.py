@@ -33,7 +33,8 @@ class Driver(TreeCommands):
     """One release in this process; `reset` starts a server, `apply` plays one command.
 
     overlap: the scheduler launches a batch before it processes the result of the one before (results.py).
-    A turn that the session rejects when it is created is dropped without the one-token prefill that it gets.
+    A turn that the session rejects when it is created runs through the one-token prefill that it gets: at
+    once if there is room, else never.
     """
 
     def __init__(self, release: Release0510, *, overlap: bool = False) -> None:
@@ -139,6 +140,10 @@ class Driver(TreeCommands):
         req = server.new_request(f"{command.request}#{serial}", tokens, name, undo)
         if req.to_finish is not None:
             taken_back = command.rewind and not (name is not None and server.in_flight(name))
+            if server.has_room_for_one():
+                self._one_token_prefill(
+                    LiveRequest(self.release, command.request, name, serial, req, history)
+                )
             raise CommandRefused(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
         self.serial = serial
         server.turns[command.request] = LiveRequest(self.release, command.request, name, serial, req, history)
@@ -348,6 +353,42 @@ class Driver(TreeCommands):
         self._end(turn)
         return self._kept_less(turn, allocated, turn.origin + command.finished_len)
 
+    def _retract(self, turn: LiveRequest) -> None:
+        """ScheduleBatch.retract_decode, where that picks this request of a batch of those that run and the
+        others go on; else as retract_all and priority preemption do it, which take whom they like."""
+        running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING and t is not turn]
+        others = [t for t in running if _standing(t) >= _standing(turn)]
+        if others and not self.server.spec and self._fits(others):
+            batch = self.server.new_batch([*others, turn], ForwardMode.DECODE)
+            if self.release.retract_decode(batch) != ([turn.req], []):
+                raise RuntimeError("retract_decode has taken other requests than by its order")
+        else:
+            self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
+
+    def _fits(self, turns: Sequence[LiveRequest], evicting: bool = False) -> bool:
+        """The next step of these has room. evicting: in the radix tree too."""
+        page, server = self.server.geometry.page_size, self.server
+        pools = [p.available_size() // page for p in (server.full_pool, server.swa_pool) if p is not None]
+        room = min(server.free_counts()[1:] if evicting else pools)
+        return sum(server.cursors(t).kv_committed_len % page == 0 for t in turns) <= room
+
+    def _last_resort(self, turn: LiveRequest) -> bool:
+        """Give up the one request that runs, as retract_decode does where its next step does not fit."""
+        running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING]
+        if running != [turn] or self.server.spec or self._fits(running, evicting=True):
+            return False
+        if any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn):
+            return False
+        self.results.before_retract(turn, False)
+        batch = self.server.new_batch(running, ForwardMode.DECODE)
+        if self.release.retract_decode(batch) != ([], [turn.req]):
+            return False
+        self.results.skip(turn)
+        self.server.scheduler.leave(turn.req)
+        del self.server.turns[turn.name]
+        self._reap()
+        return True
+
     def retract(self, command: c.Retract) -> list[Choice]:
         turn = self._turn(command.request)
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
@@ -355,7 +396,7 @@ class Driver(TreeCommands):
         require(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
         self.results.before_retract(turn, bool(lost))
         allocated = self.release.cursors(turn.req).kv_allocated_len
-        self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
+        self._retract(turn)
         self.server.scheduler.leave(turn.req)
         self.results.skip(turn)
         turn.phase = RequestPhase.QUEUED
@@ -377,7 +418,7 @@ class Driver(TreeCommands):
             self.release.abort_queued(turn.req)
             del self.server.turns[turn.name]
             self._reap()
-        else:
+        elif not (turn.phase is RequestPhase.RUNNING and self._last_resort(turn)):
             turn.req.to_finish = self.release.batch.FINISH_ABORT()
             self._end(turn)
 
@@ -422,6 +463,11 @@ class Driver(TreeCommands):
         locked = bool(server.lock_holders) or any(t.locked for t in turns)
         report: Report = server.scheduler.idle([t.req for t in turns], locked)
         return report
+
+
+def _standing(turn: LiveRequest) -> tuple[int, int]:
+    """retract_decode takes the lowest first; of equals the last of the batch."""
+    return len(turn.req.output_ids), -turn.origin
 
 
 _METHODS: dict[type, Callable[[Driver, Any], Played]] = {

@@ -153,6 +153,12 @@ class Server:
         require(pages <= full, Reason.OUT_OF_FULL)
         require(pages <= swa, Reason.OUT_OF_SWA)
 
+    def has_room_for_one(self) -> bool:
+        """Whether a prefill of one token fits, without evicting anything for it."""
+        pools = [self.full_pool, *([] if self.swa_pool is None else [self.swa_pool])]
+        need = self.geometry.page_size * (1 + self.release.spare_page_per_lane)
+        return bool(self.rows.free_slots) and all(pool.available_size() >= need for pool in pools)
+
     def named(self, name: str) -> bool:
         """Whether somebody has the name: sessions, requests and lock holders share one space."""
         return any(name in names for names in (self.controller.sessions, self.turns, self.lock_holders))

@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from impl.adapter import Capabilities, System, UnusableImplementation
+from impl.example_engine import ExampleEngine
 from reference.commands import Command, Decode, Done, Mode, Open, Outcome, Reason, Refused
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.check import campaign
@@ -49,6 +50,33 @@ class Explodes(ReferenceSystem):
         if type(command).__name__ == "Decode":
             raise IndexError("page 99")
         return super().apply(command)
+
+
+class _OneMore(list[int]):
+    """Counts one page more than there are."""
+
+    def __len__(self) -> int:
+        return super().__len__() + 1
+
+
+class PromisesAPage(ExampleEngine):
+    """Its check for room is off by one."""
+
+    def reset(self, geometry: Geometry) -> None:
+        super().reset(geometry)
+        self.free_pages = _OneMore(self.free_pages)
+
+
+def test_a_plan_that_is_done_at_once_is_no_verdict() -> None:
+    """A system that offers little is driven on until nothing new comes up."""
+    short = run(PromisesAPage(), replace(plan("smoke", seed=3), goes_on=False))
+    assert short.exit_code == 0 and short.examples == short.planned and not short.went_on
+    result = run(PromisesAPage(), plan("smoke", seed=3))
+    assert result.exit_code == 3 and result.examples > result.planned
+    assert result.went_on == "until something was found"
+    conforming = run(ExampleEngine(), plan("smoke", seed=3))
+    assert conforming.exit_code == 0 and conforming.commands - short.commands >= 1_000
+    assert conforming.went_on
 
 
 def test_a_system_that_breaks_is_not_called_wrong() -> None:

@@ -69,7 +69,7 @@ def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
     assert code == 1
     assert lines(out)[:6] == [
         "torch+pr22900: violates LEN-2, FREE-2 (400 commands in 2.0 s)", "", "violation: LEN-2, FREE-2",
-        "rule finish and retract cap at target; met in free mode alone so far",
+        "rule finish and retract cap at target; met in free mode alone so far; polite clients",
         "because swa_evicted_seqlen 40, not swa_evicted_seqlen 38", "",
     ]  # fmt: skip
     assert out.splitlines()[-4:-1] == [
@@ -86,7 +86,7 @@ def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
     flat = " ".join(text.split())
     assert report.sentence("LEN-2") in flat
     assert report.sentence("FREE-2") in flat
-    assert "met in free mode alone so far (modes: free); met 3 times" in flat
+    assert "met in free mode alone so far (modes: free); polite clients; met 3 times" in flat
     assert "first after 1234 commands, 1.2 s" in flat
     assert "reachable by a faithful scheduler (modes: free, faithful);" in flat
     assert [line for line in lines(text) if re.match("[0-9] |>", line)] == [

@@ -69,3 +69,27 @@ def test_unusable_input(arguments: list[str], says: str, capsys: pytest.CaptureF
 def test_no_such_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["setup-server", "0.4"]) == 2
     assert "whole servers are there of 0.5.14" in capsys.readouterr().err
+
+
+def test_serve_check_wants_an_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
+    assert run(["serve-check", "--impl", "sglang==0.5.23"]) == 2
+    assert "kvspec setup-server 0.5.23" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--impl", "torch"], "whole schedulers are driven of sglang==VERSION"),
+        (["--set", "page=4"], "FIELD=N with one of page_size"),
+        (["--again", "none.json"], "--again none.json"), (["--again", LOG], "--again"),
+    ],
+)  # fmt: skip
+def test_serve_check_unusable_input(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve-check", *arguments]) == 2
+    complaint = capsys.readouterr().err
+    assert says in complaint and complaint.count("\n") == 1

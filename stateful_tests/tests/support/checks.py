@@ -49,7 +49,7 @@ def checked(*findings: Finding, **more: Any) -> CheckResult:
         refusals={"no_row": 2, "out_of_full": 30},
         commands_by_kind={"Open": 300, "Close": 100},
         findings=list(findings),
-        unreached=("FREE-2",),
+        unreached=("FREE-2",), planned=10,
         seconds=2.0,
     )  # fmt: skip
     return replace(made, **more)

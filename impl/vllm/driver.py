@@ -1,0 +1,252 @@
+"""Carries commands out on a release's scheduler, as its engine core does, and gathers the facts."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from impl.adapter import Capabilities, UnusableImplementation
+from impl.vllm.engine import Stamps, start
+from impl.vllm.modules import RUNNER, install, runner_methods
+from impl.vllm.runner import ModelRunner, Ran
+from impl.vocabulary import well_formed
+from reference.blocks.commands import (
+    Add, End, EngineCommand, More, ResetCache, Schedule, Update, client_tokens,
+)  # fmt: skip
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact
+from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
+
+
+class EngineDriver:
+    """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in
+    flight."""
+
+    name, capabilities = "", Capabilities()  # VLLMSystem says both
+
+    def __init__(self, root: Path, overlap: bool = False) -> None:
+        install(root)
+        self.overlap = overlap
+        self._methods = runner_methods(root)
+        runner = (root / RUNNER).read_text(encoding="utf-8")
+        self._spec_overlap = "def _get_valid_sampled_token_count" in runner
+        self._statuses = importlib.import_module("vllm.v1.request").RequestStatus
+        self._outputs = importlib.import_module("vllm.v1.outputs")
+        self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+        self._commands: dict[type, Callable[[Any], Reason | None]] = {
+            Add: self._add, More: self._more, End: self._end, Abort: self._abort, ResetCache: self._reset,
+            Schedule: self._schedule, Update: self._update,
+        }  # fmt: skip
+
+    def reset(self, geometry: EngineConfig) -> None:
+        """Start an engine of these sizes."""
+        if self.overlap and geometry.drafts and not self._spec_overlap:
+            raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
+        self.config = config = geometry
+        self._stamps = Stamps()
+        self.scheduler, self._request = start(config, self.overlap, self._stamps)
+        self.runner = ModelRunner(config, self.overlap, self._methods)
+        self._in_flight: deque[tuple[Any, Ran]] = deque()
+        self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
+        self._names: dict[str, str] = {}
+        self._ended: set[str] = set()
+        self._exhausted = False  # the last schedule had nothing to run
+        self._sent = 0
+        self._lanes: tuple[Lane, ...] = ()
+        self._given: tuple[Output, ...] = ()
+        self._reset_done = False
+
+    def apply(self, command: EngineCommand) -> Outcome:
+        """Carry a command out, or refuse it."""
+        self._lanes, self._given, self._reset_done = (), (), False
+        refused = self._commands[type(command)](command)
+        return Done() if refused is None else Refused(refused)
+
+    def close(self) -> None:
+        """Holds nothing outside of this process."""
+
+    # -- what clients do --------------------------------------------------------------------------
+
+    def _tokens(self, command: Add | More) -> list[int]:
+        self._sent += 1
+        return client_tokens(command.prompt, command.tokens, self._sent)
+
+    def _ill_formed(self, command: Add | More) -> bool:
+        """Whether the front end would refuse it."""
+        if not well_formed(command.prompt) or command.tokens < 0 or command.max_tokens < 1:
+            return True
+        return not 1 <= prompt_len(command.prompt) + command.tokens < self.config.max_model_len
+
+    def _known(self, name: str) -> Any:
+        return self.scheduler.requests.get(self._ids.get(name, ""))
+
+    def _add(self, command: Add) -> Reason | None:
+        if self._ill_formed(command):
+            return Reason.BAD_LENGTH
+        if self._known(command.request) is not None:
+            return Reason.REQUEST_EXISTS
+        tokens = self._tokens(command)
+        name = f"{command.request}-{self._sent}"
+        request = self._request(name, tokens, command.max_tokens, command.priority, command.resumable)
+        self._ids[command.request], self._names[name] = name, command.request
+        self.scheduler.add_request(request)
+        return None
+
+    def _session(self, name: str) -> Reason | None:
+        """Why a session's next turn is refused."""
+        request = self._known(name)
+        if request is None:
+            return Reason.UNKNOWN_REQUEST
+        if not request.resumable:
+            return Reason.WRONG_PHASE
+        return Reason.SESSION_CLOSING if request.request_id in self._ended else None
+
+    def _more(self, command: More) -> Reason | None:
+        if self._ill_formed(command):
+            return Reason.BAD_LENGTH
+        if (refused := self._session(command.request)) is not None:
+            return refused
+        tokens = self._tokens(command)
+        known = self._known(command.request)
+        self.scheduler.add_request(
+            self._request(known.request_id, tokens, command.max_tokens, known.priority, True)
+        )
+        return None
+
+    def _end(self, command: End) -> Reason | None:
+        if (refused := self._session(command.request)) is not None:
+            return refused
+        known = self._known(command.request)
+        self._ended.add(known.request_id)
+        self.scheduler.add_request(self._request(known.request_id, [2], 1, known.priority, False))
+        return None
+
+    def _abort(self, command: Abort) -> Reason | None:
+        known = self._known(command.request)
+        if known is None:
+            return Reason.UNKNOWN_REQUEST
+        if command.marked:
+            return Reason.UNFAITHFUL  # what SGLang does to one in its queue
+        self.scheduler.finish_requests(known.request_id, self._statuses.FINISHED_ABORTED)
+        return None
+
+    def _reset(self, command: ResetCache) -> Reason | None:
+        reset = self.scheduler.reset_prefix_cache
+        can = "reset_running_requests" in inspect.signature(reset).parameters
+        if command.running and not can:
+            return Reason.UNFAITHFUL
+        try:
+            self._reset_done = bool(reset(reset_running_requests=command.running) if can else reset())
+        except RuntimeError as error:
+            if not str(error).startswith("Failed to reset"):
+                raise
+        return None
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _schedule(self, command: Schedule) -> Reason | None:
+        if len(self._in_flight) > self.overlap:
+            return Reason.TURN_IN_FLIGHT
+        if not self.scheduler.has_requests():
+            return Reason.EMPTY
+        scheduled = self.scheduler.schedule()
+        stop = [self._ids.get(name, "") for name in command.stop]
+        ran = self.runner.run(scheduled, command.accept, stop)
+        self._exhausted = not ran.lanes
+        if ran.lanes:
+            self._in_flight.append((scheduled, ran))
+        else:
+            self.scheduler.update_from_output(scheduled, self._results(ran))
+        self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
+        return None
+
+    def _due(self) -> bool:
+        """Whether the engine core takes results now: it fills its queue of batches first."""
+        full = len(self._in_flight) > self.overlap
+        return bool(self._in_flight) and (full or self._exhausted or not self.scheduler.has_requests())
+
+    def _update(self, command: Update) -> Reason | None:
+        if not self._in_flight:
+            return Reason.EMPTY
+        if not self._due():
+            return Reason.WRONG_PHASE
+        self._exhausted = False
+        scheduled, ran = self._in_flight.popleft()
+        given = self.scheduler.update_from_output(scheduled, self._results(ran))
+        self._given = tuple(
+            Output(self._names[out.request_id], tuple(out.new_token_ids), _reason(out.finish_reason))
+            for one in given.values()
+            for out in one.outputs
+        )
+        if self.config.drafts and not self.overlap:
+            most = self.config.drafts
+            if not self.config.eagle:
+                most = min(most, max(0, command.drafts))
+            drafts = self.runner.proposed([name for name, tokens in ran.sampled.items() if tokens], most)
+            kind = self._outputs.DraftTokenIds
+            self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
+        return None
+
+    def _results(self, ran: Ran) -> Any:
+        names = list(ran.sampled)
+        kind = self._outputs.ModelRunnerOutput
+        offered = {
+            "req_ids": names, "req_id_to_index": {name: at for at, name in enumerate(names)},
+            "sampled_token_ids": [list(tokens) for tokens in ran.sampled.values()],
+            "logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": [],
+        }  # fmt: skip
+        return kind(**{k: v for k, v in offered.items() if k in inspect.signature(kind).parameters})
+
+    # -- facts ------------------------------------------------------------------------------------
+
+    def view(self) -> BlockFacts:
+        """The facts now."""
+        manager = self.scheduler.kv_cache_manager
+        pool, groups = manager.block_pool, self.config.groups
+        managers = manager.coordinator.single_type_managers
+        requests = {}
+        for name, request in self.scheduler.requests.items():
+            tables = tuple(tuple(b.block_id for b in m.req_to_blocks.get(name, ())) for m in managers)
+            requests[self._names[name]] = RequestFact(
+                request.status.name, tuple(request._all_token_ids), request.num_computed_tokens, tables
+            )  # fmt: skip
+        published = []
+        further = getattr(pool, "cached_block_hashes_by_block", {})
+        for block in pool.blocks:
+            if block.block_hash is not None:
+                for key in (block.block_hash, *further.get(block.block_id, ())):
+                    group = self._utils.get_group_id(key)
+                    stamps = self._stamps.of_block(self._utils.get_block_hash(key), groups[group].block_size)
+                    published.append(Published(block.block_id, group, stamps))
+        mapped: dict[int, int] = {}
+        cache = pool.cached_block_hash_to_block
+        for blocks in getattr(cache, "_cache", cache).values():
+            for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
+                mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
+        kept = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
+        kept.update(*(m.num_cached_block for m in managers))
+        written = self.runner.memory
+        memory = [written.get(block.block_id, (-1, ())) for block in pool.blocks]
+        known = self.scheduler.requests
+        return BlockFacts(
+            refs=tuple(block.ref_cnt for block in pool.blocks),
+            free=tuple(block.block_id for block in pool.free_block_queue.get_all_free_blocks()),
+            memory=tuple((group, tuple(slots)) for group, slots in memory),
+            published=tuple(published),
+            mapped=mapped,
+            requests=requests,
+            leftovers=tuple(self._names.get(name, name) for name in kept if name not in known),
+            lanes=self._lanes,
+            outputs=self._given,
+            reset=self._reset_done,
+            steps_in_flight=len(self._in_flight),
+            results_due=self._due(),
+        )
+
+
+def _reason(reason: Any) -> str:
+    return "" if reason is None else str(reason)

@@ -1,0 +1,176 @@
+"""What of a vLLM release is loaded: scheduler, cache manager and request. What it needs besides stands
+here."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from impl.isolation import Bookkeeping, Inert, Provided, cut
+from impl.isolation import install as install_hook
+
+REAL = (
+    "vllm.v1.core", "vllm.v1.request", "vllm.v1.kv_cache_interface", "vllm.v1.kv_cache_layout",
+    "vllm.v1.kv_cache_spec_registry", "vllm.v1.hisparse.block_pool", "vllm.v1.engine", "vllm.v1.outputs",
+    "vllm.v1.metrics.stats", "vllm.v1.metrics.utils", "vllm.v1.metrics.cache_hit_source", "vllm.v1.kv_hints",
+    "vllm.v1.spec_decode.metrics", "vllm.utils.math_utils",
+)  # fmt: skip
+_NEVER_RUN = (
+    "zmq", "uvloop", "prometheus_client", "cbor2", "xxhash", "transformers", "PIL", "pydantic", "cachetools",
+    "cloudpickle", "psutil", "regex", "setproctitle", "yaml", "vllm_flash_attn", "blake3",
+)  # fmt: skip
+# The worker's own code that keeps requests and block tables from what the scheduler sends.
+RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+RUNNER_METHODS = ("_update_states", "_update_streaming_request")
+
+
+class Values:
+    """Attributes as given; any other is None."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+class _Logger(logging.Logger):
+    def info_once(self, *_: Any, **__: Any) -> None:
+        pass
+
+    warning_once = debug_once = info_once
+
+
+class _ReadOnly:
+    """A list that is only read (vllm/v1/utils.py)."""
+
+    def __init__(self, of: list[Any]) -> None:
+        self._of = of
+
+    def index(self, *of: Any) -> int:
+        return self._of.index(*of)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._of[at]
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Any:
+        return iter(self._of)
+
+    def __contains__(self, what: object) -> bool:
+        return what in self._of
+
+    def copy(self) -> list[Any]:
+        return self._of.copy()
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(a // -b)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+class StructuredOutput(Inert):
+    """Accepts every token: no request asks for a grammar."""
+
+    def validate_tokens(self, _: Any, tokens: list[int]) -> list[int]:
+        return tokens
+
+    def accept_tokens(self, *_: Any) -> bool:
+        return True
+
+    should_advance = staticmethod(_no)
+
+
+def _provided() -> Provided:
+    def size(dtype: Any) -> int:
+        return int(sys.modules["torch"].tensor([], dtype=dtype).element_size())
+
+    text_only = Values(supports_multimodal_inputs=_no, get_encdec_max_encoder_len=lambda *_: 0)
+    return {
+        "vllm.logger": {"init_logger": lambda name: _Logger(name, logging.CRITICAL)},
+        "vllm.sampling_params": {"SamplingParams": Values, "SamplingType": Values(RANDOM_SEED=object())},
+        "vllm.v1.structured_output.request": {
+            "StructuredOutputRequest": Values(from_sampling_params=_nothing),
+        },
+        "vllm.v1.structured_output.utils": {
+            "strip_speculative_padding": lambda tokens: [t for t in tokens if t != -1],
+        },
+        "vllm.v1.utils": {"ConstantList": _ReadOnly, "record_function_or_nullcontext": Inert},
+        "vllm.utils": {
+            "cdiv": _cdiv, "round_up": lambda x, y: _cdiv(x, y) * y, "round_down": lambda x, y: x // y * y,
+            "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens), "get_dtype_size": size,
+        },
+        "vllm.utils.torch_utils": {"get_dtype_size": size},
+        "vllm.multimodal": {"MULTIMODAL_REGISTRY": text_only},
+        "vllm.multimodal.utils": {
+            "get_mm_features_in_window": lambda *_, **__: (0, 0),
+            "strip_covered_mm_data": lambda features, *_, **__: features,
+        },
+        "vllm.platforms": {
+            "current_platform": Values(is_xpu=_no, is_tpu=_no, register_custom_kv_cache_specs=_no),
+        },
+        "vllm.distributed.kv_events": {"MEDIUM_GPU": "GPU", "MEDIUM_CPU": "CPU"},
+        "vllm.envs": {"VLLM_USE_V2_MODEL_RUNNER": None, "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},
+        "vllm.config": {"get_current_vllm_config_or_none": _nothing},
+        "vllm.exceptions": {"VLLMValidationError": ValueError, "VLLMNotFoundError": KeyError},
+    }  # fmt: skip
+
+
+def install(root: Path) -> None:
+    """Hook the imports of this process up to the vLLM under `root`."""
+    engine = (root / "vllm/v1/engine").glob("*.py")
+    never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
+    modules = Bookkeeping("vllm", REAL, inert=never, imported_only=("numpy", "msgspec", *_NEVER_RUN))
+    install_hook(root, modules, _provided())
+
+
+def runner_methods(root: Path) -> dict[str, Any]:
+    """The worker's methods of this release, compiled by themselves."""
+    env: dict[str, Any] = {
+        "CachedRequestState": WorkerRequest, "SamplingType": Values(RANDOM_SEED=object()),
+        "torch": sys.modules["torch"], "get_pp_group": lambda: Values(is_last_rank=True), "cast": lambda _,
+        value: value,
+        "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens),
+        "copy_kv_cache_blocks_inplace": _copy_blocks,
+    }  # fmt: skip
+    names = frozenset(f"GPUModelRunner.{name}" for name in RUNNER_METHODS)
+    return cut(root / RUNNER, names, env)
+
+
+def _copy_blocks(memory: dict[int, Any], _: int, copies: Any) -> None:
+    """Copy what stands in blocks of the runner's memory."""
+    for copy in copies:
+        source, target = copy
+        group, slots = memory.get(source, (-1, []))
+        memory[target] = (group, list(slots))
+
+
+class WorkerRequest(Values):
+    """What a worker remembers of a request (gpu_input_batch.py: CachedRequestState)."""
+
+    prev_num_draft_len = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @num_prompt_tokens.setter
+    def num_prompt_tokens(self, _: int) -> None:
+        """Follows from prompt_token_ids."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + len(self.output_token_ids)

@@ -1,0 +1,241 @@
+"""The model runner: block tables as a worker keeps them, a stamp in every slot instead of KV, a model that
+samples.
+
+Requests and tables are kept by the release's own `GPUModelRunner._update_states`, with a plain batch in
+place of its tensors. What the GPU does is ours: it runs batches in the order in which they were scheduled,
+so a batch is run when it is scheduled, and its results wait until the scheduler gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any, NamedTuple
+
+from impl.isolation import Inert
+from reference.blocks.commands import STOP_TOKEN
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import Lane, Table, chain
+
+UNKNOWN = -1  # a token that the worker does not have
+
+
+def greedy(stamp: int) -> int:
+    """The token that the model likes best after a prefix."""
+    return 2 + hash((stamp, 1)) % 999_983
+
+
+def other(stamp: int) -> int:
+    """The one that it samples where it does not agree with a draft."""
+    return greedy(stamp) + 1_000_000
+
+
+class _Ignored:
+    """Tokens of drafts are kept elsewhere."""
+
+    def __setitem__(self, at: Any, tokens: Any) -> None:
+        pass
+
+
+class _Batch:
+    """The persistent batch (gpu_input_batch.py): an index for each request, and its block table."""
+
+    def __init__(self, size: int) -> None:
+        self.req_id_to_index: dict[str, int] = {}
+        self.prev_req_id_to_index: dict[str, int] | None = None
+        self.num_computed_tokens_cpu = [0] * size
+        self.num_tokens_no_spec, self.num_tokens, self.num_prompt_tokens = [0] * size, [0] * size, [0] * size
+        self.rows: list[list[list[int]]] = [[] for _ in range(size)]
+        self.block_table = self
+        self.token_ids_cpu = self.is_token_ids = _Ignored()
+
+    def append_row(self, blocks: Sequence[Sequence[int]], index: int) -> None:
+        for row, more in zip(self.rows[index], blocks):
+            row.extend(more)
+
+    def add_request(self, state: Any) -> None:
+        index = next(i for i in range(len(self.rows)) if i not in self.req_id_to_index.values())
+        self.req_id_to_index[state.req_id] = index
+        self.rows[index] = [list(blocks) for blocks in state.block_ids]
+        self.num_computed_tokens_cpu[index] = state.num_computed_tokens
+        self.num_prompt_tokens[index] = state.num_prompt_tokens
+        self.num_tokens_no_spec[index] = self.num_tokens[index] = state.num_tokens
+
+    def remove_request(self, name: str) -> None:
+        self.req_id_to_index.pop(name, None)
+
+    def update_req_spec_token_ids(self, state: Any, scheduled: dict[str, list[int]]) -> None:
+        state.prev_num_draft_len = len(scheduled.get(state.req_id, ()))
+
+    def condense(self) -> None:
+        """Indices are only names here."""
+
+    refresh_metadata = condense
+
+
+class _Counts(list[int]):
+    def fill(self, value: int) -> None:
+        self[:] = [value] * len(self)
+
+
+class _Buffer:
+    def __init__(self, size: int) -> None:
+        self.np = _Counts([0] * size)
+
+
+class _Worker:
+    """What the release's methods take for `self`; what is not here never matters."""
+
+    def __init__(self, size: int, drafts: int, overlap: bool) -> None:
+        self.requests: dict[str, Any] = {}
+        self.num_prompt_logprobs: dict[str, Any] = {}
+        self.encoder_cache: dict[str, Any] = {}
+        self.kv_caches: Any = None
+        self.kv_cache_config: Any = None
+        self.input_batch = _Batch(size)
+        self.speculative_config = None
+        self.use_async_scheduling, self.use_async_spec_decode = overlap, overlap and drafts > 0
+        self.is_pooling_model = self.uses_mrope = False
+        self.uses_xdrope_dim = 0
+        self.sampled_counts: list[int] = []
+        self.prev_num_draft_tokens = _Buffer(size)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Inert()
+
+    def _get_valid_sampled_token_count(self) -> list[int]:
+        return self.sampled_counts
+
+
+class Ran(NamedTuple):
+    """A batch that ran: its lanes, and by request what the model sampled."""
+
+    lanes: tuple[Lane, ...]
+    sampled: dict[str, list[int]]
+
+
+class ModelRunner:
+    """One worker. memory: for each block the group that last wrote it, and the stamps in its slots."""
+
+    def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any]) -> None:
+        self.config, self.overlap = config, overlap
+        self.worker = _Worker(4 * config.max_seqs + 8, config.drafts, overlap)
+        for name, method in methods.items():
+            setattr(self.worker, name, MethodType(method, self.worker))
+        self.memory: dict[int, tuple[int, list[int]]] = {}
+        self.worker.kv_caches, self.worker.kv_cache_config = self.memory, config
+        self._text: dict[str, tuple[list[int], list[int]]] = {}  # tokens on the device, and their stamps
+
+    def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
+        """Take over what the scheduler sends, run the model, and sample."""
+        worker, batch = self.worker, self.worker.input_batch
+        before = dict(batch.req_id_to_index)
+        had_sampled = set(batch.prev_req_id_to_index or ())
+        correct: Callable[[], None] | None = worker._update_states(scheduled)
+        begun = {name: batch.num_computed_tokens_cpu[at] for name, at in batch.req_id_to_index.items()}
+        if correct is not None:
+            correct()
+        added = {r.req_id for r in scheduled.scheduled_new_reqs} | set(batch.req_id_to_index) - set(before)
+        added |= set(getattr(scheduled.scheduled_cached_reqs, "resumed_req_ids", ()))
+        lanes, results = [], {}
+        for at, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
+            state, index = worker.requests[name], batch.req_id_to_index[name]
+            if name in added or name not in self._text:
+                self._put(name, state.prompt_token_ids + state.output_token_ids)
+            given = scheduled.scheduled_spec_decode_tokens.get(name, ())
+            samples = begun[name] + count >= state.num_tokens
+            real = not self.overlap or (name in had_sampled and name not in added)
+            agreed = accept[min(at, len(accept) - 1)] if accept else 0
+            start = batch.num_computed_tokens_cpu[index]
+            tokens, sampled = self._forward(name, start, count, given, real, agreed)
+            if not samples:
+                sampled = []
+            elif name in stop:
+                sampled[-1] = STOP_TOKEN
+            tables: Table = tuple(map(tuple, batch.rows[index]))
+            lanes.append(Lane(name, start, tokens, len(given), tuple(sampled), tables))
+            results[name] = sampled
+        for lane in lanes:
+            self._write(lane)
+        for name, sampled in results.items():
+            self._keep(name, sampled)
+        if self.overlap:
+            batch.prev_req_id_to_index = {n: batch.req_id_to_index[n] for n, s in results.items() if s}
+            worker.sampled_counts = [0] * len(batch.rows)
+            for name, index in batch.prev_req_id_to_index.items():
+                worker.sampled_counts[index] = len(results[name])
+        return Ran(tuple(lanes), results)
+
+    def proposed(self, names: Sequence[str], most: int) -> dict[str, list[int]]:
+        """Drafts that follow what the device has of each request."""
+        return {name: self._drafts(self._text[name][1], most) for name in names if name in self._text}
+
+    @staticmethod
+    def _drafts(stamps: list[int], count: int) -> list[int]:
+        drafts, stamp = [], stamps[-1] if stamps else 0
+        for _ in range(count):
+            drafts.append(greedy(stamp))
+            stamp = chain(stamp, drafts[-1])
+        return drafts
+
+    def _put(self, name: str, tokens: list[int]) -> None:
+        stamps, stamp = [], 0
+        for token in tokens:
+            stamp = chain(stamp, token)
+            stamps.append(stamp)
+        self._text[name] = (list(tokens), stamps)
+
+    def _forward(
+        self, name: str, start: int, count: int, given: Sequence[int], real: bool, agreed: int
+    ) -> tuple[tuple[int, ...], list[int]]:
+        """Inputs of a lane, and what the model samples behind them. real: the drafts are a drafter's."""
+        text, stamps = self._text[name]
+        own = max(count - len(given), 0)
+        inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own)]
+        last = start + own - 1
+        stamp = stamps[last] if 0 <= last < len(stamps) else 0
+        drafts = self._drafts([stamp], len(given)) if self.overlap else list(given)
+        inputs += drafts if real else [UNKNOWN] * len(given)
+        sampled: list[int] = []
+        for draft in drafts if real else ():
+            if len(sampled) == agreed or draft != greedy(stamp):
+                break
+            sampled.append(draft)
+            stamp = chain(stamp, draft)
+        sampled.append(greedy(stamp) if len(sampled) == len(given) or not real else other(stamp))
+        return tuple(inputs), sampled
+
+    def _write(self, lane: Lane) -> None:
+        """Stamp the slots of a lane; a position without a block goes where zeros in a table lead: block 0."""
+        stamps = self._text[lane.request][1]
+        stamp = stamps[lane.start - 1] if 0 < lane.start <= len(stamps) else 0
+        made = []
+        for token in lane.tokens:
+            stamp = chain(stamp, token)
+            made.append(stamp)
+        for group, (sizes, row) in enumerate(zip(self.config.groups, lane.tables)):
+            size = sizes.block_size
+            for position, value in enumerate(made, lane.start):
+                at = position // size
+                block = row[at] if 0 <= at < len(row) else 0
+                owner, slots = self.memory.get(block, (-1, []))
+                if owner != group:
+                    slots = [0] * size
+                    self.memory[block] = (group, slots)
+                slots[position % size] = value
+
+    def _keep(self, name: str, sampled: list[int]) -> None:
+        """Remember what was sampled, as the worker does (_bookkeeping_sync)."""
+        if not sampled:
+            return
+        text, stamps = self._text[name]
+        for token in sampled:
+            stamps.append(chain(stamps[-1] if stamps else 0, token))
+            text.append(token)
+        kept = [UNKNOWN] if self.overlap else sampled
+        worker = self.worker
+        worker.requests[name].output_token_ids.extend(kept)
+        index = worker.input_batch.req_id_to_index[name]
+        worker.input_batch.num_tokens_no_spec[index] += len(kept)

@@ -1,0 +1,49 @@
+"""A real vLLM release as an engine under test, in a worker process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from impl.adapter import Capabilities, UnusableImplementation
+from impl.process.system import LIMITS, Limits, WorkerSystem
+from impl.vllm.fetch import checkout_root, release_root
+from reference.blocks.commands import ENGINE_COMMANDS
+from reference.commands import Mode
+
+
+class VLLMSystem(WorkerSystem):
+    """A release (`version`) or a checkout (`path`) of vLLM. overlap: its asynchronous scheduler.
+
+    The files are fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
+    the release cannot be had.
+    """
+
+    capabilities = Capabilities(
+        commands=frozenset(kind.__name__ for kind in ENGINE_COMMANDS), modes=(Mode.FAITHFUL,)
+    )
+
+    def __init__(
+        self,
+        version: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        overlap: bool = False,
+        limits: Limits = LIMITS,
+    ) -> None:
+        super().__init__(limits)
+        if (version is None) == (path is None):
+            raise UnusableImplementation("vllm: give a version or the path of a checkout")
+        self.overlap = overlap
+        if path is not None:
+            self.root = checkout_root(path)
+            self.name = "vllm@checkout"
+        else:
+            assert version is not None
+            self.root = release_root(version)
+            self.name = f"vllm=={version}"
+        self.name += "+async" * overlap
+
+    def command_line(self) -> list[str]:
+        options = ["--async"] if self.overlap else []
+        return [sys.executable, "-m", "impl.vllm.worker", str(self.root), *options]

@@ -1,0 +1,7 @@
+"""One pool of ref-counted blocks that groups of layers share: what an engine that schedules by itself must
+keep.
+
+Nothing here says what a scheduler should choose. `config`, `commands` and `facts` are the vocabulary,
+`ledger` follows texts and lengths from what was scheduled and sampled, and `clauses` ask whether the facts
+fit.
+"""

@@ -1,0 +1,147 @@
+"""The pool: who holds a block, which are free, and what the prefix cache says of them (BLK, PUB)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from reference.blocks.clauses.step import BlockStep, clause
+from reference.blocks.commands import ResetCache
+from reference.clauses.base import Failure
+
+
+@clause(
+    "BLK-1",
+    "a ref count is the number of holders",
+    "A block's ref count is the number of entries in tables of requests that name it.",
+    about="state",
+    why="One too few, and a block is handed out that somebody reads; one too many, and it never comes back.",
+    rule="blocks.facts",
+    source="vllm KVCacheBlock.ref_cnt",
+    scope="The null block is not counted.",
+    situation=lambda s: any(len(named) > 1 for named in s.entries.values()),
+)
+def _counted(step: BlockStep) -> Failure | None:
+    for block, refs in enumerate(step.after.refs):
+        if block and refs != len(named := step.entries.get(block, ())):
+            who = ", ".join(f"{name} group {group}" for name, group, _ in named) or "nobody"
+            return f"block {block} has ref count {len(named)}: {who} holds it", f"{refs}"
+    return None
+
+
+@clause(
+    "BLK-2",
+    "the free queue has what nobody holds",
+    "A block is in the free queue once if its ref count is 0, and not at all otherwise; the null block"
+    " never is.",
+    about="state",
+    why="Twice free is two owners, held and free as well; neither is a block lost for good.",
+    rule="blocks.facts",
+    source="vllm FreeKVCacheBlockQueue",
+    situation=lambda s: len(s.after.free) < len(s.after.refs) - 1,
+)
+def _free(step: BlockStep) -> Failure | None:
+    times = Counter(step.after.free)
+    for block, refs in enumerate(step.after.refs):
+        want = int(block > 0 and refs == 0)
+        if times[block] != want:
+            held = f"block {block} (ref count {refs})"
+            return f"{held} is {want} times in the free queue", f"{times[block]} times"
+    return None
+
+
+@clause(
+    "BLK-3",
+    "a block serves one place",
+    "All tables that name a block name it for the same group and the same part of a sequence.",
+    about="state",
+    why="One pool serves all groups: KV of other layers, or of other positions, is read as one's own.",
+    rule="blocks.facts",
+    source="vllm KVCacheCoordinator",
+    situation=lambda s: len(s.config.groups) > 1 and any(len(named) > 1 for named in s.entries.values()),
+)
+def _one_place(step: BlockStep) -> Failure | None:
+    for block, named in step.entries.items():
+        if len({(group, at) for _, group, at in named}) > 1:
+            places = ", ".join(f"{name} group {group} block {at}" for name, group, at in named)
+            return f"block {block} is in one place", places
+    return None
+
+
+@clause(
+    "BLK-4",
+    "nothing is kept for who is gone",
+    "Tables and counters of the cache manager are those of requests that have not ended.",
+    about="state",
+    why="A request of the same name, or the next one, would start with what is left.",
+    rule="blocks.facts",
+    source="vllm single_type_managers",
+    situation=lambda s: len(s.after.requests) < len(s.before.requests),
+)
+def _leftovers(step: BlockStep) -> Failure | None:
+    if step.after.leftovers:
+        also = ", ".join(step.after.leftovers)
+        return "the manager keeps tables of requests that are there", f"also of {also}"
+    return None
+
+
+@clause(
+    "PUB-1",
+    "a hash names what its block holds",
+    "A block that the prefix cache names holds KV of exactly the tokens that its hash is of, written.",
+    about="state",
+    why="Whoever matches the hash reads that KV as its own: text of others, rejected drafts, or nothing.",
+    rule="blocks.facts",
+    source="vllm cache_full_blocks",
+    situation=lambda s: bool(s.after.published),
+)
+def _named(step: BlockStep) -> Failure | None:
+    for block, group, stamps in step.after.published:
+        if not block:
+            return "the null block has no hash", f"it is named in group {group}"
+        owner, slots = step.after.memory[block]
+        slots = slots[: len(stamps)]
+        if owner != group or slots != stamps:
+            wrong = next((i for i, (a, b) in enumerate(zip(slots, stamps)) if a != b), 0)
+            said = "is not written" if owner != group or not slots[wrong] else "holds KV of another token"
+            return f"block {block} holds what its hash in group {group} is of", f"its slot {wrong} {said}"
+    return None
+
+
+@clause(
+    "PUB-2",
+    "map and blocks agree",
+    "The prefix cache's map names a block once for each hash that the block bears, and no others.",
+    about="state",
+    why="A block that the map still names after it was handed out again is a hit on other text.",
+    rule="blocks.facts",
+    source="vllm BlockHashToBlockMap",
+    situation=lambda s: bool(s.after.published) and len(s.after.published) < len(s.before.published),
+)
+def _mapped(step: BlockStep) -> Failure | None:
+    bears = Counter(published.block for published in step.after.published)
+    for block in {*bears, *step.after.mapped}:
+        if (got := step.after.mapped.get(block, 0)) != bears[block]:
+            return f"the map names block {block} {bears[block]} times", f"{got} times"
+    return None
+
+
+@clause(
+    "PUB-3",
+    "a reset forgets everything",
+    "After a reset that succeeded no block bears a hash, and all are free; it succeeds whenever nobody"
+    " holds one.",
+    why="Resets come with new weights: KV of the old ones must not be matched.",
+    rule="blocks.facts",
+    source="vllm reset_prefix_cache",
+    scope="Without prefix caching there is nothing to forget.",
+    situation=lambda s: isinstance(s.command, ResetCache) and bool(s.before.published),
+)
+def _forgotten(step: BlockStep) -> Failure | None:
+    if not isinstance(step.command, ResetCache) or step.refused or not step.config.caching:
+        return None
+    left = len(step.after.published)
+    if step.after.reset and (left or len(step.after.free) < len(step.after.refs) - 1):
+        return "no hashes and no holders after a reset", f"{left} hashes, {len(step.after.free)} blocks free"
+    if not step.after.reset and not step.entries:
+        return "nobody holds a block: the reset succeeds", "it does not"
+    return None

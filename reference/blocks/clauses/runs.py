@@ -1,0 +1,104 @@
+"""What a batch computes (RUN)."""
+
+from __future__ import annotations
+
+from reference.blocks.clauses.step import BlockStep, clause
+from reference.blocks.commands import Schedule
+from reference.clauses.base import Failure
+
+
+@clause(
+    "RUN-1",
+    "a batch keeps to its limits",
+    "A batch holds a request once, at most max_seqs requests and max_batched_tokens tokens, and no"
+    " position at or"
+    " past max_model_len.",
+    why="What lies past a limit has no row, no slot or no position encoding.",
+    rule="blocks.config",
+    source="vllm Scheduler.schedule",
+    situation=lambda s: any(n.lane.start + len(n.lane.tokens) >= s.config.max_model_len - 1 for n in s.lanes),
+)
+def _limits(step: BlockStep) -> Failure | None:
+    lanes, config = step.after.lanes, step.config
+    names = [lane.request for lane in lanes]
+    if len(set(names)) < len(names) or len(names) > config.max_seqs:
+        return f"at most {config.max_seqs} requests, each once", f"{names}"
+    if (tokens := sum(len(lane.tokens) for lane in lanes)) > config.max_batched_tokens:
+        return f"at most {config.max_batched_tokens} tokens", f"{tokens}"
+    for lane in lanes:
+        if (end := lane.start + len(lane.tokens)) > config.max_model_len:
+            return f"{lane.request} ends by {config.max_model_len}", f"it computes [{lane.start}, {end})"
+    return None
+
+
+@clause(
+    "RUN-2",
+    "a batch goes on where KV ends",
+    "Whoever runs goes on at the first position that has no KV: no position is left out, none is"
+    " computed twice. A"
+    " session's next turn may start earlier.",
+    why="Scheduler and runner count for themselves; under asynchronous scheduling both take drafts back. A"
+    " gap is KV that nobody computes, read for ever after.",
+    rule="blocks.ledger",
+    source="vllm _update_states, num_computed_tokens",
+    scope="Who held nothing before may start anywhere in what the cache has: HIT-1.",
+    situation=lambda s: any(not n.fresh and n.lane.drafts for n in s.lanes),
+)
+def _goes_on(step: BlockStep) -> Failure | None:
+    for note in step.lanes:
+        start = note.lane.start
+        if not note.fresh and (start > note.computed if note.turned else start != note.computed):
+            return f"{note.lane.request} goes on at {note.computed}", f"it computes from {start}"
+    return None
+
+
+@clause(
+    "RUN-3",
+    "inputs are the text",
+    "Inputs of a lane are the tokens of its request's text, in order, and drafts behind the last of"
+    " them; the model"
+    " samples exactly when the last is among them.",
+    why="The runner keeps texts of its own, across preemptions, turns and rejected drafts.",
+    rule="blocks.ledger",
+    source="vllm _update_states, _prepare_input_ids",
+    scope="Drafts that no drafter proposed are padding.",
+    situation=lambda s: any(n.turned or n.lane.drafts for n in s.lanes),
+)
+def _inputs(step: BlockStep) -> Failure | None:
+    for note in step.lanes:
+        lane = note.lane
+        own = lane.tokens[: len(lane.tokens) - lane.drafts]
+        end = lane.start + len(own)
+        if list(own) != note.text[lane.start : end]:
+            return f"{lane.request} computes its text at [{lane.start}, {end})", "other tokens, or none"
+        if bool(lane.sampled) != (end == len(note.text)):
+            said = f"{lane.request} has {len(note.text)} tokens, and computes up to {end}"
+            due = "a" if end == len(note.text) else "no"
+            return f"{said}: {due} token is sampled", f"{len(lane.sampled)} are"
+        if lane.drafts and end != len(note.text):
+            return f"drafts follow the text of {len(note.text)} tokens", f"they follow position {end}"
+    return None
+
+
+@clause(
+    "RUN-4",
+    "no stall",
+    "While a request waits or runs, nobody is between turns and no step is in flight, a schedule gives a"
+    " batch, or"
+    " preempts somebody.",
+    why="Nothing will ever change: the server hangs, and every check of memory is content.",
+    rule="blocks.config",
+    source="vllm Scheduler.schedule",
+    scope="Sessions between turns hold blocks that nobody may take; that can stop others for as long.",
+    situation=lambda s: isinstance(s.command, Schedule) and len(s.lanes) < len(s.bearers),
+)
+def _stall(step: BlockStep) -> Failure | None:
+    if not isinstance(step.command, Schedule) or step.refused or step.after.lanes:
+        return None
+    if step.before.steps_in_flight or any(b.idle for b in step.bearers.values()) or not step.bearers:
+        return None
+    if step.before.requests != step.after.requests:
+        return None  # somebody was preempted: the next schedule has another pool before it
+    statuses = {name: fact.status for name, fact in step.after.requests.items()}
+    got = f"none; {statuses}, {len(step.after.free)} blocks free"
+    return "a batch, as somebody waits and nothing is in flight", got

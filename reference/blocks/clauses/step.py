@@ -1,0 +1,91 @@
+"""One command on a block-pool engine, with what its clauses ask about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from reference.blocks.commands import EngineCommand
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.facts import BlockFacts, Table
+from reference.blocks.ledger import Bearer, LaneNote, OutputNote
+from reference.clauses.base import Clause, register
+
+BLOCK_CLAUSES: dict[str, Clause] = {}
+clause = partial(register, BLOCK_CLAUSES)
+NO_BLOCK, NOT_WRITTEN = -1, 0  # what is read where a table ends; where a slot has no KV of this group
+
+
+@dataclass(eq=False)
+class BlockStep:
+    """before, after: the engine's facts. refused: the command changed nothing. lanes, outputs: what ran and
+    what was given out, beside what the ledger expects. bearers: who is there after the command, by name."""
+
+    config: EngineConfig
+    command: EngineCommand
+    refused: bool
+    before: BlockFacts
+    after: BlockFacts
+    lanes: list[LaneNote]
+    outputs: list[OutputNote]
+    bearers: dict[str, Bearer]
+
+    @cached_property
+    def entries(self) -> dict[int, list[tuple[str, int, int]]]:
+        """Of each block that a table names: (request, group, index in the table), null blocks left out."""
+        named: dict[int, list[tuple[str, int, int]]] = {}
+        for name, fact in self.after.requests.items():
+            for group, blocks in enumerate(fact.tables):
+                for at, block in enumerate(blocks):
+                    if block:
+                        named.setdefault(block, []).append((name, group, at))
+        return named
+
+    def held(self) -> Iterator[tuple[str, Bearer, Table]]:
+        """Requests with KV, and the cache manager's tables of them."""
+        for name, bearer in self.bearers.items():
+            if bearer.computed is not None and name in self.after.requests:
+                yield name, bearer, self.after.requests[name].tables
+
+    def reads(self, tables: Table, group: int, start: int, end: int) -> list[int]:
+        """What queries find at positions from `start` to `end` through a table of this group."""
+        size, row, memory = self.config.groups[group].block_size, tables[group], self.after.memory
+        found = []
+        for position in range(start, end):
+            at, offset = divmod(position, size)
+            if at >= len(row):
+                found.append(NO_BLOCK)
+                continue
+            owner, slots = memory[row[at]]
+            found.append(slots[offset] if owner == group and row[at] else NOT_WRITTEN)
+        return found
+
+    def misread(
+        self, name: str, tables: Table, stamps: list[int], first_query: int, end: int
+    ) -> tuple[str, str] | None:
+        """Where a group finds anything but the text, from the window of `first_query` to `end`."""
+        for group, layers in enumerate(self.config.groups):
+            start = window_start(layers, first_query)
+            found = self.reads(tables, group, start, end)
+            if found != stamps[start:end]:
+                at = next(i for i, value in enumerate(found) if [value] != stamps[start + i : start + i + 1])
+                want = f"{name} finds its own KV at position {start + at} in group {group}"
+                return want, self._seen(tables, group, start + at, found[at])
+        return None
+
+    def _seen(self, tables: Table, group: int, position: int, value: int) -> str:
+        at = position // self.config.groups[group].block_size
+        if value == NO_BLOCK:
+            return f"its table ends before block {at}"
+        block = tables[group][at]
+        if not block:
+            return f"block {at} of its table is the null block"
+        if value == NOT_WRITTEN:
+            return f"block {block} holds nothing of this group there"
+        return f"block {block} holds KV of another token there"
+
+
+def window_start(layers: LayerGroup, query: int) -> int:
+    """The first position that a query at `query` sees."""
+    return 0 if layers.window is None else max(0, query - layers.window + 1)

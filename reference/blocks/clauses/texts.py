@@ -1,0 +1,79 @@
+"""What clients get, and what text the engine thinks that they have (TXT)."""
+
+from __future__ import annotations
+
+from reference.blocks.clauses.step import BlockStep, clause
+from reference.clauses.base import Failure
+
+_SERVING = "kvspec"
+
+
+@clause(
+    "TXT-1",
+    "outputs are the model's chain",
+    "Every token that a client gets was sampled by the model behind exactly the text that the client has"
+    " by then,"
+    " up to the stop, each once.",
+    why="A token that is lost, doubled or sampled behind another text is a wrong answer that nobody notices.",
+    rule="blocks.ledger",
+    source="vllm update_from_output",
+    scope="Results of a step that a preemption or the end of a turn has made stale may be dropped.",
+    situation=lambda s: any(len(o.tokens) > 1 or o.optional for o in s.outputs),
+)
+def _chain(step: BlockStep) -> Failure | None:
+    for note in step.outputs:
+        given = note.given.tokens if note.given is not None else ()
+        if given != note.tokens and not (note.optional and not given):
+            return f"{note.name} gets {list(note.tokens)}", f"it gets {list(given)}"
+        if given and not note.current:
+            got = f"{list(given)} was sampled behind another"
+            return f"{note.name} gets what was sampled behind its text", got
+    return None
+
+
+@clause(
+    "TXT-2",
+    "a turn ends when it is due",
+    "A turn ends with the stop token, with its last output, or at max_model_len: then, and not before.",
+    why="A turn that goes on computes for nobody; one that ends early cuts an answer off.",
+    rule="blocks.ledger",
+    source="vllm check_stop",
+    situation=lambda s: any(o.ends for o in s.outputs),
+)
+def _ends(step: BlockStep) -> Failure | None:
+    for note in step.outputs:
+        if note.given is None or not note.given.tokens:
+            if note.given is not None and note.given.finished:
+                return f"{note.name} goes on", f"it ends: {note.given.finished}"
+            continue
+        if bool(note.given.finished) != note.ends:
+            return (
+                f"{note.name} {'ends' if note.ends else 'goes on'}",
+                f"it {'ends: ' + note.given.finished if note.given.finished else 'goes on'}",
+            )
+    return None
+
+
+@clause(
+    "TXT-3",
+    "the scheduler has the client's text",
+    "The scheduler knows the requests that have not ended, no others, each with the text that its client"
+    " has; a"
+    " session's next turn goes on behind all but the last token of the one before.",
+    about="state",
+    why="Block hashes, lengths and the prompt of a session's next turn are made from it.",
+    rule="blocks.ledger",
+    source="vllm Scheduler.requests, _update_request_as_session",
+    situation=lambda s: any(b.turned for b in s.bearers.values()),
+)
+def _texts(step: BlockStep) -> Failure | None:
+    known, there = set(step.after.requests), set(step.bearers)
+    if known != there:
+        return f"the scheduler knows {sorted(there)}", f"it knows {sorted(known)}"
+    for name, fact in step.after.requests.items():
+        text = step.bearers[name].text
+        if fact.tokens != tuple(text):
+            at = next((i for i, (a, b) in enumerate(zip(fact.tokens, text)) if a != b), None)
+            got = f"{len(fact.tokens)} tokens" + ("" if at is None else f", another one at position {at}")
+            return f"{name}: the {len(text)} tokens that its client has", got
+    return None

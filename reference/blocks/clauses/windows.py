@@ -1,0 +1,154 @@
+"""What is read, what must stay for it, and what is written (HIT, WIN, READ, BLK-5)."""
+
+from __future__ import annotations
+
+from reference.blocks.clauses.step import BlockStep, clause, window_start
+from reference.clauses.base import Failure
+
+
+@clause(
+    "HIT-1",
+    "a hit can be gone on from in every group",
+    "Who starts behind a prefix that the cache has finds KV of its own text in every group, as far back"
+    " as the next"
+    " query sees; at least one token is left to compute.",
+    why="Groups are matched one by one and cut to a common length; one that is too long is read where"
+    " nothing is.",
+    rule="blocks.ledger",
+    source="vllm find_longest_cache_hit",
+    situation=lambda s: any(n.fresh and n.lane.start for n in s.lanes),
+)
+def _hit(step: BlockStep) -> Failure | None:
+    for note in step.lanes:
+        start, name = note.lane.start, note.lane.request
+        if not note.fresh or not start:
+            continue
+        if start >= len(note.text) or not step.config.caching:
+            want = f"{name} computes at least the last of its {len(note.text)} tokens"
+            return want, f"it starts at {start}"
+        if (failure := step.misread(name, note.lane.tables, note.stamps, start, start)) is not None:
+            return failure
+    return None
+
+
+@clause(
+    "READ-3",
+    "every group reads the text's KV",
+    "Each query of a batch finds KV of exactly its request's text in every group, at every position that"
+    " it sees.",
+    why="This is what the bookkeeping is for.",
+    rule="blocks.ledger",
+    source="as READ-1, READ-2",
+    situation=lambda s: any(n.lane.start > 0 for n in s.lanes),
+)
+def _reads(step: BlockStep) -> Failure | None:
+    for note in step.lanes:
+        lane = note.lane
+        stamps, end = note.stamps, min(lane.start + len(lane.tokens), len(note.stamps))
+        if (failure := step.misread(lane.request, lane.tables, stamps, lane.start, end)) is not None:
+            return failure
+    return None
+
+
+@clause(
+    "WIN-1",
+    "the settled window stays",
+    "Whoever holds KV keeps, in every group, all that the next query can see: positions up to the length"
+    " that is"
+    " sure, from one window before it. Only what lies below is the null block's.",
+    about="state",
+    why="Drafts in flight may be taken back, and the request goes on further down than the optimistic count.",
+    rule="blocks.ledger",
+    source="vllm#47728",
+    situation=lambda s: any(
+        layers.window is not None and bearer.sure >= layers.window
+        for _, bearer, _ in s.held()
+        for layers in s.config.groups
+    ),
+)
+def _window(step: BlockStep) -> Failure | None:
+    for name, bearer, tables in step.held():
+        sure = bearer.sure
+        for group, layers in enumerate(step.config.groups):
+            size, row = layers.block_size, tables[group]
+            for at in range(window_start(layers, sure) // size, -(-sure // size)):
+                if at >= len(row) or not row[at]:
+                    got = "the null block" if at < len(row) else "past the end of its table"
+                    return f"{name} (sure of {sure}) keeps block {at} of group {group}", f"it is {got}"
+    return None
+
+
+@clause(
+    "READ-4",
+    "what is held stays what it was",
+    "What a request holds, in the window of its sure length, is KV of its own text, between batches as well.",
+    about="state",
+    why="Whoever writes over it is caught at the write, not when somebody reads it.",
+    rule="blocks.ledger",
+    source="kvspec",
+    situation=lambda s: any(b.sure > 0 for _, b, _ in s.held()),
+)
+def _stays(step: BlockStep) -> Failure | None:
+    for name, bearer, tables in step.held():
+        sure = bearer.sure
+        stamps = bearer.stamps if sure <= len(bearer.stamps) else bearer.ahead()[1]
+        if (failure := step.misread(name, tables, stamps, sure, min(sure, len(stamps)))) is not None:
+            return failure
+    return None
+
+
+@clause(
+    "WIN-2",
+    "counts in order",
+    "The length that is sure is at most the scheduler's count, and that is at most what each table has"
+    " slots for.",
+    about="state",
+    why="A count below what is sure computes twice; one past the table writes where no block is.",
+    rule="blocks.ledger",
+    source="as LEN-1",
+    scope="Requests that run.",
+    situation=lambda s: any(b.sure < s.after.requests[n].computed for n, b, _ in s.held()),
+)
+def _counts(step: BlockStep) -> Failure | None:
+    for name, bearer, tables in step.held():
+        fact = step.after.requests[name]
+        if fact.status != "RUNNING":
+            continue
+        if bearer.sure > fact.computed:
+            return f"{name}: the scheduler counts at least {bearer.sure}", f"{fact.computed}"
+        for group, layers in enumerate(step.config.groups):
+            if (slots := len(tables[group]) * layers.block_size) < fact.computed:
+                return f"{name}: slots for {fact.computed} in group {group}", f"{slots}"
+    return None
+
+
+@clause(
+    "BLK-5",
+    "only one's own blocks are written",
+    "A lane writes into blocks of its request's tables, a slot of one position, no slot of another"
+    " lane's; never into the null"
+    " block, and never past its table.",
+    why="Whoever holds the block reads what was written there.",
+    rule="blocks.facts",
+    source="vllm slot mapping",
+    situation=lambda s: sum(1 for n in s.lanes if len(n.lane.tokens)) > 1,
+)
+def _written(step: BlockStep) -> Failure | None:
+    writers: dict[tuple[int, int], str] = {}
+    for note in step.lanes:
+        lane = note.lane
+        fact = step.after.requests.get(lane.request)
+        for group, layers in enumerate(step.config.groups):
+            row, size = lane.tables[group], layers.block_size
+            for position in range(lane.start, lane.start + len(lane.tokens)):
+                at, offset = divmod(position, size)
+                block = row[at] if at < len(row) else 0
+                where = f"{lane.request} writes position {position} of group {group}"
+                if not block:
+                    return f"{where} into a block of its own", "it has none there"
+                own = fact.tables[group] if fact is not None else ()
+                if at >= len(own) or own[at] != block:
+                    return f"{where} into a block of its own", f"block {block} is not in its table"
+                if writers.setdefault((block, offset), lane.request) != lane.request:
+                    return f"{where} alone", f"{writers[block, offset]} writes there in the same batch"
+    return None

@@ -1,0 +1,83 @@
+"""What clients and the model do to an engine that schedules by itself.
+
+A command names no batch: the engine picks it. A step is two commands, since what clients do may come between
+them: `Schedule` has the engine pick a batch and the model run it, `Update` hands the engine the oldest
+results. A command that does not apply is refused and changes nothing, so that any part of a trace means
+something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union, get_args
+
+from reference.commands import Abort, Prompt, shared_serial, token_id
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A client sends a request: `prompt`, then `tokens` that nobody else has. resumable: the first turn of a
+    session, which waits for more when it ends. Requests of lower `priority` go first."""
+
+    request: str
+    max_tokens: int
+    tokens: int = 0
+    prompt: Prompt = ()
+    priority: int = 0
+    resumable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    """The next turn of a session, whether or not the one before has ended."""
+
+    request: str
+    max_tokens: int
+    tokens: int = 1
+    prompt: Prompt = ()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The session ends after the turns that were sent."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCache:
+    """Forget the prefix cache; running: what runs gives its blocks back and starts again."""
+
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The engine picks a batch, the model runs it. accept: how many drafts the model agrees with, for the
+    requests of the batch in their order, the last number for all others. stop: requests for which it samples
+    a stop token."""
+
+    accept: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The engine gets the results of the oldest batch. drafts: tokens that the drafter then proposes for each
+    request, where it may propose fewer than configured."""
+
+    drafts: int = 16
+
+
+EngineCommand = Union[Add, More, End, Abort, ResetCache, Schedule, Update]
+ENGINE_COMMANDS: tuple[type, ...] = get_args(EngineCommand)
+STOP_TOKEN = 1  # no other token is so small
+
+
+def client_tokens(prompt: Prompt, own: int, serial: int) -> list[int]:
+    """What the `serial`-th accepted Add or More sends: tokens of shared texts, then `own` of its own."""
+    tokens: list[int] = []
+    for piece in prompt:
+        shared, at = shared_serial(piece.text), len(tokens)
+        tokens += [token_id(shared, position) for position in range(at, at + piece.tokens)]
+    return tokens + [token_id(serial, at) for at in range(len(tokens), len(tokens) + own)]

@@ -1,0 +1,111 @@
+"""What a block-pool engine is started with: groups of layers, blocks, budgets. Validated once, here.
+
+A group is the layers that share a block table: full attention, or a window. Lengths are tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from reference.geometry import GeometryError
+
+BOUNDS = {
+    "blocks": (1, 1 << 12),
+    "max_model_len": (2, 1 << 12),
+    "max_batched_tokens": (1, 1 << 12),
+    "max_seqs": (1, 256),
+    "drafts": (0, 16),
+    "long_prefill": (0, 1 << 12),
+}
+MAX_GROUPS = 8
+MAX_SLOTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers with one block table: tokens of a block, and how many positions a query sees (None: all)."""
+
+    block_size: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and switches of one engine.
+
+    blocks: that can be handed out; the null block comes on top. max_batched_tokens: of one step, over all
+    requests. drafts: tokens that a drafter proposes for each round; eagle: it writes KV of its own, so slots
+    are taken ahead, and a cache hit leaves out its last block. long_prefill: the longest chunk of a prompt
+    while others wait, 0 for no limit. priority: the waiting are ordered by it, not by arrival.
+    Raises GeometryError when a size is out of bounds or the sizes do not fit together.
+    """
+
+    groups: tuple[LayerGroup, ...]
+    blocks: int
+    max_model_len: int
+    max_batched_tokens: int
+    max_seqs: int = 2
+    caching: bool = True
+    drafts: int = 0
+    eagle: bool = False
+    chunked: bool = True
+    priority: bool = False
+    long_prefill: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.groups) <= MAX_GROUPS:
+            raise GeometryError("groups", f"must be 1 to {MAX_GROUPS} of them, not {len(self.groups)}")
+        for at, group in enumerate(self.groups):
+            if not 1 <= group.block_size <= 256:
+                size = group.block_size
+                raise GeometryError(f"groups[{at}].block_size", f"must be in [1, 256], not {size}")
+            if group.window is not None and not 1 <= group.window <= 1 << 16:
+                raise GeometryError(f"groups[{at}].window", f"must be in [1, {1 << 16}], not {group.window}")
+        for name, (low, high) in BOUNDS.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise GeometryError(name, f"must be in [{low}, {high}], not {value}")
+        if self.blocks * max(g.block_size for g in self.groups) > MAX_SLOTS:
+            raise GeometryError("blocks", f"the pool may hold at most {MAX_SLOTS} tokens")
+        if self.eagle and not self.drafts:
+            raise GeometryError("eagle", "needs drafts: a drafter that proposes nothing is none")
+        if self.max_batched_tokens < self.max_seqs * (1 + self.drafts):
+            rounds = f"a round of {self.max_seqs} requests with {self.drafts} drafts each"
+            raise GeometryError("max_batched_tokens", f"must hold {rounds}")
+        if not self.chunked and self.max_batched_tokens < self.max_model_len:
+            raise GeometryError("max_batched_tokens", "must hold a prompt of max_model_len where none is cut")
+        if self.blocks < (need := sum(map(self.most_blocks, self.groups))):
+            raise GeometryError("blocks", f"one request of max_model_len needs {need} of them")
+
+    def most_blocks(self, group: LayerGroup) -> int:
+        """Blocks of a group that one request may need, two steps of the whole budget in flight."""
+        most = -(-self.max_model_len // group.block_size)
+        if group.window is None:
+            return most
+        return min(most, -(-(group.window - 1 + 2 * self.max_batched_tokens) // group.block_size) + 1)
+
+
+FLAGS = tuple(f.name for f in fields(EngineConfig) if f.type == "bool")
+
+_ONE, _TWO, _FOUR, _NEAR = LayerGroup(1), LayerGroup(2), LayerGroup(4), LayerGroup(2, 3)
+# Tiny on purpose. The names say what is special.
+ENGINE_PRESETS: dict[str, EngineConfig] = {
+    "full": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3),
+    "window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3),
+    "hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3),
+    "unequal": EngineConfig((_FOUR, LayerGroup(2, 5)), 18, 24, 12, max_seqs=3),
+    "drafts": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2),
+    "eagle": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True),
+    "block1": EngineConfig((_ONE, LayerGroup(1, 2)), 34, 12, 8, max_seqs=2, drafts=1),
+    "block16": EngineConfig((LayerGroup(16), LayerGroup(16, 20)), 10, 64, 32, max_seqs=3),
+    "tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=3, priority=True, long_prefill=3),
+    "uncached": EngineConfig((_TWO, _NEAR), 18, 16, 16, max_seqs=3, caching=False, chunked=False),
+}
+
+
+def engine_preset(name: str) -> EngineConfig:
+    """The preset called `name`; raises GeometryError that lists the names."""
+    try:
+        return ENGINE_PRESETS[name]
+    except KeyError:
+        raise GeometryError("preset", f"unknown {name!r:.40}; one of {', '.join(ENGINE_PRESETS)}") from None

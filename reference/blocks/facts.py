@@ -1,0 +1,81 @@
+"""Facts of a block-pool engine after a command: what stands in its pool and its tables, what the model ran.
+
+Tuples of plain numbers, as they come from a worker. Block 0 is the null block. Requests are called as
+commands call them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Table = tuple[tuple[int, ...], ...]  # for each group the blocks of a request, by index in its sequence
+
+
+def chain(stamp: int, token: int) -> int:
+    """The stamp of `token` after a prefix that `stamp` stands for; the empty prefix is 0. 61 bits."""
+    return hash((stamp, token)) & (1 << 61) - 1
+
+
+class RequestFact(NamedTuple):
+    """A request that the scheduler knows. status: as the engine calls it. computed: its own count, which
+    may run ahead of results. tables: of the cache manager, null blocks included."""
+
+    status: str
+    tokens: tuple[int, ...]
+    computed: int
+    tables: Table
+
+
+class Lane(NamedTuple):
+    """A request in a batch that ran. start: the first position that the runner computed; tokens: its
+    inputs, the last `drafts` of them drafts; sampled: what the model gave back, accepted drafts first, none
+    for a chunk of a prompt that goes on. tables: the runner's own."""
+
+    request: str
+    start: int
+    tokens: tuple[int, ...]
+    drafts: int
+    sampled: tuple[int, ...]
+    tables: Table
+
+
+class Output(NamedTuple):
+    """What the engine gives a client for a step. finished: why the turn ended, "" if it goes on."""
+
+    request: str
+    tokens: tuple[int, ...]
+    finished: str
+
+
+class Published(NamedTuple):
+    """A hash that a block bears: for which group, and the stamps of those tokens that it is of that lie in
+    this block, from its first slot on. Engines that match parts of blocks have hashes of parts."""
+
+    block: int
+    group: int
+    stamps: tuple[int, ...]
+
+
+class BlockFacts(NamedTuple):
+    """An engine at rest after a command.
+
+    refs: ref count of each block. free: the free queue in its order. memory: for each block the group that
+    last wrote it (-1: none), and the stamps in its slots. mapped: for each block that the cache's map
+    names, how often it does. leftovers: requests that tables are kept for and the scheduler does not know.
+    lanes: of a Schedule; outputs: of an Update; reset: whether a ResetCache succeeded. steps_in_flight:
+    batches whose results wait; results_due: the oldest are taken next, as nothing more can be scheduled
+    before.
+    """
+
+    refs: tuple[int, ...]
+    free: tuple[int, ...]
+    memory: tuple[tuple[int, tuple[int, ...]], ...]
+    published: tuple[Published, ...]
+    mapped: dict[int, int]
+    requests: dict[str, RequestFact]
+    leftovers: tuple[str, ...] = ()
+    lanes: tuple[Lane, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    reset: bool = False
+    steps_in_flight: int = 0
+    results_due: bool = False

@@ -1,0 +1,219 @@
+"""Whose text is what, and how much of it has KV: followed from what clients sent and what the model sampled.
+
+The ledger decides nothing. It takes over which requests a batch had and what came out of the model, and knows
+from that which text each request has, which of its positions are computed, and which the engine may be sure
+of.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from reference.blocks.commands import (
+    STOP_TOKEN, Add, End, EngineCommand, More, Update, client_tokens,
+)  # fmt: skip
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts, Lane, Output, chain
+from reference.commands import Abort
+
+
+@dataclass(slots=True)
+class Flight:
+    """A lane that ran and whose results the engine does not have. context: the text behind which the model
+    sampled, as a stamp. stale: its request was preempted, or its turn ended, since."""
+
+    context: int
+    sampled: tuple[int, ...]
+    stale: bool = False
+
+
+Turn = tuple[list[int], int]  # tokens that a client sends, and how many outputs it wants
+
+
+@dataclass(slots=True)
+class Bearer:
+    """A request or session.
+
+    text: what client and engine agree on; outputs: of this turn. turns: that were sent and wait, None for the
+    end of the session. idle: between turns. computed: positions that have KV, drafts that the model agreed
+    with included; None while it holds nothing. turned: a new turn began and nothing ran since.
+    """
+
+    name: str
+    text: list[int]
+    stamps: list[int]
+    max_tokens: int
+    resumable: bool
+    outputs: int = 0
+    turns: deque[Turn | None] = field(default_factory=deque)
+    idle: bool = False
+    gone: bool = False
+    computed: int | None = None
+    turned: bool = False
+    flights: list[Flight] = field(default_factory=list)
+
+    @property
+    def sure(self) -> int:
+        """Positions that have KV whatever the results in flight say: no draft of theirs counts."""
+        ahead = sum(len(f.sampled) - 1 for f in self.flights if f.sampled and not f.stale)
+        return (self.computed or 0) - ahead
+
+    def ahead(self) -> tuple[list[int], list[int]]:
+        """The text with what was sampled since, and its stamps."""
+        text, stamps = self.text, self.stamps
+        if any(f.sampled and not f.stale for f in self.flights):
+            text, stamps = list(text), list(stamps)
+            for flight in self.flights:
+                if not flight.stale:
+                    extend(text, stamps, flight.sampled)
+        return text, stamps
+
+
+def extend(text: list[int], stamps: list[int], tokens: Sequence[int]) -> None:
+    for token in tokens:
+        stamps.append(chain(stamps[-1] if stamps else 0, token))
+        text.append(token)
+
+
+@dataclass(slots=True)
+class LaneNote:
+    """A lane, and what it should be. fresh: its request held nothing before. text, stamps: of its request,
+    up to what was sampled last; computed: positions that had KV."""
+
+    lane: Lane
+    fresh: bool
+    turned: bool
+    text: list[int]
+    stamps: list[int]
+    computed: int
+
+
+@dataclass(slots=True)
+class OutputNote:
+    """What the engine gave out for a lane, beside what was due: tokens up to a stop, and whether that ends
+    the turn.
+
+    current: sampled behind the very text that the client has. optional: it may as well be dropped."""
+
+    name: str
+    given: Output | None
+    tokens: tuple[int, ...]
+    ends: bool
+    current: bool
+    optional: bool
+
+
+class Ledger:
+    """All requests of one run."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.bearers: dict[str, Bearer] = {}
+        self.batches: deque[list[tuple[Bearer, Flight]]] = deque()
+        self._sent = 0
+
+    def follow(self, command: EngineCommand, facts: BlockFacts) -> tuple[list[LaneNote], list[OutputNote]]:
+        """Take over a command that the engine has carried out."""
+        bearer = self.bearers.get(getattr(command, "request", ""))
+        if isinstance(command, Add):
+            text: list[int] = []
+            stamps: list[int] = []
+            extend(text, stamps, self._tokens(command))
+            made = Bearer(command.request, text, stamps, command.max_tokens, command.resumable)
+            self.bearers[command.request] = made
+        elif isinstance(command, More) and bearer is not None:
+            bearer.turns.append((self._tokens(command), command.max_tokens))
+            self._next_turn(bearer)
+        elif isinstance(command, End) and bearer is not None:
+            bearer.turns.append(None)
+            self._next_turn(bearer)
+        elif isinstance(command, Abort) and bearer is not None:
+            self._goes(bearer)
+        elif isinstance(command, Update):
+            return [], self._results(facts)
+        for name, fact in facts.requests.items():
+            known = self.bearers.get(name)
+            if known is not None and known.computed is not None and fact.status == "PREEMPTED":
+                known.computed = None
+                for flight in known.flights:
+                    flight.stale = True
+        return self._lanes(facts), []
+
+    def _tokens(self, command: Add | More) -> list[int]:
+        self._sent += 1
+        return client_tokens(command.prompt, command.tokens, self._sent)
+
+    def _goes(self, bearer: Bearer) -> None:
+        bearer.gone, bearer.computed = True, None
+        self.bearers.pop(bearer.name, None)
+
+    def _next_turn(self, bearer: Bearer) -> None:
+        """Between turns: the last token was sampled and never computed, so the next turn goes without it."""
+        if not bearer.idle or not bearer.turns:
+            return
+        turn = bearer.turns.popleft()
+        if turn is None:
+            self._goes(bearer)
+            return
+        del bearer.text[-1], bearer.stamps[-1]
+        extend(bearer.text, bearer.stamps, turn[0])
+        bearer.idle, bearer.outputs, bearer.max_tokens, bearer.turned = False, 0, turn[1], True
+
+    def _lanes(self, facts: BlockFacts) -> list[LaneNote]:
+        notes, batch = [], []
+        for lane in facts.lanes:
+            bearer = self.bearers.get(lane.request)
+            if bearer is None:  # BLK-5 says so
+                continue
+            text, stamps = bearer.ahead()
+            fresh = bearer.computed is None
+            notes.append(LaneNote(lane, fresh, bearer.turned, text, stamps, bearer.computed or 0))
+            end = lane.start + len(lane.tokens) - lane.drafts
+            bearer.computed = end + max(0, len(lane.sampled) - 1)
+            bearer.turned = False
+            flight = Flight(stamps[end - 1] if 0 < end <= len(stamps) else -1, lane.sampled)
+            bearer.flights.append(flight)
+            batch.append((bearer, flight))
+        if facts.lanes:
+            self.batches.append(batch)
+        return notes
+
+    def _results(self, facts: BlockFacts) -> list[OutputNote]:
+        given = {output.request: output for output in facts.outputs}
+        notes = []
+        for bearer, flight in self.batches.popleft() if self.batches else ():
+            if bearer.gone:
+                continue  # its name may be somebody else's by now
+            bearer.flights.remove(flight)
+            tokens, ends = self._due(bearer, flight.sampled)
+            current = flight.context == (bearer.stamps[-1] if bearer.stamps else 0)
+            output = given.pop(bearer.name, None)
+            notes.append(OutputNote(bearer.name, output, tokens, ends, current, flight.stale))
+            if output is not None and output.tokens:
+                extend(bearer.text, bearer.stamps, output.tokens)
+                bearer.outputs += len(output.tokens)
+                if ends:
+                    self._stops(bearer)
+        notes += [OutputNote(name, output, (), False, False, False) for name, output in given.items()]
+        return notes
+
+    def _due(self, bearer: Bearer, sampled: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+        """What a client gets of what was sampled, and whether the turn ends with it."""
+        for count, token in enumerate(sampled, 1):
+            outputs, length = bearer.outputs + count, len(bearer.text) + count
+            if token == STOP_TOKEN or outputs >= bearer.max_tokens or length >= self.config.max_model_len:
+                return tuple(sampled[:count]), True
+        return tuple(sampled), False
+
+    def _stops(self, bearer: Bearer) -> None:
+        for flight in bearer.flights:
+            flight.stale = True
+        if not bearer.resumable:
+            self._goes(bearer)
+            return
+        if bearer.computed is not None:
+            bearer.computed = min(bearer.computed, len(bearer.text) - 1)
+        bearer.idle = True
+        self._next_turn(bearer)

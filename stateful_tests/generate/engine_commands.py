@@ -1,0 +1,150 @@
+"""What clients and the model do to an engine that schedules by itself: the next command, and sizes of its
+own.
+
+A run is a loop of Schedule and Update with clients in between, as an engine core is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from reference.blocks.commands import Add, End, EngineCommand, More, ResetCache, Schedule, Update
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.ledger import Bearer, Ledger
+from reference.commands import Abort, Piece, Prompt
+from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
+
+NAMES = ("r1", "r2", "r3", "r4", "r5")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """What one run is like (swarm testing). Rates are "once in so many"; 0 stands for never.
+
+    names: requests at a time. sessions: of those added, how many are. long: prompts of half of max_model_len.
+    accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len.
+    """
+
+    names: tuple[str, ...]
+    texts: str
+    sessions: int
+    abort: int
+    reset: int
+    stop: int
+    accept: int
+    long: bool
+    busy: bool
+    overlong: bool
+
+
+def draw_engine_profile(source: ChoiceSource) -> EngineProfile:
+    """A profile for one run."""
+    return EngineProfile(
+        names=NAMES[: 1 + source.upto(len(NAMES) - 1)],
+        texts="abc"[: 1 + source.upto(2)],
+        sessions=pick(source, (0, 0, 1, 2, 4)),
+        abort=pick(source, (0, 0, 12, 40)),
+        reset=pick(source, (0, 0, 0, 10, 40)),
+        stop=pick(source, (0, 4, 12)),
+        accept=source.upto(2),
+        long=once_in(source, 3),
+        busy=once_in(source, 2),
+        overlong=once_in(source, 8),
+    )
+
+
+def draw_engine_config(source: ChoiceSource, like: EngineConfig) -> EngineConfig:
+    """Sizes that no preset has, with the kinds of groups that `like` has."""
+    equal = len({g.block_size for g in like.groups}) == 1
+    base = pick(source, (1, 2, 3, 4, 8, 16))
+    sizes = [base if equal or at else base * pick(source, (1, 2, 4)) for at in range(len(like.groups))]
+    windows = [group.window and 1 + source.upto(3 * base) for group in like.groups]
+    groups = tuple(map(LayerGroup, sizes, windows))
+    longest = max(4, base * (3 + source.upto(5)) + source.upto(base))
+    seqs, drafts = 1 + source.upto(3), like.drafts and 1 + source.upto(3)
+    budget = max(seqs * (1 + drafts), 2 + source.upto(longest), 0 if like.chunked else longest)
+    made = replace(
+        like, groups=groups, max_model_len=longest, max_batched_tokens=budget, max_seqs=seqs,
+        drafts=drafts, blocks=1 << 10, priority=once_in(source, 3), long_prefill=pick(source, (0, 0, 2, 5)),
+    )  # fmt: skip
+    need = sum(made.most_blocks(group) for group in groups)
+    return replace(made, blocks=need + source.upto(need))
+
+
+def propose_engine_command(
+    ledger: Ledger, due: bool, source: ChoiceSource, profile: EngineProfile
+) -> EngineCommand:
+    """The next command. due: the engine takes results next."""
+    there = [ledger.bearers[name] for name in profile.names if name in ledger.bearers]
+    absent = [name for name in profile.names if name not in ledger.bearers]
+    client = once_in(source, 3 if profile.busy else 6) or not there
+    if profile.abort and there and once_in(source, profile.abort):
+        return Abort(pick(source, there).name)
+    if profile.reset and once_in(source, profile.reset):
+        return ResetCache(once_in(source, 2))
+    idle = [bearer for bearer in there if bearer.idle]
+    sessions = [b for b in there if b.resumable and None not in b.turns and len(b.turns) < 2]
+    if idle and (client or len(idle) == len(there)):
+        return _go_on(ledger, pick(source, idle), source, profile)
+    if client and sessions and once_in(source, 4):
+        return _go_on(ledger, pick(source, sessions), source, profile)
+    if client and absent:
+        return _add(ledger, pick(source, absent), source, profile)
+    if due:
+        return Update(pick(source, (16, 16, 1, 0)))
+    return _schedule(ledger, there, source, profile)
+
+
+def _schedule(ledger: Ledger, there: list[Bearer], source: ChoiceSource, profile: EngineProfile) -> Schedule:
+    most = ledger.config.drafts
+    accept: tuple[int, ...] = ()
+    if most and profile.accept:
+        accept = (most,) if profile.accept == 2 else tuple(source.upto(most) for _ in there)
+    stop = tuple(b.name for b in there if profile.stop and once_in(source, profile.stop))
+    return Schedule(accept, stop)
+
+
+def _prompt(ledger: Ledger, room: int, source: ChoiceSource, profile: EngineProfile) -> tuple[Prompt, int]:
+    """Pieces of shared texts and tokens of one's own, in `room` tokens."""
+    shortest = ledger.config.groups[0].block_size
+    most = max(1, min(room, ledger.config.max_model_len // 2 if profile.long else 2 * shortest + 2))
+    length = 1 + source.upto(most - 1)
+    own = source.upto(min(length, 2)) if once_in(source, 2) else 0
+    shared = length - own
+    if not shared:
+        return (), own
+    cut = source.upto(shared) if once_in(source, 4) else 0
+    pieces = ((pick(source, profile.texts), cut), (pick(source, profile.texts), shared - cut))
+    return tuple(Piece(text, tokens) for text, tokens in pieces if tokens), own
+
+
+def _outputs(source: ChoiceSource, room: int) -> int:
+    return 1 + source.upto(max(0, min(room, 9) - 1))
+
+
+def _add(ledger: Ledger, name: str, source: ChoiceSource, profile: EngineProfile) -> Add:
+    prompt, own = _prompt(ledger, ledger.config.max_model_len - 1, source, profile)
+    priority = source.upto(2) if ledger.config.priority else 0
+    resumable = bool(profile.sessions) and once_in(source, profile.sessions)
+    return Add(name, _outputs(source, ledger.config.max_model_len), own, prompt, priority, resumable)
+
+
+def _go_on(ledger: Ledger, bearer: Bearer, source: ChoiceSource, profile: EngineProfile) -> EngineCommand:
+    """Another turn of a session, or its end; text that was sent and not begun counts as said."""
+    sent = sum(len(turn[0]) + turn[1] for turn in bearer.turns if turn is not None)
+    outputs = 0 if bearer.idle else bearer.max_tokens - bearer.outputs
+    room = ledger.config.max_model_len - len(bearer.text) - sent - outputs - 1
+    if once_in(source, 4) or (room < 2 and not profile.overlong):
+        return End(bearer.name)
+    prompt, own = _prompt(ledger, max(1, room), source, profile)
+    return More(bearer.name, _outputs(source, room), own, prompt)
+
+
+def engine_finale(ledger: Ledger, due: bool, waiting: bool) -> EngineCommand | None:
+    """What ends a run, command by command, until nobody is there; then the cache is forgotten."""
+    for bearer in ledger.bearers.values():
+        if bearer.resumable and None not in bearer.turns:
+            return End(bearer.name)
+    if due:
+        return Update()
+    return Schedule() if ledger.bearers or waiting else None

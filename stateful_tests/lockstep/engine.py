@@ -1,0 +1,116 @@
+"""One run of an engine that schedules by itself, beside the ledger of its texts and lengths."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from impl.adapter import EngineSystem, UnusableImplementation
+from impl.process.failures import described
+from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken
+from reference.blocks.commands import EngineCommand
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts
+from reference.blocks.ledger import Ledger
+from reference.commands import Broken, Done, Outcome, Refused
+from stateful_tests.lockstep.results import Row, Run, Tally, Trace, Violation
+
+
+class EngineLockstep:
+    """ledger: what clients sent and the model sampled. facts: the engine's, now. violation: the first
+    command that left the specification; nothing may be done after it. tallies (shared between runs) count
+    evaluations and situations."""
+
+    def __init__(
+        self,
+        system: EngineSystem,
+        config: EngineConfig,
+        *,
+        tallies: dict[str, Tally] | None = None,
+        refusals: Counter[str] | None = None,
+        clause: str | None = None,
+    ) -> None:
+        self.system, self.ledger = system, Ledger(config)
+        self.violation: Violation | None = None
+        self.steps = 0
+        self._tallies, self._refusals = tallies, refusals
+        can = system.capabilities
+        self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
+        system.reset(config)
+        self.facts: BlockFacts = system.view()
+
+    def do(self, command: EngineCommand) -> Outcome:
+        """Run one command; sets `violation` if it leaves the specification."""
+        assert self.violation is None, "the run has ended with a violation"
+        index, before = self.steps, self.facts
+        self.steps += 1
+        try:
+            outcome = self.system.apply(command)
+            if not isinstance(outcome, Broken):
+                self.facts = self.system.view()
+        except UnusableImplementation:
+            raise
+        except Exception as error:
+            outcome = Broken(described(error))
+        if isinstance(outcome, Broken):
+            self.violation = Violation("BROKEN", index, "the engine carries it out", outcome.error)
+            return outcome
+        done = isinstance(outcome, Done)
+        if isinstance(outcome, Refused) and self._refusals is not None:
+            self._refusals[outcome.reason.value] += 1
+        lanes, outputs = self.ledger.follow(command, self.facts) if done else ([], [])
+        step = BlockStep(
+            self.ledger.config, command, not done, before, self.facts, lanes, outputs, self.ledger.bearers
+        )
+        failures = broken(step, self.waived)
+        if self._tallies is not None:
+            for clause in BLOCK_CLAUSES.values():
+                tally = self._tallies[clause.id]
+                tally.evaluated += 1
+                tally.reached += clause.situation(step)
+        if failures:
+            (first, (want, got)), *more = failures
+            also, details = tuple(c.id for c, _ in more), tuple(failure for _, failure in more)
+            self.violation = Violation(first.id, index, want, got, also, details)
+        return outcome
+
+
+def replay_engine(system: EngineSystem, trace: Trace) -> Run:
+    """Run a trace and record what each command did, up to the first violation."""
+    lockstep = EngineLockstep(system, trace.geometry, clause=trace.clause)
+    stated, rows = dict(trace.expected), []
+    for index, command in enumerate(trace.commands):
+        before = lockstep.facts
+        outcome = lockstep.do(command)
+        rows.append(Row(command, outcome, tree=tuple(_said(before, lockstep.facts))))
+        if lockstep.violation is None and index in stated and type(stated[index]) is not type(outcome):
+            want, got = (type(o).__name__.lower() for o in (stated[index], outcome))
+            lockstep.violation = Violation("TRACE", index, f"the trace states {want}", got)
+        if lockstep.violation is not None:
+            break
+    return Run(trace, system.name, tuple(rows), lockstep.violation, (), lockstep.waived)
+
+
+def _said(before: BlockFacts, now: BlockFacts) -> list[str]:
+    """What a command did, a sentence each."""
+    said = []
+    for lane in now.lanes:
+        end = lane.start + len(lane.tokens)
+        drafts = f", {lane.drafts} of them drafts" if lane.drafts else ""
+        sampled = f"; samples {len(lane.sampled)}" if lane.sampled else ""
+        said.append(f"{lane.request} computes [{lane.start}, {end}){drafts}{sampled}")
+    for output in now.outputs:
+        ends = f" and ends: {output.finished}" if output.finished else ""
+        tokens = f"{len(output.tokens)} token{'s' * (len(output.tokens) != 1)}"
+        said.append(f"{output.request} gets {tokens}{ends}")
+    for name in {**before.requests, **now.requests}:
+        was, fact = before.requests.get(name), now.requests.get(name)
+        if fact is None:
+            said.append(f"{name} is gone")
+        elif was is None or was._replace(tokens=()) != fact._replace(tokens=()):
+            tables = "; ".join(" ".join(map(str, table)) or "none" for table in fact.tables)
+            said.append(f"{name} {fact.status}, computed {fact.computed}, blocks {tables}")
+    was_named, named = ({p.block for p in facts.published} for facts in (before, now))
+    for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
+        if blocks:
+            said.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
+    return said

@@ -1,0 +1,1 @@
+"""vLLM's releases: loading, driving, what the clauses see."""

@@ -1,0 +1,91 @@
+"""Where the files of a vLLM come from, and what cannot be used: one line each, without a network."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.vllm import fetch
+from impl.vllm.engine import Stamps
+from impl.vllm.modules import RUNNER
+from impl.vllm.runner import greedy
+from reference.blocks.facts import chain
+from stateful_tests.lockstep.systems import resolve
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def unusable(action, *arguments, **named) -> str:
+    with pytest.raises(UnusableImplementation) as raised:
+        action(*arguments, **named)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def wheel(path, *names):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, "x = 1\n")
+    return path
+
+
+def answered(monkeypatch, path):
+    """Have the index know one wheel, and the server give it by ranges."""
+    report = '{"install": [{"download_info": {"url": "https://index/w.whl"}}]}'
+    monkeypatch.setattr(
+        fetch.subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 0, report, "")
+    )
+    monkeypatch.setattr(fetch, "_Ranges", lambda _: path.open("rb", buffering=0))
+
+
+def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, cache):
+    pool = "vllm/v1/core/block_pool.py"
+    others = ("vllm/v1/core/x.so", "vllm/models/big.py", "../vllm/v1/core/a.py")
+    names = (RUNNER, pool, *others)
+    answered(monkeypatch, wheel(tmp_path / "w.whl", *names))
+    root = fetch.release_root("0.33.0")
+    kept = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert kept == {RUNNER, pool}
+    monkeypatch.setattr(fetch.subprocess, "run", None)  # the second time nobody is asked
+    assert fetch.release_root("0.33.0") == root == cache / "vllm-0.33.0"
+
+
+def test_a_wheel_without_a_runner_is_refused(monkeypatch, tmp_path, cache):
+    answered(monkeypatch, wheel(tmp_path / "w.whl", "vllm/v1/core/block_pool.py"))
+    assert RUNNER in unusable(fetch.release_root, "0.33.0")
+    assert not (cache / "vllm-0.33.0").exists()
+
+
+def test_an_unknown_release_is_one_line(monkeypatch):
+    said = "ERROR: No matching distribution found for vllm==9.9"
+    monkeypatch.setattr(fetch.subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 1, "", said))
+    assert "no such release" in unusable(fetch.release_root, "9.9")
+    assert "not a version number" in unusable(fetch.release_root, "newest")
+
+
+def test_a_checkout_names_what_it_lacks(tmp_path):
+    assert "is no folder" in unusable(resolve, "vllm", sglang_path=str(tmp_path / "none"))
+    assert "has no vllm/v1/core/sched/scheduler.py" in unusable(resolve, "vllm", sglang_path=str(tmp_path))
+    assert "after a release goes +async" in unusable(resolve, "vllm==0.33.0+overlap")
+    assert "--vllm-path" in unusable(resolve, "vllm")
+
+
+def test_a_hash_tells_its_tokens():
+    stamps = Stamps()
+    empty = stamps("seed")
+    first = stamps((empty, (5, 6), None))
+    second = stamps((first, (7, 8), None))
+    a, b = chain(0, 5), chain(chain(0, 5), 6)
+    c = chain(b, 7)
+    assert stamps.of_block(first, 2) == (a, b)
+    assert stamps.of_block(second, 4) == (a, b, c, chain(c, 8))
+    assert stamps.of_block(stamps((first, (7,), None)), 2) == (c,)  # a part of a block
+    assert stamps((first, (7, 8), (None, 9))) != second  # further keys make another hash of the same tokens
+    assert greedy(a) != greedy(b)

@@ -1,0 +1,68 @@
+"""vLLM's releases themselves, where their files can be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from reference.blocks.commands import Add, Schedule, Update
+from reference.blocks.config import engine_preset
+from reference.commands import Done, Mode, Piece, Refused
+from stateful_tests.check import campaign
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.traces import files as traces
+
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "releases"
+TRACES = sorted(FIXTURES.glob("vllm-*/*.json"))
+
+
+def test_a_request_runs_to_its_end(vllm):
+    commands = [Add("r1", 3, 0, (Piece("a", 5),))] + [Schedule(), Update()] * 3
+    run = replay(vllm("0.33.0"), Trace(engine_preset("hybrid"), Mode.FAITHFUL, tuple(commands)))
+    assert run.violation is None and all(row.outcome == Done() for row in run.rows)
+    assert "r1 gets 1 token and ends: length" in run.rows[-1].tree
+
+
+def test_an_update_with_nothing_in_flight_is_refused(vllm):
+    run = replay(vllm("0.33.0"), Trace(engine_preset("full"), Mode.FAITHFUL, (Update(), Schedule())))
+    assert [type(row.outcome) for row in run.rows] == [Refused, Refused]
+
+
+def test_results_wait_until_two_steps_are_in_flight(vllm):
+    commands = (Add("r1", 5, 3), Schedule(), Update(), Schedule(), Update())
+    run = replay(vllm("0.33.0+async"), Trace(engine_preset("full"), Mode.FAITHFUL, commands))
+    assert [type(row.outcome) for row in run.rows] == [Done, Done, Refused, Done, Done]
+
+
+def test_a_short_check_reaches_situations(vllm):
+    system = vllm("0.33.0")
+    plan = campaign.plan("smoke", presets=("hybrid", "drafts"), examples=3)
+    result = campaign.run(system, plan)
+    assert result.examples == 6
+    reached = {clause for clause, tally in result.tallies.items() if tally.reached}
+    assert {"BLK-1", "HIT-1", "WIN-1", "RUN-2", "READ-3", "PUB-1"} <= reached
+
+
+def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
+    with pytest.raises(UnusableImplementation, match="refuses the configuration"):
+        vllm("0.11.0").reset(engine_preset("unequal"))
+
+
+# Where a trace conforms again; the others are still there in the last release.
+FIXED = {
+    "a_window_is_freed_by_the_optimistic_count": "0.30.0+async",
+    "a_session_keeps_the_hash_of_a_dropped_token": "0.33.0",
+    "an_idle_session_asks_for_more_blocks_than_are_free": "0.25.0",
+}
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_a_trace_violates_its_clause_and_then_conforms_where_it_was_fixed(vllm, path):
+    trace = traces.load(path)
+    run = replay(vllm(path.parent.name.removeprefix("vllm-")), trace)
+    assert run.violation is not None and run.violation.clause == trace.clause
+    later = replay(vllm(FIXED.get(path.stem, "0.33.0")), trace)
+    assert (later.violation is None) == (path.stem in FIXED)

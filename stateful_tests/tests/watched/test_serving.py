@@ -1,0 +1,101 @@
+"""Checks of whole schedulers, with a runner that pretends and, where it is installed, with the real one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.server import environment
+from impl.sglang.server.clients import Client, Config, Turn
+from impl.sglang.server.runs import WholeScheduler
+from impl.sglang.server.whole_scheduler import RunOutcome
+from impl.sglang.server.worker import Job
+from stateful_tests.watched import population, serving
+
+WATCHED = Path(__file__).parents[3] / "fixtures" / "watched"
+LOG = WATCHED / "sglang-0.5.23-tree_under_overlap.jsonl"
+RELEASE = "0.5.23"
+
+
+class Pretends:
+    """Has a fault that shows when a client in a session sends a second turn of three tokens or more."""
+
+    runs = 0
+
+    def run(self, job: Job) -> RunOutcome:
+        self.runs += 1
+        assert job.watch is not None
+        lines = LOG.read_text().splitlines(keepends=True)
+        Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[:80]))
+        bad = any(c.session and any(t.tokens >= 3 for t in c.turns[1:]) for c in job.clients)
+        misread = [(7, "c1.2", "full", 4, (11, 4), None)] if bad else []
+        return RunOutcome(10, 20, misread, {})  # type: ignore[arg-type]
+
+
+def test_a_finding_is_shrunk_to_its_clients_and_numbers() -> None:
+    result = serving.check(Pretends(), RELEASE, 1, 5, count=6)
+    assert list(result.found) == ["reads full"] and result.times["reads full"] >= 1
+    judged = result.found["reads full"]
+    (client,) = judged.run.clients
+    first, second = client.turns
+    assert (first.tokens, first.limit, second.tokens, second.limit) == (1, 1, 3, 1)
+    assert judged.run.config.draft == 0 and not judged.run.config.tree and judged.run.config.page_size == 1
+    assert judged.run.key == "reads full" and "nothing that was written" in judged.findings[-1].says
+
+
+def test_a_conforming_check_finds_nothing_and_counts() -> None:
+    runner = Pretends()
+    result = serving.check(runner, RELEASE, 1, 3, count=1, fixed={"draft": 2})
+    assert runner.runs >= result.runs == 3
+    assert result.events > 0 and result.reached["a turn that resumes"] > 0
+
+
+def test_the_same_seed_gives_the_same_population() -> None:
+    def made() -> tuple[Config, tuple[Client, ...]]:
+        rng = random.Random(5)
+        config = population.configuration(rng, window=8)
+        return config, population.clients(rng, config, count=9, impatient=True)
+
+    assert made() == made()
+    assert made()[0].window == 8 and len(made()[1]) == 9
+
+
+def test_a_server_that_broke_has_a_key_without_numbers() -> None:
+    one = RunOutcome(1, 1, [], {}, "AssertionError: leak of 3 at srt/mem_cache/common.py:403")
+    two = RunOutcome(1, 1, [], {}, "AssertionError: leak of 4 at srt/mem_cache/common.py:403")
+    keys = {f.key for o in (one, two) for f in serving._findings(o, serving.Validated())}
+    assert len(keys) == 1 and "AssertionError" in keys.pop()
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Iterator[WholeScheduler]:
+    try:
+        runner = WholeScheduler(environment.python_of(RELEASE))
+    except UnusableImplementation as error:
+        pytest.skip(f"no server environment: {error}")
+    yield runner
+    runner.close()
+
+
+TURNS = (Turn(0, 20, 6), Turn(1, 5, 9, stop=4), Turn(0, 7, 5, abort=2), Turn(2, 4, 3))
+
+
+@pytest.mark.parametrize("config", [Config(page_size=4, window=8, tree=False), Config(overlap=True)])
+def test_a_real_scheduler_conforms_and_repeats_itself(scheduler: WholeScheduler, config: Config) -> None:
+    clients = (Client("a", 0, TURNS), Client("b", 3, TURNS[:2], session=False))
+    run = serving.ServedRun(RELEASE, config, clients, 1)
+    one, two = serving.serve(scheduler, run, "pages"), serving.serve(scheduler, run, "pages")
+    assert not one.findings and one.outcome.forwards > 15, one.findings
+    assert one.outcome == two.outcome and one.tail == two.tail
+    assert one.outcome.answers["a.3"] == "abort" and one.outcome.answers["a.4"] == "length"
+
+
+def test_a_known_fault_is_told_by_name(scheduler: WholeScheduler) -> None:
+    second = Client("a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30)
+    judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(), (second,), 1))
+    assert {name for each in judged.findings for name in each.known} == {"rejection-ends-turn"}
+    assert not judged.new

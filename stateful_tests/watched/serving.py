@@ -1,0 +1,220 @@
+"""Whole schedulers under random clients: run, judge three ways, shrink.
+
+Judges: what attention would read (`reads`), the server's own strict checks (`server`), validation of its log
+(`log`). A run is its configuration, its clients and a seed; the same three give the same run.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from impl.sglang.server.clients import Client, Config, Turn
+from impl.sglang.server.whole_scheduler import RunOutcome
+from impl.sglang.server.worker import Job
+from stateful_tests.watched import population
+from stateful_tests.watched.reader import logs_of
+from stateful_tests.watched.results import LogParting, Validated
+from stateful_tests.watched.validator import Validator
+
+FORMAT, VERSION = "kvspec-served-run", 1
+SHRINKS = 150  # runs that shrinking one finding may take
+
+
+class ServedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run as a file: what it takes to repeat it. key: of the finding that it shows, "" for none."""
+
+    release: str
+    config: Config
+    clients: tuple[Client, ...]
+    seed: int
+    key: str = ""
+    format: str = FORMAT
+    version: int = VERSION
+
+
+class Runner(Protocol):
+    """Serves jobs: impl.sglang.server.runs.WholeScheduler."""
+
+    def run(self, job: Job) -> RunOutcome: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedFinding:
+    """What a judge says of a run. key: the same of another run means the same fault. known: names of the
+    faults of this release that the log shows before, and that may be the cause."""
+
+    judge: str
+    key: str
+    says: str
+    known: tuple[str, ...] = ()
+    parting: LogParting | None = None
+
+
+@dataclass(slots=True)
+class JudgedRun:
+    """One run and what its judges say. tail: the last lines of its log."""
+
+    run: ServedRun
+    outcome: RunOutcome
+    validated: Validated
+    findings: list[ServedFinding]
+    tail: list[str] = field(default_factory=list)
+
+    @property
+    def new(self) -> list[ServedFinding]:
+        """What no known fault explains."""
+        return [each for each in self.findings if not each.known]
+
+
+@dataclass(slots=True)
+class Served:
+    """A whole check. reached: decisions of the scheduler, and how often; found: key -> the smallest run."""
+
+    release: str
+    seed: int
+    runs: int = 0
+    forwards: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    reached: Counter[str] = field(default_factory=Counter)
+    known: Counter[str] = field(default_factory=Counter)
+    found: dict[str, JudgedRun] = field(default_factory=dict)
+    times: Counter[str] = field(default_factory=Counter)
+
+
+def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
+    """Serve one run, and judge it."""
+    with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
+        watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level}
+        outcome = runner.run(Job(run.config, run.clients, run.seed, watch))
+        validated, tail = Validated(), []
+        if any(Path(folder).iterdir()):
+            (log,) = logs_of([folder])
+            validated = Validator(log.header).run(log.lines())
+            tail = log.files[-1].read_text().splitlines()[-12:]
+    return JudgedRun(run, outcome, validated, list(_findings(outcome, validated)), tail)
+
+
+def _findings(outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
+    known = tuple(sorted({p.deviation for p in validated.partings if p.deviation}))
+    for parting in validated.partings:
+        own = (parting.deviation,) if parting.deviation else ()
+        key = f"log {parting.clause} {parting.event}"
+        yield ServedFinding("log", key, parting.because, own, parting)
+    if outcome.misread:
+        _, request, pool, position, want, got = outcome.misread[0]
+        found = "nothing that was written" if got is None else f"token {got[0]} of position {got[1]}"
+        says = (
+            f"{request} at position {position} of the {pool} pool reads {found}, its text has token {want[0]}"
+        )
+        yield ServedFinding("reads", f"reads {pool}", f"{says} ({len(outcome.misread)} wrong reads)", known)
+    if outcome.error:
+        where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
+        key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
+        yield ServedFinding("server", key, outcome.error, known)
+    if outcome.stuck:
+        yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", known)
+
+
+def check(
+    runner: Runner, release: str, seed: int, runs: int, *, fixed: dict[str, int | bool] | None = None,
+    count: int = 12, impatient: bool = False, limit_s: float = 600.0,
+    say: Callable[[str, int, int], None] = lambda *_: None,
+) -> Served:  # fmt: skip
+    """Serve random runs until their number or the time is over; each new finding is shrunk at once."""
+    result, begun = Served(release, seed), time.monotonic()
+    for number in range(runs):
+        if time.monotonic() - begun > limit_s:
+            break
+        rng = random.Random(f"{seed} {number}")
+        config = population.configuration(rng, **(fixed or {}))
+        clients = population.clients(rng, config, count=count, impatient=impatient)
+        judged = serve(runner, ServedRun(release, config, clients, rng.randrange(1 << 30)))
+        result.runs += 1
+        result.forwards += judged.outcome.forwards
+        result.events += judged.validated.events
+        result.reached.update(judged.validated.reached)
+        for each in judged.findings:
+            if each.known:
+                result.known["; ".join(each.known)] += 1
+        for key in dict.fromkeys(each.key for each in judged.new[:1]):
+            result.times[key] += 1
+            if key not in result.found:
+                say(f"shrinks {key}", result.forwards, len(result.found))
+                result.found[key] = shrunk(runner, judged, key)
+        say(f"run {number + 1} of {runs}", result.forwards, len(result.found))
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+# Shrinking: clients, their turns, their numbers, then the configuration.
+
+
+def shrunk(runner: Runner, judged: JudgedRun, key: str, most: int = SHRINKS) -> JudgedRun:
+    """The smallest run that is met in so many tries and still shows the finding."""
+    best, left, again = judged, most, True
+    while again and left > 0:
+        again = False
+        for smaller in _smaller(best.run):
+            if left <= 0:
+                break
+            left -= 1
+            tried = serve(runner, smaller)
+            if any(each.key == key for each in tried.new):
+                best, again = tried, True
+                break
+    best.run = msgspec.structs.replace(best.run, key=key)
+    return best
+
+
+def _smaller(run: ServedRun) -> Iterator[ServedRun]:
+    clients = run.clients
+    for at in range(len(clients)):
+        yield msgspec.structs.replace(run, clients=clients[:at] + clients[at + 1 :])
+    for at, client in enumerate(clients):
+        for fewer in _smaller_clients(client):
+            yield msgspec.structs.replace(run, clients=(*clients[:at], fewer, *clients[at + 1 :]))
+    simple: dict[str, Any] = {
+        "draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False,
+    }  # fmt: skip
+    for name, value in simple.items():
+        if getattr(run.config, name) != value:
+            yield msgspec.structs.replace(run, config=msgspec.structs.replace(run.config, **{name: value}))
+
+
+def _smaller_clients(client: Client) -> Iterator[Client]:
+    turns = client.turns
+    for at in range(len(turns) if len(turns) > 1 else 0):
+        yield msgspec.structs.replace(client, turns=turns[:at] + turns[at + 1 :])
+    for name, value in (("start", 0), ("after", ""), ("close", 1), ("impatient", False), ("session", False)):
+        if getattr(client, name) != value:
+            yield msgspec.structs.replace(client, **{name: value})
+    for at, turn in enumerate(turns):
+        for less in _smaller_turns(turn):
+            yield msgspec.structs.replace(client, turns=(*turns[:at], less, *turns[at + 1 :]))
+
+
+def _smaller_turns(turn: Turn) -> Iterator[Turn]:
+    least = {"wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1}
+    for name, low in least.items():
+        value = getattr(turn, name)
+        for less in dict.fromkeys((low, (low + value) // 2, value - 1)):
+            if low <= less < value:
+                yield msgspec.structs.replace(turn, **{name: less, **_within(turn, name, less)})
+
+
+def _within(turn: Turn, name: str, value: int) -> dict[str, int]:
+    """What else must be lower then."""
+    if name == "tokens":
+        return {"shared": min(turn.shared, value)}
+    return {"stop": min(turn.stop, value)} if name == "limit" else {}
