@@ -91,7 +91,8 @@ def _among(folder: Path, text: str, module: str, force: bool) -> Path:
     """Where a test stands in a folder, which has the module that its tests share."""
     from ci.export.template_parts import SHARED
 
-    target = target_file(folder / f"{text.partition('def ')[2].partition('(')[0]}.py", force)
+    name = re.findall(r"^ *def (test_\w+)\(self\)", text, re.MULTILINE)[-1]
+    target = target_file(folder / f"{name}.py", force)
     beside = folder / f"{SHARED}.py"
     if not force and beside.exists() and beside.read_bytes() != module.encode():
         raise Unusable(f"--out {beside}: is for other releases: another folder, or --force")
