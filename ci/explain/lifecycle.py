@@ -175,6 +175,24 @@ def _life(past: History) -> str | None:
     return lengths(past)
 
 
+def _stays(past: History) -> str | None:
+    """SES-4: a closed session that waits for nobody."""
+    facts = past.now.facts
+    busy = {request.session for request in facts.requests.values()}
+    for name, session in sorted(facts.sessions.items()):
+        if session.closing and name not in busy:
+            slot = session.slot
+            has = f", and its slot keeps {some(slot.kv_committed_len, 'committed token')}" if slot else ""
+            since = past.first_since(f"{name} is closing", _closing, name)
+            return f"{name} waits {since} for a turn to end, and has none: nothing closes it any more{has}"
+    return None
+
+
+def _closing(m: Moment, name: str) -> bool:
+    session = m.facts.sessions.get(name)
+    return session is not None and session.closing
+
+
 def _keeps(m: Moment, name: str, slot: Cursors) -> bool:
     session = m.facts.sessions.get(name)
     return session is not None and session.slot == slot
@@ -225,4 +243,5 @@ RULES: dict[str, Callable[[History], str | None]] = {
     "OUT-1": _outcome, "OUT-2": _unchanged, "OUT-3": _choice,
     "CHK-1": _alarm, "CHK-2": _terms, "CHK-3": _unchanged,
     "SES-1": _history, "SES-2": _life, "SES-3": _unchanged,
+    "SES-4": _stays,
 }  # fmt: skip

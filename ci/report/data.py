@@ -272,6 +272,8 @@ def run_data(run: Run) -> Data:
             "expected": violation.expected,
             "observed": violation.observed,
             "since": violation.since,
+            "parted": violation.parted
+            and {"step": violation.parted.step, "clauses": list(violation.parted.clauses)},
         },
     }
 

@@ -130,7 +130,7 @@ class _CloseWhileRunning(TorchKV):
         return False
 
 
-@bug("close-forgotten", "SES-2", "a deferred close never happens")
+@bug("close-forgotten", "SES-4", "a deferred close never happens")
 class _CloseForgotten(TorchKV):
     """Closed sessions keep their KV for ever. Close notes that it must wait, and the end of the turn does not
     look at the note. Visible when a turn ends in a closing session. Fix: look."""

@@ -28,7 +28,8 @@ class Clause:
     which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which
     that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
-    of: the commands that it is about; needs: what there must be.
+    of: the commands that it is about; needs: what there must be. alone: it asks the system's names alone, so
+    it may be asked where another clause was violated before, and the reference is somewhere else.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Clause:
     about: About
     of: tuple[type, ...]
     needs: tuple[Needs, ...]
+    alone: bool
     check: Check
     situation: Callable[[Any], bool]
 
@@ -63,6 +65,7 @@ def register(
     about: About = "step",
     of: tuple[type, ...] = COMMANDS,
     needs: tuple[Needs, ...] = (),
+    alone: bool = False,
     scope: str = "Every step.",
     settled: str = "",
     assumption: str = "",
@@ -72,7 +75,7 @@ def register(
     def add(check: Check) -> Check:
         into[id] = Clause(
             id, title, sentence, scope, why, settled, assumption, rule, source, about, of, needs,
-            check, situation,
+            alone, check, situation,
         )  # fmt: skip
         return check
 

@@ -34,6 +34,32 @@ def _readmitted(step: Step) -> bool:
 
 
 @clause(
+    "SES-4",
+    "a deferred close happens",
+    "A session that is closed while a turn is in flight goes with it: none waits for a turn that is gone.",
+    about="state",
+    alone=True,
+    why="Nobody can close it again, and nobody frees its row and its pages until the server ends.",
+    rule="rules.sessions.end_turn",
+    source="kvspec, #31765",
+    scope="Every step. It asks who is there, and nothing else: where another clause was violated a check ends"
+    " every turn, closes every session and asks this one again, and a trace that names it is replayed past"
+    " all others.",
+    situation=lambda s: (
+        s.done and s.acted is not None and (old := s.was.session(s.acted.session)) is not None
+        and old.closing and s.now.session(old.name) is None
+    ),
+)  # fmt: skip
+def _close_happens(step: Step) -> Failure | None:
+    busy = {request.session for request in step.after.requests.values()}
+    for name, session in sorted(step.after.sessions.items()):
+        if session.closing and name not in busy:
+            has = cursors_text(session.slot) if session.slot is not None else "no slot"
+            return f"{name} is gone: it is closed, and no turn is left", f"it is there, with {has}"
+    return None
+
+
+@clause(
     "SES-2",
     "a session's life",
     "Sessions, their slots and requests exist exactly as long as specified: a slot from the first"

@@ -21,7 +21,7 @@ from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.system import LIMITS, Limits
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig, engine_preset
-from reference.commands import Command, Mode
+from reference.commands import Abort, Close, Command, Mode
 from reference.geometry import PRESETS, GeometryError, preset
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.coverage.situations import situation
@@ -176,10 +176,11 @@ class Stint(NamedTuple):
 
 @dataclass(slots=True)
 class Driven:
-    """What a stint met. runs: of each its commands and, if it ended with one, the violation and its trace."""
+    """What a stint met. runs: of each its commands and the violation that it ended with, if it did, with its
+    trace; after that the one that came up when all was closed."""
 
     tallies: dict[str, Tally]
-    runs: list[tuple[int, Violation | None, Trace | None]] = field(default_factory=list)
+    runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     situations: Counter[str] = field(default_factory=Counter)
@@ -191,6 +192,7 @@ _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
 _RETRIES = 4
 # Candidates for a clause that another one's trace shows already: it came up at the same step.
 _BESIDE = 200
+_CLOSED = "SES-4"  # asked after any other violation, once all is closed
 _STINT = 3  # runs of one cell before the next has its turn
 # A plan that goes on ends when no new situation has come up for _QUIET commands; at the latest after _FULL
 # commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
@@ -277,9 +279,32 @@ def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) 
         for command in finale(lockstep.state, system.capabilities):
             if lockstep.violation is None:
                 do(command)
-    violation = lockstep.violation
-    trace = None if violation is None else Trace(geometry, cell.mode, tuple(done), "generated")
-    driven.runs.append((len(done), violation, trace))
+    commands, met = len(done), []
+    if lockstep.violation is not None:
+        met.append((lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated")))
+        done += _all_closed(lockstep)
+        if lockstep.violation is not None:
+            met.append((lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated")))
+    driven.runs.append((commands, met))
+
+
+def _all_closed(lockstep: Lockstep) -> list[Command]:
+    """After a violation: end every turn that the system shows, then close its sessions, and ask whether they
+    are gone. A fault that is known must not hide this one."""
+    violation, facts = lockstep.violation, lockstep.moment().facts
+    ends: list[Command] = []
+    if violation is not None and not {"BROKEN", _CLOSED} & {*violation.clauses, *lockstep.waived}:
+        ends += [Abort(name) for name in sorted(facts.requests)]
+        ends += [Close(name) for name, session in sorted(facts.sessions.items()) if not session.closing]
+    offered = lockstep.system.capabilities.commands
+    ends = [command for command in ends if type(command).__name__ in offered]
+    lockstep.go_on(_CLOSED)
+    for command in ends:
+        if lockstep.violation is None:
+            lockstep.do(command)
+    if lockstep.violation is lockstep.parted:  # it broke on the way
+        lockstep.violation = None
+    return ends
 
 
 def _engine_example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
@@ -305,9 +330,8 @@ def _engine_example(system: Any, plan: Plan, cell: Cell, example: int, driven: D
         done.append(command)
         driven.kinds[type(command).__name__] += 1
         lockstep.do(command)
-    violation = lockstep.violation
-    trace = None if violation is None else Trace(config, cell.mode, tuple(done), "generated")
-    driven.runs.append((len(done), violation, trace))
+    trace = Trace(config, cell.mode, tuple(done), "generated")
+    driven.runs.append((len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []))
 
 
 @dataclass(slots=True)
@@ -421,11 +445,11 @@ class _Campaign:
         """Enter what a stint met, and shrink what it violated."""
         add_tallies(result.tallies, driven.tallies)
         result.seconds += driven.seconds
-        for commands, violation, trace in driven.runs:
+        for commands, met in driven.runs:
             result.examples += 1
             result.commands += commands
             self.commands += commands
-            if violation is not None and trace is not None:
+            for violation, trace in met:
                 result.violated.update(violation.clauses)
                 self._catch(violation, trace)
         if self.progress is not None:
@@ -454,7 +478,7 @@ class _Campaign:
             if smallest is None or clause not in shown or base is not None:
                 budget = BUDGET if smallest is None else _BESIDE
                 smallest = minimise(self.system, trace, clause, budget=budget, base=base)
-                shown = self._shown(smallest)
+                shown = violated(self.system, smallest, clause) or ()
                 if clause not in shown:  # it comes and goes
                     smallest, shown = trace, ()
             modes = {trace.mode}
@@ -462,7 +486,7 @@ class _Campaign:
             free = trace.mode is Mode.FREE
             if free and failing_prefix(self.system, clause, base, faithful) == smallest.commands:
                 modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
-                smallest, shown = faithful, self._shown(faithful)
+                smallest, shown = faithful, violated(self.system, faithful, clause) or ()
             old = self.base is not None and clause in (violated(self.base, smallest, clause) or ())
             if known is None or (known.old and not old):
                 known = _Caught(smallest, trace, violation, set(), 1, after, self.commands, old)
@@ -481,11 +505,6 @@ class _Campaign:
         if self.found is not None:
             together = self.shrinking | self.caught
             self.found({clause: together[clause].trace for clause in sorted(together, key=evaluation_order)})
-
-    def _shown(self, trace: Trace) -> tuple[str, ...]:
-        """The clauses that a trace violates at its last step."""
-        seen = replay(self.system, trace).violation
-        return seen.clauses if seen is not None else ()
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
         """Another violation of the same clause is worth shrinking: the trace is long or impolite."""

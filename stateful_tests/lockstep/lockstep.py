@@ -43,7 +43,8 @@ class Lockstep:
 
     state: the reference's. violation: the first step that left the specification; nothing may be
     done after it. tallies (shared between runs) count evaluations and situations. clause: asked
-    for even if the system is known to violate it.
+    for even if the system is known to violate it; one that can be asked alone is asked past all others, of
+    which the first is `parted`.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class Lockstep:
         self.system = system
         self.state: State = model.initial(geometry, mode)
         self.violation: Violation | None = None
+        self.parted: Violation | None = None
         self.steps = 0
+        self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
         self._tallies = tallies
         self._refusals = refusals
         can = system.capabilities
@@ -93,10 +96,11 @@ class Lockstep:
         except (Exception, SystemExit) as error:
             outcome = Broken(described(error))
         if isinstance(outcome, Broken):
-            self.violation = Violation("BROKEN", index, _say(expected), outcome.error)
+            self.violation = self.parted or Violation("BROKEN", index, _say(expected), outcome.error)
             return expected
         overreach = ""
-        if isinstance(outcome, Done) and outcome.choices:
+        together = self.parted is None
+        if together and isinstance(outcome, Done) and outcome.choices:
             try:
                 now, expected = model.step(was, command, outcome.choices)
             except model.ChoiceNotAllowed as error:
@@ -108,7 +112,8 @@ class Lockstep:
             elif isinstance(expected, Refused) and not can.exact_reasons:
                 outcome = expected
         done = isinstance(outcome, Done) and isinstance(expected, Done)
-        moves = done or isinstance(command, Submit)  # who is turned away may have run all the same
+        # Who is turned away may have run all the same.
+        moves = together and (done or isinstance(command, Submit))
         if can.tree_policy_is_free and moves and now.tree is not None and facts.tree is not None:
             now = followed(was, now, command, facts)
         if can.uncounted and isinstance(command, CheckBusy):
@@ -117,13 +122,30 @@ class Lockstep:
             was.config, command, expected, outcome, was, now, self._facts, facts,
             facts is self._facts, overreach, can.tree_policy_is_free, self._locks,
         )  # fmt: skip
-        self.state, self._view, self._facts, self._step, self._locks = now, view, facts, step, step.locks
-        failures = broken(step, waived=self.waived)
-        if self._tallies is not None:
-            self._tally(step)
-        if failures:
-            self.violation = violation_of(failures, index)
+        self.state, self._view, self._facts, self._step = now, view, facts, step
+        if together:
+            self._locks = step.locks
+            failures = broken(step, waived=self.waived)
+            if self._tallies is not None:
+                self._tally(step)
+            if failures:
+                self.violation = violation_of(failures, index)
+        self._ask_alone(step, index)
         return self._count(expected)
+
+    def go_on(self, clause: str) -> None:
+        """The run has ended with a violation: from here on `clause` is asked, alone."""
+        self.parted, self.violation, self._alone = self.violation, None, CLAUSES[clause]
+
+    def _ask_alone(self, step: Step, index: int) -> None:
+        if self._alone is None or (self.violation is not None and self._alone.id in self.violation.clauses):
+            return
+        if self.parted is None:
+            self.parted = self.violation
+        self.violation = None
+        failure = self._alone.check(step) if self.parted is not None else None
+        if failure is not None:
+            self.violation = replace(violation_of([(self._alone, failure)], index), parted=self.parted)
 
     def _seen(self) -> tuple[View, Facts]:
         """The system's view now, and what it comes down to."""
@@ -241,7 +263,8 @@ _IMPOLITE = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
 
 
 def replay(system: AnySystem, trace: Trace) -> Run:
-    """Run a trace and record what each command changed, up to the first violation.
+    """Run a trace and record what each command changed, up to the first violation; of a clause that can be
+    asked alone, up to the first of that, if there is one.
 
     Raises UnusableImplementation when the system cannot be driven through it.
     """
@@ -265,6 +288,8 @@ def replay(system: AnySystem, trace: Trace) -> Run:
         if lockstep.violation is not None:
             break
     violation = lockstep.violation
+    if lockstep.parted is not None and violation in (None, lockstep.parted):
+        return replace(replay(system, replace(trace, clause=None)), trace=trace)
     if violation is not None and violation.clause == "CHK-1":
         violation = replace(violation, since=_since(on, trace, violation))
     return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)

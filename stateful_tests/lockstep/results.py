@@ -40,6 +40,7 @@ class Violation:
         the system itself failed. also: further clauses broken at the same step.
     expected, observed: one line each, in the field's terms; details has the same for each of `also`.
     since: the first step after which this very check, had it run there, fails as well.
+    parted: the violation before, past which this clause was asked alone.
     """
 
     clause: str
@@ -49,6 +50,7 @@ class Violation:
     also: tuple[str, ...] = ()
     details: tuple[tuple[str, str], ...] = ()
     since: int | None = None
+    parted: Violation | None = None
 
     @property
     def clauses(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from stateful_tests.traces.schema import MAX_STEPS
 from stateful_tests.watched import deviations as known
 from stateful_tests.watched import events as log
 from stateful_tests.watched.judging import Shown, Verdict, verdict
+from stateful_tests.watched.pages import PageJudge
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import LogParting, Validated
 
@@ -49,6 +50,7 @@ class Beside:
         self._blind = False  # no state follows from what the server did; a snapshot may come
         self._interrupting: set[str] = set()  # the rejected ones
         self._number = 0  # of the last step
+        self._pages, self._locked = PageJudge(self.geometry), 0
         self._off: Counter[str] = Counter()  # counts that differ already, and were told
 
     def trace(self) -> Trace | None:

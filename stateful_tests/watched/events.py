@@ -181,8 +181,8 @@ class Snapshot(_Event, tag="snapshot"):
 
 
 class Stepped(_Event, tag="step"):
-    """The scheduler has decided on a batch: free tokens, free rows, tokens that the tree holds; and the
-    pages.
+    """The scheduler has decided on a batch: who waits, open sessions, free tokens and rows, tokens that the
+    tree holds and that locks pin (full); and the pages.
 
     owners: row, cursors and slots of everybody who has a row; nodes: path, slots, SWA slots, locks per pool.
     """
@@ -196,6 +196,7 @@ class Stepped(_Event, tag="step"):
     rows: int
     tree_full: int = 0
     tree_swa: int = 0
+    tree_locked: int = 0
     owners: dict[str, tuple[int, Cells, list[int]]] | None = None
     free_full: list[int] | None = None
     free_swa: list[int] | None = None

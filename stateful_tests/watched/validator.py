@@ -15,7 +15,7 @@ from reference.commands import (
     Abort, Admit, Choice, Chunk, Close, Command, Decode, Draft, EvictSwa, Extend, Finish, Mode, Open,
     Reason, Retract, SpecDecode, Submit,
 )  # fmt: skip
-from reference.ledger import Cursors, Phase, Request, Session, free, text_cut
+from reference.ledger import Cursors, Phase, Request, Session, free, holders, text_cut
 from stateful_tests.watched import deviations as known
 from stateful_tests.watched import events as log
 from stateful_tests.watched.beside import Beside
@@ -64,6 +64,7 @@ class Validator(Beside):
             want = f"{e.session} stays until its turn {session.turn} ends"
             self._orphan(session, Close(e.session), Verdict("SES-2", want, "closed it"))
         self._do(Close(e.session))
+        self._pages.forget(e.session)
 
     @reads(
         log.Submitted, "submit (rejected: submit of a request by itself)", "origin; that a rejection is due"
@@ -139,6 +140,7 @@ class Validator(Beside):
                 self._reach("a turn that resumes")
                 self._reach("a tail that admission frees", slot.kv_allocated_len > e.prefix)
                 cursors = Cursors(*e.cursors)
+                self._pages.cut(str(request.session), cursors.kv_committed_len)
                 self._do(Admit(e.request), shown=Shown({e.request: cursors}, {str(request.session): cursors}))
             else:
                 self._matched[e.request] = e.prefix
@@ -333,6 +335,10 @@ class Validator(Beside):
             self._do(Finish(e.request, e.outputs if e.counted is None else e.counted), shown=Shown({}, kept))
         else:
             self._retract(request, e, kept)
+        if e.after is None:
+            self._pages.forget(request.holder)
+        else:
+            self._pages.cut(request.holder, e.after[0])
 
     def _retract(self, request: Request, e: log.Released, kept: dict[str, Cursors | None]) -> None:
         self._outside[e.request] = None
@@ -381,7 +387,7 @@ class Validator(Beside):
 
     # -- steps --------------------------------------------------------------------------------------
 
-    @reads(log.Stepped, "", "counts: what nobody owns is free; who waits; open sessions")
+    @reads(log.Stepped, "", "counts: free, waiting, open, locked; at level `pages` rows, lists, mapping")
     def _step(self, e: log.Stepped) -> None:
         self._given_up()
         self.result.steps += 1
@@ -398,6 +404,15 @@ class Validator(Beside):
         self._counted("OWN-4", "rows free", left.rows, e.rows)
         self._counted("SES-2", "requests wait", waiting, e.queued)
         self._counted("SES-2", "sessions are open", len(self.state.sessions), e.sessions)
+        held = sum(holder.cursors.cache_protected_len for holder in holders(self.state))
+        self.result.compared += 1
+        if e.tree_locked > held + self._locked:
+            self._locked = e.tree_locked - held
+            want = f"at most {held} tokens of the tree locked: who has a row protects no more"
+            self._part(None, Verdict("TREE-6", want, f"{e.tree_locked} are"))
+        if e.owners is not None:
+            for found in self._pages.judge(self.state, e):
+                self._part(None, found)
 
     def _counted(self, clause: str, what: str, want: int, got: int) -> None:
         """Compare a count; one that is off is told when it changes, not again at every step."""

@@ -45,7 +45,8 @@ class Reader:
             sized = getattr(tree, "full_evictable_size", None) is not None and swa
             full = (tree.full_evictable_size, tree.full_protected_size) if sized else (
                 tree.evictable_size, tree.protected_size)  # fmt: skip
-            counts["tree_full"] = int(full[0]() + full[1]())
+            counts["tree_locked"] = int(full[1]())
+            counts["tree_full"] = int(full[0]()) + counts["tree_locked"]
             counts["tree_swa"] = int(tree.swa_evictable_size() + tree.swa_protected_size()) if swa else 0
         return counts
 
@@ -85,7 +86,8 @@ class Reader:
     def _unfinished(self, plan: Any) -> list[tuple[Any, bool]]:
         scheduler, found = self.scheduler, []
         batches = (getattr(plan, "batch_to_run", plan), scheduler.running_batch, scheduler.last_batch)
-        for batch in batches:
+        waiting = [batch for batch, _ in getattr(scheduler, "result_queue", ())]  # launched, not processed
+        for batch in (*batches, *waiting):
             found += [(request, False) for request in (batch.reqs if batch is not None else ())]
         if getattr(scheduler, "chunked_req", None) is not None:
             found.append((scheduler.chunked_req, False))
@@ -136,7 +138,8 @@ class Reader:
     def _tree_nodes(self) -> Any:
         if self._nodes is None:
             trees = importlib.import_module("impl.sglang.parts.trees")
-            kind = "RustTree" if getattr(self.tree, "_tree_core_backend", "") == "rust" else "UnifiedTree"
+            in_rust = getattr(self.tree, "_tree_core_backend", "") == "rust"
+            kind = "RustUnifiedTree" if in_rust else "UnifiedTree"
             self._nodes = getattr(trees, kind)(
                 self.tree, self.allocator.full_to_swa_index_mapping if self.swa else None)  # fmt: skip
         return self._nodes

@@ -38,6 +38,7 @@ class Watcher:
         self.reader: Reader | None = None
         self._early: list[dict[str, Any]] = []  # before the first step, when there is no header yet
         self._asked: dict[str, int] = {}  # request -> tokens that its client sent
+        self._looked_at: dict[str, dict[str, Any]] = {}  # admissions that came to nothing so far
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
         self._steps = self._failures = 0
         self._quiet = True  # nothing has happened since the last step
@@ -129,13 +130,15 @@ class Watcher:
         yield
         prefix = getattr(request, "prefix_len", None)
         prefix = len(request.prefix_indices) if prefix is None else prefix
-        self.put(
-            "admit", request=request.rid, session=session_of(request), prefix=prefix,
-            cursors=cursors_of(request),
-        )  # fmt: skip
+        fields = {"session": session_of(request), "prefix": prefix, "cursors": cursors_of(request)}
+        if self._looked_at.get(request.rid) != fields:  # it waits for room, and is looked at in every round
+            self._looked_at[request.rid] = fields
+            self.put("admit", request=request.rid, **fields)
 
     def extend(self, batch: Any) -> Steps:
         yield
+        for request in batch.reqs:
+            self._looked_at.pop(request.rid, None)
         lanes = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
         self.put("extend", lanes=[[r.rid, int(p), int(n), cursors_of(r)] for r, p, n in lanes])
 
@@ -183,8 +186,11 @@ class Watcher:
         )  # fmt: skip
 
     def abort(self, scheduler: Any, ask: Any) -> Steps:
-        queued = [r.rid for r in scheduler.waiting_queue if ask.abort_all or r.rid.startswith(ask.rid)]
+        queue = scheduler.waiting_queue
+        queued: list[str] = [r.rid for r in queue if ask.abort_all or r.rid.startswith(ask.rid)]
         yield
+        for name in queued:
+            self._looked_at.pop(name, None)
         if queued:
             self.put("abort", queued=queued)
 

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 import traceback
 from array import array
 from pathlib import Path
@@ -44,7 +45,8 @@ _MODEL = {
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds."""
+    """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
+    cpu_s: of the event loop, and of the watcher if there is one."""
 
     forwards: int
     rounds: int
@@ -53,6 +55,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
     error: str = ""
     trace: str = ""
     stuck: bool = False
+    cpu_s: float = 0.0
 
 
 def model_folder(folder: Path, window: int) -> Path:
@@ -245,15 +248,16 @@ def run(config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str,
 
     _FEED[:] = [pull]
     scheduler.gracefully_exit = False
-    error = trace = ""
+    error, trace, begun = "", "", time.process_time()
     try:
         scheduler.run_event_loop()
     except Exception as raised:
         error, trace = _one_line(raised), traceback.format_exc()
     if _WATCHER.log is not None:
         _WATCHER.log.close()
-    misread = [tuple(each) for each in model.misread]
-    return RunOutcome(model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS)  # type: ignore[arg-type]
+    cpu_s = time.process_time() - begun
+    misread: list[Any] = [tuple(each) for each in model.misread]
+    return RunOutcome(model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, cpu_s)
 
 
 def _scheduler(config: Config, model: Path) -> Any:

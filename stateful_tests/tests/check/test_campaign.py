@@ -5,13 +5,20 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import count
+from typing import ClassVar
 
 import pytest
 
 from impl.adapter import Capabilities, System, UnusableImplementation
 from impl.example_engine import ExampleEngine
-from reference.commands import Command, Decode, Done, Mode, Open, Outcome, Reason, Refused
-from reference.geometry import PRESETS, Geometry
+from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.system import TorchKV
+from impl.vocabulary import RequestPhase
+from reference.commands import (
+    Abort, Admit, Chunk, Close, Command, Decode, Done, Extend, Mode, Open, Outcome, Reason, Refused, Retract,
+    Submit,
+)  # fmt: skip
+from reference.geometry import PRESETS, Geometry, preset
 from stateful_tests.check import campaign
 from stateful_tests.check.campaign import Named, plan, run
 from stateful_tests.check.executors import Processes
@@ -177,10 +184,64 @@ def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(
         return trace
 
     monkeypatch.setattr(campaign, "minimise", minimise)
-    monkeypatch.setattr(campaign._Campaign, "_shown", lambda self, trace: ())
+    monkeypatch.setattr(campaign, "violated", lambda *_: ())
     run(resolve("torch+pr22900"), replace(plan("smoke", machines=["sessions"]), after_finding=0))
     first, *others = budgets.values()
     assert first == BUDGET and others and set(others) == {campaign._BESIDE}
+
+
+class WaitsForEver(TorchKV):
+    """An abort keeps the KV of a turn that was retracted, and a close waits for that turn ever after."""
+
+    name = "torch+waits-for-ever"
+    lost: ClassVar[set[KVSession]] = set()
+
+    def wipes(self, request: KVRequest) -> bool:
+        retracted = request.started and request.phase is RequestPhase.QUEUED
+        if retracted and request.session is not None:
+            self.lost.add(request.session)
+        return request.started and not retracted
+
+    def must_defer_close(self, session: KVSession) -> bool:
+        return session in self.lost or super().must_defer_close(session)
+
+
+RETRACTED_ABORTED_CLOSED = (
+    Open("s1"), Submit("r1", "s1", 2), Admit("r1"), Extend((Chunk("r1", 2),)), Retract("r1"), Abort("r1"),
+    Close("s1"),
+)  # fmt: skip
+
+
+def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens() -> None:
+    asked = plan("smoke", presets=["page1"], machines=["sessions"], examples=40)
+    result = run(WaitsForEver(), asked)
+    closed = next(f.run for f in result.findings if f.clause == "SES-4")
+    violation = closed.violation
+    assert violation is not None and violation.parted is not None
+    assert (violation.clauses, violation.parted.clause) == (("SES-4",), "SES-2")
+    assert [type(c) for c in closed.trace.commands] == [type(c) for c in RETRACTED_ABORTED_CLOSED]
+    another = run(resolve("torch+abort-keeps-retracted-kv"), asked)
+    assert [f.clause for f in another.findings] == ["SES-2"]
+
+
+@pytest.mark.parametrize(
+    ("system", "clause", "ends"),
+    [
+        (WaitsForEver(), None, ("SES-2", 5)),
+        (WaitsForEver(), "SES-1", ("SES-2", 5)),
+        (WaitsForEver(), "SES-4", ("SES-4", 6)),
+        (resolve("torch+abort-keeps-retracted-kv"), "SES-4", ("SES-2", 5)),
+        (resolve("torch"), "SES-4", None),
+    ],
+)
+def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations(
+    system: System, clause: str | None, ends: tuple[str, int] | None
+) -> None:
+    trace = Trace(preset("page1"), Mode.FAITHFUL, RETRACTED_ABORTED_CLOSED, clause=clause)
+    seen = replay(system, trace)
+    assert seen.trace == trace
+    assert ends == (None if seen.violation is None else (seen.violation.clause, seen.violation.step))
+    assert len(seen.rows) == (7 if ends is None else ends[1] + 1)
 
 
 class RefusesDecode(ReferenceSystem):

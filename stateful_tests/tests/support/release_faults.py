@@ -14,7 +14,7 @@ from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "releases"
-PATHS = sorted(FOLDER.glob("*[0-9]/*.json"))
+PATHS = sorted(FOLDER.glob("sglang-*[0-9]/*.json"))
 UNIFIED = sorted(FOLDER.glob("*+unified/*.json"))  # of a tree that is a choice
 RELEASES = list(TABLE)
 # The last release that has it; one that is not here is in the release of its folder alone, and its posts.
@@ -24,6 +24,7 @@ LAST = {
     "a_recovered_tombstone_frees_slots_that_are_read": "0.5.14",
     "eviction_reports_fewer_tokens_than_it_freed": "0.5.15.post1",
     "a_close_after_an_abort_in_the_queue_never_happens": "0.5.20",
+    "a_close_after_a_retract_and_an_abort_never_happens": "0.5.23",
     "an_abort_in_the_queue_leaves_the_session_busy": "0.5.20",
     "a_prompt_that_is_swept_too_far_has_two_owners": "0.5.22",
     "a_retract_counts_as_a_finish": "0.5.23",

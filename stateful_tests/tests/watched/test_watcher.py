@@ -117,6 +117,17 @@ def test_idle_steps_are_not_written() -> None:
     assert not noted
 
 
+def test_a_request_that_waits_for_room_is_written_once() -> None:
+    watcher, noted = watching()
+    kv = Bag(kv_committed_len=4, kv_allocated_len=4, max_evicted_seqlen=0, cache_protected_len=0)
+    request = Bag(rid="r1", session=None, prefix_len=4, kv=kv)
+    for _ in range(3):
+        around(watcher, "admit")(lambda *_: None, request)
+    kv.kv_allocated_len = 5
+    around(watcher, "admit")(lambda *_: None, request)
+    assert [n["cursors"] for n in noted] == [[4, 4, 0, 0], [4, 5, 0, 0]]
+
+
 @pytest.mark.parametrize("name", sorted({name for _, name in POINTS}))
 def test_every_point_has_its_hook(name: str) -> None:
     assert callable(getattr(Watcher(), name))
@@ -172,7 +183,7 @@ def test_without_an_environment_one_line_says_what_to_do(
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     with pytest.raises(UnusableImplementation, match=r"kvspec setup-server 0\.5\.23 \(downloads"):
         environment.python_of("0.5.23")
-    with pytest.raises(UnusableImplementation, match=r"whole servers are there of 0\.5\.14"):
+    with pytest.raises(UnusableImplementation, match=r"whole servers are there of 0\.5\.23"):
         environment.python_of("0.4")
 
 
