@@ -61,7 +61,7 @@ def run(
 ) -> int:
     """Run a command line and return its exit code. An interrupt gives 130."""
     complain = partial(_complain, name)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal's encoding may be narrow
     try:

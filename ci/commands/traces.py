@@ -46,7 +46,10 @@ def tree(trace: str, step: int | None, json_file: str | None) -> int:
     "--as", "form", type=click.Choice(["pytest", "story"]), required=True,
     help="A unit test in plain Python, or the text of a bug report.",
 )  # fmt: skip
-@click.option("--out", metavar="FILE", help="Where it goes. [default: stdout]")
+@click.option(
+    "--out", metavar="FILE|DIR/",
+    help="Where it goes; tests in a folder share one module. [default: stdout]",
+)  # fmt: skip
 @click.option(
     "--fixed", metavar="VERSION|DIR", help="A release, or a checkout, on which the test must pass."
 )  # fmt: skip
@@ -61,7 +64,10 @@ def export(
 ) -> int:  # fmt: skip
     """Turn a trace into a unit test of SGLang's own classes, or into a bug report."""
     loaded = load_trace(trace)
-    target = None if out is None else target_file(Path(out), force)
+    folder = Path(out) if out is not None and (out.endswith("/") or Path(out).is_dir()) else None
+    if folder is not None and form == "story":
+        raise Unusable(f"--out {out}: is a folder; a bug report is one file")
+    target = None if out is None or folder is not None else target_file(Path(out), force)
     impl = impl_of(loaded, impl)
     if name is not None and not re.fullmatch("[a-z][a-z0-9_]{0,99}", name):
         raise Unusable(f"--name: {name!r:.60} is no name of a test: a to z, digits and _")
@@ -71,7 +77,9 @@ def export(
             raise Unusable("--fixed goes with --as pytest")
         text = _story(trace, loaded, impl, sglang_path, names)
     else:
-        text = _pytest(trace, loaded, impl, sglang_path, fixed, names)
+        text, module = _pytest(trace, loaded, impl, sglang_path, fixed, names, folder)
+        if folder is not None:
+            target = _among(folder, text, module, force)
     if target is None:
         sys.stdout.write(text)
     else:
@@ -79,11 +87,24 @@ def export(
     return 0
 
 
+def _among(folder: Path, text: str, module: str, force: bool) -> Path:
+    """Where a test stands in a folder, which has the module that its tests share."""
+    from ci.export.template_parts import SHARED
+
+    name = re.findall(r"^ *def (test_\w+)\(self\)", text, re.MULTILINE)[-1]
+    target = target_file(folder / f"{name}.py", force)
+    beside = folder / f"{SHARED}.py"
+    if not force and beside.exists() and beside.read_bytes() != module.encode():
+        raise Unusable(f"--out {beside}: is for other releases: another folder, or --force")
+    write_file(beside, module, "--out")
+    return target
+
+
 _Names = tuple[str | None, str | None, str | None]
 
 
 def _story(file: str, trace: Trace, impl: str, sglang_path: str | None, names: _Names) -> str:
-    from ci.export import unit_test as exporting
+    from ci.export import bug_report as exporting
     from ci.report import data as report
     from stateful_tests.lockstep import lockstep
     from stateful_tests.traces import files as traces
@@ -101,11 +122,15 @@ def _story(file: str, trace: Trace, impl: str, sglang_path: str | None, names: _
 
 
 def _pytest(
-    file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: str | None, names: _Names
-) -> str:
-    """The test, run on the release that has the fault, and on the one that must not."""
+    file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: str | None, names: _Names,
+    folder: Path | None,
+) -> tuple[str, str]:  # fmt: skip
+    """The test, run on the release that has the fault, and on the one that must not; and for a folder the
+    module that it imports."""
     from ci.export import unit_test as exporting
+    from ci.export.bug_report import Titles
     from ci.export.recorded_run import NotExportable
+    from ci.export.template_parts import SHARED
     from impl.adapter import UnusableImplementation
     from impl.sglang.process.run_test import FAILS, outcomes
     from impl.sglang.process.system import SGLangSystem
@@ -118,11 +143,14 @@ def _pytest(
         system = registry.resolve(impl, sglang_path=sglang_path, calls=True)
         assert isinstance(system, SGLangSystem)
         try:
-            text = exporting.unit_test(trace, file, system, target, exporting.Titles(*names))
+            module = "" if folder is None else exporting.shared_module(system, target)
+            titles, beside = Titles(*names), folder is not None
+            text = exporting.unit_test(trace, file, system, target, titles, beside)
         finally:
             system.close()
-        with tempfile.TemporaryDirectory() as folder:
-            scratch = Path(folder, "exported.py")
+        with tempfile.TemporaryDirectory() as made:
+            scratch = Path(made, "exported.py")
+            Path(made, f"{SHARED}.py").write_text(module, encoding="utf-8")
             scratch.write_text(text, encoding="utf-8")
             wanted, runs = [(system.name, FAILS)], [(system.root, system.release, [scratch])]
             if target is not None:
@@ -137,4 +165,4 @@ def _pytest(
             last = next((line for line in reversed(output.split("\n")) if "Error" in line), output[-200:])
             raise Unusable(f"{file}: the test {said.get(code, 'cannot be run')} on {name}: {last}")
         click.echo(f"{name}: the test {said[code]}, as it should", err=True)
-    return text
+    return text, module

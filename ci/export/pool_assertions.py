@@ -33,13 +33,13 @@ def _owned_too_often(run: RecordedRun) -> Asserts | None:
             mine, other = _slots(run, who, pool), owner.get(page)
             if page in free:
                 return Asserts([
-                    f"owned, free = pages_of({mine}), free_pages({_allocator(run, pool)})",
+                    f"owned, free = pages_of(server, {mine}), free_pages({_allocator(run, pool)})",
                     "self.assertEqual(owned.intersection(free), set())",
                 ])  # fmt: skip
             if other not in (None, who):
                 return Asserts([
-                    f"owned = pages_of({_slots(run, other or '', pool)})",
-                    f"self.assertEqual(owned & pages_of({mine}), set())",
+                    f"owned = pages_of(server, {_slots(run, other or '', pool)})",
+                    f"self.assertEqual(owned & pages_of(server, {mine}), set())",
                 ])  # fmt: skip
             if other == who and (who != _TREE or _twice_in_tree(run, pool)):
                 return Asserts([f"slots = {mine}.tolist()", "self.assertEqual(len(slots), len(set(slots)))"])
@@ -60,7 +60,7 @@ def _lost(run: RecordedRun) -> Asserts | None:
             holders = dict.fromkeys(_whose(owned.holder) for owned in run.after.facts.pools["full"].owned)
             return Asserts([
                 f"lost = {{*range(1, {facts.size + 1})}} - {{*free_pages({_allocator(run, pool)})}}",
-                *(f"lost -= pages_of({_slots(run, holder, pool)})" for holder in holders),
+                *(f"lost -= pages_of(server, {_slots(run, holder, pool)})" for holder in holders),
                 "self.assertEqual(lost, set())",
             ])  # fmt: skip
     return None

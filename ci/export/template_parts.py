@@ -1,18 +1,23 @@
-"""What an exported test is made of: a template, for its sizes and releases, less what it does not use."""
+"""What exported tests are made of: a template, for their releases, less what they do not use.
+
+A test stands by itself, or imports what it needs from one module beside it and others.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ci import TEMPLATES
 from impl.sglang.process.system import SGLangSystem
-from impl.sglang.releases.catalogue import TABLE
-from reference.geometry import Geometry
+from impl.sglang.releases.catalogue import ALIKE, TABLE
+from reference.geometry import PRESETS, Geometry
 
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -23,27 +28,78 @@ _IMPORTS = re.compile(r"(^from sglang.*\n)+", re.MULTILINE)
 _SAME_MODULE = re.compile(r"^(from (\S+) import .*)\nfrom \2 import (.*)\n", re.MULTILINE)
 
 
+SHARED = "stand_in_server"  # the module that the tests of one folder import
+
+
+def server(geometry: Geometry, code: str) -> str:
+    """The line that makes a server of these sizes for `code`."""
+    page = geometry.page_size
+    sizes = {
+        "page_size": page, "rows": geometry.rows, "width": geometry.width,
+        "full_tokens": geometry.full_pages * page, "swa_tokens": geometry.swa_pages * page,
+        "window": geometry.window, "tree": geometry.tree, "spec": "spec=True" in code,
+    }  # fmt: skip
+    given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
+    return f"server = Server({given})" if len(given) < 80 else f"server = Server(\n    {given}\n)"
+
+
 def definitions(
     code: str, geometry: Geometry, system: SGLangSystem, versions: set[str], *, sessions: bool
 ) -> str:  # fmt: skip
     """The definitions that `code` needs, for a server of this kind and geometry, on each of the releases."""
-    order, page, kind = list(TABLE), geometry.page_size, system.kind
+    source = _rendered(
+        system, versions, paged=geometry.page_size > 1, sessions=sessions,
+        plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
+        rewinds="drop_previous_output" in code, spec="spec=True" in code,
+        decodes="DECODE" in code or "decode(" in code, lock_holders="compute(" in code, late="late=" in code,
+    )  # fmt: skip
+    return _used(source, f"unittest\n{code}")
+
+
+def shared(system: SGLangSystem, versions: set[str]) -> str:
+    """All definitions, for servers of any size, on these releases and those that are like them."""
+    source, names = _whole(system, versions)
+    about = textwrap.fill(f"Made by kvspec, for sglang {', '.join(_alike(versions))}.", 100)
+    head = f'"""What the tests beside share: a server of SGLang\'s own classes.\n\n{about}\n"""'
+    return "\n\n".join([head, _used(source, "\n".join(names))]) + "\n"
+
+
+def imports(code: str, system: SGLangSystem, versions: set[str]) -> str:
+    """What `code` needs: of the release, and of the shared module."""
+    source, names = _whole(system, versions)
+    used = _names(ast.parse(code))
+    lines = [_used(source, "\n".join(["unittest", *used.difference(names)]))]
+    made = ", ".join(sorted(name for name in used.intersection(names) if "." not in name))
+    wrapped = textwrap.fill(made, 100, initial_indent="    ", subsequent_indent="    ")
+    made = f"(\n{wrapped},\n)  # fmt: skip" if len(made) > 76 else made
+    return "\n\n".join([*lines, f"from {SHARED} import {made}"])
+
+
+def _alike(versions: set[str]) -> tuple[str, ...]:
+    return next(alike for alike in ALIKE if versions <= {*alike})
+
+
+def _whole(system: SGLangSystem, versions: set[str]) -> tuple[str, list[str]]:
+    """The template for all that a test may do, and the names of its functions, classes and methods."""
+    features = ("paged", "sessions", "plain", "rewinds", "spec", "decodes", "lock_holders", "late")
+    source = _rendered(system, {*_alike(versions)}, **dict.fromkeys(features, True))
+    names = re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)
+    return source, [*names, *(f"server.{m}" for m in re.findall(r"^    def (\w+)", source, re.MULTILINE))]
+
+
+def _rendered(system: SGLangSystem, versions: set[str], **features: bool) -> str:
+    order, kind, sizes = list(TABLE), system.kind, replace(PRESETS["page1"], tree=True)
 
     def reached(version: str) -> set[bool]:
         return {order.index(v) >= order.index(version) for v in versions}
 
-    source = _ENVIRONMENT.get_template("exported_test.py.j2").render(
-        tree=geometry.tree, swa=geometry.window is not None, paged=page > 1, sessions=sessions,
-        plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
-        rewinds="drop_previous_output" in code, spec="spec=True" in code,
-        decodes="DECODE" in code or "decode(" in code, lock_holders="compute(" in code, page_size=page,
-        window=geometry.window, rows=geometry.rows, width=geometry.width,
-        late="late=" in code, overlap=system.overlap, groups=kind.groups_prefill,
-        unified=kind.is_unified(geometry), core=kind.core, full_tokens=geometry.full_pages * page,
-        swa_tokens=None if geometry.window is None else geometry.swa_pages * page,
+    servers = replace(sizes, tree=False), replace(sizes, window=None, swa_pages=0), sizes
+    unified = "False", "tree and window is not None", "tree", "True"  # each for one more of these
+    return _ENVIRONMENT.get_template("exported_test.py.j2").render(
+        features, overlap=system.overlap, groups=kind.groups_prefill, core=kind.core,
+        unified=unified[sum(map(kind.is_unified, servers))],
         across=lambda version: len(reached(version)) == 2, since=lambda version: reached(version) == {True},
     )  # fmt: skip
-    return _used(source, code)
 
 
 class _Unit(NamedTuple):
@@ -58,7 +114,7 @@ class _Unit(NamedTuple):
 def _used(source: str, code: str) -> str:
     """`source` without the definitions, and methods of the Server, that nothing leads to from `code`."""
     units = list(_units(ast.parse(source)))
-    wanted = _names(ast.parse(code)) | {"unittest"}
+    wanted = _names(ast.parse(code))
     unseen = units
     while more := [u for u in unseen if u.binds & wanted]:
         unseen = [u for u in unseen if not u.binds & wanted]

@@ -1,23 +1,19 @@
-"""A trace for others: the text of a bug report, or a unit test against a release's own classes."""
+"""A trace as a unit test against a release's own classes."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import platform
 import re
-import subprocess
 import textwrap
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from ci import Data
 from ci.export.assertions import asserted
+from ci.export.bug_report import AS_MADE, LEGEND, Titles, described
 from ci.export.recorded_run import NotExportable, RecordedRun
-from ci.export.template_parts import definitions
+from ci.export.template_parts import definitions, imports, server, shared
 from ci.report import data as report
 from ci.report import render
 from impl.sglang.parts.fetch import checkout_root, release_root
@@ -25,17 +21,11 @@ from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases import catalogue as releases
 from reference.commands import CheckBusy, CheckIdle, Open, Outcome, Refused, kind_name
-from reference.model import SPEC_VERSION
-from stateful_tests.check.fixtures import NotPossible, check_name
+from reference.geometry import Geometry
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 
-LEGEND = (
-    "C is kv_committed_len, A kv_allocated_len, E swa_evicted_seqlen, R cache_protected_len, P page_size,"
-    " W window; lengths are tokens."
-)
-STARTED = ["server = Server()", "self.addCleanup(server.settings.close)"]
 # Calls that stand in the test as one, by what they are together.
 _TOGETHER = {
     r"server\.allocator\.free_group_begin\(\)\n"  # nothing is freed in it
@@ -65,102 +55,6 @@ _TOGETHER = {
 }
 
 
-class Titles(NamedTuple):
-    """What is asked for instead of names that are made. checkout: the folder of the release, if it is one."""
-
-    name: str | None = None
-    title: str | None = None
-    checkout: str | None = None
-
-    def words(self, file: str, clause: str, command: str) -> str:
-        """The name as words: as asked, or the file's if that is a clause of a sentence, such as new-fixture
-        wants it, or else what the clause is about, and in which command."""
-        stem = Path(file).stem
-        with suppress(NotPossible):
-            return check_name(stem).replace("_", " ") if self.name is None else self.name
-        return f"{report.title(clause)} in {command}"
-
-    def heading(self, words: str) -> str:
-        return self.title or words[:1].upper() + words[1:].replace("_", " ")
-
-    def of(self, implementation: str) -> str:
-        """The implementation, with what git calls the commit of its checkout."""
-        return f"{implementation}{described(self.checkout) if self.checkout else ''}"
-
-
-AS_MADE = Titles()
-
-
-def described(checkout: str) -> str:
-    """What git calls the commit of a checkout, in brackets; nothing where git does not know it."""
-    folder = Path(checkout).resolve()
-    if not any((each / ".git").exists() for each in (folder, *list(folder.parents)[:2])):
-        return ""
-    with suppress(OSError, subprocess.SubprocessError):
-        asked = ["git", "-C", str(folder), "describe", "--always", "--tags", "--dirty"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
-        return f" ({done.stdout.strip()})"
-    return ""
-
-
-def versions(implementation: str) -> list[str]:
-    """What a report was made with."""
-    try:
-        own = metadata.version("kvspec")
-    except metadata.PackageNotFoundError:
-        own = "(from a checkout)"
-    python, torch = platform.python_version(), metadata.version("torch")
-    return [implementation, f"kvspec {own}, specification {SPEC_VERSION}", f"Python {python}, torch {torch}"]
-
-
-# -- a bug report --------------------------------------------------------------------------------------
-
-
-def story(data: Data, file: str, options: str, asked: Titles = AS_MADE) -> str:
-    """Markdown from `report.replay_data` of a run with a violation."""
-    trace, violation = data["trace"], data["violation"]
-    clauses = [(violation["clause"], violation["expected"], violation["observed"])]
-    clauses += [(clause, *said) for clause, said in zip(violation["also"], violation["details"])]
-    command = data["rows"][violation["step"]]["command"]
-    heading = asked.heading(asked.words(file, violation["clause"], command.split()[0]))
-    lines = [f"# {_markdown(heading)} ({violation['clause']})", "", "## What happens", ""]
-    if trace["story"]:
-        lines += [*_paragraph(trace["story"]), ""]
-    where = f"`{command}` on {data['implementation']}"
-    if data["argument"]:
-        lines += [*_paragraph(data["argument"][:1].upper() + data["argument"][1:]), ""]
-    lines += [f"{where} breaks this rule:", ""]
-    lines += [f"> {violation['clause']}: {violation['sentence']}", ">", f"> {LEGEND}", ""]
-    lines += ["| | expected | observed |", "|---|---|---|"]
-    lines += [f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses]
-    lines += ["", "## The commands", "", "| # | command | by the rules | changes |", "|---|---|---|---|"]
-    for row in data["rows"]:
-        cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
-        marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)]
-        lines.append(f"| {' | '.join(marked)} |")
-    sizes = render.sizes(render.sized(trace)) + (f" (mode {trace['mode']})." if "mode" in trace else ".")
-    lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
-    lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
-    lines += ["and run", ""]
-    lines += ["```", f"kvspec replay {Path(file).name} {options}", "```", "", "## Versions", ""]
-    lines += [f"* {line}" for line in versions(asked.of(data["implementation"]))]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown(text: str) -> str:
-    """Plain text as Markdown: nothing in it is a table's bar, a tag, a link, code or emphasis."""
-    return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", render.plain(text))
-
-
-def _paragraph(text: str) -> list[str]:
-    """The same in lines, none of which begins a heading, a quote or a list."""
-    lines = textwrap.wrap(_markdown(" ".join(text.split())), 100)
-    return [re.sub(r"^(\d*)(#(?=[# ])|[>+=-]|(?<=\d)[.)](?= ))", r"\1\\\2", line) for line in lines]
-
-
-# -- a unit test ---------------------------------------------------------------------------------------
-
-
 class ReleaseTarget(NamedTuple):
     """A release to run a test on: what it is called, whose kind it is of, where its files are."""
 
@@ -179,16 +73,16 @@ def target(text: str) -> ReleaseTarget:
 
 
 def unit_test(
-    trace: Trace, file: str, system: SGLangSystem, fixed: ReleaseTarget | None = None, named: Titles = AS_MADE
-) -> str:
+    trace: Trace, file: str, system: SGLangSystem, fixed: ReleaseTarget | None = None,
+    named: Titles = AS_MADE, beside: bool = False,
+) -> str:  # fmt: skip
     """The text of a test that performs the trace on the classes of `system`, which notes its calls.
 
     It asserts what the violated clause is about. fixed: what it runs on besides, and is said to pass on.
-    Raises NotExportable, UnusableImplementation.
+    beside: its server is in the module that `shared_module` makes. Raises NotExportable,
+    UnusableImplementation.
     """
-    versions = {system.release, *([fixed.version] if fixed else ())}
-    if not any(versions <= {*alike} for alike in releases.ALIKE):
-        raise NotExportable(f"no one test runs on {' and '.join(sorted(versions))}: too many names differ")
+    versions = _versions(system, fixed)
     run = _record(trace, system)
     violation = run.violation
     clause, wanted, observed = run.clause, violation.expected, violation.observed
@@ -201,23 +95,44 @@ def unit_test(
     sessions = any(isinstance(command, Open) for command in trace.commands)
     command, outcome, calls = run.steps[-1]
     steps = [*run.steps[:-1], (command, outcome, asked.among(calls))]
-    body = [*STARTED, *itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
+    body = [*itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
     body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name}: {observed}")]
-    code = "\n".join([*body, text])
+    code = "\n".join([*started(trace.geometry, "\n".join(body)), *body, text])
+    if beside:
+        needed = imports(code, system, versions)
+    else:
+        needed = definitions(code, trace.geometry, system, versions, sessions=sessions)
     words = named.words(file, clause, kind_name(type(run.last)))
     name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))
     return "\n".join([
         _docstring(named.heading(words), trace, file, named.of(system.name), fixed and fixed.name, clause),
         "",
-        definitions(code, trace.geometry, system, versions, sessions=sessions), "", "",
+        needed, "", "",
         f"class Test{camel}(unittest.TestCase):",
         f"    def test_{name}(self):",
         textwrap.indent(code, " " * 8), "", "",
         'if __name__ == "__main__":', "    unittest.main()", "",
     ])  # fmt: skip
+
+
+def shared_module(system: SGLangSystem, fixed: ReleaseTarget | None = None) -> str:
+    """The text of the module that the tests of one folder import. Raises NotExportable."""
+    return shared(system, _versions(system, fixed))
+
+
+def started(geometry: Geometry, code: str) -> list[str]:
+    """The lines before the first command."""
+    return [server(geometry, code), "self.addCleanup(server.settings.close)"]
+
+
+def _versions(system: SGLangSystem, fixed: ReleaseTarget | None) -> set[str]:
+    versions = {system.release, *([fixed.version] if fixed else ())}
+    if not any(versions <= {*alike} for alike in releases.ALIKE):
+        raise NotExportable(f"no one test runs on {' and '.join(sorted(versions))}: too many names differ")
+    return versions
 
 
 def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:

@@ -50,7 +50,7 @@ def load(path: Path = FILE) -> Known:
         return msgspec.json.decode(path.read_bytes(), type=Known)
     except OSError as error:
         raise SituationsError(f"{path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SituationsError(f"{path}: {error}") from error
 
 

@@ -73,7 +73,7 @@ def load(path: str | os.PathLike[str]) -> Walks:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "is no gzip file"
         raise TourError(f"{path}: {reason}") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TourError(f"{path}: {error}") from None
     except (traces.TraceError, GeometryError) as error:
         raise TourError(str(error)) from None

@@ -45,6 +45,8 @@ class SymbolicReference:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.room: Any = None
         self._edits = edits or {}
+        if unknown := sorted(self._edits.keys() - {*MODULES}):
+            raise ValueError(f"{', '.join(unknown)}: is none of the modules that are edited here")
         self._modules: dict[str, ModuleType] = {}
         for name in MODULES:
             self.load(name)

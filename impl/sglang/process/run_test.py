@@ -150,6 +150,7 @@ def main(arguments: list[str]) -> int:
     _hook(Path(arguments[0]), arguments[1])
     tests = unittest.TestSuite()
     for file in arguments[2:]:
+        sys.path.insert(0, str(Path(file).parent))  # for the module that tests of one folder share
         module = types.ModuleType("exported")
         vars(module).update(runpy.run_path(file, run_name="exported"))
         tests.addTests(unittest.defaultTestLoader.loadTestsFromModule(module))

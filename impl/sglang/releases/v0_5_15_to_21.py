@@ -66,8 +66,8 @@ class Release0515(Release0514):
     claimed = 0
 
     def _import(self, root: Path) -> None:
-        # How often decode sweeps is a setting; the default, every 128 tokens, would show nothing here.
-        os.environ["SGLANG_SWA_EVICTION_INTERVAL"] = "1"
+        # How often decode sweeps is a setting; the default, every 128 tokens, shows little of it here.
+        os.environ.setdefault("SGLANG_SWA_EVICTION_INTERVAL", "1")
         super()._import(root)
 
     def _spec_environment(self) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class Calls:
         ahead = release.spec_file.endswith("eagle_info_v2.py")  # the newer one commits nothing ahead
         claimed, less = ("claimed = ", " - claimed") if ahead else ("", "")
         committed = self._committed = release.where("kv_committed_len") + " += {}" + less
-        args = ", ARGS" if flat else "" if committed.startswith("kv.") else ", get_context().server_args"
+        args = "" if committed.startswith("kv.") else ", get_context().server_args"
+        args = ", server.args" if flat else args
         calls: dict[str, Callable[..., str]] = {
             "hold": lambda _, req: f"lock({self._name(req)}, server.cache)",
             "set_chunk": lambda req, _, end: f"chunk({self._name(req)}, end={end})",

@@ -110,5 +110,8 @@ def test_a_file_that_is_none_says_so(tmp_path) -> None:
     file.write_text('{"exempt": {}, "situations": {"open": 3}}')
     with pytest.raises(SituationsError, match=r"\$\.situations"):
         load(file)
+    file.write_bytes(b'{"exempt": {}, "situations": {"\xff": []}}')
+    with pytest.raises(SituationsError, match=r"list\.json: .*can't decode byte 0xff"):
+        load(file)
 
 

@@ -155,6 +155,12 @@ def record(
     return kvspec("record", "--out", "made.json", *options)
 
 
+def test_what_is_typed_and_no_text_is_refused(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"open s1\nopen \xff\n"), encoding="utf-8"))
+    code, _, err = kvspec("record", "--out", "made.json")
+    assert (code, err.startswith("kvspec: line 2: "), Path("made.json").exists()) == (2, True, False)
+
+
 def test_what_is_typed_is_answered_and_written(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = "open s1\n# a turn\nsubmit r1 in s1 +4\n\nadmit r1\nextend r1 +9\nundo\nextend r1 +4\nadmit r1\n"
     code, out, _ = record(kvspec, monkeypatch, typed)

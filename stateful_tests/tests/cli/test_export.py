@@ -15,6 +15,7 @@ import pytest
 
 from ci.export import unit_test as export
 from ci.export.recorded_run import NotExportable
+from ci.export.template_parts import SHARED
 from impl.sglang.process import run_test
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import ids_text, variable
@@ -113,6 +114,13 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
     files = [folder / f"test_{name}.py" for name in texts]
     for file, text in zip(files, texts.values(), strict=True):
         file.write_text(text, encoding="utf-8")
+    (together := folder / "together").mkdir()
+    (together / f"{SHARED}.py").write_text(export.shared_module(system, fixed))
+    for name in [*traces][::3]:  # the same in a folder, with one module
+        text = export.unit_test(traces[name], f"{name}.json", system, fixed, beside=True)
+        assert len(text.splitlines()) < 130
+        files.append(together / f"test_{name}.py")
+        files[-1].write_text(text, encoding="utf-8")
     yield Exported(texts, files, system, fixed)
     system.close()
 
@@ -225,6 +233,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
     """The command without releases: what each is said to come to."""
     ends = {"0.5.10": (run_test.FAILS, ""), "0.5.13": (0, "")}
     monkeypatch.setattr(export, "unit_test", lambda *_: "# the test\n")
+    monkeypatch.setattr(export, "shared_module", lambda *_: "# the server\n")
     monkeypatch.setattr(export, "release_root", Path)
     monkeypatch.setattr(run_test, "outcomes", lambda *runs: [ends[version] for _, version, _ in runs])
     root_of_release = "impl.sglang.process.system.release_root"
@@ -242,6 +251,27 @@ def test_a_test_is_run_before_it_is_written(kvspec: Kvspec, made: object) -> Non
     assert kvspec(*options, "--out", "t.py")[0] == 0
     assert Path("t.py").read_text() == "# the test\n"
     assert kvspec(*options, "--out", "t.py")[0] == 2
+
+
+def test_tests_in_a_folder_share_one_module(
+    kvspec: Kvspec, made: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("export", str(OVERSHOOT), "--as", "pytest", "--impl", "sglang==0.5.10", "--out", "tests/")
+    for name in ("test_a", "test_b"):
+        monkeypatch.setattr(export, "unit_test", lambda *_, name=name: f"def {name}(self): ...\n")
+        assert kvspec(*options)[0] == 0
+    assert sorted(p.name for p in Path("tests").iterdir()) == [f"{SHARED}.py", "test_a.py", "test_b.py"]
+    assert Path("tests", f"{SHARED}.py").read_text() == "# the server\n"
+    assert "test_b.py: exists already; --force overwrites it" in kvspec(*options)[2]
+
+    monkeypatch.setattr(export, "unit_test", lambda *_: "def test_c(self): ...\n")
+    monkeypatch.setattr(export, "shared_module", lambda *_: "# another server\n")
+    code, _, err = kvspec(*options)
+    assert (code, f"--out tests/{SHARED}.py: is for other releases: another folder, or" in err) == (2, True)
+    assert not Path("tests/test_c.py").exists()
+    assert kvspec(*options, "--force")[0] == 0
+    code, _, err = kvspec("export", str(BUG), "--as", "story", "--out", "tests")
+    assert (code, "--out tests: is a folder; a bug report is one file" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ FAULTS = {
         "a_free_that_waits_takes_the_slots_of_a_recovered_tombstone":
             "self.assertEqual(swa.tolist(), swa_slots(server, full).tolist(), path)",
         "a_prompt_that_is_swept_too_far_has_two_owners":
-            "self.assertEqual(owned & pages_of(slots_in_tree(server.cache)), set())",
+            "self.assertEqual(owned & pages_of(server, slots_in_tree(server.cache)), set())",
     },
     "0.5.13+unified": {
         "a_leaf_split_at_a_window_frees_slots_that_are_read":

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stateful_tests.tests.check import bad_adapters
+
 ROOT = Path(__file__).parents[3]
 CODE = """
 import sys
@@ -24,6 +26,7 @@ sys.exit(f"imports {', '.join(heavy)}" if heavy else code)
         "--help", "check --help", "clauses FREE-1", "bugs", "spec", "explore --list", "prove --list",
         "replay fixtures/regressions/close_frees_each_page_once.json --impl reference",
         "tree fixtures/regressions/a_split_keeps_pages_whole.json",
+        f"export @what_is_handed_out_is_not_free --as story --impl {bad_adapters.__name__}:Raises",
     ],
 )  # fmt: skip
 def test_no_torch(line: str) -> None:

@@ -143,10 +143,14 @@ def test_fixtures_begin_well(path: Path) -> None:
 
 def test_files_that_are_no_tours_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.json.gz"
-    packed = (b"{}", b"[" * 5000, bytes(20 << 20))
-    for data in (b"", b"{}", *map(gzip.compress, packed)):
+    packed = {
+        b"{}": "missing required field", b"[" * 5000: "", b'{"format": "\xff"}': "can't decode byte 0xff",
+        bytes(20 << 20): "a gzip bomb, or no tour: unpacks to more than",
+    }  # fmt: skip
+    raw = {b"": "", b"{}": "is no gzip file", **{gzip.compress(data): says for data, says in packed.items()}}
+    for data, says in raw.items():
         file.write_bytes(data)
-        with pytest.raises(tour_file.TourError, match=r"x\.json\.gz"):
+        with pytest.raises(tour_file.TourError, match=rf"x\.json\.gz.*{says}"):
             tour_file.load(file)
     with pytest.raises(tour_file.TourError, match="regular"):
         tour_file.load(tmp_path)

@@ -180,6 +180,11 @@ def test_both_engines_read_the_same_contracts() -> None:
 # The engine.
 
 
+def test_an_edit_of_what_is_not_edited_is_refused() -> None:
+    with pytest.raises(ValueError, match="reference\\.cursor: is none of the modules that are edited"):
+        SymbolicReference({"reference.cursor": [("a", "b")]})
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_what_is_said_of_quotients_is_so(size: int) -> None:
     """Python's own results meet all that is assumed of symbolic ones: nothing is proved of nothing."""

@@ -11,7 +11,7 @@ from textwrap import indent
 import pytest
 
 from ci.export import unit_test as export
-from ci.export.template_parts import definitions
+from ci.export.template_parts import SHARED, definitions, imports
 from impl.adapter import UnusableImplementation
 from impl.process.wire import Noted
 from impl.sglang.process.system import SGLangSystem
@@ -54,7 +54,10 @@ def asserted_in(text: str) -> list[str]:
 
 
 def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
-    """A random run as a test: where the driver has come to, to the slot, the test must come to."""
+    """A random run as a test: where the driver has come to, to the slot, the test must come to.
+
+    Those with odd numbers import what they need from one module.
+    """
     source = RandomChoices(f"alike {number}")
     machine = "sessions" if number % 3 == 0 else "both"
     geometry = draw_geometry(source, pick(source, list(PRESETS.values())))
@@ -90,8 +93,13 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
             facts[f"tree_slots(server.cache, {path})[{-len(slots)}:]"] = slots
     lines = [line for _, line in system.late]
     lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
-    code = "\n".join([*export.STARTED, *steps, *lines, f"self.fail({ALIKE!r})"])
-    text = definitions(code, geometry, system, {system.release}, sessions=True)
+    steps += [*lines, f"self.fail({ALIKE!r})"]
+    code = "\n".join([*export.started(geometry, "\n".join(steps)), *steps])
+    if number % 2:
+        (folder / f"{SHARED}.py").write_text(export.shared_module(system))
+        text = imports(code, system, {system.release})
+    else:
+        text = definitions(code, geometry, system, {system.release}, sessions=True)
     text += "\n\n\nclass TestAlike(unittest.TestCase):\n    def test(self):\n" + indent(code, " " * 8)
     file = folder / f"alike_{number}.py"
     file.write_text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -249,13 +250,14 @@ GOOD = json.dumps(document())
         (GOOD.replace('"session": "s1"', '"session": "s1", "session": "s2"'), "'session' is given twice"),
         (GOOD.replace('"s1"', '"\\ud800"'), "bad.json: "),
         (b"\xef\xbb\xbf" + GOOD.encode(), "starts with a byte order mark"),
+        (gzip.compress(GOOD.encode()), "is packed with gzip, as tours are (kvspec tour --file)"),
         (GOOD.encode("utf-16"), "is not UTF-8 (byte 0)"),
         ('{"x":' + "[" * 100_000, "is nested too deeply"),
         (GOOD.replace("1,", '0, "x":' + "[" * 100_000 + "]" * 100_000 + ",", 1), "is nested too deeply"),
         (GOOD[:-1] + ', "x": [' + "[]," * 4_000_000 + "[]]}", "$.x: unknown field"),
         (b" " * (MAX_BYTES + 1), "larger than 16 MiB"),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_hostile_bytes_are_refused_in_one_line(data: bytes | str, says: str) -> None:
     assert says in reading(data)

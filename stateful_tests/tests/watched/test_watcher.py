@@ -183,7 +183,7 @@ def test_without_an_environment_one_line_says_what_to_do(
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     with pytest.raises(UnusableImplementation, match=r"kvspec setup-server 0\.5\.23 \(downloads"):
         environment.python_of("0.5.23")
-    with pytest.raises(UnusableImplementation, match=r"whole servers are there of 0\.5\.14"):
+    with pytest.raises(UnusableImplementation, match=r"whole servers are there of 0\.5\.23"):
         environment.python_of("0.4")
 
 

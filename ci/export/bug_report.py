@@ -1,0 +1,115 @@
+"""A trace as the text of a bug report."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+import textwrap
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from ci import Data
+from ci.report import data as report
+from ci.report import render
+from reference.model import SPEC_VERSION
+from stateful_tests.check.fixtures import NotPossible, check_name
+
+LEGEND = (
+    "C is kv_committed_len, A kv_allocated_len, E swa_evicted_seqlen, R cache_protected_len, P page_size,"
+    " W window; lengths are tokens."
+)
+
+
+class Titles(NamedTuple):
+    """What is asked for instead of names that are made. checkout: the folder of the release, if it is one."""
+
+    name: str | None = None
+    title: str | None = None
+    checkout: str | None = None
+
+    def words(self, file: str, clause: str, command: str) -> str:
+        """The name as words: as asked, or the file's if that is a clause of a sentence, such as new-fixture
+        wants it, or else what the clause is about, and in which command."""
+        stem = Path(file).stem
+        with suppress(NotPossible):
+            return check_name(stem).replace("_", " ") if self.name is None else self.name
+        return f"{report.title(clause)} in {command}"
+
+    def heading(self, words: str) -> str:
+        return self.title or words[:1].upper() + words[1:].replace("_", " ")
+
+    def of(self, implementation: str) -> str:
+        """The implementation, with what git calls the commit of its checkout."""
+        return f"{implementation}{described(self.checkout) if self.checkout else ''}"
+
+
+AS_MADE = Titles()
+
+
+def described(checkout: str) -> str:
+    """What git calls the commit of a checkout, in brackets; nothing where git does not know it."""
+    folder = Path(checkout).resolve()
+    if not any((each / ".git").exists() for each in (folder, *list(folder.parents)[:2])):
+        return ""
+    with suppress(OSError, subprocess.SubprocessError):
+        asked = ["git", "-C", str(folder), "describe", "--always", "--tags", "--dirty"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
+        return f" ({done.stdout.strip()})"
+    return ""
+
+
+def versions(implementation: str) -> list[str]:
+    """What a report was made with."""
+    try:
+        own = metadata.version("kvspec")
+    except metadata.PackageNotFoundError:
+        own = "(from a checkout)"
+    python = f"Python {platform.python_version()}"
+    with suppress(metadata.PackageNotFoundError):
+        python += f", torch {metadata.version('torch')}"
+    return [implementation, f"kvspec {own}, specification {SPEC_VERSION}", python]
+
+
+def story(data: Data, file: str, options: str, asked: Titles = AS_MADE) -> str:
+    """Markdown from `report.replay_data` of a run with a violation."""
+    trace, violation = data["trace"], data["violation"]
+    clauses = [(violation["clause"], violation["expected"], violation["observed"])]
+    clauses += [(clause, *said) for clause, said in zip(violation["also"], violation["details"])]
+    command = data["rows"][violation["step"]]["command"]
+    heading = asked.heading(asked.words(file, violation["clause"], command.split()[0]))
+    lines = [f"# {_markdown(heading)} ({violation['clause']})", "", "## What happens", ""]
+    if trace["story"]:
+        lines += [*_paragraph(trace["story"]), ""]
+    where = f"`{command}` on {data['implementation']}"
+    if data["argument"]:
+        lines += [*_paragraph(data["argument"][:1].upper() + data["argument"][1:]), ""]
+    lines += [f"{where} breaks this rule:", ""]
+    lines += [f"> {violation['clause']}: {violation['sentence']}", ">", f"> {LEGEND}", ""]
+    lines += ["| | expected | observed |", "|---|---|---|"]
+    lines += [f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses]
+    lines += ["", "## The commands", "", "| # | command | by the rules | changes |", "|---|---|---|---|"]
+    for row in data["rows"]:
+        cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
+        marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)]
+        lines.append(f"| {' | '.join(marked)} |")
+    sizes = render.sizes(render.sized(trace)) + (f" (mode {trace['mode']})." if "mode" in trace else ".")
+    lines += ["", f"Sizes: {sizes}", "", "## How to reproduce", ""]
+    lines += [f"Save this as `{Path(file).name}`:", "", "```json", data["text"].strip(), "```", ""]
+    lines += ["and run", ""]
+    lines += ["```", f"kvspec replay {Path(file).name} {options}", "```", "", "## Versions", ""]
+    lines += [f"* {line}" for line in versions(asked.of(data["implementation"]))]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(text: str) -> str:
+    """Plain text as Markdown: nothing in it is a table's bar, a tag, a link, code or emphasis."""
+    return re.sub(r"[\\`*<|~]|(?<!\w)_|_(?!\w)|\](?=[(\[])", r"\\\g<0>", render.plain(text))
+
+
+def _paragraph(text: str) -> list[str]:
+    """The same in lines, none of which begins a heading, a quote or a list."""
+    lines = textwrap.wrap(_markdown(" ".join(text.split())), 100)
+    return [re.sub(r"^(\d*)(#(?=[# ])|[>+=-]|(?<=\d)[.)](?= ))", r"\1\\\2", line) for line in lines]
