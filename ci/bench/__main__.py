@@ -24,7 +24,7 @@ from impl.adapter import System, UnusableImplementation
 from reference import model
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
-from stateful_tests.check.campaign import sizes_for
+from stateful_tests.check.tiers import sizes_for
 from stateful_tests.check.executors import SERIAL, Processes
 from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.explore import search

@@ -10,7 +10,7 @@ from ci.commands.shared import Unusable, text_out, write_json
 
 if TYPE_CHECKING:
     from ci import Data
-    from stateful_tests.check.campaign import Plan
+    from stateful_tests.check.tiers import Plan
 
     # The check of one system: its report, and what saves the traces.
     One = Callable[[str], tuple[Data, Callable[[], None]]]

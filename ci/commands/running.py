@@ -21,7 +21,7 @@ from ci.commands.shared import (
 if TYPE_CHECKING:
     from ci import Data
     from impl.adapter import System
-    from stateful_tests.check.campaign import Plan
+    from stateful_tests.check.tiers import Plan
 
 
 _NO_PAGE = "pages draw rows and trees, and an engine that schedules by itself has neither"
@@ -83,11 +83,11 @@ def check(
     it may stand +unified, +rust, +overlap: every release that has it.
     """
     from reference.commands import Mode
-    from stateful_tests.check import campaign
+    from stateful_tests.check import tiers
 
     modes = None if mode is None else tuple(Mode) if mode == "both" else (Mode(mode),)
     try:
-        plan = campaign.plan(
+        plan = tiers.plan(
             tier, presets=presets or None, modes=modes, examples=examples, steps=steps, seed=seed,
             machines=machines or None,
         )  # fmt: skip
@@ -134,17 +134,17 @@ def _driven(
     from ci.report import data as report
     from ci.report import render
     from ci.report.progress import Progress
-    from stateful_tests.check import campaign
+    from stateful_tests.check import campaign, driving, tiers
 
     with ExitStack() as opened:
         before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
         system = opened.enter_context(closing(resolve(impl, device, sglang_path)))
-        plan = campaign.for_system(plan, system)
+        plan = tiers.for_system(plan, system)
         if html and system.capabilities.schedules:
             raise Unusable(f"--html: {_NO_PAGE}")
         strange = ":" in impl  # a stranger's system may hold what there is once
         running = executor(jobs, ray_address, pays=not strange and device == "cpu", fork=device == "cpu")
-        named = campaign.Named(impl, device, sglang_path, **worker_limits())
+        named = driving.Named(impl, device, sglang_path, **worker_limits())
         with running as where, Progress(render.console(sys.stderr)) as progress:
             saved = Saved(system.name, save_dir, progress.say)
             work = partial(
@@ -166,7 +166,7 @@ def _driven(
 
 def _base(named: str, device: str, impl: str) -> System:
     """The implementation before a change to `impl`: by its name, or a checkout, which is loaded here."""
-    from stateful_tests.check.campaign import CLIENTS, sizes_for
+    from stateful_tests.check.tiers import CLIENTS, sizes_for
 
     folder, vllm = named if Path(named).is_dir() else None, impl.startswith("vllm")
     try:

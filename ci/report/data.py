@@ -18,7 +18,7 @@ from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Mode, Refused
-from stateful_tests.check.campaign import Plan
+from stateful_tests.check.tiers import Plan
 from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep.lockstep import polite
 from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies

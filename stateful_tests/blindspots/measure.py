@@ -22,7 +22,7 @@ from reference.geometry import PRESETS, Geometry
 from reference.ledger import State
 from stateful_tests.blindspots.monitors import MONITORS, Observation
 from stateful_tests.blindspots.partitions import KINDS, kinds, partitions
-from stateful_tests.check.campaign import sizes_for
+from stateful_tests.check.tiers import sizes_for
 from stateful_tests.coverage.situations import situation
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose

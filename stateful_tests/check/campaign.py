@@ -1,198 +1,40 @@
 """A check: many runs of the lockstep on one system, and what they found.
 
-`plan` says what a tier does, `run` does it: runs with fresh decisions until the plan is done or the time is
-up, the first violation of every clause shrunk to its smallest trace. What a run does follows from the seed
-and its number alone. Runs may execute in other processes; their results are taken in the order of the plan.
+`run` carries a plan out: runs with fresh decisions until the plan is done or the time is up, the first
+violation of every clause shrunk to its smallest trace. Runs may execute in other processes; their results
+are taken in the order of the plan.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import count
-from multiprocessing.util import Finalize
-from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, UnusableImplementation
-from impl.process.system import LIMITS, Limits
 from reference.blocks.clauses import EVERY_CLAUSE
-from reference.blocks.config import ENGINE_PRESETS, EngineConfig, engine_preset
-from reference.commands import SHARED, Abort, Close, Command, Mode
-from reference.geometry import PRESETS, GeometryError, preset
+from reference.commands import Mode
+from reference.geometry import GeometryError
+from stateful_tests.check.driving import Cell, Driven, Named, Stint, drive, drive_named
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.coverage.situations import situation
-from stateful_tests.generate.choice_source import RandomChoices
-from stateful_tests.generate.engine_commands import (
-    draw_engine_config, draw_engine_profile, engine_finale, propose_engine_command,
-)  # fmt: skip
-from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
-from stateful_tests.lockstep import systems
-from stateful_tests.lockstep.engine import EngineLockstep
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies, polite, replay
-from stateful_tests.lockstep.results import (
-    CheckResult, Finding, MachineResult, Tally, Trace, Violation, add_tallies,
-)  # fmt: skip
+from stateful_tests.check.tiers import Plan, check_machine, for_system, sizes_for
+from stateful_tests.lockstep.lockstep import new_tallies, polite, replay
+from stateful_tests.lockstep.results import CheckResult, Finding, MachineResult, Trace, Violation, add_tallies
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
 from stateful_tests.shrink.passes import BUDGET
 
 Progress = Callable[[str, int, int], None]
-CLIENTS = "clients"  # the machine that drives engines which schedule by themselves
 Found = Callable[[dict[str, Trace]], None]  # is given the traces of all violated clauses, as they are now
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a check does.
-
-    modes: none stands for the system's own. examples: machine -> its runs per preset and mode, of up to
-    `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
-    after_finding: commands after the last new finding that end the check. time_limit_s: when to leave the
-    rest of the plan. goes_on: a plan that is done soon, as a system offers little, is followed by more runs.
-    """
-
-    tier: str
-    presets: tuple[str, ...]
-    modes: tuple[Mode, ...]
-    examples: Mapping[str, int]
-    steps: int
-    seed: int
-    time_limit_s: float
-    after_finding: int
-    machines: tuple[str, ...] = tuple(MACHINES)
-    goes_on: bool = False
-
-
-def _runs(sessions: int, tree: int, both: int, clients: int) -> dict[str, int]:
-    return {"sessions": sessions, "tree": tree, "both": both, CLIENTS: clients}
-
-
-def _tier(name: str, examples: dict[str, int], steps: int, time_limit_s: float, after_finding: int) -> Plan:
-    return Plan(name, tuple(PRESETS), (), examples, steps, 0, time_limit_s, after_finding)
-
-
-_TIERS = {
-    "smoke": replace(_tier("smoke", _runs(13, 8, 8, 40), 40, 60, 4_000), goes_on=True),
-    "pr": _tier("pr", _runs(75, 60, 60, 250), 50, 300, 15_000),
-    "nightly": _tier("nightly", _runs(1200, 1200, 1200, 8000), 80, 7200, 1_000_000),
-}
-TIERS = tuple(_TIERS)
-
-
-def plan(
-    tier: str,
-    *,
-    presets: Sequence[str] | None = None,
-    modes: Sequence[Mode] | None = None,
-    examples: int | None = None,
-    steps: int | None = None,
-    seed: int | None = None,
-    machines: Sequence[str] | None = None,
-) -> Plan:
-    """The tier's plan with what was asked for instead. Raises ValueError with a one-line reason."""
-    if tier not in _TIERS:
-        raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
-    for name in presets or ():
-        if name not in PRESETS and name not in ENGINE_PRESETS:
-            raise ValueError(f"preset: unknown {name!r}; one of {', '.join((*PRESETS, *ENGINE_PRESETS))}")
-    for name in machines or ():
-        if name not in (*MACHINES, CLIENTS):
-            raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")
-    for what, value in (("examples", examples), ("steps", steps)):
-        if value is not None and not 1 <= value <= 10**7:
-            raise ValueError(f"{what}: must be between 1 and 10000000, not {value}")
-    base = _TIERS[tier]
-    if seed is None:
-        seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed
-    return replace(
-        base,
-        presets=tuple(presets) if presets else base.presets,
-        modes=tuple(modes) if modes else base.modes,
-        examples=base.examples if examples is None else dict.fromkeys((*MACHINES, CLIENTS), examples),
-        steps=base.steps if steps is None else steps,
-        seed=seed,
-        machines=tuple(machines) if machines else base.machines,
-        goes_on=base.goes_on and examples is None,
-    )
-
-
-def for_system(plan: Plan, system: AnySystem) -> Plan:
-    """The plan for this kind of system: others' machines and presets are left out of what was not asked
-    for."""
-    machines, presets = (tuple(MACHINES), tuple(PRESETS))
-    if system.capabilities.schedules:
-        machines, presets = (CLIENTS,), tuple(ENGINE_PRESETS)
-    if plan.presets == tuple(PRESETS):
-        plan = replace(plan, presets=presets)
-    return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan
-
-
-def sizes_for(machine: str, name: str) -> Any:
-    """The preset called `name`, with a radix tree for the machines that drive one; of engines their own."""
-    if machine == CLIENTS:
-        return engine_preset(name)
-    return replace(preset(name), tree=machine != "sessions")
-
-
-def check_machine(system: AnySystem, machine: str, geometry: Any) -> None:
-    """Raise UnusableImplementation when this machine cannot drive the system."""
-    check_fits(system, geometry)
-    if isinstance(geometry, EngineConfig):
-        system.reset(geometry)  # type: ignore[arg-type]
-        return
-    missing = {"Match", "Insert"} - system.capabilities.commands
-    if machine == "tree" and missing:
-        raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
-
-
-class Named(NamedTuple):
-    """A system by name, as `systems.resolve` takes it: what every process can make for itself."""
-
-    impl: str
-    device: str = "cpu"
-    sglang_path: str | None = None
-    limits: Limits = LIMITS
-    in_process: bool = True
-
-
-class Cell(NamedTuple):
-    """One machine on one preset in one mode."""
-
-    machine: str
-    preset: str
-    mode: Mode
-
-
-class Stint(NamedTuple):
-    """A few runs of one cell, by their numbers."""
-
-    cell: Cell
-    examples: range
-
-
-@dataclass(slots=True)
-class Driven:
-    """What a stint met. runs: of each its commands and the violation that it ended with, if it did, with its
-    trace; after that the one that came up when all was closed."""
-
-    tallies: dict[str, Tally]
-    runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
-    refusals: Counter[str] = field(default_factory=Counter)
-    kinds: Counter[str] = field(default_factory=Counter)
-    situations: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-
 
 ONCE = "(did not show again: the system is not deterministic, or keeps something over reset)"
 _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
 _RETRIES = 4
 # Candidates for a clause that another one's trace shows already: it came up at the same step.
 _BESIDE = 200
-_CLOSED = "SES-4"  # asked after any other violation, once all is closed
 _STINT = 3  # runs of one cell before the next has its turn
 # A plan that goes on ends when no new situation has come up for _QUIET commands; at the latest after _FULL
 # commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
@@ -222,115 +64,8 @@ def run(
     if named is None:
         executor = SERIAL
     elif executor is not SERIAL:
-        work = partial(_drive_named, named, plan)
+        work = partial(drive_named, named, plan)
     return _Campaign(system, plan, progress, base, found).run(executor, work)
-
-
-def drive(system: AnySystem, plan: Plan, stint: Stint) -> Driven:
-    """A few runs on a system."""
-    driven, began = Driven(new_tallies(stint.cell.machine == CLIENTS)), time.monotonic()
-    one = _engine_example if stint.cell.machine == CLIENTS else _example
-    for example in stint.examples:
-        one(system, plan, stint.cell, example, driven)
-    driven.seconds = time.monotonic() - began
-    return driven
-
-
-def _drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
-    return drive(_system(named), plan, stint)
-
-
-@lru_cache(maxsize=1)
-def _system(named: Named) -> Any:
-    """The system of this process, which is closed when it ends."""
-    system = systems.resolve(
-        named.impl, device=named.device, sglang_path=named.sglang_path, limits=named.limits,
-        in_process=named.in_process,
-    )  # fmt: skip
-    Finalize(None, system.close, exitpriority=1)
-    return system
-
-
-def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
-    machine = cell.machine
-    seed = f"{plan.seed}/{cell.preset}/{cell.mode}/{example}"
-    source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
-    profile = draw_profile(source, system.capabilities, machine)
-    geometry = sizes_for(machine, cell.preset)
-    if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
-        geometry = draw_geometry(source, geometry)
-    lockstep = Lockstep(system, geometry, cell.mode, tallies=driven.tallies, refusals=driven.refusals)
-    done: list[Command] = []
-
-    def do(command: Command) -> None:
-        done.append(command)
-        driven.kinds[type(command).__name__] += 1
-        was = lockstep.state
-        outcome = lockstep.do(command)
-        if lockstep.violation is None:
-            driven.situations[situation(was, command, outcome, lockstep.state)] += 1
-
-    # Now and then a long life: what builds up over many turns shows in no short one.
-    for _ in range(plan.steps * (8 if example % 32 == 8 else 1)):
-        do(propose(lockstep.state, source, profile))
-        if lockstep.violation is not None or lockstep.state.serial == SHARED - 1:
-            break
-    for command in finale(lockstep.state, system.capabilities):
-        if lockstep.violation is None:
-            do(command)
-    commands, met = len(done), []
-    if lockstep.violation is not None:
-        met.append((lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated")))
-        done += _all_closed(lockstep)
-        if lockstep.violation is not None:
-            met.append((lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated")))
-    driven.runs.append((commands, met))
-
-
-def _all_closed(lockstep: Lockstep) -> list[Command]:
-    """After a violation: end every turn that the system shows, then close its sessions, and ask whether they
-    are gone. A fault that is known must not hide this one."""
-    violation, facts = lockstep.violation, lockstep.moment().facts
-    ends: list[Command] = []
-    if violation is not None and not {"BROKEN", _CLOSED} & {*violation.clauses, *lockstep.waived}:
-        ends += [Abort(name) for name in sorted(facts.requests)]
-        ends += [Close(name) for name, session in sorted(facts.sessions.items()) if not session.closing]
-    offered = lockstep.system.capabilities.commands
-    ends = [command for command in ends if type(command).__name__ in offered]
-    lockstep.go_on(_CLOSED)
-    for command in ends:
-        if lockstep.violation is None:
-            lockstep.do(command)
-    if lockstep.violation is lockstep.parted:  # it broke on the way
-        lockstep.violation = None
-    return ends
-
-
-def _engine_example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
-    source = RandomChoices(f"{plan.seed}/{cell.preset}/{example}/{cell.machine}")
-    profile, config = draw_engine_profile(source), engine_preset(cell.preset)
-    tallied = partial(EngineLockstep, tallies=driven.tallies, refusals=driven.refusals)
-    try:
-        lockstep = tallied(system, draw_engine_config(source, config) if example % 4 == 3 else config)
-    except UnusableImplementation:  # a release need not take every configuration
-        lockstep = tallied(system, config)
-    config = lockstep.ledger.config
-    done: list[Any] = []
-    steps = plan.steps * (8 if example % 32 == 8 else 1)
-    while lockstep.violation is None and len(done) < 2 * steps + 100:
-        facts = lockstep.facts
-        if len(done) < steps:
-            command = propose_engine_command(lockstep.ledger, facts.results_due, source, profile)
-        else:
-            ending = engine_finale(lockstep.ledger, facts.results_due, facts.steps_in_flight > 0)
-            if ending is None:
-                break
-            command = ending
-        done.append(command)
-        driven.kinds[type(command).__name__] += 1
-        lockstep.do(command)
-    trace = Trace(config, cell.mode, tuple(done), "generated")
-    driven.runs.append((len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []))
 
 
 @dataclass(slots=True)

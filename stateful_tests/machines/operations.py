@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from impl.adapter import System, UnusableImplementation
 from reference.commands import COMMANDS, Command, Mode, kind_name
 from reference.geometry import Geometry
-from stateful_tests.check.campaign import check_machine
+from stateful_tests.check.tiers import check_machine
 from stateful_tests.generate.choice_source import ChoiceSource, RandomChoices, once_in
 from stateful_tests.generate.next_command import GENERATORS, finale, kind_weights, next_enabled
 from stateful_tests.generate.run_profile import draw_geometry, draw_profile

@@ -24,7 +24,7 @@ from impl.adapter import System, UnusableImplementation
 from kvspec import plugin
 from reference.commands import Mode
 from reference.geometry import PRESETS, Geometry, preset
-from stateful_tests.check import campaign
+from stateful_tests.check import campaign, tiers
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace
@@ -64,7 +64,7 @@ def machine(
     """
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None
-    campaign.plan("smoke", machines=machines)  # raises ValueError for an unknown name
+    tiers.plan("smoke", machines=machines)  # raises ValueError for an unknown name
     target = MachineTarget(lambda: _system(make), machines, sizes, modes, vary)
     # The name is what Hypothesis's database knows a machine by.
     name = " ".join([_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes])
@@ -143,7 +143,7 @@ def check(
 ) -> CheckResult:
     """What `kvspec check` does. Raises ClauseViolated with the smallest trace of every violated clause."""
     __tracebackhide__ = True
-    plan = campaign.plan(
+    plan = tiers.plan(
         plugin.chosen.tier or tier or "smoke", machines=machines, presets=presets, modes=modes,
         examples=examples, steps=steps, seed=seed,
     )  # fmt: skip

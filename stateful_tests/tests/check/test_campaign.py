@@ -19,9 +19,11 @@ from reference.commands import (
     Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry, preset
-from stateful_tests.check import campaign
-from stateful_tests.check.campaign import Named, plan, run
+from stateful_tests.check import campaign, driving
+from stateful_tests.check.campaign import run
+from stateful_tests.check.driving import Named
 from stateful_tests.check.executors import Processes
+from stateful_tests.check.tiers import plan
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -52,7 +54,7 @@ def test_a_fault_that_does_not_show_again_is_reported() -> None:
 
 
 def test_a_run_ends_before_token_ids_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (campaign, lockstep):
+    for module in (driving, lockstep):
         monkeypatch.setattr(module, "SHARED", 4)
     result = run(ReferenceSystem(), plan("smoke", examples=3, machines=["sessions"], presets=["page1"]))
     assert (result.examples, result.findings) == (6, [])

@@ -9,7 +9,7 @@ import pytest
 
 from impl.adapter import Capabilities
 from reference.commands import COMMANDS, Mode
-from stateful_tests.check import campaign
+from stateful_tests.check import campaign, tiers
 from stateful_tests.coverage.required import FILE, Known, SituationsError, coverage, dump, load
 from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.coverage.situations import catalogue
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_left_out_and_said(offers: dict, machines: list, why: 
 def test_nobody_without_sessions_gets_into_what_is_left_out() -> None:
     system = ReferenceSystem()
     system.capabilities = replace(system.capabilities, commands=Capabilities().commands - {"Open"})
-    plan = campaign.plan("smoke", presets=("tight",), examples=6)
+    plan = tiers.plan("smoke", presets=("tight",), examples=6)
     result = campaign.run(system, plan)
     found = coverage(result.situations, result.machines, system.capabilities, KNOWN)
     left_out = found.left_out["Open is not offered"]

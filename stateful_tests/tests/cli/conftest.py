@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from impl.adapter import Capabilities
-from stateful_tests.check import campaign
+from stateful_tests.check import campaign, tiers
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import CheckResult
 
@@ -36,14 +36,14 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSystem:
 @pytest.fixture
 def finds(
     fake: FakeSystem, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[CheckResult], list[campaign.Plan]]:
+) -> Callable[[CheckResult], list[tiers.Plan]]:
     """Make `check` find this; gives the plans that it was asked to carry out."""
 
-    def find(result: CheckResult) -> list[campaign.Plan]:
-        plans: list[campaign.Plan] = []
+    def find(result: CheckResult) -> list[tiers.Plan]:
+        plans: list[tiers.Plan] = []
 
         def run(
-            _system: FakeSystem, plan: campaign.Plan, say: Callable[[str, int, int], None], *_: object,
+            _system: FakeSystem, plan: tiers.Plan, say: Callable[[str, int, int], None], *_: object,
             **_options: object,
         ) -> CheckResult:
             plans.append(plan)

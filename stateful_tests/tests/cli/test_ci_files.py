@@ -21,7 +21,8 @@ from ci.report import data as report
 from ci.report import junit
 from impl.adapter import Capabilities
 from reference.commands import Mode
-from stateful_tests.check import campaign
+from stateful_tests.check import tiers
+from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.results import Tally, Violation
 from stateful_tests.tests.support.checks import RUN, checked, finding
 
@@ -59,7 +60,7 @@ def test_the_workflow_asks_the_action_for_what_there_is() -> None:
     assert all(set(options) <= set(inputs) for options in asked)
     tiers = {options["tier"] for options in asked} - {"${{ matrix.tier }}"}
     tiers |= set(jobs["pull-request"]["strategy"]["matrix"]["tier"])
-    assert tiers == set(campaign.TIERS)
+    assert tiers == set(tiers.TIERS)
     assert jobs["gpu"]["runs-on"] == ["self-hosted", "gpu"]
     assert all("timeout-minutes" in job for job in jobs.values())
 
@@ -146,9 +147,9 @@ def written(tmp_path: Path, *findings: Any, base: report.OnBase | None = None, *
     result = checked(*findings, **more)
     result.machines[0].tallies = {"LEN-2": Tally(400, 21)}
     result.machines[0].violated = {f.clause for f in findings}
-    plan = campaign.plan("smoke", modes=[Mode.FREE])
+    plan = tiers.plan("smoke", modes=[Mode.FREE])
     can = Capabilities(waived={"MAP-4": "harmless"})
-    result.tallies = campaign.new_tallies()
+    result.tallies = new_tallies()
     data = report.check_data(result, plan, narrowed=False, capabilities=can, base=base)
     for told in data["findings"]:
         told["saved"], told["replay"] = "t.json", "kvspec replay t.json"

@@ -18,7 +18,7 @@ from ci.report import data as report
 from ci.report import progress, render
 from impl.adapter import Capabilities
 from reference.commands import Mode, Open, Reason, Refused
-from stateful_tests.check import campaign
+from stateful_tests.check import campaign, tiers
 from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
@@ -28,7 +28,7 @@ from stateful_tests.tests.support.checks import BAD, ROWS, RUN, TRACE, checked, 
 from stateful_tests.traces import files as traces
 
 Check = Callable[..., tuple[int, str, str]]
-Finds = Callable[[CheckResult], list[campaign.Plan]]
+Finds = Callable[[CheckResult], list[tiers.Plan]]
 
 
 def lines(text: str) -> list[str]:
@@ -45,7 +45,7 @@ def test_check_that_conforms(finds: Finds, fake: Any, kvspec: Check) -> None:
     options = ("check", "--tier", "pr", "--seed", "7", "--examples", "10", "--mode", "both")
     code, out, err = kvspec(*options)
     assert (code, err, fake.closed) == (0, "", 1)
-    assert plans == [campaign.plan("pr", seed=7, examples=10, modes=tuple(Mode))]
+    assert plans == [tiers.plan("pr", seed=7, examples=10, modes=tuple(Mode))]
     asked = coverage_of(kvspec, options)["asked"]
     head = ["torch+pr22900: conforms (400 commands in 2.0 s)", ""]
     last = f"smoke, seed 7: 10 of 10 runs; 0 of {asked} situations, 1 of 2 clauses met"

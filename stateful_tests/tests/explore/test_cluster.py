@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from stateful_tests.check import campaign
+from stateful_tests.check import campaign, driving, tiers
 from stateful_tests.check.ray_cluster import RayCluster
 from stateful_tests.coverage.scopes import SCOPES
 from stateful_tests.explore import search
@@ -59,8 +59,8 @@ def test_a_cluster_sees_what_one_process_sees_though_a_node_is_lost(
 
 
 def test_a_check_on_a_cluster_is_the_same_check(nodes: Any) -> None:
-    plan = campaign.plan("smoke", examples=4, presets=["page1"], machines=["sessions"], seed=5)
-    system, named = registry.resolve("torch+pr22862-tail"), campaign.Named("torch+pr22862-tail")
+    plan = tiers.plan("smoke", examples=4, presets=["page1"], machines=["sessions"], seed=5)
+    system, named = registry.resolve("torch+pr22862-tail"), driving.Named("torch+pr22862-tail")
     there = campaign.run(system, plan, executor=nodes.executor, named=named)
     here = campaign.run(system, plan)
     assert there.findings and [f.run for f in there.findings] == [f.run for f in here.findings]

@@ -13,7 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from impl.adapter import UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import PRESETS
-from stateful_tests.check.campaign import plan, run
+from stateful_tests.check.campaign import run
+from stateful_tests.check.tiers import plan
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve

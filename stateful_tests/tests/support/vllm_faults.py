@@ -15,8 +15,9 @@ from pathlib import Path
 from impl.vllm.fetch import release_root
 from impl.vllm.modules import RUNNER
 from impl.vllm.system import VLLMSystem
-from stateful_tests.check import campaign
+from stateful_tests.check import driving, tiers
 from stateful_tests.lockstep.results import Violation
+from stateful_tests.shrink.minimise import violated
 
 VERSION = "0.33.0"
 _SCHEDULER = "vllm/v1/core/sched/scheduler.py"
@@ -167,17 +168,17 @@ def first_violation(name: str, folder: Path, runs: int = 60) -> tuple[Violation 
     """What random runs of the fault's presets meet first that the release does not, runs and commands."""
     fault, system = RELEASE_FAULTS[name], faulty(name, folder)
     healthy = VLLMSystem(VERSION, overlap=fault.overlap)
-    plan = campaign.plan("smoke", presets=fault.presets, examples=runs)
+    plan = tiers.plan("smoke", presets=fault.presets, examples=runs)
     ran = commands = 0
     try:
         for example in range(runs):
             for preset in fault.presets:
-                cell = campaign.Cell(campaign.CLIENTS, preset, system.capabilities.modes[0])
-                driven = campaign.drive(system, plan, campaign.Stint(cell, range(example, example + 1)))
+                cell = driving.Cell(tiers.CLIENTS, preset, system.capabilities.modes[0])
+                driven = driving.drive(system, plan, driving.Stint(cell, range(example, example + 1)))
                 [(count, violation, trace)] = driven.runs
                 ran, commands = ran + 1, commands + count
                 if violation is not None and trace is not None:
-                    if campaign.violated(healthy, trace, violation.clause) == ():
+                    if violated(healthy, trace, violation.clause) == ():
                         return violation, ran, commands
     finally:
         system.close()

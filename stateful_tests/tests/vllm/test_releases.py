@@ -10,7 +10,7 @@ from impl.adapter import UnusableImplementation
 from reference.blocks.commands import Add, Schedule, Update
 from reference.blocks.config import engine_preset
 from reference.commands import Done, Mode, Piece, Refused
-from stateful_tests.check import campaign
+from stateful_tests.check import campaign, tiers
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces import files as traces
@@ -39,7 +39,7 @@ def test_results_wait_until_two_steps_are_in_flight(vllm):
 
 def test_a_short_check_reaches_situations(vllm):
     system = vllm("0.33.0")
-    plan = campaign.plan("smoke", presets=("hybrid", "drafts"), examples=3)
+    plan = tiers.plan("smoke", presets=("hybrid", "drafts"), examples=3)
     result = campaign.run(system, plan)
     assert result.examples == 6
     reached = {clause for clause, tally in result.tallies.items() if tally.reached}

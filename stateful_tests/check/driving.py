@@ -1,0 +1,175 @@
+"""Runs of a check: what a few of them do on a system. All follows from the seed and the run's number."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from multiprocessing.util import Finalize
+from typing import Any, NamedTuple
+
+from impl.adapter import AnySystem, UnusableImplementation
+from impl.process.system import LIMITS, Limits
+from reference.blocks.config import engine_preset
+from reference.commands import SHARED, Abort, Close, Command, Mode
+from stateful_tests.check.tiers import CLIENTS, Plan, sizes_for
+from stateful_tests.coverage.situations import situation
+from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.engine_commands import (
+    draw_engine_config, draw_engine_profile, engine_finale, propose_engine_command,
+)  # fmt: skip
+from stateful_tests.generate.next_command import finale, propose
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile
+from stateful_tests.lockstep import systems
+from stateful_tests.lockstep.engine import EngineLockstep
+from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
+from stateful_tests.lockstep.results import Tally, Trace, Violation
+
+_CLOSED = "SES-4"  # asked after any other violation, once all is closed
+
+
+class Named(NamedTuple):
+    """A system by name, as `systems.resolve` takes it: what every process can make for itself."""
+
+    impl: str
+    device: str = "cpu"
+    sglang_path: str | None = None
+    limits: Limits = LIMITS
+    in_process: bool = True
+
+
+class Cell(NamedTuple):
+    """One machine on one preset in one mode."""
+
+    machine: str
+    preset: str
+    mode: Mode
+
+
+class Stint(NamedTuple):
+    """A few runs of one cell, by their numbers."""
+
+    cell: Cell
+    examples: range
+
+
+@dataclass(slots=True)
+class Driven:
+    """What a stint met. runs: of each its commands and the violation that it ended with, if it did, with its
+    trace; after that the one that came up when all was closed."""
+
+    tallies: dict[str, Tally]
+    runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
+    refusals: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    situations: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+def drive(system: AnySystem, plan: Plan, stint: Stint) -> Driven:
+    """A few runs on a system."""
+    driven, began = Driven(new_tallies(stint.cell.machine == CLIENTS)), time.monotonic()
+    one = _engine_example if stint.cell.machine == CLIENTS else _example
+    for example in stint.examples:
+        one(system, plan, stint.cell, example, driven)
+    driven.seconds = time.monotonic() - began
+    return driven
+
+
+def drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
+    """The same on a system of this process."""
+    return drive(_system(named), plan, stint)
+
+
+@lru_cache(maxsize=1)
+def _system(named: Named) -> Any:
+    """The system of this process, which is closed when it ends."""
+    system = systems.resolve(
+        named.impl, device=named.device, sglang_path=named.sglang_path, limits=named.limits,
+        in_process=named.in_process,
+    )  # fmt: skip
+    Finalize(None, system.close, exitpriority=1)
+    return system
+
+
+def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
+    machine = cell.machine
+    seed = f"{plan.seed}/{cell.preset}/{cell.mode}/{example}"
+    source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
+    profile = draw_profile(source, system.capabilities, machine)
+    geometry = sizes_for(machine, cell.preset)
+    if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
+        geometry = draw_geometry(source, geometry)
+    lockstep = Lockstep(system, geometry, cell.mode, tallies=driven.tallies, refusals=driven.refusals)
+    done: list[Command] = []
+
+    def do(command: Command) -> None:
+        done.append(command)
+        driven.kinds[type(command).__name__] += 1
+        was = lockstep.state
+        outcome = lockstep.do(command)
+        if lockstep.violation is None:
+            driven.situations[situation(was, command, outcome, lockstep.state)] += 1
+
+    # Now and then a long life: what builds up over many turns shows in no short one.
+    for _ in range(plan.steps * (8 if example % 32 == 8 else 1)):
+        do(propose(lockstep.state, source, profile))
+        if lockstep.violation is not None or lockstep.state.serial == SHARED - 1:
+            break
+    for command in finale(lockstep.state, system.capabilities):
+        if lockstep.violation is None:
+            do(command)
+    commands, met = len(done), []
+    if lockstep.violation is not None:
+        met.append((lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated")))
+        done += _all_closed(lockstep)
+        if lockstep.violation is not None:
+            met.append((lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated")))
+    driven.runs.append((commands, met))
+
+
+def _all_closed(lockstep: Lockstep) -> list[Command]:
+    """After a violation: end every turn that the system shows, then close its sessions, and ask whether they
+    are gone. A fault that is known must not hide this one."""
+    violation, facts = lockstep.violation, lockstep.moment().facts
+    ends: list[Command] = []
+    if violation is not None and not {"BROKEN", _CLOSED} & {*violation.clauses, *lockstep.waived}:
+        ends += [Abort(name) for name in sorted(facts.requests)]
+        ends += [Close(name) for name, session in sorted(facts.sessions.items()) if not session.closing]
+    offered = lockstep.system.capabilities.commands
+    ends = [command for command in ends if type(command).__name__ in offered]
+    lockstep.go_on(_CLOSED)
+    for command in ends:
+        if lockstep.violation is None:
+            lockstep.do(command)
+    if lockstep.violation is lockstep.parted:  # it broke on the way
+        lockstep.violation = None
+    return ends
+
+
+def _engine_example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
+    source = RandomChoices(f"{plan.seed}/{cell.preset}/{example}/{cell.machine}")
+    profile, config = draw_engine_profile(source), engine_preset(cell.preset)
+    tallied = partial(EngineLockstep, tallies=driven.tallies, refusals=driven.refusals)
+    try:
+        lockstep = tallied(system, draw_engine_config(source, config) if example % 4 == 3 else config)
+    except UnusableImplementation:  # a release need not take every configuration
+        lockstep = tallied(system, config)
+    config = lockstep.ledger.config
+    done: list[Any] = []
+    steps = plan.steps * (8 if example % 32 == 8 else 1)
+    while lockstep.violation is None and len(done) < 2 * steps + 100:
+        facts = lockstep.facts
+        if len(done) < steps:
+            command = propose_engine_command(lockstep.ledger, facts.results_due, source, profile)
+        else:
+            ending = engine_finale(lockstep.ledger, facts.results_due, facts.steps_in_flight > 0)
+            if ending is None:
+                break
+            command = ending
+        done.append(command)
+        driven.kinds[type(command).__name__] += 1
+        lockstep.do(command)
+    trace = Trace(config, cell.mode, tuple(done), "generated")
+    driven.runs.append((len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []))

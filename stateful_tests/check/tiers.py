@@ -1,0 +1,121 @@
+"""What a check does: its tiers, and plans for systems that offer less or are driven in another way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from impl.adapter import AnySystem, UnusableImplementation
+from reference.blocks.config import ENGINE_PRESETS, EngineConfig, engine_preset
+from reference.commands import Mode
+from reference.geometry import PRESETS, preset
+from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.lockstep.lockstep import check_fits
+
+CLIENTS = "clients"  # the machine that drives engines which schedule by themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a check does.
+
+    modes: none stands for the system's own. examples: machine -> its runs per preset and mode, of up to
+    `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
+    after_finding: commands after the last new finding that end the check. time_limit_s: when to leave the
+    rest of the plan. goes_on: a plan that is done soon, as a system offers little, is followed by more runs.
+    """
+
+    tier: str
+    presets: tuple[str, ...]
+    modes: tuple[Mode, ...]
+    examples: Mapping[str, int]
+    steps: int
+    seed: int
+    time_limit_s: float
+    after_finding: int
+    machines: tuple[str, ...] = tuple(MACHINES)
+    goes_on: bool = False
+
+
+def _runs(sessions: int, tree: int, both: int, clients: int) -> dict[str, int]:
+    return {"sessions": sessions, "tree": tree, "both": both, CLIENTS: clients}
+
+
+def _tier(name: str, examples: dict[str, int], steps: int, time_limit_s: float, after_finding: int) -> Plan:
+    return Plan(name, tuple(PRESETS), (), examples, steps, 0, time_limit_s, after_finding)
+
+
+_TIERS = {
+    "smoke": replace(_tier("smoke", _runs(13, 8, 8, 40), 40, 60, 4_000), goes_on=True),
+    "pr": _tier("pr", _runs(75, 60, 60, 250), 50, 300, 15_000),
+    "nightly": _tier("nightly", _runs(1200, 1200, 1200, 8000), 80, 7200, 1_000_000),
+}
+TIERS = tuple(_TIERS)
+
+
+def plan(
+    tier: str,
+    *,
+    presets: Sequence[str] | None = None,
+    modes: Sequence[Mode] | None = None,
+    examples: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    machines: Sequence[str] | None = None,
+) -> Plan:
+    """The tier's plan with what was asked for instead. Raises ValueError with a one-line reason."""
+    if tier not in _TIERS:
+        raise ValueError(f"tier: unknown {tier!r}; one of {', '.join(TIERS)}")
+    for name in presets or ():
+        if name not in PRESETS and name not in ENGINE_PRESETS:
+            raise ValueError(f"preset: unknown {name!r}; one of {', '.join((*PRESETS, *ENGINE_PRESETS))}")
+    for name in machines or ():
+        if name not in (*MACHINES, CLIENTS):
+            raise ValueError(f"machine: unknown {name!r}; one of {', '.join(MACHINES)}")
+    for what, value in (("examples", examples), ("steps", steps)):
+        if value is not None and not 1 <= value <= 10**7:
+            raise ValueError(f"{what}: must be between 1 and 10000000, not {value}")
+    base = _TIERS[tier]
+    if seed is None:
+        seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed
+    return replace(
+        base,
+        presets=tuple(presets) if presets else base.presets,
+        modes=tuple(modes) if modes else base.modes,
+        examples=base.examples if examples is None else dict.fromkeys((*MACHINES, CLIENTS), examples),
+        steps=base.steps if steps is None else steps,
+        seed=seed,
+        machines=tuple(machines) if machines else base.machines,
+        goes_on=base.goes_on and examples is None,
+    )
+
+
+def for_system(plan: Plan, system: AnySystem) -> Plan:
+    """The plan for this kind of system: others' machines and presets are left out of what was not asked
+    for."""
+    machines, presets = (tuple(MACHINES), tuple(PRESETS))
+    if system.capabilities.schedules:
+        machines, presets = (CLIENTS,), tuple(ENGINE_PRESETS)
+    if plan.presets == tuple(PRESETS):
+        plan = replace(plan, presets=presets)
+    return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan
+
+
+def sizes_for(machine: str, name: str) -> Any:
+    """The preset called `name`, with a radix tree for the machines that drive one; of engines their own."""
+    if machine == CLIENTS:
+        return engine_preset(name)
+    return replace(preset(name), tree=machine != "sessions")
+
+
+def check_machine(system: AnySystem, machine: str, geometry: Any) -> None:
+    """Raise UnusableImplementation when this machine cannot drive the system."""
+    check_fits(system, geometry)
+    if isinstance(geometry, EngineConfig):
+        system.reset(geometry)  # type: ignore[arg-type]
+        return
+    missing = {"Match", "Insert"} - system.capabilities.commands
+    if machine == "tree" and missing:
+        raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(missing))}")
