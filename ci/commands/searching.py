@@ -115,7 +115,7 @@ def tour(
     files: tuple[str, ...],
     record: str | None,
     impl: str,
-    sglang_path: str | None,
+    checkout: str | None,
     device: str,
     json_file: str | None,
     save_dir: str,
@@ -143,8 +143,8 @@ def tour(
 
     out = render.console(text_out(json_file))
     reports: list[Data] = []
-    options = impl_options(impl, device, sglang_path)
-    system = resolve(impl, device, sglang_path)
+    options = impl_options(impl, device, checkout)
+    system = resolve(impl, device, checkout)
     runs: list[tuple[str | None, Callable[..., touring.Tour]]] = [
         *((file, partial(touring.follow, system, walks)) for file, walks in loaded),
         *((None, partial(touring.live, system, scope, record=record is not None)) for scope in scopes),
