@@ -46,6 +46,7 @@ class Capabilities:
     may_refuse: reasons for which the system may refuse what the specification would do: policy
         (a reserve of pages), or something that its own scheduler never does.
     uncounted: pools ("full", "swa", "rows") that its busy check has no account of.
+    lists_holders: its busy check at level 2 has an entry for whoever holds something (Report.entries).
     waived: clause id -> why a violation of it is harmless in this system. It is not
         looked for: the run goes on past it.
     known: clause id -> which known fault of this system violates it, and the trace that shows it. A check
@@ -65,6 +66,7 @@ class Capabilities:
     exact_reasons: bool = True
     may_refuse: frozenset[Reason] = frozenset()
     uncounted: frozenset[str] = frozenset()
+    lists_holders: bool = True
     waived: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -103,6 +103,7 @@ class ServerGeometry(Geometry):
 # Tiny on purpose: every transition is reached with a handful of pages. The names say what is special.
 PRESETS: dict[str, Geometry] = {
     "page1": Geometry(page_size=1, window=3, full_pages=40, swa_pages=28, rows=4, width=24),
+    "no-swa": Geometry(page_size=4, window=None, full_pages=10, swa_pages=0, rows=3, width=32),
     "page2": Geometry(page_size=2, window=3, full_pages=20, swa_pages=14, rows=4, width=24),
     "page4": Geometry(page_size=4, window=6, full_pages=12, swa_pages=9, rows=4, width=32),
     "page16": Geometry(page_size=16, window=5, full_pages=8, swa_pages=7, rows=3, width=64),
@@ -111,7 +112,6 @@ PRESETS: dict[str, Geometry] = {
         page_size=4, window=4, full_pages=10, swa_pages=8, rows=3, width=32
     ),
     "tight": Geometry(page_size=2, window=4, full_pages=7, swa_pages=5, rows=2, width=16),
-    "no-swa": Geometry(page_size=4, window=None, full_pages=10, swa_pages=0, rows=3, width=32),
 }
 
 

@@ -151,3 +151,10 @@ def lock_holders(state: State) -> dict[str, Key]:
         return {}
     others = {s.name for s in state.sessions} | {r.name for r in state.requests}
     return {lock.holder: lock.key for lock in state.tree.locks if lock.holder not in others}
+
+
+def shares_lock(state: State, holder: str) -> bool:
+    """Somebody else has locked some of what the holder has locked."""
+    locked = {lock.holder: lock.key for lock in state.tree.locks} if state.tree is not None else {}
+    page = locked.pop(holder, ())[: state.config.geometry.page_size]
+    return bool(page) and any(key[: len(page)] == page for key in locked.values())

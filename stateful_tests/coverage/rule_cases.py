@@ -11,12 +11,12 @@ from typing import Any
 
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match, Prompt,
-    Retract, SpecDecode, Submit, Unlock,
+    Reason, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.cursors import floor_page
-from reference.ledger import IN_BATCH, Cursors, Phase, Request, State
-from reference.prefix_cache import key_of, lock_holders
-from reference.tree import Key, Node, Tree, nodes, path_of, shared
+from reference.ledger import IN_BATCH, Cursors, Phase, Request, State, free
+from reference.prefix_cache import key_of, lock_holders, shares_lock
+from reference.tree import Key, Node, Tree, nodes, path_of, shared, sizes
 
 Labels = tuple[str, ...]
 
@@ -213,8 +213,21 @@ def _close(was: State, command: Close, _now: State) -> Labels:
     session = was.session(command.session)
     assert session is not None
     if session.turn is not None:
-        return ("deferred",)
-    return ("slot",) if session.slot is not None else ("no slot",)
+        return "deferred", ""
+    if session.slot is None:
+        return "no slot", ""
+    return "slot", "others lock its path in the tree" if shares_lock(was, session.name) else ""
+
+
+def _accepted_fits(was: State, command: SpecDecode) -> bool:
+    commits = [(_cursors(_request(was, n.request)).kv_committed_len, n.accept) for n in command.lanes]
+    return all(committed + accept <= was.config.geometry.width for committed, accept in commits)
+
+
+def _tree_could_give(was: State, _command: Decode | SpecDecode) -> bool:
+    left = free(was)
+    full = not left.full or (was.config.geometry.window is not None and not left.swa)
+    return full and was.tree is not None and sizes(was.tree).full_evictable > 0
 
 
 def _held(was: State) -> str:
@@ -317,6 +330,13 @@ _HELD = ("nothing held", "slots", "running", "slots and running")
 
 _TREE_TEXT = ("", "for the tree, with a prompt")
 
+# What sets a refusal apart from others with its reason.
+REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
+    (SpecDecode, Reason.ROW_TOO_SHORT): ("what is accepted would fit", _accepted_fits),
+    (Decode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
+    (SpecDecode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
+}
+
 # Kind -> its function, and the labels that it may give, row by row.
 CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...]]] = {
     Submit: (_submit, (("ordinary", "first turn", "later turn", "turn without a slot"), _TREE_TEXT)),
@@ -346,7 +366,7 @@ CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...
         ("queued", "admitted", "in a batch", "waits after a retract", "marked"),
         ("ordinary", "slot", "no slot"), ("", "session closing"), ("", "with a prefix of the tree"),
     )),
-    Close: (_close, (("no slot", "slot", "deferred"),)),
+    Close: (_close, (("no slot", "slot", "deferred"), ("", "others lock its path in the tree"))),
     CheckBusy: (_check_busy, (("level 0", "level 1", "level 2"), _HELD)),
     CheckIdle: (_check_idle, (_HELD[:2],)),
     Match: (_match, (

@@ -11,21 +11,22 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import product
 
 from reference.commands import (
-    Abort, Admit, Command, Evict, Extend, Finish, Insert, Match, Outcome, Reason, Refused, Retract,
+    Abort, Admit, Close, Command, Evict, Extend, Finish, Insert, Match, Outcome, Reason, Refused, Retract,
     SpecDecode,
 )  # fmt: skip
 from reference.commands import kind_name as kind_name
 from reference.geometry import Geometry
 from reference.ledger import State
 from reference.rules import RULES
-from stateful_tests.coverage.rule_cases import CASES, SLOTLESS, TAILS, Labels
+from stateful_tests.coverage.rule_cases import CASES, REFUSED, SLOTLESS, TAILS, Labels
 
 
 def situation(was: State, command: Command, outcome: Outcome, now: State) -> str:
     """The situation of one step of the reference, such as "finish, turn, target inside a page"."""
     kind = type(command)
     if isinstance(outcome, Refused):
-        return _refused(kind, outcome.reason)
+        label = REFUSED.get((kind, outcome.reason))
+        return _refused(kind, outcome.reason, label is not None and label[1](was, command))
     return _said(kind, CASES[kind][0](was, command, now) if kind in CASES else ())
 
 
@@ -38,7 +39,11 @@ def catalogue(geometry: Geometry, kinds: Iterable[type], absent: Container[str] 
     for kind in kinds:
         found += dict.fromkeys(_said(kind, labels) for labels in _combinations(kind, geometry, absent))
         reasons = [reason for reason in RULES[kind].refused if reason.value not in absent]
-        found += [_refused(kind, reason) for reason in reasons if _fits(geometry, reason)]
+        for reason in (reason for reason in reasons if _fits(geometry, reason)):
+            found.append(_refused(kind, reason))
+            label = REFUSED.get((kind, reason))
+            if label is not None and (geometry.tree or "tree" not in label[0]):
+                found.append(_refused(kind, reason, True))
     return found
 
 
@@ -125,6 +130,10 @@ def _sense_abort(labels: Labels, _: Geometry) -> bool:
     return not (closing and who == "ordinary") and not (prefix and nothing_held)
 
 
+def _sense_close(labels: Labels, _: Geometry) -> bool:
+    return labels[0] == "slot" or not labels[1]
+
+
 def _sense_match(labels: Labels, _: Geometry) -> bool:
     how, short, splits = labels
     return not (short and how == "all of it") and not (splits and not short and how == "nothing")
@@ -145,18 +154,19 @@ def _sense_evict(labels: Labels, _: Geometry) -> bool:
 
 _SENSE: dict[type, Callable[[Labels, Geometry], bool]] = {
     Admit: _sense_admit, Extend: _sense_extend, SpecDecode: _sense_spec_decode, Finish: _sense_finish,
-    Retract: _sense_retract, Abort: _sense_abort, Match: _sense_match, Insert: _sense_insert,
-    Evict: _sense_evict,
+    Retract: _sense_retract, Abort: _sense_abort, Close: _sense_close, Match: _sense_match,
+    Insert: _sense_insert, Evict: _sense_evict,
 }  # fmt: skip
 
 
 _TEXTS: dict[object, str] = {}
 
 
-def _refused(kind: type, reason: Reason) -> str:
-    key = (kind, reason)
+def _refused(kind: type, reason: Reason, special: bool = False) -> str:
+    key = (kind, reason, special)
     if key not in _TEXTS:
-        _TEXTS[key] = f"{kind_name(kind)}, refused: {reason.value}"
+        label = f", {REFUSED[kind, reason][0]}" if special else ""
+        _TEXTS[key] = f"{kind_name(kind)}, refused: {reason.value}{label}"
     return _TEXTS[key]
 
 

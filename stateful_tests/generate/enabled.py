@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reference.commands import Piece, Prompt
-from reference.cursors import ceil_page
+from reference.commands import Mode, Piece, Prompt
+from reference.cursors import ceil_page, lost_below, window_live
 from reference.ledger import Cursors, Phase, Request, Session, State, free
+from reference.prefix_cache import shares_lock
 from reference.tree import Sizes, sizes
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
 from stateful_tests.generate.prompts import draw_length, draw_prompt
@@ -98,6 +99,20 @@ class Enabled:
         """Sessions whose turn waits, and has not begun."""
         waiting = {r.session for r in self._in(Phase.QUEUED) if not r.started}
         return [s for s in self.state.sessions if s.name in waiting and not s.closing]
+
+    @property
+    def crowded(self) -> list[Session]:
+        """Idle sessions of whose prefix in the tree others have locked some as well."""
+        return [s for s in self.idle if shares_lock(self.state, s.name)]
+
+    @property
+    def windowless(self) -> list[Request]:
+        """Running requests that a sweep past the commit has left without their window."""
+        window = self.state.config.geometry.window
+        if window is None or self.state.config.mode is not Mode.FREE:
+            return []
+        held = ((r, cursors_of(r)) for r in self.running)
+        return [r for r, c in held if not window_live(lost_below(c), c.kv_committed_len, window)]
 
     def request(self, fitting: Sequence[Request]) -> str:
         """A request that fits; any name at all when invalid or when none does."""

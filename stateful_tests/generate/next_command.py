@@ -54,7 +54,7 @@ def _weights(c: Enabled) -> dict[type, int]:
     resumable = [s for s in c.idle if s.slot is not None]
     admitted = any(r.phase is Phase.ADMITTED for r in state.requests)
     queued = any(r.phase is Phase.QUEUED for r in state.requests)
-    crowded = len(state.requests) >= len(profile.requests)
+    no_name_left = len(state.requests) >= len(profile.requests)
     # In a run that allocates ahead: sweep over it, then take it back.
     overshoots = profile.allocate_ahead and state.config.mode is Mode.FREE
     ahead = overshoots and any(ahead_of(r) > 0 for r in c.running)
@@ -67,7 +67,7 @@ def _weights(c: Enabled) -> dict[type, int]:
     submit = 9 if resumable else 6 if c.idle or len(state.requests) < 2 else 0
     weights = {
         Open: 4 * (len(state.sessions) < len(profile.sessions)),
-        Submit: 0 if crowded else submit,
+        Submit: 0 if no_name_left else submit,
         Admit: 8 * queued + (8 if c.wiped else 2) * admitted,
         Extend: 10 * bool(c.extending),
         Decode: 5 * bool(c.running),
@@ -76,12 +76,12 @@ def _weights(c: Enabled) -> dict[type, int]:
         Finish: (20 if swept else 1 if short else 6) * bool(c.running),
         Retract: (30 if swept else 3) * bool(c.running),
         Abort: 1 * bool(state.requests) + 5 * bool(c.abortable),
-        Close: 1 * bool(state.sessions) + 2 * bool(c.closable),
+        Close: 1 * bool(state.sessions) + 2 * bool(c.closable) + 3 * bool(c.crowded),
         CheckBusy: (30 if odd else 6 if profile.allocate_ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
     if profile.impolite and c.busy:
-        weights[Submit] += 3 * (not crowded)
+        weights[Submit] += 3 * (not no_name_left)
         weights[Abort] += 2
         weights[Close] += 2
     if profile.machine != "sessions":
@@ -110,6 +110,9 @@ def _tree_weights(c: Enabled) -> dict[type, int]:
     }
     if alone:
         weights |= dict.fromkeys((CheckBusy, CheckIdle), 1)
+    elif c.windowless and cached and c.profile.lock_holders:  # who has lost its window asks a full pool
+        full = not free(c.state).full
+        weights |= {Insert: 30 * (not full), Decode: 30 * full, SpecDecode: 30 * full, Finish: 1, Retract: 1}
     elif pages_left(c.state) < 2 or not free(c.state).rows:  # nothing gets on: somebody has to go
         weights |= {kind: weight * bool(c.running) for kind, weight in ((Finish, 12), (Retract, 8))}
         weights |= {Extend: 3 * bool(c.extending), Close: 3 * bool(c.state.sessions)}
@@ -212,6 +215,9 @@ def _spec_decode(c: Enabled) -> SpecDecode:
             allocate = accept = 1  # what is left of the round before stays ahead
         if c.invalid and once_in(c.source, 4):
             allocate, accept = pick(c.source, ((allocate, allocate + 1), (0, 0), (1, 0), (-1, 1)))
+        elif request in c.running and once_in(c.source, 16):  # past the row, where what is accepted fits
+            left = c.state.config.geometry.width - cursors_of(request).kv_committed_len
+            allocate, accept = left + 1 + c.source.upto(1), 1 + c.source.upto(max(0, left - 1))
         drafts.append(Draft(name, allocate, accept))
     return SpecDecode(tuple(drafts))
 
@@ -228,6 +234,9 @@ def _evict_swa(c: Enabled) -> EvictSwa:
         top = cursors.kv_allocated_len + (c.invalid and once_in(c.source, 3))
     if c.invalid and once_in(c.source, 8):
         return EvictSwa(name, -1)
+    geometry = c.state.config.geometry
+    if geometry.window is not None and once_in(c.source, 6):  # where the first page goes, or does not yet
+        top = min(top, geometry.window + geometry.page_size - 1 + c.source.upto(2))
     return EvictSwa(name, top if not once_in(c.source, 4) else c.source.upto(top))
 
 
@@ -257,7 +266,8 @@ def _abort(c: Enabled) -> Abort:
 
 
 def _close(c: Enabled) -> Close:
-    known = [s.name for s in c.closable or c.state.sessions]
+    special = (c.crowded if once_in(c.source, 2) else []) or c.closable
+    known = [s.name for s in special or c.state.sessions]
     return Close(pick(c.source, known if known and not c.invalid else c.profile.sessions))
 
 

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
 
-from impl.adapter import AnySystem, System, UnusableImplementation, View
+from impl.adapter import AnySystem, Capabilities, System, UnusableImplementation, View
 from impl.process.failures import described
 from impl.process.wire import checked, copied
 from reference import model
@@ -123,8 +123,8 @@ class Lockstep:
         moves = together and (done or isinstance(command, Submit))
         if can.tree_policy_is_free and moves and now.tree is not None and facts.tree is not None:
             now = followed(was, now, command, facts)
-        if can.uncounted and isinstance(command, CheckBusy):
-            expected = _without(can.uncounted, expected)
+        if isinstance(command, CheckBusy) and (can.uncounted or not can.lists_holders):
+            expected = _without(can, expected)
         step = Step(
             was.config, command, expected, outcome, was, now, self._facts, facts,
             facts is self._facts, overreach, can.tree_policy_is_free, self._locks,
@@ -203,13 +203,13 @@ def lockstep_on(
     return Lockstep(on, geometry, mode, clause=clause)
 
 
-def _without(pools: frozenset[str], expected: Outcome) -> Outcome:
-    """What a busy check finds that has no account of these pools."""
+def _without(can: Capabilities, expected: Outcome) -> Outcome:
+    """What a busy check finds that has no account of some pools, or no entries."""
     if not isinstance(expected, Done) or expected.report is None:
         return expected
-    accounts = tuple(a for a in expected.report.accounts if a.pool not in pools)
-    entries = tuple(e for e in expected.report.entries if e.pool not in pools)
-    return replace(expected, report=Report(accounts, entries))
+    accounts = tuple(a for a in expected.report.accounts if a.pool not in can.uncounted)
+    entries = (e for e in expected.report.entries if e.pool not in can.uncounted)
+    return replace(expected, report=Report(accounts, tuple(entries) if can.lists_holders else ()))
 
 
 def _say(outcome: Outcome) -> str:

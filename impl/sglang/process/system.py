@@ -34,6 +34,7 @@ class SGLangSystem(WorkerSystem):
         mixed_decode=False,
         tree_policy_is_free=True,
         exact_reasons=False,
+        lists_holders=False,
         modes=(Mode.FAITHFUL,),
         # A reserve of pages, and more slots ahead than were asked for, are policy; UNFAITHFUL is what
         # this release's scheduler never does.

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from ci import cli
 from stateful_tests.tests.check import bad_adapters
 from stateful_tests.traces import files
 
@@ -21,14 +23,14 @@ ADAPTER = f"{bad_adapters.__name__}:LeavesAtOnce"
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ci", "check", "--impl", ADAPTER, "--tier", "nightly"]
+    command = [sys.executable, "-m", cli.__name__, "check", "--impl", ADAPTER, "--tier", "nightly"]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
         [*command, "--json", "report.json", "--junit", "report.xml"], cwd=tmp_path, text=True,
         env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        said = process.stderr.readline()
+        said = _found(process.stderr)
         process.send_signal(number)
         out, _ = process.communicate(timeout=120)
     assert said == "found BROKEN: traces/broken-example.json\n"
@@ -44,19 +46,24 @@ def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
 
 
 def test_a_tour_that_is_ended(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ci", "tour", "--scope", "session-page1", "--impl", "torch+pr22897"]
+    options = ["--scope", "session-page1", "--impl", "torch+pr22897", "--json", "report.json"]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
-        [*command, "--json", "report.json"], cwd=tmp_path, text=True,
+        [sys.executable, "-m", cli.__name__, "tour", *options], cwd=tmp_path, text=True,
         env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        clause, _, saved = process.stderr.readline().removeprefix("found ").rstrip().partition(": ")
+        clause, _, saved = _found(process.stderr).removeprefix("found ").rstrip().partition(": ")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     assert files.load(tmp_path / saved).clause == clause
     data = json.loads((tmp_path / "report.json").read_text())
     assert data["tours"][0]["stopped"] == "an interrupt" and process.returncode == data["exit_code"] == 1
+
+
+def _found(lines: IO[str]) -> str:
+    """The first line that says what was found; a slow machine tells of its progress before."""
+    return next(line for line in lines if line.startswith("found "))
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -129,7 +129,6 @@ def violated(system: TorchKV, *commands: Command) -> tuple[str, ...]:
         (lambda _: None, ("CHK-2",)),
         (lambda _: Report(({"pool": "full"},)), ("BROKEN",)),  # type: ignore[arg-type]
         (lambda told: replace(told, accounts=told.accounts[::-1]), ()),
-        (lambda told: replace(told, entries=()), ()),
     ],
 )
 def test_a_wrong_report_is_seen(
@@ -137,6 +136,18 @@ def test_a_wrong_report_is_seen(
 ) -> None:
     end = (Finish("r1", 1),) if isinstance(check, CheckIdle) else ()
     assert violated(Told(tell), *TURN, *end, check) == clauses
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_check_that_lists_nobody(level: int, lists: bool) -> None:
+    class Silent(Told):
+        @property
+        def capabilities(self) -> Capabilities:
+            return replace(super().capabilities, lists_holders=lists)
+
+    silent = Silent(lambda told: replace(told, entries=()))
+    assert violated(silent, *TURN, CheckBusy(level)) == (("CHK-2",) if level == 2 and lists else ())
 
 
 def test_a_report_at_level_0_is_one_too_many() -> None:
