@@ -114,7 +114,7 @@ def tour(
     files: tuple[str, ...],
     record: str | None,
     impl: str,
-    sglang_path: str | None,
+    checkout: str | None,
     device: str,
     json_file: str | None,
     save_dir: str,
@@ -141,8 +141,8 @@ def tour(
 
     out = render.console(text_out(json_file))
     reports: list[Data] = []
-    options = impl_options(impl, device, sglang_path)
-    system = resolve(impl, device, sglang_path)
+    options = impl_options(impl, device, checkout)
+    system = resolve(impl, device, checkout)
     try:
         with Progress(render.console(sys.stderr)) as progress:
             runs: list[tuple[str | None, Callable[[], touring.Tour]]] = [

@@ -342,7 +342,7 @@ def replay(out: Console, data: Data, *, brief: bool = False) -> None:
         return
     say(out, f"{data['file']} on {data['implementation']}", "bold", whole=True)
     trace = data["trace"]
-    if about := [f"{key} {trace[key]}" for key in ("bug", "clause") if trace[key]]:
+    if about := [f"{key} {trace[key]}" for key in ("bug", "clause") if trace.get(key)]:
         say(out, ", ".join(about))
     if trace["story"]:
         say(out, " ".join(trace["story"].split()))

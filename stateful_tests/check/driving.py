@@ -34,7 +34,7 @@ class Named(NamedTuple):
 
     impl: str
     device: str = "cpu"
-    sglang_path: str | None = None
+    checkout: str | None = None
     limits: Limits = LIMITS
     in_process: bool = True
 
@@ -86,7 +86,7 @@ def drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
 def _system(named: Named) -> Any:
     """The system of this process, which is closed when it ends."""
     system = systems.resolve(
-        named.impl, device=named.device, sglang_path=named.sglang_path, limits=named.limits,
+        named.impl, device=named.device, checkout=named.checkout, limits=named.limits,
         in_process=named.in_process,
     )  # fmt: skip
     Finalize(None, system.close, exitpriority=1)
