@@ -197,7 +197,7 @@ def _verdict(
         said.append(f"{', '.join(sorted(old))} also in {base.system}")
     if result.interrupted:
         said.append(f"interrupted after {result.examples} runs")
-        code = code or 130
+        code = code if new else 130
     if result.timed_out:
         done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
         found = "" if result.findings else "nothing was found until "

@@ -62,6 +62,11 @@ def _minimised(
             smallest = _shrink_size(failing, smallest, "tree")
         for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
             smallest = _shrink_size(failing, smallest, name)
+        for setting in smallest.geometry.settings:
+            others = tuple(other for other in smallest.geometry.settings if other != setting)
+            candidate = replace(smallest, geometry=replace(smallest.geometry, settings=others))
+            if (commands := failing(candidate)) is not None:
+                smallest = replace(candidate, commands=commands)
     return replace(_shrink_commands(failing, smallest, smaller), origin="minimised")
 
 
