@@ -40,7 +40,7 @@ _RETRIES = 4
 _BESIDE = 200
 # Traces of one clause that need different things, violations of it in which another is looked for, and
 # candidates for the smallest.
-_WAYS, _LOOKS, _ANOTHER = 3, 12, 600
+_WAYS, _LOOKS, _ANOTHER = 3, 12, 300
 _STINT = 3  # runs of one cell before the next has its turn
 # A plan that goes on ends when no new situation has come up for _QUIET commands; at the latest after _FULL
 # commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
