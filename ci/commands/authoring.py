@@ -54,7 +54,7 @@ def _saved(trace: Trace, path: Path) -> None:
 @system_options
 def shrink(
     file: str, clause: str | None, out: str | None, force: bool,
-    impl: str, sglang_path: str | None, device: str, json_file: str | None,
+    impl: str, checkout: str | None, device: str, json_file: str | None,
 ) -> int:  # fmt: skip
     """Find the smallest trace that still violates a clause. FILE is not changed."""
     trace = load_trace(file)
@@ -67,7 +67,7 @@ def shrink(
     from stateful_tests.lockstep import lockstep
 
     impl = impl_of(trace, impl)
-    system = resolve(impl, device, sglang_path)
+    system = resolve(impl, device, checkout)
     try:
         before = usable(partial(lockstep.replay, system, trace), file)
         if before.violation is None:
@@ -80,7 +80,7 @@ def shrink(
     _saved(after.trace, target)
     data = {
         "format": "kvspec-shrink", "version": 1, "clause": wanted, "saved": str(target),
-        "replay": f"kvspec replay {target} {impl_options(impl, device, sglang_path)}",
+        "replay": f"kvspec replay {target} {impl_options(impl, device, checkout)}",
         "before": report.replay_data(file, before), "after": report.replay_data(str(target), after),
     }  # fmt: skip
     render.shrunk(render.console(text_out(json_file)), data)
@@ -99,7 +99,7 @@ def shrink(
 @system_options
 def new_fixture(
     file: str, name: str | None, story: str | None, bug: str | None, clause: str | None, out: str | None,
-    force: bool, impl: str, sglang_path: str | None, device: str, json_file: str | None,
+    force: bool, impl: str, checkout: str | None, device: str, json_file: str | None,
 ) -> int:  # fmt: skip
     """Make a fixture from a trace: replayed, with every outcome, a name and a story. FILE is not changed."""
     from impl.bugs import BUGS
@@ -133,7 +133,7 @@ def new_fixture(
     from stateful_tests.check import fixtures as authoring
 
     healthy = (resolve("torch", "cpu", None), resolve("reference", "cpu", None))
-    system = None if impl in ("torch", "reference") else resolve(impl, device, sglang_path)
+    system = None if impl in ("torch", "reference") else resolve(impl, device, checkout)
     if system is None and clause is not None:
         raise Unusable(f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X")
     try:

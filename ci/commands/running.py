@@ -59,7 +59,7 @@ base_option = click.option(
 )
 def check(
     impl: str,
-    sglang_path: str | None,
+    checkout: str | None,
     device: str,
     json_file: str | None,
     presets: tuple[str, ...],
@@ -99,11 +99,11 @@ def check(
     narrowed = any((presets, machines, mode in ("free", "faithful"), examples, steps))
 
     one = partial(
-        _driven, plan=plan, narrowed=narrowed, device=device, sglang_path=sglang_path, base=base, jobs=jobs,
+        _driven, plan=plan, narrowed=narrowed, device=device, checkout=checkout, base=base, jobs=jobs,
         ray_address=ray_address, save_dir=save_dir, html=html,
     )  # fmt: skip
     if names := release_row.names(impl):
-        elsewhere = {"sglang-path": sglang_path, "junit": junit, "device cuda": device != "cpu"}
+        elsewhere = {"sglang-path (--vllm-path)": checkout, "junit": junit, "device cuda": device != "cpu"}
         for option in (name for name, given in elsewhere.items() if given):
             raise Unusable(f"--{option}: goes with one system, not with --impl {impl}")
         return release_row.check(names, one, plan, json_file, detailed=verbose)
@@ -127,7 +127,7 @@ def check(
 
 
 def _driven(
-    impl: str, *, plan: Plan, narrowed: bool, device: str, sglang_path: str | None, base: str | None,
+    impl: str, *, plan: Plan, narrowed: bool, device: str, checkout: str | None, base: str | None,
     jobs: int | None, ray_address: str | None, save_dir: str, html: bool,
 ) -> tuple[Data, Callable[[], None]]:  # fmt: skip
     """The report of a check of one system, and what saves its traces and notes there where they are."""
@@ -138,13 +138,13 @@ def _driven(
 
     with ExitStack() as opened:
         before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
-        system = opened.enter_context(closing(resolve(impl, device, sglang_path)))
+        system = opened.enter_context(closing(resolve(impl, device, checkout)))
         plan = tiers.for_system(plan, system)
         if html and system.capabilities.schedules:
             raise Unusable(f"--html: {_NO_PAGE}")
         strange = ":" in impl  # a stranger's system may hold what there is once
         running = executor(jobs, ray_address, pays=not strange and device == "cpu", fork=device == "cpu")
-        named = driving.Named(impl, device, sglang_path, **worker_limits())
+        named = driving.Named(impl, device, checkout, **worker_limits())
         with running as where, Progress(render.console(sys.stderr)) as progress:
             saved = Saved(system.name, save_dir, progress.say)
             work = partial(
@@ -157,7 +157,7 @@ def _driven(
         )  # fmt: skip
 
     def save() -> None:
-        options = impl_options(impl, device, sglang_path)
+        options = impl_options(impl, device, checkout)
         save_traces(result.findings, data["findings"], save_dir, options, html)
         saved.tidy(data["findings"])
 
@@ -189,7 +189,7 @@ def _base(named: str, device: str, impl: str) -> System:
 def replay(
     traces: tuple[str, ...],
     impl: str,
-    sglang_path: str | None,
+    checkout: str | None,
     device: str,
     json_file: str | None,
     base: str | None,
@@ -214,11 +214,11 @@ def replay(
     replays: list[Data] = []
     with ExitStack() as opened:
         before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
-        system = opened.enter_context(closing(resolve(impl, device, sglang_path)))
+        system = opened.enter_context(closing(resolve(impl, device, checkout)))
         for path, trace in loaded:
             run = usable(partial(lockstep.replay, system, trace), path)
             replays.append(report.replay_data(path, run, before))
-            replays[-1]["replay"] = replay_command(path, impl_options(impl, device, sglang_path))
+            replays[-1]["replay"] = replay_command(path, impl_options(impl, device, checkout))
             if html_file is not None:
                 replays[-1]["states"] = page.states(run)
                 write_file(html_file, page.page(replays[-1], run), "--html")

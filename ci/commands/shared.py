@@ -38,8 +38,8 @@ impl_option = click.option(
     "--impl", default="torch", show_default=True, metavar="IMPL",
     help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm | module:factory",
 )  # fmt: skip
-sglang_path_option = click.option(
-    "--sglang-path", "--vllm-path", "sglang_path", metavar="DIR",
+checkout_option = click.option(
+    "--sglang-path", "--vllm-path", "checkout", metavar="DIR",
     help="A checkout, with --impl sglang or --impl vllm.",
 )  # fmt: skip
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
@@ -86,7 +86,7 @@ def system_options(command: _Command) -> _Command:
         "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
         help="Where the torch implementation keeps its pools.",
     )  # fmt: skip
-    for option in reversed((impl_option, sglang_path_option, device, json_option, *_worker_options)):
+    for option in reversed((impl_option, checkout_option, device, json_option, *_worker_options)):
         command = option(command)
     return command
 
@@ -98,7 +98,7 @@ def save_option(command: _Command) -> _Command:
     )(command)  # fmt: skip
 
 
-def resolve(impl: str, device: str, sglang_path: str | None) -> System:
+def resolve(impl: str, device: str, checkout: str | None) -> System:
     from impl.adapter import UnusableImplementation
     from stateful_tests.lockstep import systems as registry
 
@@ -106,7 +106,7 @@ def resolve(impl: str, device: str, sglang_path: str | None) -> System:
         sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
     try:
         limits = worker_limits()
-        system: System = registry.resolve(impl, device=device, sglang_path=sglang_path, **limits)
+        system: System = registry.resolve(impl, device=device, checkout=checkout, **limits)
     except UnusableImplementation as error:
         raise Unusable(str(error)) from error
     except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
@@ -150,10 +150,10 @@ def target_file(path: Path, force: bool, option: str = "--out") -> Path:
     return path
 
 
-def impl_options(impl: str, device: str, sglang_path: str | None) -> str:
+def impl_options(impl: str, device: str, checkout: str | None) -> str:
     options = ["--impl", impl]
-    if sglang_path is not None:
-        options += ["--vllm-path" if impl.startswith("vllm") else "--sglang-path", sglang_path]
+    if checkout is not None:
+        options += ["--vllm-path" if impl.startswith("vllm") else "--sglang-path", checkout]
     if device != "cpu":
         options += ["--device", device]
     for name in ("timeout", "memory"):

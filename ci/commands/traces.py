@@ -13,7 +13,7 @@ import click
 
 from ci.commands.shared import (
     Unusable, force_option, impl_of, impl_option, impl_options, json_option, load_trace, resolve,
-    sglang_path_option, target_file, text_out, usable, writable_json, write_file, write_json,
+    checkout_option, target_file, text_out, usable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def tree(trace: str, step: int | None, json_file: str | None) -> int:
 @click.option("--title", help="What its first line, or the report's heading, says. [default: the name]")
 @force_option
 @impl_option
-@sglang_path_option
+@checkout_option
 def export(
     trace: str, form: str, out: str | None, fixed: str | None, name: str | None, title: str | None,
-    force: bool, impl: str, sglang_path: str | None,
+    force: bool, impl: str, checkout: str | None,
 ) -> int:  # fmt: skip
     """Turn a trace into a unit test of SGLang's own classes, or into a bug report."""
     loaded = load_trace(trace)
@@ -71,13 +71,13 @@ def export(
     impl = impl_of(loaded, impl)
     if name is not None and not re.fullmatch("[a-z][a-z0-9_]{0,99}", name):
         raise Unusable(f"--name: {name!r:.60} is no name of a test: a to z, digits and _")
-    names = name, title, sglang_path
+    names = name, title, checkout
     if form == "story":
         if fixed is not None:
             raise Unusable("--fixed goes with --as pytest")
-        text = _story(trace, loaded, impl, sglang_path, names)
+        text = _story(trace, loaded, impl, checkout, names)
     else:
-        text, module = _pytest(trace, loaded, impl, sglang_path, fixed, names, folder)
+        text, module = _pytest(trace, loaded, impl, checkout, fixed, names, folder)
         if folder is not None:
             target = _among(folder, text, module, force)
     if target is None:
@@ -103,13 +103,13 @@ def _among(folder: Path, text: str, module: str, force: bool) -> Path:
 _Names = tuple[str | None, str | None, str | None]
 
 
-def _story(file: str, trace: Trace, impl: str, sglang_path: str | None, names: _Names) -> str:
+def _story(file: str, trace: Trace, impl: str, checkout: str | None, names: _Names) -> str:
     from ci.export import bug_report as exporting
     from ci.report import data as report
     from stateful_tests.lockstep import lockstep
     from stateful_tests.traces import files as traces
 
-    system = resolve(impl, "cpu", sglang_path)
+    system = resolve(impl, "cpu", checkout)
     try:
         run = usable(partial(lockstep.replay, system, trace), file)
     finally:
@@ -117,12 +117,12 @@ def _story(file: str, trace: Trace, impl: str, sglang_path: str | None, names: _
     if run.violation is None:
         raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; try another --impl")
     data = report.replay_data(file, run) | {"text": traces.dump(trace)}
-    checkout = "CHECKOUT" if sglang_path is not None else None  # nobody else has this folder
+    checkout = "CHECKOUT" if checkout is not None else None  # nobody else has this folder
     return exporting.story(data, file, impl_options(impl, "cpu", checkout), exporting.Titles(*names))
 
 
 def _pytest(
-    file: str, trace: Trace, impl: str, sglang_path: str | None, fixed: str | None, names: _Names,
+    file: str, trace: Trace, impl: str, checkout: str | None, fixed: str | None, names: _Names,
     folder: Path | None,
 ) -> tuple[str, str]:  # fmt: skip
     """The test, run on the release that has the fault, and on the one that must not; and for a folder the
@@ -140,7 +140,7 @@ def _pytest(
         raise Unusable(f"--as pytest makes a test of SGLang's classes: --impl sglang==VERSION, not {impl}")
     try:
         target = None if fixed is None else exporting.target(fixed)
-        system = registry.resolve(impl, sglang_path=sglang_path, calls=True)
+        system = registry.resolve(impl, checkout=checkout, calls=True)
         assert isinstance(system, SGLangSystem)
         try:
             module = "" if folder is None else exporting.shared_module(system, target)

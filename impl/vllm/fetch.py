@@ -8,15 +8,14 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 import tempfile
 import urllib.request
-import zipfile
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from impl import fetch
 from impl.adapter import UnusableImplementation
-from impl.sglang.parts.fetch import PIP_TIMEOUT_S, VERSION, cache_folder, move_in, pip, pip_trouble
 from impl.vllm.modules import RUNNER
 
 _NEEDED = (
@@ -24,7 +23,6 @@ _NEEDED = (
     "vllm/v1/engine/__init__.py", "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py",
     "vllm/v1/spec_decode/", "vllm/utils/", RUNNER,
 )  # fmt: skip
-_MAX_FILE = 16 << 20
 _TIMEOUT_S = 60
 
 
@@ -66,22 +64,8 @@ class _Ranges(io.RawIOBase):
 
 
 def release_root(version: str) -> Path:
-    """The folder that holds `vllm/` of this release, fetched once and then kept. Raises
-    UnusableImplementation."""
-    if not VERSION.fullmatch(version):
-        raise UnusableImplementation(f"vllm=={version[:40]}: not a version number")
-    root = cache_folder() / f"vllm-{version}"
-    if (root / RUNNER).is_file():
-        return root
-    try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
-            unpacked = Path(work) / "unpacked"
-            _unpack(version, _url(version), unpacked)
-            move_in(unpacked, root, "vllm")
-    except OSError as error:
-        raise UnusableImplementation(f"vllm=={version}: cannot be fetched: {error}") from None
-    return root
+    """The folder that holds `vllm/` of this release (see `impl.fetch`)."""
+    return fetch.release_root("vllm", version, partial(_unpacked, f"vllm=={version}"))
 
 
 def checkout_root(path: str | os.PathLike[str]) -> Path:
@@ -94,41 +78,25 @@ def checkout_root(path: str | os.PathLike[str]) -> Path:
     return given.resolve()
 
 
-def _url(version: str) -> str:
+def _url(release: str) -> str:
     """Where the index has the wheel, for this host or else for Linux: the Python files are the same."""
     said = ""
     target = ["--platform", "manylinux_2_31_x86_64", "--platform", "manylinux1_x86_64"]
     for options in ([], [*target, "--python-version", "312", "--target", tempfile.gettempdir()]):
-        command = [
-            *pip(), "install", "--dry-run", "--no-deps", "--quiet", "--ignore-installed",
-            "--disable-pip-version-check", "--no-input", "--only-binary=:all:", *options, "--report",
-            "-", f"vllm=={version}",
-        ]  # fmt: skip
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            late = f"pip gave no answer in {PIP_TIMEOUT_S} s"
-            raise UnusableImplementation(f"vllm=={version}: {late}") from None
+        asked = ["install", "--dry-run", "--quiet", "--ignore-installed", *options, "--report", "-"]
+        done = fetch.ask_pip(asked, release)
         if done.returncode == 0:
             [wheel] = json.loads(done.stdout)["install"]
             return str(wheel["download_info"]["url"])
         said = done.stderr + done.stdout
-    raise UnusableImplementation(f"vllm=={version}: {pip_trouble(said)}")
+    raise UnusableImplementation(f"{release}: {fetch.pip_trouble(said)}")
 
 
-def _unpack(version: str, url: str, target: Path) -> None:
-    try:
-        with zipfile.ZipFile(io.BufferedReader(_Ranges(url), 1 << 20)) as archive:
-            for entry in sorted(archive.infolist(), key=lambda e: e.header_offset):
-                name = PurePosixPath(entry.filename)
-                if name.suffix != ".py" or not entry.filename.startswith(_NEEDED) or ".." in name.parts:
-                    continue
-                if entry.file_size > _MAX_FILE:
-                    raise UnusableImplementation(f"vllm=={version}: {entry.filename!r:.80} is too large")
-                path = target.joinpath(*name.parts)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(archive.read(entry))
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, KeyError) as error:
-        raise UnusableImplementation(f"vllm=={version}: not a readable wheel: {error}") from None
+def _unpacked(release: str, _: Path, target: Path) -> None:
+    fetch.unpack(release, io.BufferedReader(_Ranges(_url(release)), 1 << 20), target, _needed)
     if not (target / RUNNER).is_file():
-        raise UnusableImplementation(f"vllm=={version}: there is no {RUNNER} in its wheel")
+        raise UnusableImplementation(f"{release}: there is no {RUNNER} in its wheel")
+
+
+def _needed(path: PurePosixPath) -> bool:
+    return path.suffix == ".py" and path.as_posix().startswith(_NEEDED)

@@ -20,7 +20,7 @@ from stateful_tests.generate.engine_commands import (
     draw_engine_config, draw_engine_profile, engine_finale, propose_engine_command,
 )  # fmt: skip
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import draw_geometry, draw_profile
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.engine import EngineLockstep
 from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
@@ -34,7 +34,7 @@ class Named(NamedTuple):
 
     impl: str
     device: str = "cpu"
-    sglang_path: str | None = None
+    checkout: str | None = None
     limits: Limits = LIMITS
     in_process: bool = True
 
@@ -86,7 +86,7 @@ def drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
 def _system(named: Named) -> Any:
     """The system of this process, which is closed when it ends."""
     system = systems.resolve(
-        named.impl, device=named.device, sglang_path=named.sglang_path, limits=named.limits,
+        named.impl, device=named.device, checkout=named.checkout, limits=named.limits,
         in_process=named.in_process,
     )  # fmt: skip
     Finalize(None, system.close, exitpriority=1)
@@ -101,6 +101,7 @@ def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) 
     geometry = sizes_for(machine, cell.preset)
     if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
         geometry = draw_geometry(source, geometry)
+    geometry = with_settings(RandomChoices(f"{seed}/settings"), geometry, system.capabilities)
     lockstep = Lockstep(system, geometry, cell.mode, tallies=driven.tallies, refusals=driven.refusals)
     done: list[Command] = []
 

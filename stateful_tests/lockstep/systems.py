@@ -11,20 +11,20 @@ from impl.process.worker import made
 
 
 def resolve(
-    spec: str, *, device: str = "cpu", sglang_path: str | None = None, calls: bool = False,
+    spec: str, *, device: str = "cpu", checkout: str | None = None, calls: bool = False,
     limits: Limits = LIMITS, in_process: bool = True,
 ) -> Any:  # fmt: skip
     """The system that `spec` names: a System, or an EngineSystem.
 
-    reference | torch | torch+BUG | sglang==VERSION | sglang (with `sglang_path`) | module:factory
-    vllm==VERSION | vllm (`sglang_path` is then a checkout of vLLM)
+    reference | torch | torch+BUG | sglang==VERSION | vllm==VERSION | module:factory
+    sglang | vllm, with a `checkout` of it
     After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
     impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; after vllm `+async` for the same.
     calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
     system in one. Raises UnusableImplementation with a one-line reason.
     """
-    sglang, *ways = spec.split("+")
-    if sglang_path is not None and sglang not in ("sglang", "vllm"):
+    package, *ways = spec.split("+")
+    if checkout is not None and package not in ("sglang", "vllm"):
         raise UnusableImplementation(
             f"--sglang-path (--vllm-path) goes with --impl sglang (--impl vllm), not {spec!r}"
         )
@@ -32,39 +32,35 @@ def resolve(
         from stateful_tests.lockstep.reference_system import ReferenceSystem
 
         return ReferenceSystem()
-    known = sglang == "torch" or sglang.partition("==")[0] in ("sglang", "vllm")
+    engine, _, version = package.partition("==")
+    known = engine in ("torch", "sglang", "vllm")
     if known and importlib.util.find_spec("torch") is None:
         raise UnusableImplementation(f"--impl {spec} needs torch: pip install 'kvspec[torch]'")
     if spec == "torch" or spec.startswith("torch+"):
         return _torch(spec.removeprefix("torch").removeprefix("+"), device)
-    if sglang == "sglang" or sglang.startswith("sglang=="):
+    if engine in ("sglang", "vllm"):
+        if device != "cpu":
+            raise UnusableImplementation(f"--device: releases of {engine} are driven on a CPU")
+        if not version and checkout is None:
+            raise UnusableImplementation(f"--impl {engine} needs --{engine}-path DIR or {engine}==VERSION")
+    if engine == "sglang":
         from impl.sglang.process.system import SGLangSystem
         from impl.sglang.releases.variants import VARIANTS
 
-        if device != "cpu":
-            raise UnusableImplementation("--device: SGLang releases are driven on a CPU")
         tree = ways.pop(0) if ways and ways[0] in VARIANTS else None
         if ways not in ([], ["overlap"]):
             trees = " or ".join(f"+{name}" for name in VARIANTS)
             raise UnusableImplementation(f"--impl {spec!r}: after a release goes {trees}, then +overlap")
-        version = sglang.removeprefix("sglang").removeprefix("==")
-        if not version and sglang_path is None:
-            raise UnusableImplementation("--impl sglang needs --sglang-path DIR or sglang==VERSION")
         return SGLangSystem(
-            version=version or None, path=sglang_path, tree=tree, overlap=bool(ways), calls=calls,
+            version=version or None, path=checkout, tree=tree, overlap=bool(ways), calls=calls,
             limits=limits,
         )  # fmt: skip
-    if sglang == "vllm" or sglang.startswith("vllm=="):
+    if engine == "vllm":
         from impl.vllm.system import VLLMSystem
 
-        if device != "cpu":
-            raise UnusableImplementation("--device: vLLM releases are driven on a CPU")
         if ways not in ([], ["async"]):
             raise UnusableImplementation(f"--impl {spec!r}: after a release goes +async")
-        version = sglang.removeprefix("vllm").removeprefix("==")
-        if not version and sglang_path is None:
-            raise UnusableImplementation("--impl vllm needs --vllm-path DIR or vllm==VERSION")
-        return VLLMSystem(version=version or None, path=sglang_path, overlap=bool(ways), limits=limits)
+        return VLLMSystem(version=version or None, path=checkout, overlap=bool(ways), limits=limits)
     if ":" in spec:
         return made(spec) if in_process else StrangerSystem(spec, limits)
     raise UnusableImplementation(

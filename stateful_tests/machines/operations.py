@@ -21,7 +21,7 @@ from reference.geometry import Geometry
 from stateful_tests.check.tiers import check_machine
 from stateful_tests.generate.choice_source import ChoiceSource, RandomChoices, once_in
 from stateful_tests.generate.next_command import GENERATORS, finale, kind_weights, next_enabled
-from stateful_tests.generate.run_profile import draw_geometry, draw_profile
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.results import Trace, Violation
 
@@ -126,6 +126,7 @@ class Operations(RuleBasedStateMachine):
         self.geometry, self.mode = cell.geometry, cell.mode
         if self.target.vary and once_in(source, 4):
             self.geometry = draw_geometry(source, cell.geometry)
+        self.geometry = with_settings(source, self.geometry, self.system.capabilities)
         self.lockstep = Lockstep(self.system, self.geometry, cell.mode)
         self.commands: list[Command] = []
         self._offer(source)

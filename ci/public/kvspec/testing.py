@@ -181,7 +181,7 @@ def _system(make: Make) -> System:
     if chosen.impl is not None or make is None or isinstance(make, str):
         spec = chosen.impl or (make if isinstance(make, str) else "torch")
         try:
-            system: System = resolve(spec, device=chosen.device, sglang_path=chosen.sglang_path)
+            system: System = resolve(spec, device=chosen.device, checkout=chosen.sglang_path)
         except UnusableImplementation as error:  # a name that names nothing is an error, never a skipped test
             raise ValueError(str(error)) from None
         if system.capabilities.schedules:

@@ -20,7 +20,7 @@ from importlib.metadata import PathDistribution, version
 from pathlib import Path
 
 from impl.adapter import UnusableImplementation
-from impl.sglang.parts.fetch import cache_folder, pip_trouble
+from impl.fetch import cache_folder, pip_trouble
 
 RELEASES = ("0.5.23",)  # what was tried; another takes a look at what the watcher hooks
 DISK_MB, DOWNLOAD_MB, MINUTES = 1500, 400, 2

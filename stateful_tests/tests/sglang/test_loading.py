@@ -14,6 +14,7 @@ import pytest
 
 from impl import isolation
 from impl.adapter import UnusableImplementation
+from impl.fetch import cache_folder
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import fetch
 from impl.sglang.releases.catalogue import detect
@@ -29,7 +30,7 @@ def cache(tmp_path, monkeypatch):
     def no_pip(*_, **__):
         raise AssertionError("pip was asked")
 
-    monkeypatch.setattr(fetch.subprocess, "run", no_pip)
+    monkeypatch.setattr("subprocess.run", no_pip)
     return tmp_path / "cache"
 
 
@@ -52,7 +53,7 @@ def answer(monkeypatch, stderr="", put=None):
             put(folder)
         return subprocess.CompletedProcess(command, 1 if put is None else 0, "", stderr)
 
-    monkeypatch.setattr(fetch.subprocess, "run", run)
+    monkeypatch.setattr("subprocess.run", run)
     return calls
 
 
@@ -73,9 +74,9 @@ def test_what_is_cached_is_not_downloaded(cache):
 def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("KVSPEC_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert fetch.cache_folder() == tmp_path / "kvspec"
+    assert cache_folder() == tmp_path / "kvspec"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert fetch.cache_folder() == Path.home() / ".cache" / "kvspec"
+    assert cache_folder() == Path.home() / ".cache" / "kvspec"
 
 
 @pytest.mark.parametrize("version", ["", "../../etc", "0.5.10; rm", "latest", "--help", "1" * 80])
@@ -117,7 +118,7 @@ def test_why_there_is_no_download_is_said_in_one_line(cache, monkeypatch, output
 
 def test_a_cache_folder_that_cannot_be_written_is_said(cache, monkeypatch):
     cache.write_text("a file")
-    assert "cannot write" in unusable(fetch.release_root, "0.5.10")
+    assert "cannot be fetched into" in unusable(fetch.release_root, "0.5.10")
 
 
 def test_two_processes_at_once_end_with_one_complete_folder(cache, monkeypatch):

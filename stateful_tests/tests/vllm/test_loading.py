@@ -39,9 +39,7 @@ def wheel(path, *names):
 def answered(monkeypatch, path):
     """Have the index know one wheel, and the server give it by ranges."""
     report = '{"install": [{"download_info": {"url": "https://index/w.whl"}}]}'
-    monkeypatch.setattr(
-        fetch.subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 0, report, "")
-    )
+    monkeypatch.setattr("subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 0, report, ""))
     monkeypatch.setattr(fetch, "_Ranges", lambda _: path.open("rb", buffering=0))
 
 
@@ -53,7 +51,7 @@ def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, c
     root = fetch.release_root("0.33.0")
     kept = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
     assert kept == {RUNNER, pool}
-    monkeypatch.setattr(fetch.subprocess, "run", None)  # the second time nobody is asked
+    monkeypatch.setattr("subprocess.run", None)  # the second time nobody is asked
     assert fetch.release_root("0.33.0") == root == cache / "vllm-0.33.0"
 
 
@@ -65,14 +63,14 @@ def test_a_wheel_without_a_runner_is_refused(monkeypatch, tmp_path, cache):
 
 def test_an_unknown_release_is_one_line(monkeypatch):
     said = "ERROR: No matching distribution found for vllm==9.9"
-    monkeypatch.setattr(fetch.subprocess, "run", lambda c, **_: subprocess.CompletedProcess(c, 1, "", said))
+    monkeypatch.setattr("subprocess.run", lambda c, **_: subprocess.CompletedProcess(c, 1, "", said))
     assert "no such release" in unusable(fetch.release_root, "9.9")
     assert "not a version number" in unusable(fetch.release_root, "newest")
 
 
 def test_a_checkout_names_what_it_lacks(tmp_path):
-    assert "is no folder" in unusable(resolve, "vllm", sglang_path=str(tmp_path / "none"))
-    assert "has no vllm/v1/core/sched/scheduler.py" in unusable(resolve, "vllm", sglang_path=str(tmp_path))
+    assert "is no folder" in unusable(resolve, "vllm", checkout=str(tmp_path / "none"))
+    assert "has no vllm/v1/core/sched/scheduler.py" in unusable(resolve, "vllm", checkout=str(tmp_path))
     assert "after a release goes +async" in unusable(resolve, "vllm==0.33.0+overlap")
     assert "--vllm-path" in unusable(resolve, "vllm")
 

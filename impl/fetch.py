@@ -1,0 +1,127 @@
+"""Where the Python files of an engine's release come from: a cache folder, else the package index.
+
+Whatever goes wrong here is the user's to mend, so it is one line: UnusableImplementation.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from impl.adapter import UnusableImplementation
+
+VERSION = re.compile(r"\d+(\.\d+){1,3}((a|b|rc|\.?post|\.?dev)\d+)?")
+_MAX_FILE = 16 << 20  # bytes of one unpacked file; the largest real one has less than a megabyte
+_PIP_TIMEOUT_S = 300
+
+
+def cache_folder() -> Path:
+    """$KVSPEC_CACHE, else $XDG_CACHE_HOME/kvspec, else ~/.cache/kvspec. It need not exist."""
+    if own := os.environ.get("KVSPEC_CACHE"):
+        return Path(own)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "kvspec"
+    return Path.home() / ".cache" / "kvspec"
+
+
+def release_root(package: str, version: str, unpacked: Callable[[Path, Path], None]) -> Path:
+    """The folder that holds the package's files of this release, fetched once and then kept.
+
+    unpacked: puts them into a new folder, the second; the first is for its own use. Raises
+    UnusableImplementation: not a version, no index to be reached, no such release, a cache folder that cannot
+    be written, a broken wheel.
+    """
+    if not VERSION.fullmatch(version):
+        raise UnusableImplementation(f"{package}=={version[:40]}: not a version number")
+    root = cache_folder() / f"{package}-{version}"
+    if (root / package).is_dir():
+        return root
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
+            unpacked(Path(work), Path(work) / "unpacked")
+            _move_in(Path(work) / "unpacked", root, package)
+    except OSError as error:
+        why = f"cannot be fetched into {root.parent}: {error}"
+        raise UnusableImplementation(f"{package}=={version}: {why}") from None
+    return root
+
+
+def unpack(what: str, wheel: Path | IO[bytes], target: Path, needed: Callable[[PurePosixPath], bool]) -> None:
+    """Unpack what is needed of `wheel` into the new folder `target`; a name that leaves it never is.
+
+    Raises UnusableImplementation for an archive that is broken or has a file that is too large.
+    """
+    target.mkdir(parents=True)
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for entry in sorted(archive.infolist(), key=lambda entry: entry.header_offset):
+                path = PurePosixPath(entry.filename)
+                strange = path.is_absolute() or ".." in path.parts or {"\\", ":"} & {*entry.filename}
+                if entry.is_dir() or strange or not needed(path):
+                    continue
+                if entry.file_size > _MAX_FILE:
+                    raise UnusableImplementation(f"{what}: {entry.filename!r:.80} is too large")
+                destination = target.joinpath(*path.parts)
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                destination.write_bytes(archive.read(entry))
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, KeyError) as error:
+        raise UnusableImplementation(f"{what}: not a readable wheel: {error}") from None
+
+
+def _move_in(unpacked: Path, root: Path, package: str) -> None:
+    """Put a complete folder in place at once; when another process was faster, its folder serves."""
+    try:
+        unpacked.rename(root)
+    except OSError:
+        if not (root / package).is_dir():
+            # Half a folder that something else left there: it can only be replaced.
+            shutil.rmtree(root, ignore_errors=True)
+            unpacked.rename(root)
+
+
+def ask_pip(arguments: list[str], release: str) -> subprocess.CompletedProcess[str]:
+    """Run pip for a release such as "sglang==0.5.10", of which it must have a wheel."""
+    plain = ["--no-deps", "--disable-pip-version-check", "--no-input", "--only-binary=:all:"]
+    command = [*_pip(), arguments[0], *plain, *arguments[1:], release]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise UnusableImplementation(f"{release}: pip gave no answer in {_PIP_TIMEOUT_S} s") from None
+
+
+def _pip() -> list[str]:
+    """This Python's pip, else one on the path: environments are often made without."""
+    if importlib.util.find_spec("pip") is None and (found := shutil.which("pip3") or shutil.which("pip")):
+        return [found]
+    return [sys.executable, "-m", "pip"]
+
+
+def unreachable(output: str) -> bool:
+    """Whether pip says that there is no index: asking for another platform would not help."""
+    return any(
+        sign in output
+        for sign in ("NewConnectionError", "ConnectionError", "ConnectTimeout", "NameResolutionError",
+                     "ProxyError", "SSLError", "Max retries exceeded", "No module named pip")
+    )  # fmt: skip
+
+
+def pip_trouble(output: str) -> str:
+    """One line out of pip's many."""
+    if "No module named pip" in output:
+        return "not in the cache, and this Python has no pip to download it with"
+    if unreachable(output):
+        return "not in the cache, and the package index cannot be reached"
+    if "No matching distribution" in output or "Could not find a version" in output:
+        return "the package index has no such release (or no wheel of it)"
+    errors = [line.strip() for line in output.splitlines() if line.startswith("ERROR")]
+    return f"pip download failed: {errors[-1][:200] if errors else 'it said nothing'}"
