@@ -80,6 +80,9 @@ def _weights(c: Enabled) -> dict[type, int]:
         CheckBusy: (30 if odd else 6 if profile.allocate_ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
+    if c.windowless:  # who has lost its window asks for a token
+        weights[Decode] += 8
+        weights[SpecDecode] += 8
     if c.busy:
         weights[Submit] += 3 * (not no_name_left)
     if profile.impolite and c.busy:
@@ -111,7 +114,7 @@ def _tree_weights(c: Enabled) -> dict[type, int]:
     }
     if alone:
         weights |= dict.fromkeys((CheckBusy, CheckIdle), 1)
-    elif c.windowless and cached and c.profile.lock_holders:  # who has lost its window asks a full pool
+    elif c.windowless and cached and c.profile.lock_holders:  # the same of a full pool
         full = not free(c.state).full
         weights |= {Insert: 30 * (not full), Decode: 30 * full, SpecDecode: 30 * full, Finish: 1, Retract: 1}
     elif pages_left(c.state) < 2 or not free(c.state).rows:  # nothing gets on: somebody has to go
@@ -236,8 +239,8 @@ def _evict_swa(c: Enabled) -> EvictSwa:
     if c.invalid and once_in(c.source, 8):
         return EvictSwa(name, -1)
     geometry = c.state.config.geometry
-    if geometry.window is not None and once_in(c.source, 6):  # where the first page goes, or does not yet
-        top = min(top, geometry.window + geometry.page_size - 1 + c.source.upto(2))
+    if geometry.window is not None and once_in(c.source, 4):  # where the first page goes, or does not yet
+        return EvictSwa(name, min(top, geometry.window + 2 * geometry.page_size - c.source.upto(1)))
     return EvictSwa(name, top if not once_in(c.source, 4) else c.source.upto(top))
 
 
