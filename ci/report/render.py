@@ -190,7 +190,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> None:
     """A violated clause with its smallest trace."""
-    names = [c["id"] + (f" (also in {c['also_in']})" if c["also_in"] else "") for c in data["clauses"]]
+    names = [c["name"] + (f" (also in {c['also_in']})" if c["also_in"] else "") for c in data["clauses"]]
     say(out, f"{title}: {', '.join(names)}", "bold red")
     for c in data["clauses"] if detailed else ():
         times = "once" if c["times"] == 1 else f"{c['times']} times"

@@ -226,7 +226,8 @@ def _whole(key: Key, size: int) -> Key:
     " those before each round are; not what they had from the tree (TREE-8), nor where memory pressure takes"
     " something in the same step.",
     of=(Finish,), needs=("tree", "window"),
-    situation=lambda s: any(brought > 0 and key for _, key, brought, _ in _inserted(s)),
+    situation=lambda s: isinstance(s.command, Finish) and "swa" in s.after.pools
+    and any(brought > 0 and key for _, key, brought, _ in _inserted(s)),
 )
 def _resumable(step: Step) -> Failure | None:
     found = lost_end(step)
@@ -242,9 +243,10 @@ def lost_end(step: Step) -> tuple[Key, int, bool] | None:
     """(key, end of the page, whether that is there) of the first page that a match of all that a request has
     handed in would read, and cannot."""
     was, window, command = step.acted, step.config.geometry.window, step.command
-    if was is None or was.cursors is None or window is None or step.after.tree is None or lost(step):
+    if not isinstance(command, Finish) or step.after.tree is None or lost(step):
         return None
-    assert isinstance(command, Finish)
+    if was is None or was.cursors is None or window is None:
+        return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
     for holder, key, _, _ in _inserted(step):
         locks = [k.key for name, k in step.locks.items() if name != holder]

@@ -29,23 +29,30 @@ def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | 
 
 
 def minimise(
-    system: AnySystem, trace: Trace, clause: str, *, budget: int = BUDGET, base: AnySystem | None = None
-) -> Trace:
+    system: AnySystem, trace: Trace, clause: str, *, budget: int = BUDGET, base: AnySystem | None = None,
+    allowed: Callable[[Trace], bool] = lambda _: True,
+) -> Trace:  # fmt: skip
     """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
 
     `budget` bounds the candidates of each `shrink`. base: conforms in the trace, and still does.
+    allowed: which smaller ones are looked at.
     """
     with system.hurried() if isinstance(system, WorkerSystem) else nullcontext():
-        return _minimised(system, trace, clause, budget, base)
+        return _minimised(system, trace, clause, budget, base, allowed)
 
 
 def _minimised(
-    system: AnySystem, trace: Trace, clause: str, budget: int, base: AnySystem | None
-) -> Trace:
+    system: AnySystem, trace: Trace, clause: str, budget: int, base: AnySystem | None,
+    allowed: Callable[[Trace], bool],
+) -> Trace:  # fmt: skip
     smallest = trace
     smaller = partial(shrink, budget=budget)
     kind = _kind(system, trace) if clause == "BROKEN" else None
-    failing = partial(failing_prefix, system, clause, base, kind=kind)
+
+    def failing(candidate: Trace) -> Commands | None:
+        commands = failing_prefix(system, clause, base, candidate, kind)
+        return commands if commands is None or allowed(replace(candidate, commands=commands)) else None
+
     for search in (drop, smaller):
         smallest = _shrink_commands(failing, smallest, search)
         if isinstance(smallest.geometry, EngineConfig):
