@@ -213,10 +213,10 @@ def _whole(key: Key, size: int) -> Key:
 @clause(
     "TREE-14",
     "what was computed can be resumed from",
-    "When an ordinary request has finished, the tree has all whole pages that it computed, with SWA KV for one"
-    " window behind the end of the last; tombstones that a lock passes through may stay.",
-    why="Chat clients send the whole conversation again. A leaf that keeps less than a window serves no match:"
-    " the next turn computes all of it once more, and the pages are kept for nothing.",
+    "When an ordinary request has finished, the tree has all whole pages that it computed, with SWA KV for"
+    " one window behind the end of the last; tombstones that a lock passes through may stay.",
+    why="Chat clients send the whole conversation again. A leaf with less than a window serves no match: the"
+    " next turn computes all of it once more, and the pages are kept for nothing.",
     settled="How far a sweep goes is policy up to floor(L - W), SWA-1; a server that goes so far can keep too"
     " little, for the tree takes whole pages and the window is counted from their end, not from the token"
     " that comes next. To stop at floor(L - W - P), or ceil_P(max(W, P)) before the last page, is enough.",
