@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import count
-from typing import ClassVar
 
 import pytest
 
