@@ -96,6 +96,7 @@ ENDS: dict[str, tuple[Command, ...]] = {
 # In these no round is launched, so that the prompt is not in the tree yet (see below), or a sweep is driven
 # with a length that waits.
 NOT_YET = {
+    "a_leaf_is_too_short_for_the_next_turn",
     "a_free_that_waits_takes_the_slots_of_a_recovered_tombstone",
     "a_key_swept_to_its_end_becomes_a_live_leaf",
     "a_lock_pins_a_leaf_of_any_length",
