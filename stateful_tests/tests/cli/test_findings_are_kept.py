@@ -28,7 +28,7 @@ def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        said = process.stderr.readline()
+        said = next(line for line in process.stderr if line.startswith("found "))
         process.send_signal(number)
         out, _ = process.communicate(timeout=120)
     assert said == "found BROKEN: traces/broken-example.json\n"
@@ -51,7 +51,8 @@ def test_a_tour_that_is_ended(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        clause, _, saved = process.stderr.readline().removeprefix("found ").rstrip().partition(": ")
+        said = next(line for line in process.stderr if line.startswith("found "))
+        clause, _, saved = said.removeprefix("found ").rstrip().partition(": ")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
     assert files.load(tmp_path / saved).clause == clause
