@@ -21,6 +21,7 @@ from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore.canonical_state import Key, relabel
 from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
+from stateful_tests.lockstep.past import violations
 from stateful_tests.lockstep.results import Finding, Trace, Violation
 from stateful_tests.shrink.minimise import minimise
 
@@ -132,21 +133,26 @@ class _Runner:
             alone = replay(self.system, traces[0]).violation
         shown = () if alone is None else alone.clauses
         for clause in violation.clauses:
-            self.times[clause] += 1
-            if clause not in self.caught:
-                trace = traces[0 if clause in shown else -1]
-                smallest = replace(minimise(self.system, trace, clause), clause=clause)
-                run = replay(self.system, smallest)
-                if run.violation is None:
-                    run = replace(run, violation=violation)
-                after = time.monotonic() - self.started
-                self.caught[clause] = Finding(clause, run, (tour.mode,), 1, after, tour.commands)
-                if self.found is not None:
-                    self.found({c: f.run.trace for c, f in self.caught.items()})
+            self._enter(clause, traces[0 if clause in shown else -1], violation)
+        for beyond, trace in violations(self.lockstep, self.done, "exhaustive")[1:]:
+            self._enter(beyond.clause, trace, beyond)
+        self.lockstep.violation = violation
         if shortest is None or alone is not None:
             return frozenset()
         needed = {type(c) for c in self.caught[violation.clause].run.trace.commands}
         return frozenset(needed - {type(c) for c in shortest})
+
+    def _enter(self, clause: str, trace: Trace, violation: Violation) -> None:
+        self.times[clause] += 1
+        if clause in self.caught:
+            return
+        run = replay(self.system, replace(minimise(self.system, trace, clause), clause=clause))
+        if run.violation is None:
+            run = replace(run, violation=violation)
+        after = time.monotonic() - self.started
+        self.caught[clause] = Finding(clause, run, (self.tour.mode,), 1, after, self.tour.commands)
+        if self.found is not None:
+            self.found({c: f.run.trace for c, f in self.caught.items()})
 
     def finish(self) -> Tour:
         """Everything that was run."""

@@ -23,6 +23,7 @@ from stateful_tests.generate.choice_source import ChoiceSource, RandomChoices, o
 from stateful_tests.generate.next_command import GENERATORS, finale, kind_weights, next_enabled
 from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.past import violations
 from stateful_tests.lockstep.results import Trace, Violation
 
 # One integer a step: it seeds the generators that `kvspec check` uses, so there is one vocabulary.
@@ -30,12 +31,12 @@ DECISIONS = st.integers(0, 2**32 - 1)
 
 
 class Violated(AssertionError):
-    """A system left the specification."""
+    """A system left the specification. met: with a close that does not happen past the violation."""
 
-    def __init__(self, violation: Violation, trace: Trace) -> None:
-        super().__init__(f"{violation.clause} at step {violation.step}")
-        self.violation = violation
-        self.trace = trace
+    def __init__(self, met: list[tuple[Violation, Trace]]) -> None:
+        self.met = met
+        self.violation, self.trace = met[0]
+        super().__init__(f"{self.violation.clause} at step {self.violation.step}")
 
 
 class DrivenCell(NamedTuple):
@@ -149,8 +150,7 @@ class Operations(RuleBasedStateMachine):
         type(self).driven += 1
         self.lockstep.do(command)
         if self.lockstep.violation is not None:
-            trace = Trace(self.geometry, self.mode, tuple(self.commands), "generated")
-            self.fail(Violated(self.lockstep.violation, trace))
+            self.fail(Violated(violations(self.lockstep, self.commands, "generated")))
 
     def fail(self, violated: Violated) -> NoReturn:
         """A system left the specification: the run ends."""

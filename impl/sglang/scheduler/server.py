@@ -155,9 +155,10 @@ class Server:
         require(pages <= swa, Reason.OUT_OF_SWA)
 
     def has_room_for_one(self) -> bool:
-        """Whether a prefill of one token fits, without evicting anything for it."""
+        """Whether a prefill of one token fits and evicts nothing: releases ask for a page more."""
         pools = [self.full_pool, *([] if self.swa_pool is None else [self.swa_pool])]
-        need = self.geometry.page_size * (1 + self.release.spare_page_per_lane)
+        page = self.geometry.page_size
+        need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
         return bool(self.rows.free_slots) and all(pool.available_size() >= need for pool in pools)
 
     def named(self, name: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import count
-from typing import ClassVar
 
 import pytest
 
@@ -31,6 +30,7 @@ from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.passes import BUDGET
+from stateful_tests.tests.support.closing import WaitsForEver
 from stateful_tests.traces.files import prompt_of
 
 
@@ -200,22 +200,6 @@ def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(
     run(resolve("torch+pr22900"), replace(plan("smoke", machines=["sessions"]), after_finding=0))
     first, *others = budgets.values()
     assert first == BUDGET and others and set(others) == {campaign._BESIDE}
-
-
-class WaitsForEver(TorchKV):
-    """An abort keeps the KV of a turn that was retracted, and a close waits for that turn ever after."""
-
-    name = "torch+waits-for-ever"
-    lost: ClassVar[set[KVSession]] = set()
-
-    def wipes(self, request: KVRequest) -> bool:
-        retracted = request.started and request.phase is RequestPhase.QUEUED
-        if retracted and request.session is not None:
-            self.lost.add(request.session)
-        return request.started and not retracted
-
-    def must_defer_close(self, session: KVSession) -> bool:
-        return session in self.lost or super().must_defer_close(session)
 
 
 RETRACTED_ABORTED_CLOSED = (
