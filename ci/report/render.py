@@ -259,7 +259,9 @@ def _steps(out: Console, data: Data) -> None:
     """What each command changed, by the rules."""
     rows = data["rows"]
     _left_out(out, MAX_ROWS, len(rows))
-    steps = table("#", "command", "reference", "what changes and what is freed, by the rules")
+    engine = "config" in data["trace"]  # which picks what it does: there is nothing beside it
+    heads = ("outcome", "what it did") if engine else ("reference", "what changes and what is freed, by the rules")
+    steps = table("#", "command", *heads)
     for row in rows[-MAX_ROWS:]:
         mark = "> " if row["violates"] else "  "
         lines = changes(row)
