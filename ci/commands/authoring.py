@@ -94,7 +94,7 @@ def shrink(
 @click.option("--story", help="A few sentences on what happens and why it matters.")
 @click.option("--bug", metavar="ID", help="The named bug that it shows. [default: as FILE says]")
 @click.option("--clause", metavar="ID", help="The clause that it violates. [default: the bug's, or FILE's]")
-@click.option("--out", metavar="DIR", help="[default: fixtures/regressions, or of a release fixtures/releases/sglang-V]")
+@click.option("--out", metavar="DIR", help="[default: fixtures/regressions, or fixtures/releases/sglang-V]")
 @force_option
 @system_options
 def new_fixture(

@@ -1,4 +1,4 @@
-"""Explanations for engines that schedule by themselves: a block of the pool, a place in a table, a request."""
+"""Explanations for engines that schedule by themselves: blocks, places in tables, requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 from ci.explain.history import Past, some
 from reference.blocks.clauses import BlockStep
 from reference.blocks.clauses.step import window_start
-from stateful_tests.lockstep.results import EngineMoment, Violation
+from reference.blocks.config import EngineConfig
+from stateful_tests.lockstep.results import EngineMoment
 
 # What a clause says of a place: who, where, in which group; `index` counts blocks, not positions.
 _PLACES = (
@@ -23,49 +24,47 @@ class Place(NamedTuple):
 
     who: str
     group: int
-    index: int
+    at: int  # by which of its blocks
 
     def block(self, moment: EngineMoment) -> int | None:
         """The block there, 0 for the null block; None past the table's end."""
         fact = moment.facts.requests.get(self.who)
         row = fact.tables[self.group] if fact is not None else ()
-        return row[self.index] if self.index < len(row) else None
+        return row[self.at] if self.at < len(row) else None
 
     def told(self, step: BlockStep) -> str:
         size = step.config.groups[self.group].block_size
-        return f"[{self.index * size}, {(self.index + 1) * size}) of group {self.group}"
+        return f"[{self.at * size}, {(self.at + 1) * size}) of group {self.group}"
 
 
-def place_at_stake(violation: Violation, step: BlockStep) -> Place | None:
-    """The place that a violation is about, if it is about one."""
+def place_at_stake(expected: str, config: EngineConfig) -> Place | None:
+    """The place that a clause is about, by what it expects, if it is about one."""
     for pattern in _PLACES:
-        if found := re.match(pattern, violation.expected):
+        if found := re.match(pattern, expected):
             group, index = int(found["group"]), found.groupdict().get("index")
             if index is None:
-                index = int(found["at"]) // step.config.groups[group].block_size
+                index = int(found["at"]) // config.groups[group].block_size
             return Place(found["who"], group, int(index))
     return None
 
 
-def blocks_at_stake(violation: Violation, moment: EngineMoment) -> set[int]:
-    """The blocks that a violation is about."""
-    if moment.step is None:
-        return set()
-    if (place := place_at_stake(violation, moment.step)) is not None:
+def blocks_at_stake(expected: str, config: EngineConfig, moment: EngineMoment) -> set[int]:
+    """The blocks that a clause is about."""
+    if (place := place_at_stake(expected, config)) is not None:
         return {place.block(moment) or 0} - {0}
-    found = re.search(r"\bblock (\d+)\b", violation.expected)
+    found = re.search(r"\bblock (\d+)\b", expected)
     return {int(found[1])} if found else set()
 
 
 def rule(past: Past) -> str | None:
     """Why what a clause is about cannot be."""
-    violation, facts = past.violation, past.now.facts
-    if (place := place_at_stake(violation, past.now.step)) is not None:
+    violation, facts, config = past.violation, past.now.facts, past.run.trace.geometry
+    if (place := place_at_stake(violation.expected, config)) is not None:
         return _of_place(past, place)
     if violation.clause == "RUN-4":
         waiting = " and ".join(_of_request(past, name) for name in facts.requests)
         return f"{past.here} gives no batch with {some(len(facts.free), 'block')} free: {waiting}"
-    if stake := blocks_at_stake(violation, past.now):
+    if stake := blocks_at_stake(violation.expected, config, past.now):
         return _of_block(past, *stake)
     who = violation.expected.partition(" ")[0].rstrip(":")
     if who not in facts.requests:

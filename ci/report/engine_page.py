@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from ci import Data
 from ci.explain.blocks import blocks_at_stake
 from ci.report import render
@@ -19,14 +21,14 @@ def states(run: Run) -> list[Data]:
     history, first = run.history, max(run.first, len(run.rows) - MAX_STEPS - 1)
     names = list(dict.fromkeys(name for moment in history for name in moment.facts.requests))
     hues = {name: f"o{at % HUES}" for at, name in enumerate(names)}
-    moments = list(enumerate(history, run.first))
-    return [_state(run, at, was, now, hues) for (_, was), (at, now) in zip(moments, moments[1:]) if at > first]
+    pairs = enumerate(pairwise(history), run.first + 1)
+    return [_state(run, at, was, now, hues) for at, (was, now) in pairs if at > first]
 
 
 def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[str, str]) -> Data:
     row, config, facts = run.rows[at], run.trace.geometry, now.facts
     violation = run.violation if run.violation is not None and run.violation.step == at else None
-    stake = blocks_at_stake(violation, now) if violation is not None else set()
+    stake = blocks_at_stake(violation.expected, config, now) if violation is not None else set()
     published = {block.block for block in facts.published}
     owners: dict[int, list[str]] = {}
     requests = []
@@ -72,7 +74,7 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
 def _holds(facts: BlockFacts, block: int) -> str:
     """What is written in a block, and who counts on it."""
     group, slots = facts.memory[block]
-    written = f"{sum(1 for slot in slots if slot)} slots of group {group} are written" if slots else "never written"
+    written = f"{sum(map(bool, slots))} slots of group {group} are written" if slots else "never written"
     return f"block {block}: ref count {facts.refs[block]}, {written}"
 
 
@@ -83,7 +85,7 @@ def content(data: Data, run: Run) -> Data:
     return {
         "steps": steps, "left_out": len(run.rows) - len(steps), "start": max(0, len(steps) - 1),
         "ledger": _ledger(steps), "story_open": True,
-        "sizes": {part: True for part in render.sizes(render.sized(data["trace"])).split(", ")},
+        "sizes": dict.fromkeys(render.sizes(render.sized(data["trace"])).split(", "), True),
         "windows": any(group.window for group in config.groups),
     }  # fmt: skip
 
@@ -97,8 +99,7 @@ def _ledger(steps: list[Data]) -> Data:
         now = {name: _cell(there[name]) if name in there else "" for name in names}
         now[""] = str(len(step["free"]))
         cells = [f"{text}*" if text and text != before[name] else text for name, text in now.items()]
-        wrong = {c["tags"][0] for step in [step] for r in step["requests"] for g in r["groups"]
-                 for c in g["cells"] if c["wrong"]}  # fmt: skip
+        wrong = {str(cell["number"]) for cell in step["pool"] if cell["wrong"]}
         cells = [f"!{cell}" if wrong & {*cell.rstrip("*").split()} else cell for cell in cells]
         rows.append({"step": step["step"], "what": step["command"], "cells": cells})
         before = now

@@ -260,8 +260,8 @@ def _steps(out: Console, data: Data) -> None:
     rows = data["rows"]
     _left_out(out, MAX_ROWS, len(rows))
     engine = "config" in data["trace"]  # which picks what it does: there is nothing beside it
-    heads = ("outcome", "what it did") if engine else ("reference", "what changes and what is freed, by the rules")
-    steps = table("#", "command", *heads)
+    by_the_rules = ("reference", "what changes and what is freed, by the rules")
+    steps = table("#", "command", *(("outcome", "what it did") if engine else by_the_rules))
     for row in rows[-MAX_ROWS:]:
         mark = "> " if row["violates"] else "  "
         lines = changes(row)

@@ -42,6 +42,7 @@ class VLLMSystem(WorkerSystem):
             assert version is not None
             self.root = release_root(version)
             self.name = f"vllm=={version}"
+        self.release = version or "checkout"
         self.name += "+async" * overlap
 
     def command_line(self) -> list[str]:
