@@ -78,8 +78,8 @@ def check(
 ) -> int:
     """Drive an implementation beside the reference and report every violated clause.
 
-    --impl sglang==all drives every release, one after the other, and prints which shows which clause; after
-    it may stand +unified, +rust, +overlap: every release that has it.
+    --impl sglang==all, or vllm==all, drives every release, one after the other, and prints which shows which
+    clause; after it may stand +unified, +rust, +overlap (+async): every release that has it.
     """
     from reference.commands import Mode
     from stateful_tests.check import tiers

@@ -164,7 +164,7 @@ def releases(out: Console, data: Data) -> None:
     machines = data["machines"]
     lines = [["release", "commands", "seconds", *machines, "not asked"]]
     for row in data["releases"]:
-        name, check = row["implementation"].removeprefix("sglang=="), row["check"]
+        name, check = row["implementation"].rpartition("==")[2], row["check"]
         if check is None:
             lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
             continue

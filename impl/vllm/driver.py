@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
+from impl.process.failures import fault_of_adapter
 from impl.vllm.bare_scheduler import results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
@@ -31,6 +32,7 @@ class EngineDriver:
 
     def __init__(self, root: Path, overlap: bool = False) -> None:
         install(root)
+        self._root = root
         self.overlap = overlap
         self._methods = runner_methods(root)
         runner = (root / RUNNER).read_text(encoding="utf-8")
@@ -66,7 +68,16 @@ class EngineDriver:
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         self._lanes, self._given, self._reset_done = (), (), False
-        refused = self._commands[type(command)](command)
+        try:
+            refused = self._commands[type(command)](command)
+        except UnusableImplementation:
+            raise
+        except Exception as error:  # what goes wrong in the adapter is never said of the release
+            files = "modules.py", r"\w*config\.\w+", "bare_scheduler.py"
+            if (why := fault_of_adapter(error, self._root, *files)) is None:
+                raise
+            said = f"{self._root} does not fit the adapter: {why}"
+            raise UnusableImplementation(f"{said} (CONTRIBUTING.md, 'A new release of vLLM')") from error
         return Done() if refused is None else Refused(refused)
 
     def close(self) -> None:

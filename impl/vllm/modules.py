@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _NEVER_RUN = (
     "zmq", "uvloop", "prometheus_client", "cbor2", "xxhash", "transformers", "PIL", "pydantic", "cachetools",
     "cloudpickle", "psutil", "regex", "setproctitle", "yaml", "vllm_flash_attn", "blake3",
 )  # fmt: skip
+VLLM = Bookkeeping("vllm", REAL, imported_only=("numpy", "msgspec", *_NEVER_RUN))
 # The worker's own code that keeps requests and block tables from what the scheduler sends.
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 RUNNER_METHODS = ("_update_states", "_update_streaming_request")
@@ -110,8 +112,7 @@ def install(root: Path, _: str = "") -> None:
     """Hook the imports of this process up to the vLLM under `root`, of whichever version."""
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
-    modules = Bookkeeping("vllm", REAL, inert=never, imported_only=("numpy", "msgspec", *_NEVER_RUN))
-    install_hook(root, modules, _provided())
+    install_hook(root, replace(VLLM, inert=never), _provided())
 
 
 def runner_methods(root: Path) -> dict[str, Any]:
