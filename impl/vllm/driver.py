@@ -104,7 +104,7 @@ class EngineDriver:
         if self._known(command.request) is not None:
             return Reason.REQUEST_EXISTS
         if command.resumable and not self._resumable:
-            raise UnusableImplementation("this vLLM has no streaming sessions (Request has no `resumable`)")
+            return Reason.UNFAITHFUL  # there were no streaming sessions yet
         tokens = self._tokens(command)
         name = f"{command.request}-{self._sent}"
         request = self._request(name, tokens, command.max_tokens, command.priority, command.resumable)
