@@ -6,6 +6,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
@@ -41,12 +42,18 @@ def fault_of_adapter(error: Exception, root: Path, modules: str, unset: str, val
     asks for one that it does not have.
     """
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    stands_in = type(getattr(error, "obj", None)).__module__.startswith("impl.")
+    if called := re.match(r"TypeError: (\w+)\.\w+\(\)", said):  # with arguments that a stand-in does not take
+        ours = [vars(module) for name, module in sys.modules.items() if name.startswith("impl.")]
+        stands_in = any(called[1] in names for names in ours)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_relative_to(HOME / "impl"):
             return f"{said} at {file.relative_to(HOME)}:{frame.lineno}, in the adapter"
         if file.is_relative_to(root):
             at = f"at {file.relative_to(root)}:{frame.lineno}"
+            if stands_in:
+                return f"{said} {at}, which asks more of the adapter's stand-in"
             if "'Inert" in said:
                 return f"{said} {at}, which uses a module that is not loaded ({modules})"
             if "NoneType" in said and (found := re.search(unset, frame.line or "")):

@@ -31,10 +31,10 @@ class StructuredOutput(Values):
     def validate_tokens(self, _: Any, tokens: list[int]) -> list[int]:
         return tokens
 
-    def accept_tokens(self, *_: Any) -> bool:
+    def accept_tokens(self, *_: Any, **__: Any) -> bool:
         return True
 
-    def should_advance(self, *_: Any) -> bool:
+    def should_advance(self, *_: Any, **__: Any) -> bool:
         return False
 
 

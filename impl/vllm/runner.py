@@ -48,6 +48,7 @@ class _Batch:
         self.rows: list[list[list[int]]] = [[] for _ in range(size)]
         self.block_table = self
         self.token_ids_cpu = self.is_token_ids = _Ignored()
+        self.spec_token_ids: list[list[int]] = [[] for _ in range(size)]
 
     def append_row(self, blocks: Sequence[Sequence[int]], index: int) -> None:
         for row, more in zip(self.rows[index], blocks):
