@@ -50,6 +50,8 @@ class Capabilities:
         looked for: the run goes on past it.
     known: clause id -> which known fault of this system violates it, and the trace that shows it. A check
         goes on past it too, or it would find nothing else; a trace that names the clause is asked for it.
+    settings: names of switches that it has -> the values, besides its default, that a check tries. `reset` is
+        given them with the sizes (Geometry.settings).
     """
 
     commands: frozenset[str] = frozenset(c.__name__ for c in COMMANDS)
@@ -65,6 +67,7 @@ class Capabilities:
     uncounted: frozenset[str] = frozenset()
     waived: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def schedules(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a system is built with: page, window, pools, rows, radix tree. Validated once, here.
+"""What a system is built with: page, window, pools, rows, radix tree, its settings. Validated once, here.
 
 Units: `page_size`, `window` and `width` are tokens; `full_pages` and `swa_pages` are pages that can
 be handed out (the padding page 0 comes on top); `rows` are rows of req_to_token.
@@ -6,6 +6,7 @@ be handed out (the padding page 0 comes on top); `rows` are rows of req_to_token
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
 # Bounds that keep a hostile trace cheap: no geometry inside them costs more than a few MiB.
@@ -19,6 +20,7 @@ LIMITS = {
 }
 MAX_POOL_TOKENS = 1 << 18
 MAX_ROW_CELLS = 1 << 20
+SETTING = r"[A-Za-z][A-Za-z0-9_.-]{0,79}", r"[A-Za-z0-9_.,:-]{1,40}"  # its name, its value
 
 
 class GeometryError(ValueError):
@@ -35,6 +37,8 @@ class Geometry:
     """Sizes of one system. `window` None means a model without SWA: one pool, `swa_pages` 0.
 
     tree: prefixes are kept in a radix tree (else nothing outlives its request but a session's slot).
+    settings: names and values of switches that the system has, in order; those it has not are nothing to it,
+        and the rules know of none.
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -45,10 +49,16 @@ class Geometry:
     rows: int
     width: int
     tree: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
+            if f.name == "settings":
+                for pattern, text in (pair for setting in self.settings for pair in zip(SETTING, setting)):
+                    if not re.fullmatch(pattern, text):
+                        raise GeometryError(f.name, f"must be like {pattern}, not {text!r:.60}")
+                continue
             if f.name == "tree":
                 if not isinstance(value, bool):
                     raise GeometryError(f.name, f"must be true or false, not {value!r:.40}")

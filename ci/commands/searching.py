@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import click
 
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
-    Unusable, impl_options, is_folder, json_option, list_rows, near, resolve, save_option, save_traces,
+    Saved, Unusable, impl_options, is_folder, json_option, list_rows, near, resolve, save_option, save_traces,
     system_options, text_out, usable, writable_json, write_file, write_json,
 )  # fmt: skip
 
@@ -90,15 +91,15 @@ def explore(
             found = [result.finding] if result.finding is not None else []
             save_traces(found, data["findings"], save_dir, "--impl reference")
             report.text(out, data)
-            if result.stopped == "an interrupt":
+            if result.stopped == search.INTERRUPTED:
                 break
             if result.complete:
                 known = known.taken(scope.name, result.situations)
     if listed is not None:
         write_file(listed, coverage.dump(known), "--situations")
     code = max(data["exit_code"] for data in reports)
-    if reports[-1]["stopped"] == "an interrupt":
-        code = 130
+    if reports[-1]["stopped"] == search.INTERRUPTED:
+        code = code or 130
     write_json(json_file, {"format": "kvspec-explore", "version": 1, "exit_code": code, "scopes": reports})
     return int(code)
 
@@ -138,29 +139,32 @@ def tour(
     from ci.report import render
     from ci.report.progress import Progress
     from stateful_tests.explore import tour as touring
+    from stateful_tests.explore.search import INTERRUPTED
 
     out = render.console(text_out(json_file))
     reports: list[Data] = []
     options = impl_options(impl, device, checkout)
     system = resolve(impl, device, checkout)
-    try:
-        with Progress(render.console(sys.stderr)) as progress:
-            runs: list[tuple[str | None, Callable[[], touring.Tour]]] = [
-                (file, partial(touring.follow, system, walks, progress)) for file, walks in loaded
-            ]
-            for scope in scopes:
-                live = partial(touring.live, system, scope, record=record is not None, progress=progress)
-                runs.append((None, live))
-            tours = [(file, usable(work, f"--impl {impl}")) for file, work in runs]
-    finally:
-        system.close()
-    for file, made in tours:
-        reports.append(data := report.toured(made, file))
-        save_traces(made.findings, data["findings"], save_dir, options)
-        report.tour_text(out, data)
-        if record is not None and made.recorded is not None:
-            write_file(record, tour_file.dumps(made.recorded), "--record")
+    runs: list[tuple[str | None, Callable[..., touring.Tour]]] = [
+        *((file, partial(touring.follow, system, walks)) for file, walks in loaded),
+        *((None, partial(touring.live, system, scope, record=record is not None)) for scope in scopes),
+    ]
+    with closing(system):
+        for file, work in runs:
+            with Progress(render.console(sys.stderr)) as progress:
+                saved = Saved(system.name, save_dir, progress.say)
+                made = usable(partial(work, progress=progress, found=saved), f"--impl {impl}")
+            reports.append(data := report.toured(made, file))
+            save_traces(made.findings, data["findings"], save_dir, options)
+            saved.tidy(data["findings"])
+            report.tour_text(out, data)
+            if made.stopped == INTERRUPTED:
+                break
+            if record is not None and made.recorded is not None:
+                write_file(record, tour_file.dumps(made.recorded), "--record")
     code = max(data["exit_code"] for data in reports)
+    if made.stopped == INTERRUPTED:
+        code = code or 130
     whole = {"format": "kvspec-tour-report", "version": 1, "exit_code": code, "tours": reports}
     write_json(json_file, whole)
     return int(code)

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from stateful_tests.watched.validator import Validator
 
 
+NOT_LIVE = {
+    "draft": "EAGLE's kernels need a GPU",
+    "window": "torch_native attention reads the SWA pool by slots of the full one",
+}
+
+
 @click.command("setup-server")
 @click.argument("release", metavar="VERSION")
 @click.option("--again", is_flag=True, help="Make it anew, even if it is there.")
@@ -103,19 +109,21 @@ def validate(
 @click.option("--clients", default=12, show_default=True, metavar="N", help="In each run.")
 @click.option("--seed", default=0, show_default=True, metavar="N")
 @click.option("--impatient", is_flag=True, help="Some clients send and close without waiting for answers.")
+@click.option("--live", is_flag=True, help="Its HTTP server instead, validated while it runs.")
 @click.option("--set", "fixed", multiple=True, metavar="FIELD=N", help="page_size, tokens, draft, ...")
 @click.option("--time-limit", default=600.0, show_default=True, metavar="SECONDS")
 @click.option("--save", "save_dir", default="traces", show_default=True, metavar="DIR")
 @click.option("--again", metavar="FILE", help="Repeat a saved run instead.")
 @json_option
 def serve_check(
-    impl: str, sglang_path: str | None, runs: int, clients: int, seed: int, impatient: bool,
+    impl: str, sglang_path: str | None, runs: int, clients: int, seed: int, impatient: bool, live: bool,
     fixed: tuple[str, ...], time_limit: float, save_dir: str, again: str | None, json_file: str | None,
 ) -> int:  # fmt: skip
     """Drive a release's own scheduler on a CPU with random clients, and judge what it does three ways.
 
     What attention would read, the server's own strict checks, and validation of its log. Only the forward
-    pass, the sockets and the clock are doubles. `kvspec setup-server VERSION` comes first.
+    pass, the sockets and the clock are doubles; with --live nothing is, but for the weights. `kvspec
+    setup-server VERSION` comes first.
     """
     from ci.report import render, servers
     from ci.report.progress import Progress
@@ -132,8 +140,15 @@ def serve_check(
     if run is None and not impl.startswith("sglang=="):
         raise Unusable(f"--impl {impl}: whole schedulers are driven of sglang==VERSION")
     given = dict(_field(each) for each in fixed)
+    if live and (again is not None or impatient):
+        raise Unusable("--live goes neither with --again nor with --impatient")
+    for field, why in NOT_LIVE.items():
+        if live and given.get(field):
+            raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
     try:
         root = None if sglang_path is None else checkout_root(sglang_path)
+        if live:
+            return _live(release, root, given, seed, clients, time_limit, save_dir, json_file)
         runner = WholeScheduler(environment.python_of(release), root)
     except UnusableImplementation as error:
         raise Unusable(str(error)) from error
@@ -153,6 +168,35 @@ def serve_check(
         runner.close()
     data = servers.served(result, Path(save_dir) if run is None else None)
     servers.served_text(out, data)
+    write_json(json_file, data)
+    return int(data["exit_code"])
+
+
+def _live(
+    release: str, root: Path | None, given: dict[str, int | bool], seed: int, clients: int, limit_s: float,
+    save_dir: str, json_file: str | None,
+) -> int:  # fmt: skip
+    """Start a live server, ask it, judge it, stop it."""
+    import random
+
+    import msgspec
+
+    from ci.report import render, servers
+    from impl.sglang.server import environment
+    from impl.sglang.server.over_http import LiveServer
+    from stateful_tests.watched import live, population
+
+    python, rng = environment.python_of(release), random.Random(seed)
+    config = population.configuration(rng, **{"draft": 0, "window": 0, "tokens": 1024, "running": 8, **given})
+    smaller = msgspec.structs.replace(config, tokens=config.tokens // 4, running=max(3, config.running - 2))
+    asking = population.clients(rng, smaller, count=clients)  # nobody has to wait for ever
+    click.echo(f"sglang {release}: its HTTP server starts, in a minute or so", err=True)
+    run = live.watch_live(
+        lambda folder: LiveServer(python, config, folder, root), asking, seed, limit_s,
+        lambda line: click.echo(line, err=True), keep := Path(save_dir) / f"serve-live-{release}-{seed}",
+    )  # fmt: skip
+    data = servers.lived(run, seed, keep)
+    servers.lived_text(render.console(text_out(json_file)), data)
     write_json(json_file, data)
     return int(data["exit_code"])
 

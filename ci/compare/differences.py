@@ -13,8 +13,10 @@ from ci import Data
 from reference.clauses.contents import POOL as POOL
 from reference.clauses.facts import Facts
 from reference.clauses.step import span
+from reference.clauses.tree import lost_end
 from reference.clauses.tree_evictions import walked
 from reference.ledger import holders, text_tokens
+from reference.prefix_cache import path_text
 from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import format_outcome as say
 
@@ -54,6 +56,9 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
             yield difference(("outcome",), "outcome", want, said)
         elif reported[0] != reported[1] and not step.tree_policy_is_free and "TREE-10" not in waived:
             yield difference(("outcome",), "reported as freed", want, said)
+        if (found := lost_end(step)) is not None:
+            key, about = path_text(found[0]), f"{len(found[0])} tokens to be resumed from"
+            yield difference(("match", key), f"match of {key}", about, "fewer")
     for kind in ("requests", "sessions"):
         yield from _named_differences(kind, ref[kind], got[kind])
     for name in [*ref["cursors"], *(n for n in got["cursors"] if n not in ref["cursors"])]:

@@ -301,12 +301,12 @@ def _amount(past: History) -> str:
 
 
 def _inserted(past: History) -> str:
-    """TREE-12."""
+    """TREE-12, TREE-14."""
     return f"{past.here} must leave {past.violation.expected}; {past.violation.observed}"
 
 
 RULES: dict[str, Callable[[History], str | None]] = {
     "TREE-2": _half, "TREE-3": _contents, "TREE-4": _prefix, "TREE-5": _match, "TREE-6": _lock_counts,
     "TREE-7": _leaf, "TREE-8": _pinned, "TREE-9": _sizes, "TREE-10": _amount, "TREE-11": _shape,
-    "TREE-12": _inserted, "TREE-13": _shape,
+    "TREE-12": _inserted, "TREE-13": _shape, "TREE-14": _inserted,
 }  # fmt: skip

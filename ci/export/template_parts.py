@@ -40,7 +40,11 @@ def server(geometry: Geometry, code: str) -> str:
         "window": geometry.window, "tree": geometry.tree, "spec": "spec=True" in code,
     }  # fmt: skip
     given = ", ".join(f"{name}={size}" for name, size in sizes.items() if size)
-    return f"server = Server({given})" if len(given) < 80 else f"server = Server(\n    {given}\n)"
+    settings = "".join(f'\n        "{name}": "{value}",' for name, value in geometry.settings)
+    if settings:
+        given += f",\n    settings={{{settings}\n    }},"
+    one = len(given) < 80 and not settings
+    return f"server = Server({given})" if one else f"server = Server(\n    {given}\n)"
 
 
 def definitions(

@@ -21,7 +21,7 @@ from reference.blocks.config import EngineConfig
 from reference.commands import Mode, Refused
 from stateful_tests.check.tiers import Plan
 from stateful_tests.coverage import required as coverage
-from stateful_tests.lockstep.lockstep import polite
+from stateful_tests.lockstep.lockstep import turned_away
 from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
@@ -198,7 +198,7 @@ def _verdict(
         said.append(f"{', '.join(sorted(old))} also in {base.system}")
     if result.interrupted:
         said.append(f"interrupted after {result.examples} runs")
-        code = code or 130
+        code = code if new else 130
     if result.timed_out:
         done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
         found = "" if result.findings else "nothing was found until "
@@ -233,12 +233,13 @@ def finding_data(group: list[Finding], base: OnBase | None = None) -> Data:
         "clauses": [
             {
                 "id": f.clause,
+                "name": f.name,
                 "title": title(f.clause),
                 "sentence": sentence(f.clause),
                 "also_in": also[f.clause],
                 "modes": [mode.value for mode in f.modes],
                 "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
-                "clients": POLITE if polite(f.run.trace) else IMPOLITE,
+                "clients": IMPOLITE if turned_away(f.run) else POLITE,
                 "times": f.times,
                 "found_after_s": round(f.found_after_s, 3),
                 "found_after_commands": f.found_after_commands,
@@ -346,11 +347,11 @@ def _unstated_refusals(run: Run) -> str:
 
 def trace_file(group: list[Finding]) -> tuple[str, Trace]:
     """The name under which a group's trace is saved, and the trace with its clause and bug filled in."""
-    return named_trace(group[0].clause, group[0].run.trace, group[0].run.system)
+    return named_trace(group[0].name, group[0].run.trace, group[0].run.system)
 
 
-def named_trace(clause: str, trace: Trace, system: str) -> tuple[str, Trace]:
-    """The same for a trace that violates a clause on a system."""
+def named_trace(finding: str, trace: Trace, system: str) -> tuple[str, Trace]:
+    """The same for the trace of a finding on a system."""
     bug = trace.bug or (system.removeprefix("torch+") if system.startswith("torch+") else None)
-    name = re.sub(r"[^a-z0-9.]+", "-", f"{clause} {system}".lower()).strip("-.")
-    return f"{name[:100]}.json", replace(trace, clause=clause, bug=bug)
+    name = re.sub(r"[^a-z0-9.]+", "-", f"{finding} {system}".lower()).strip("-.")
+    return f"{name[:100]}.json", replace(trace, clause=finding.split()[0], bug=bug)

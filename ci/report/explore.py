@@ -107,7 +107,8 @@ def _row(scope: Scope) -> Data:
 def text(out: Console, data: Data) -> None:
     """The report of one exploration."""
     g = data["geometry"]
-    sizes = ", ".join(f"{k} {'none' if v is None else v}" for k, v in g.items() if k != "tree")
+    numbers = {k: "none" if v is None else v for k, v in g.items() if k not in ("tree", "settings")}
+    sizes = ", ".join(f"{k} {v}" for k, v in numbers.items())
     words = {
         "scope": f"{data['scope']}: {data['about']}",
         "sizes": f"{sizes}{', radix tree' if g['tree'] else ''}; mode {data['mode']}",

@@ -70,6 +70,7 @@ def verdict(out: Console, text: str, data: Data) -> None:
 def sizes(geometry: Data) -> str:
     """Such as "page_size 4, window none, tree"."""
     given: Data = {k: "none" if v is None else v for k, v in geometry.items()}
+    given |= given.pop("settings", {})
     if groups := given.pop("groups", None):
         of_group = (" window ".join(str(size) for size in group.values() if size) for group in groups)
         given = {"blocks of": " and ".join(of_group), **{k: v for k, v in given.items() if v}}
@@ -189,7 +190,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> None:
     """A violated clause with its smallest trace."""
-    names = [c["id"] + (f" (also in {c['also_in']})" if c["also_in"] else "") for c in data["clauses"]]
+    names = [c["name"] + (f" (also in {c['also_in']})" if c["also_in"] else "") for c in data["clauses"]]
     say(out, f"{title}: {', '.join(names)}", "bold red")
     for c in data["clauses"] if detailed else ():
         times = "once" if c["times"] == 1 else f"{c['times']} times"

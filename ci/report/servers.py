@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ci.report.render import labelled, say, table
 from reference.clauses import CLAUSES
 from stateful_tests.watched.deviations import KNOWN
 from stateful_tests.watched.events import WatchHeader
+from stateful_tests.watched.live import LiveRun
 from stateful_tests.watched.results import LogParting, Validated
 from stateful_tests.watched.serving import JudgedRun, Served
 
@@ -32,7 +32,6 @@ def server_text(header: WatchHeader) -> str:
 def validation(name: str, header: WatchHeader, found: Validated, seconds: float, cut: str | None) -> Data:
     """Everything about the validation of one log."""
     skipped = [f"{count} {what}" for what, count in found.skipped.items()] + ([cut] if cut else [])
-    known = Counter(p.deviation for p in found.partings if p.deviation)
     return {
         "log": name, "server": server_text(header), "level": header.level, "events": found.events,
         "steps": found.steps, "commands": sum(found.commands.values()),
@@ -40,7 +39,7 @@ def validation(name: str, header: WatchHeader, found: Validated, seconds: float,
         "values_compared": found.compared, "given": found.given, "seconds": round(seconds, 3),
         "events_per_s": round(found.events / seconds) if seconds else 0, "skipped": skipped,
         "refused_by_policy": dict(found.policy),
-        "known": [{"name": n, "times": c, "says": KNOWN[n].says} for n, c in known.most_common()],
+        "known": [{"name": n, "times": c, "says": KNOWN[n].says} for n, c in found.known.most_common()],
         "partings": [parting(p) for p in found.found], "more_partings": found.more,
     }  # fmt: skip
 
@@ -100,7 +99,7 @@ def served(result: Served, folder: Path | None) -> Data:
         saved = None if folder is None else _save(folder, judged)
         found.append({
             "key": key, "judge": finding.judge, "says": finding.says, "times": max(1, result.times[key]),
-            "known": list(finding.known), "forwards": judged.outcome.forwards,
+            "known": finding.known, "forwards": judged.outcome.forwards,
             "config": msgspec.to_builtins(judged.run.config), "seed": judged.run.seed,
             "clients": msgspec.to_builtins(judged.run.clients), "tail": judged.tail, "saved": saved,
             "parting": parting(finding.parting) if finding.parting else None,
@@ -114,6 +113,35 @@ def served(result: Served, folder: Path | None) -> Data:
         "seconds": round(result.seconds, 1), "reached": dict(result.reached.most_common()),
         "known": dict(result.known), "findings": found, "exit_code": 1 + 2 * broke if new else 0,
     }  # fmt: skip
+
+
+def lived(run: LiveRun, seed: int, kept: Path) -> Data:
+    """Everything about a live server under clients."""
+    data = validation("a live server", run.header, run.validated, run.seconds, None)
+    wrong = [] if run.died else run.wrong
+    if not run.said.get("tokens") and not run.died:
+        wrong = [*wrong, "no client was told a token"]
+    found = bool(wrong or data["partings"])
+    return {
+        "format": "kvspec-serve-live", "version": 1, "seed": seed, "start_s": round(run.start_s, 1),
+        "clients": run.said, "wrong": wrong, "behind_s": round(run.behind_s, 2), "died": run.died,
+        "reached": dict(run.validated.reached.most_common()), "log": data,
+        "saved": str(kept) if found or run.died else None,
+        "exit_code": 3 if run.died else int(found),
+    }  # fmt: skip
+
+
+def lived_text(out: Console, data: Data) -> None:
+    """The report of a live server as text."""
+    validated(out, data["log"])
+    said = {
+        "clients": ", ".join(f"{count} {what}" for what, count in data["clients"].items()),
+        "judged": f"{data['behind_s']:.1f} s behind the server at its end",
+        "reached": ", ".join(f"{what} {count}" for what, count in data["reached"].items()),
+        "wrong": "; ".join(data["wrong"]), "it ended by itself": data["died"],
+        "its logs": data["saved"],
+    }  # fmt: skip
+    labelled(out, {what: text for what, text in said.items() if text})
 
 
 def _save(folder: Path, judged: JudgedRun) -> str:
@@ -141,14 +169,13 @@ def served_text(out: Console, data: Data) -> None:
             "met": f"in {each['times']} runs",
         }  # fmt: skip
         if each["known"]:
-            words["known"] = ", ".join(each["known"])
+            words["known"] = each["known"]
         labelled(out, words)
         if each["again"]:
             say(out, f"  again: {each['again']}", whole=True)
     out.print()
-    for names, times in data["known"].items():
-        says = "; ".join(KNOWN[name].says for name in names.split("; "))
-        say(out, f"known {names}, {times} times: {says}")
+    for name, times in data["known"].items():
+        say(out, f"known {name}, {times} times: {KNOWN[name].says}")
     if data["reached"]:
         reached = ", ".join(f"{what} {count}" for what, count in data["reached"].items())
         say(out, f"reached: {reached}")

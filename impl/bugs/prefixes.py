@@ -11,8 +11,9 @@ from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.nodes import Key
 from impl.torch_kv.radix import Room
 from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.steps import Verdict
 from impl.torch_kv.system import TorchKV
-from reference.commands import Reason, Report
+from reference.commands import Choice, Reason, Report
 
 
 @bug("insert-protects-half-a-page", "LEN-1", "the protected length is not whole pages", source="#20070")
@@ -184,6 +185,20 @@ class _SweepsPrefix(TorchKV):
 
     def sweep_start(self, cursors: RowCursors[N]) -> N:
         return self.ceil(cursors.swa_evicted_seqlen)
+
+
+@bug("sweep-to-the-window", "TREE-14", "a leaf keeps less SWA KV than one window", source="#22470")
+class _SweepsToTheWindow(TorchKV):
+    """The next turn computes the whole conversation again. Decode sweeps to a window behind the token that
+    comes next; the tree takes whole pages, and of the last of them less than a window is live. Visible when a
+    request that has swept ends inside a page. Fix: stop a page short."""
+
+    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:  # noqa: ARG002
+        assert self.window is not None
+        return self.floor(max(0, length - self.window))
+
+    def sweep_choice(self, request: KVRequest) -> Verdict:
+        return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
 
 
 @bug(

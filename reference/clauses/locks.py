@@ -67,6 +67,11 @@ def locks_after(
         else:
             start = _node_start(tree, key, len(key) - window)
             locks[name] = Locked(key, start, 0 if split else start)
+    if window is not None and policy_is_free:  # what its holder's window has left behind it may give back
+        for name, request in facts.requests.items():
+            lock, c = locks.get(request.session or name), request.cursors
+            if lock is not None and c is not None and c.kv_committed_len - window >= len(lock.key):
+                locks[request.session or name] = lock._replace(pinned_from=len(lock.key))
     return locks
 
 

@@ -211,6 +211,55 @@ def _whole(key: Key, size: int) -> Key:
 
 
 @clause(
+    "TREE-14",
+    "what was computed can be resumed from",
+    "When an ordinary request has finished, the tree has all whole pages that it computed, with SWA KV for"
+    " one window behind the end of the last; tombstones that a lock passes through may stay.",
+    why="Chat clients send the whole conversation again. A leaf with less than a window serves no match: the"
+    " next turn computes all of it once more, and the pages are kept for nothing.",
+    settled="How far a sweep goes is policy up to floor(L - W), SWA-1; a server that goes so far can keep too"
+    " little, for the tree takes whole pages and the window is counted from their end, not from the token"
+    " that comes next. To stop at floor(L - W - P), or ceil_P(max(W, P)) before the last page, is enough.",
+    rule="cursors.sweep, tree.insert",
+    source="#22470",
+    scope=f"{WITH_TREE} Models with SWA. Requests whose sweeps were driven with less than they hand in, as"
+    " those before each round are; not what they had from the tree (TREE-8), nor where memory pressure takes"
+    " something in the same step.",
+    of=(Finish,), needs=("tree", "window"),
+    situation=lambda s: isinstance(s.command, Finish) and "swa" in s.after.pools
+    and any(brought > 0 and key for _, key, brought, _ in _inserted(s)),
+)
+def _resumable(step: Step) -> Failure | None:
+    found = lost_end(step)
+    if found is None:
+        return None
+    key, end, there = found
+    size = step.config.geometry.page_size
+    told = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
+    return told, "a tombstone" if there else "it is not there"
+
+
+def lost_end(step: Step) -> tuple[Key, int, bool] | None:
+    """(key, end of the page, whether that is there) of the first page that a match of all that a request has
+    handed in would read, and cannot."""
+    was, window, command = step.acted, step.config.geometry.window, step.command
+    if not isinstance(command, Finish) or step.after.tree is None or lost(step):
+        return None
+    if was is None or was.cursors is None or window is None:
+        return None
+    pages, size = step.after.tree.pages, step.config.geometry.page_size
+    for holder, key, _, _ in _inserted(step):
+        locks = [k.key for name, k in step.locks.items() if name != holder]
+        if was.swept < min(was.cursors.kv_committed_len, was.origin + command.finished_len):
+            first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
+            for end in range(first + size, len(key) + 1, size):
+                page = pages.get(key[:end])
+                if page is None or not (page[1] or any(k[:end] == key[:end] for k in locks)):
+                    return key, end, page is not None
+    return None
+
+
+@clause(
     "TREE-7",
     "a fresh leaf pins one window",
     "No leaf that an insert makes has more live SWA KV than one window of whole pages; what is before that is"

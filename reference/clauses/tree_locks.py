@@ -155,8 +155,9 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     source="kvspec",
     scope=f"{WITH_TREE} Locks follow from facts: who protects or has locked how much, and where nodes ended"
     " when the lock was taken. SWA counters are asked within bounds where prompts of one batch begin alike,"
-    " and of systems whose tree splits by rules of its own. A step by itself (`kvspec explore`) starts from"
-    " the reference's locks.",
+    " and of systems whose tree splits by rules of its own, which may also give back the SWA part of a lock"
+    " that its holder's window has left behind. A step by itself (`kvspec explore`) starts from the"
+    " reference's locks.",
     needs=("tree",),
     situation=lambda s: len(s.locks) > 1,
 )

@@ -22,8 +22,11 @@ from reference.geometry import GeometryError
 from stateful_tests.check.driving import Cell, Driven, Named, Stint, drive, drive_named
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.tiers import Plan, check_machine, for_system, sizes_for
-from stateful_tests.lockstep.lockstep import new_tallies, polite, replay
-from stateful_tests.lockstep.results import CheckResult, Finding, MachineResult, Trace, Violation, add_tallies
+from stateful_tests.check.ways import Needs, avoided, lacks, needs, other_ways
+from stateful_tests.lockstep.lockstep import new_tallies, replay, turned_away
+from stateful_tests.lockstep.results import (
+    CheckResult, Finding, MachineResult, Trace, Violation, add_tallies, finding_name,
+)  # fmt: skip
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
 from stateful_tests.shrink.passes import BUDGET
 
@@ -35,6 +38,9 @@ _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
 _RETRIES = 4
 # Candidates for a clause that another one's trace shows already: it came up at the same step.
 _BESIDE = 200
+# Traces of one clause that need different things, violations of it in which another is looked for, and
+# candidates for the smallest.
+_WAYS, _LOOKS, _ANOTHER = 3, 12, 300
 _STINT = 3  # runs of one cell before the next has its turn
 # A plan that goes on ends when no new situation has come up for _QUIET commands; at the latest after _FULL
 # commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
@@ -70,7 +76,7 @@ def run(
 
 @dataclass(slots=True)
 class _Caught:
-    """Violations of one clause so far."""
+    """Violations of one clause so far; without: of those that need none of this."""
 
     trace: Trace
     first: Trace  # as it was met
@@ -81,6 +87,8 @@ class _Caught:
     after_commands: int
     old: bool  # the base violates it in this trace as well
     retries: int = 0
+    without: Needs = ()
+    needs: Needs | None = None  # of the trace, once that was asked
 
 
 @dataclass(slots=True)
@@ -92,7 +100,8 @@ class _Campaign:
     found: Found | None = None
     shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `caught` yet
     started: float = field(default_factory=time.monotonic)
-    caught: dict[str, _Caught] = field(default_factory=dict)
+    caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
+    looks: Counter[str] = field(default_factory=Counter)  # for another way, by clause
     last_new: int = 0  # commands before the last new finding
     last_situation: int = 0  # commands before the last new situation
     commands: int = 0
@@ -122,7 +131,7 @@ class _Campaign:
         result.refusals = dict(refusals.most_common())
         result.commands_by_kind = dict(kinds.most_common())
         result.situations = dict(sorted(situations.items()))
-        result.findings = [self._finding(c) for c in sorted(self.caught, key=evaluation_order)]
+        result.findings = [self._finding(name) for name in sorted(self.caught, key=evaluation_order)]
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
         result.unreached = tuple(c for c, t in result.tallies.items() if not t.reached)
@@ -185,7 +194,8 @@ class _Campaign:
             self.commands += commands
             for violation, trace in met:
                 result.violated.update(violation.clauses)
-                self._catch(violation, trace)
+                if not self._another_way(violation.clause, trace):
+                    self._catch(violation, trace)
         if self.progress is not None:
             where = f"{result.name} on {result.preset}, {result.mode.value}"
             self.progress(where, self.commands, len(self.caught))
@@ -231,23 +241,61 @@ class _Campaign:
                 continue
             known.modes |= modes
             # A trace that a faithful scheduler can produce says more than a shorter free one.
-            if rank(smallest) < rank(known.trace):
+            # It may be smaller as it shows another fault, which has a trace of its own by then.
+            if len(self._ways(clause)) < 2 and self._rank(smallest) < self._rank(known.trace):
                 known.trace = smallest
             self._tell()
+
+    def _ways(self, clause: str) -> list[_Caught]:
+        return [caught for name, caught in self.caught.items() if name.split()[0] == clause]
+
+    def _another_way(self, clause: str, trace: Trace) -> bool:
+        """Whether the trace violates a clause that is known without what each trace of it needs; the smallest
+        such trace is another finding."""
+        known = self._ways(clause)
+        if not known or self.base is not None or len(known) == _WAYS or self.looks[clause] == _LOOKS:
+            return False
+        self.looks[clause] += 1
+        system, looked = self.system, time.monotonic() - self.started
+        for each in known:
+            each.needs = needs(system, each.trace, clause) if each.needs is None else each.needs
+        for without in other_ways([each.needs or () for each in known]):
+            candidate = avoided(system, trace, without)
+            found = failing_prefix(system, clause, None, candidate)
+            if found is None or clause == "BROKEN":
+                continue
+            smallest = minimise(
+                system, replace(candidate, commands=found), clause, budget=_ANOTHER,
+                allowed=partial(lacks, system, without),
+            )  # fmt: skip
+            self.caught[finding_name(clause, without)] = _Caught(
+                smallest, candidate, known[0].violation, {trace.mode}, 1, looked, self.commands, False,
+                without=without,
+            )  # fmt: skip
+            self.last_new = self.commands
+            self._tell()
+            return True
+        return False
 
     def _tell(self) -> None:
         if self.found is not None:
             together = self.shrinking | self.caught
-            self.found({clause: together[clause].trace for clause in sorted(together, key=evaluation_order)})
+            self.found({name: together[name].trace for name in sorted(together, key=evaluation_order)})
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
         """Another violation of the same clause is worth shrinking: the trace is long or impolite."""
         known.retries += 1
-        long = len(known.trace.commands) > _SHORT or not polite(known.trace)
-        return long and rank(known.trace)[0] == (mode is Mode.FREE) and known.retries <= _RETRIES
+        if known.retries > _RETRIES:
+            return False
+        free, impolite, length = self._rank(known.trace)
+        return (impolite or length > _SHORT) and free == (mode is Mode.FREE)
 
-    def _finding(self, clause: str) -> Finding:
-        caught = self.caught[clause]
+    def _rank(self, trace: Trace) -> tuple[bool, bool, int]:
+        """The smallest is the best one, of a faithful scheduler and polite clients before all others."""
+        return trace.mode is Mode.FREE, bool(turned_away(replay(self.system, trace))), len(trace.commands)
+
+    def _finding(self, name: str) -> Finding:
+        caught, clause = self.caught[name], name.split()[0]
         run = replay(self.system, replace(caught.trace, clause=clause))
         if run.violation is None:
             run = replay(self.system, replace(caught.first, clause=clause))
@@ -256,15 +304,11 @@ class _Campaign:
             told = replace(caught.violation, observed=f"{caught.violation.observed} {ONCE}")
             run = replace(run, violation=told)
         modes = tuple(m for m in Mode if m in caught.modes)
-        return Finding(clause, run, modes, caught.times, caught.after_s, caught.after_commands)
+        times, met = caught.times, (caught.after_s, caught.after_commands)
+        return Finding(clause, run, modes, times, *met, caught.without)
 
 
-def rank(trace: Trace) -> tuple[bool, bool, int]:
-    """The smallest trace is the best one, of a faithful scheduler and polite clients before all others."""
-    return trace.mode is Mode.FREE, not polite(trace), len(trace.commands)
-
-
-def evaluation_order(clause: str) -> int:
-    """Where a clause comes in a report."""
-    order = list(EVERY_CLAUSE)
+def evaluation_order(name: str) -> int:
+    """Where a finding comes in a report: as its clause."""
+    order, clause = list(EVERY_CLAUSE), name.split()[0]
     return order.index(clause) if clause in order else -1

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.system import LIMITS, Limits
 from reference.blocks.config import engine_preset
-from reference.commands import SHARED, Abort, Close, Command, Mode
+from reference.commands import SHARED, Command, Mode
 from stateful_tests.check.tiers import CLIENTS, Plan, sizes_for
 from stateful_tests.coverage.situations import situation
 from stateful_tests.generate.choice_source import RandomChoices
@@ -20,13 +20,12 @@ from stateful_tests.generate.engine_commands import (
     draw_engine_config, draw_engine_profile, engine_finale, propose_engine_command,
 )  # fmt: skip
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import draw_geometry, draw_profile
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.engine import EngineLockstep
 from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
+from stateful_tests.lockstep.past import violations
 from stateful_tests.lockstep.results import Tally, Trace, Violation
-
-_CLOSED = "SES-4"  # asked after any other violation, once all is closed
 
 
 class Named(NamedTuple):
@@ -101,6 +100,7 @@ def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) 
     geometry = sizes_for(machine, cell.preset)
     if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
         geometry = draw_geometry(source, geometry)
+    geometry = with_settings(RandomChoices(f"{seed}/settings"), geometry, system.capabilities)
     lockstep = Lockstep(system, geometry, cell.mode, tallies=driven.tallies, refusals=driven.refusals)
     done: list[Command] = []
 
@@ -120,32 +120,7 @@ def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) 
     for command in finale(lockstep.state, system.capabilities):
         if lockstep.violation is None:
             do(command)
-    commands, met = len(done), []
-    if lockstep.violation is not None:
-        met.append((lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated")))
-        done += _all_closed(lockstep)
-        if lockstep.violation is not None:
-            met.append((lockstep.violation, Trace(geometry, cell.mode, tuple(done), "generated")))
-    driven.runs.append((commands, met))
-
-
-def _all_closed(lockstep: Lockstep) -> list[Command]:
-    """After a violation: end every turn that the system shows, then close its sessions, and ask whether they
-    are gone. A fault that is known must not hide this one."""
-    violation, facts = lockstep.violation, lockstep.moment().facts
-    ends: list[Command] = []
-    if violation is not None and not {"BROKEN", _CLOSED} & {*violation.clauses, *lockstep.waived}:
-        ends += [Abort(name) for name in sorted(facts.requests)]
-        ends += [Close(name) for name, session in sorted(facts.sessions.items()) if not session.closing]
-    offered = lockstep.system.capabilities.commands
-    ends = [command for command in ends if type(command).__name__ in offered]
-    lockstep.go_on(_CLOSED)
-    for command in ends:
-        if lockstep.violation is None:
-            lockstep.do(command)
-    if lockstep.violation is lockstep.parted:  # it broke on the way
-        lockstep.violation = None
-    return ends
+    driven.runs.append((len(done), violations(lockstep, done, "generated")))
 
 
 def _engine_example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:

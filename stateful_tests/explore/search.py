@@ -37,6 +37,7 @@ Progress = Callable[[str, int, int], None]
 MEMORY_MB = 4096  # of the process, where nothing else is asked for
 BATCH = 16  # states
 SPREAD = 8  # batches of a level that are worth other processes
+INTERRUPTED = "an interrupt"  # why a search is over, as others are
 
 # States to expand, and clauses whose situations need not be looked for.
 _Task = tuple[list[Key], frozenset[str]]
@@ -212,7 +213,7 @@ class Explorer:
                         if self._violated is not None:
                             return "a clause was violated"
                         if pause():
-                            return "an interrupt"
+                            return INTERRUPTED
                         if states is not None and len(self.keys) >= states:
                             return f"{states} states"
                         if memory() > memory_mb:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from impl.adapter import System
@@ -19,8 +19,9 @@ from reference.geometry import Geometry
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore.canonical_state import Key, relabel
-from stateful_tests.explore.search import Explorer, Progress
+from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
+from stateful_tests.lockstep.past import violations
 from stateful_tests.lockstep.results import Finding, Trace, Violation
 from stateful_tests.shrink.minimise import minimise
 
@@ -28,6 +29,8 @@ WALK = 400  # commands after which a walk ends: what a violation is shrunk from
 PATIENCE = 20  # commands for each transition, before a tour gives up
 MAX_VIOLATIONS = 400  # steps that violate before a tour gives up
 TRIES = 5  # steps of one situation that violate before the rest of it is left out
+
+Found = Callable[[dict[str, Trace]], None]  # is told all smallest traces, by clause, when there is a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,8 @@ def kinds_of(system: System) -> tuple[frozenset[str], ...]:
 class _Runner:
     """A system in lockstep, walk after walk; violations are caught and shrunk."""
 
-    def __init__(self, system: System, tour: Tour) -> None:
-        self.system, self.tour = system, tour
+    def __init__(self, system: System, tour: Tour, found: Found | None) -> None:
+        self.system, self.tour, self.found = system, tour, found
         self.started = time.monotonic()
         self.done: list[Command] = []
         self.times: Counter[str] = Counter()
@@ -130,19 +133,26 @@ class _Runner:
             alone = replay(self.system, traces[0]).violation
         shown = () if alone is None else alone.clauses
         for clause in violation.clauses:
-            self.times[clause] += 1
-            if clause not in self.caught:
-                trace = traces[0 if clause in shown else -1]
-                smallest = replace(minimise(self.system, trace, clause), clause=clause)
-                run = replay(self.system, smallest)
-                if run.violation is None:
-                    run = replace(run, violation=violation)
-                after = time.monotonic() - self.started
-                self.caught[clause] = Finding(clause, run, (tour.mode,), 1, after, tour.commands)
+            self._enter(clause, traces[0 if clause in shown else -1], violation)
+        for beyond, trace in violations(self.lockstep, self.done, "exhaustive")[1:]:
+            self._enter(beyond.clause, trace, beyond)
+        self.lockstep.violation = violation
         if shortest is None or alone is not None:
             return frozenset()
         needed = {type(c) for c in self.caught[violation.clause].run.trace.commands}
         return frozenset(needed - {type(c) for c in shortest})
+
+    def _enter(self, clause: str, trace: Trace, violation: Violation) -> None:
+        self.times[clause] += 1
+        if clause in self.caught:
+            return
+        run = replay(self.system, replace(minimise(self.system, trace, clause), clause=clause))
+        if run.violation is None:
+            run = replace(run, violation=violation)
+        after = time.monotonic() - self.started
+        self.caught[clause] = Finding(clause, run, (self.tour.mode,), 1, after, self.tour.commands)
+        if self.found is not None:
+            self.found({c: f.run.trace for c, f in self.caught.items()})
 
     def finish(self) -> Tour:
         """Everything that was run."""
@@ -168,14 +178,16 @@ class _Place:
 
 
 class _Live:
-    def __init__(self, system: System, explorer: Explorer, record: bool, progress: Progress | None) -> None:
+    def __init__(
+        self, system: System, explorer: Explorer, record: bool, progress: Progress | None, found: Found | None
+    ) -> None:  # fmt: skip
         scope = explorer.scope
         self.explorer, self.states = explorer, explorer.states
         self.tour = Tour(scope.name, scope.geometry, scope.mode, system.name, len(explorer.keys))
         self.progress = progress
         self.places = [self._place(key) for key in explorer.keys]
         self.recording: list[list[tuple[Command, bool]]] | None = [] if record else None
-        self.runner = _Runner(system, self.tour)
+        self.runner = _Runner(system, self.tour, found)
         self.at = 0
         self.last: set[type] = set()  # kinds of commands that end a walk
         self.right, self.wrong = Counter[str](), Counter[str]()  # steps of a situation
@@ -362,35 +374,62 @@ class _Live:
 
 
 def live(
-    system: System, scope: Scope, *, record: bool = False, progress: Progress | None = None
-) -> Tour:
+    system: System, scope: Scope, *, record: bool = False, progress: Progress | None = None,
+    found: Found | None = None,
+) -> Tour:  # fmt: skip
     """Explore a scope and run every transition of it on a system.
 
-    record: keep the walks (`Tour.recorded`). Raises UnusableImplementation where the system cannot be built
-    with these sizes.
+    record: keep the walks (`Tour.recorded`). An interrupt ends the walks. Raises UnusableImplementation
+    where the system cannot be built with these sizes.
     """
     check_fits(system, scope.geometry)
     explorer = Explorer(scope, clauses=False)
-    explorer.run(progress=progress)
-    tour = _Live(system, explorer, record, progress)
-    for kinds in kinds_of(system):
-        if not tour.run(kinds):
-            break
+    if explorer.run(progress=progress) == INTERRUPTED:
+        raise KeyboardInterrupt
+    tour = _Live(system, explorer, record, progress, found)
+    try:
+        for kinds in kinds_of(system):
+            if not tour.run(kinds):
+                break
+    except KeyboardInterrupt:
+        tour.tour.stopped = INTERRUPTED
     return tour.finish()
 
 
 # From a file.
 
 
-def follow(system: System, walks: Walks, progress: Progress | None = None) -> Tour:
-    """Run recorded walks on a system. A step counts where the system is where the reference was."""
+def follow(
+    system: System, walks: Walks, progress: Progress | None = None, found: Found | None = None
+) -> Tour:
+    """Run recorded walks on a system. A step counts where the system is where the reference was.
+
+    found and an interrupt: as with `live`.
+    """
     check_fits(system, walks.geometry)
     tour = Tour(
         walks.scope, walks.geometry, walks.mode, system.name, walks.states, walks.transitions, walks.refusals
     )
-    runner = _Runner(system, tour)
+    runner = _Runner(system, tour, found)
     left = {(w, at) for w, walk in enumerate(walks.walks) for at, (_, new) in enumerate(walk) if new}
-    for kinds in kinds_of(system):
+    try:
+        _walk(runner, walks, left, progress)
+    except KeyboardInterrupt:
+        tour.stopped = INTERRUPTED
+    for number, at in left:
+        kind = type(walks.commands[walks.walks[number][at][0]])
+        offered = kind.__name__ in system.capabilities.commands
+        why = tour.stopped or "a walk that was to run it left the specification"
+        tour.lost[kind_name(kind), why if offered else "it does not offer that"] += 1
+    return runner.finish()
+
+
+def _walk(
+    runner: _Runner, walks: Walks, left: set[tuple[int, int]], progress: Progress | None
+) -> None:
+    """Run the walks, and take what was run as the rules have it from `left`: (walk, step)."""
+    tour = runner.tour
+    for kinds in kinds_of(runner.system):
         for number, walk in enumerate(walks.walks):
             if tour.violations >= MAX_VIOLATIONS:
                 tour.stopped = f"given up after {MAX_VIOLATIONS} steps that violate"
@@ -414,9 +453,3 @@ def follow(system: System, walks: Walks, progress: Progress | None = None) -> To
                     left.discard((number, at))
                     tour.followed += isinstance(due, Done)
                     tour.refused += isinstance(due, Refused)
-    for number, at in left:
-        kind = type(walks.commands[walks.walks[number][at][0]])
-        offered = kind.__name__ in system.capabilities.commands
-        why = tour.stopped or "a walk that was to run it left the specification"
-        tour.lost[kind_name(kind), why if offered else "it does not offer that"] += 1
-    return runner.finish()

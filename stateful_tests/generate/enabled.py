@@ -72,8 +72,13 @@ class Enabled:
 
     @property
     def busy(self) -> list[Session]:
-        """Sessions with a turn in flight, which turn a second one away."""
-        return [s for s in self.state.sessions if s.turn is not None and not s.closing]
+        """Sessions that turn a second turn away: in a polite run those alone whose turn was retracted."""
+        retracted = {r.session for r in self.waiting if r.started}
+        impolite = self.profile.impolite
+        return [
+            s for s in self.state.sessions
+            if s.turn is not None and not s.closing and (impolite or s.name in retracted)
+        ]  # fmt: skip
 
     @property
     def abortable(self) -> list[Request]:

@@ -80,8 +80,9 @@ def _weights(c: Enabled) -> dict[type, int]:
         CheckBusy: (30 if odd else 6 if profile.allocate_ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
-    if profile.impolite and c.busy:
+    if c.busy:
         weights[Submit] += 3 * (not crowded)
+    if profile.impolite and c.busy:
         weights[Abort] += 2
         weights[Close] += 2
     if profile.machine != "sessions":
@@ -141,7 +142,7 @@ def _submit(c: Enabled) -> Submit:
     free = [r for r in names if c.state.request(r) is None]
     name = pick(c.source, names if c.invalid or not free else free)
     idle = c.idle
-    if c.profile.impolite and c.busy and once_in(c.source, 3):
+    if c.busy and once_in(c.source, 3):
         return Submit(name, pick(c.source, c.busy).name, 1)
     if c.invalid:
         session = pick(c.source, (*c.profile.sessions, None))

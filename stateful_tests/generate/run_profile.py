@@ -69,6 +69,12 @@ def draw_geometry(source: ChoiceSource, like: Geometry) -> Geometry:
     return Geometry(page_size, window, full, swa, 1 + source.upto(4), width, like.tree)
 
 
+def with_settings(source: ChoiceSource, sizes: Geometry, capabilities: Capabilities) -> Geometry:
+    """These sizes, with each of the system's settings at its default or at a value that it names."""
+    drawn = ((name, pick(source, ("", *values))) for name, values in sorted(capabilities.settings.items()))
+    return replace(sizes, settings=tuple((name, value) for name, value in drawn if value))
+
+
 def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str = "sessions") -> RunProfile:
     """A profile for one run of a machine, within what the system can do."""
     kinds = {c.__name__ for c in MACHINES[machine]}

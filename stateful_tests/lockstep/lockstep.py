@@ -253,16 +253,13 @@ def check_fits(
         raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
 
 
-def polite(trace: Trace) -> bool:
-    """No client sends a turn while one runs, or takes tokens back: by the rules nobody is turned away."""
-    if isinstance(trace.geometry, EngineConfig):
-        return True
-    state = model.initial(trace.geometry, trace.mode)
-    for command in trace.commands:
-        state, outcome = model.step(state, command)
-        if isinstance(command, Submit) and isinstance(outcome, Refused) and outcome.reason in _IMPOLITE:
-            return False
-    return True
+def turned_away(run: Run) -> set[int]:
+    """The steps at which a client sends a turn while one runs, or takes tokens back."""
+    return {
+        at for at, row in enumerate(run.rows)
+        if isinstance(row.command, Submit) and isinstance(row.outcome, Refused)
+        and row.outcome.reason in _IMPOLITE
+    }  # fmt: skip
 
 
 _IMPOLITE = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -130,7 +131,8 @@ class Finding:
     """A distinct violated clause with its smallest trace (run.violation names it).
 
     modes: the modes in which the violation was reached. times: how often before shrinking.
-    found_after: seconds and commands into the check.
+    found_after: seconds and commands into the check. without: what the trace does not need, and those of the
+    same clause do that were found before.
     """
 
     clause: str
@@ -139,6 +141,16 @@ class Finding:
     times: int
     found_after_s: float
     found_after_commands: int
+    without: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return finding_name(self.clause, self.without)
+
+
+def finding_name(clause: str, without: Sequence[str] = ()) -> str:
+    """The clause, and where it is violated in more ways than one what this one does without."""
+    return f"{clause} without {' or '.join(without)}" if without else clause
 
 
 @dataclass(slots=True)

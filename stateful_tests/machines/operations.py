@@ -21,8 +21,9 @@ from reference.geometry import Geometry
 from stateful_tests.check.tiers import check_machine
 from stateful_tests.generate.choice_source import ChoiceSource, RandomChoices, once_in
 from stateful_tests.generate.next_command import GENERATORS, finale, kind_weights, next_enabled
-from stateful_tests.generate.run_profile import draw_geometry, draw_profile
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.past import violations
 from stateful_tests.lockstep.results import Trace, Violation
 
 # One integer a step: it seeds the generators that `kvspec check` uses, so there is one vocabulary.
@@ -30,12 +31,12 @@ DECISIONS = st.integers(0, 2**32 - 1)
 
 
 class Violated(AssertionError):
-    """A system left the specification."""
+    """A system left the specification. met: with a close that does not happen past the violation."""
 
-    def __init__(self, violation: Violation, trace: Trace) -> None:
-        super().__init__(f"{violation.clause} at step {violation.step}")
-        self.violation = violation
-        self.trace = trace
+    def __init__(self, met: list[tuple[Violation, Trace]]) -> None:
+        self.met = met
+        self.violation, self.trace = met[0]
+        super().__init__(f"{self.violation.clause} at step {self.violation.step}")
 
 
 class DrivenCell(NamedTuple):
@@ -126,6 +127,7 @@ class Operations(RuleBasedStateMachine):
         self.geometry, self.mode = cell.geometry, cell.mode
         if self.target.vary and once_in(source, 4):
             self.geometry = draw_geometry(source, cell.geometry)
+        self.geometry = with_settings(source, self.geometry, self.system.capabilities)
         self.lockstep = Lockstep(self.system, self.geometry, cell.mode)
         self.commands: list[Command] = []
         self._offer(source)
@@ -148,8 +150,7 @@ class Operations(RuleBasedStateMachine):
         type(self).driven += 1
         self.lockstep.do(command)
         if self.lockstep.violation is not None:
-            trace = Trace(self.geometry, self.mode, tuple(self.commands), "generated")
-            self.fail(Violated(self.lockstep.violation, trace))
+            self.fail(Violated(violations(self.lockstep, self.commands, "generated")))
 
     def fail(self, violated: Violated) -> NoReturn:
         """A system left the specification: the run ends."""

@@ -29,23 +29,30 @@ def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | 
 
 
 def minimise(
-    system: AnySystem, trace: Trace, clause: str, *, budget: int = BUDGET, base: AnySystem | None = None
-) -> Trace:
+    system: AnySystem, trace: Trace, clause: str, *, budget: int = BUDGET, base: AnySystem | None = None,
+    allowed: Callable[[Trace], bool] = lambda _: True,
+) -> Trace:  # fmt: skip
     """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
 
     `budget` bounds the candidates of each `shrink`. base: conforms in the trace, and still does.
+    allowed: which smaller ones are looked at.
     """
     with system.hurried() if isinstance(system, WorkerSystem) else nullcontext():
-        return _minimised(system, trace, clause, budget, base)
+        return _minimised(system, trace, clause, budget, base, allowed)
 
 
 def _minimised(
-    system: AnySystem, trace: Trace, clause: str, budget: int, base: AnySystem | None
-) -> Trace:
+    system: AnySystem, trace: Trace, clause: str, budget: int, base: AnySystem | None,
+    allowed: Callable[[Trace], bool],
+) -> Trace:  # fmt: skip
     smallest = trace
     smaller = partial(shrink, budget=budget)
     kind = _kind(system, trace) if clause == "BROKEN" else None
-    failing = partial(failing_prefix, system, clause, base, kind=kind)
+
+    def failing(candidate: Trace) -> Commands | None:
+        commands = failing_prefix(system, clause, base, candidate, kind)
+        return commands if commands is None or allowed(replace(candidate, commands=commands)) else None
+
     for search in (drop, smaller):
         smallest = _shrink_commands(failing, smallest, search)
         if isinstance(smallest.geometry, EngineConfig):
@@ -55,6 +62,11 @@ def _minimised(
             smallest = _shrink_size(failing, smallest, "tree")
         for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
             smallest = _shrink_size(failing, smallest, name)
+        for setting in smallest.geometry.settings:
+            others = tuple(other for other in smallest.geometry.settings if other != setting)
+            candidate = replace(smallest, geometry=replace(smallest.geometry, settings=others))
+            if (commands := failing(candidate)) is not None:
+                smallest = replace(candidate, commands=commands)
     return replace(_shrink_commands(failing, smallest, smaller), origin="minimised")
 
 

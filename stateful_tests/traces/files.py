@@ -174,6 +174,7 @@ def _reject_repeated_keys(data: bytes, name: str) -> None:
 
 def _explain(message: str) -> tuple[str, str]:
     """Split a message of msgspec into the path of the field and a reason in plain words."""
+    message = message.replace(" - at `key` in `$", " - at `$")
     at = message.rfind(" - at `$")
     reason, path = (message[:at], message[at + 7 : -1]) if at >= 0 else (message, "$")
     if field := re.fullmatch(r"Object contains unknown field `(.*)`", reason, re.DOTALL):
@@ -211,7 +212,8 @@ def check_command(command: Command) -> None:
 def geometry_of(body: GeometryBody, name: str) -> Geometry:
     """The sizes that stand in a header. Raises TraceError where they do not fit together."""
     try:
-        return Geometry(**msgspec.structs.asdict(body))
+        settings = tuple(sorted(body.settings.items()))
+        return Geometry(**msgspec.structs.asdict(body) | {"settings": settings})
     except GeometryError as error:
         raise TraceError(name, f"$.geometry.{error.field}", error.reason) from None
 
@@ -275,7 +277,7 @@ def dump(trace: Trace) -> str:
     if isinstance(trace.geometry, EngineConfig):
         header |= {"engine": "vllm", "config": CONFIG.write(trace.geometry), "origin": trace.origin}
     else:
-        sizes = GeometryBody(**asdict(trace.geometry))
+        sizes = GeometryBody(**asdict(trace.geometry) | {"settings": dict(trace.geometry.settings)})
         header |= {"geometry": sizes, "mode": trace.mode, "origin": trace.origin, "bug": trace.bug}
     header |= {"clause": trace.clause, "story": trace.story}
     try:

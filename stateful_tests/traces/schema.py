@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.blocks.config import EngineConfig
 from reference.commands import COMMANDS, Choice, Mode, Piece, Prompt, Reason, kind_name
-from reference.geometry import LIMITS
+from reference.geometry import LIMITS, SETTING
 
 FORMAT = "kvspec-trace"
 LOG_FORMAT = "kvspec-log"
@@ -37,6 +37,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[A-Za-z0-9_.-
 # Negative lengths are part of the vocabulary: the rules refuse them, and a trace must be able to say so.
 Length = Annotated[int, Meta(ge=-MAX_LENGTH, le=MAX_LENGTH)]
 Cursor = Annotated[int, Meta(ge=0, le=MAX_LENGTH)]
+SettingName = Annotated[str, Meta(pattern=f"^{SETTING[0]}{_END}")]
+SettingValue = Annotated[str, Meta(pattern=f"^{SETTING[1]}{_END}")]
 # "a8b4": 8 tokens of the shared text a, then the next 4 of b. Lengths below 1 are sayable here too.
 PromptText = Annotated[str, Meta(max_length=64, pattern=r"^([a-z](0|-?[1-9][0-9]{0,3}))*" + _END)]
 
@@ -147,6 +149,7 @@ class GeometryBody(_Struct, frozen=True):
     rows: Annotated[int, Meta(ge=1, le=LIMITS["rows"])]
     width: Annotated[int, Meta(ge=1, le=LIMITS["width"])]
     tree: bool = False
+    settings: Annotated[dict[SettingName, SettingValue], Meta(max_length=16)] = {}
 
 
 class TraceFile(Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from stateful_tests.watched.pages import PageJudge
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import LogParting, Validated
 
-MOST = 1000  # partings that are kept; the others are counted
+MOST, FEW = 1000, 20  # partings that are kept, unexplained and of each known fault; the others are counted
 
 
 class Beside:
@@ -45,10 +45,11 @@ class Beside:
         self._outside: dict[str, None] = {}  # retracted, and not queued again yet
         self._retracts: Counter[str] = Counter()
         self._orphans: dict[str, str] = {}  # request -> session whose turn it was, and whose text it still is
-        self._interrupted: set[str] = set()  # turns while which another one was rejected
-        self._done: list[tuple[Command, tuple[Choice, ...]]] = []  # up to the first parting
+        self._rejected: dict[str, str] = {}  # request -> session that it was rejected for
+        self._interrupted: set[str] = set()  # turns while which a rejected one went through the server
+        self._done: list[tuple[Command, tuple[Choice, ...]]] = []  # up to the first parting that counts
+        self._conforms = True
         self._blind = False  # no state follows from what the server did; a snapshot may come
-        self._interrupting: set[str] = set()  # the rejected ones
         self._number = 0  # of the last step
         self._pages, self._locked = PageJudge(self.geometry), 0
         self._off: Counter[str] = Counter()  # counts that differ already, and were told
@@ -76,7 +77,7 @@ class Beside:
     def _do(self, command: Command, *choices: Choice, shown: Shown | None = None) -> bool:
         """Carry a command out on the reference; then compare with what the server shows, and follow it."""
         self.result.commands[type(command).__name__] += 1
-        if not self.result.found and len(self._done) < MAX_STEPS:
+        if self._conforms and len(self._done) < MAX_STEPS:
             self._done.append((command, choices))
         was, overreach = self.state, ""
         try:
@@ -120,26 +121,39 @@ class Beside:
     def _judge(self, command: Command, was: State, outcome: Outcome, shown: Shown, overreach: str) -> None:
         """Tell which clause says that they differ; the reference takes the server's cursors over."""
         found = verdict(command, was, self.state, outcome, shown, overreach)
-        self._part(command, found, known.explained(self.header, command, was, self.state, shown))
+        deviation = known.explained(self.header, command, was, self.state, shown)
+        self._part(command, found, deviation)
         for name, got in shown.requests.items():
             request = self.state.request(name)
             if request is not None and request.cursors is not None and in_order(got):
                 self.state = given.with_cursors(self.state, name, got)
         for name, kept in shown.slots.items():
-            if self.state.session(name) is not None:
-                self.state = given.with_slot(self.state, name, kept)
+            session = self.state.session(name)
+            if session is None:
+                continue
+            if deviation is not None and kept is not None and session.slot is not None:
+                computed = session.slot.kv_committed_len
+                self.result.holes.update((name, at) for at in range(computed, kept.kv_committed_len))
+            self.state = given.with_slot(self.state, name, kept)
 
     def _refusal(self, outcome: Refused) -> Verdict:
         return Verdict("OUT-1", f"refused: {outcome.reason.value} ({outcome.reason.says})", "done")
 
     def _part(self, command: Command | None, found: Verdict, deviation: str | None = None) -> None:
-        if len(self.result.partings) >= MOST:
-            self.result.more += 1
-            return
+        result = self.result
+        if deviation is not None:
+            result.known[deviation] += 1
+            if result.known[deviation] > FEW:
+                return
+        else:
+            self._conforms = False
+            if len(result.found) >= MOST:
+                result.more += 1
+                return
         event = type(self._line.event).__struct_config__.tag
         text = format_command(command) if command is not None else ""
         because = f"the server: {found.observed}; the rules: {found.expected}"
-        self.result.partings.append(LogParting(
+        result.partings.append(LogParting(
             self._line.file, self._line.number, str(event), text, *found, because, deviation,
             self._about(command),
         ))  # fmt: skip
@@ -172,6 +186,12 @@ class Beside:
             want = f"requests {sorted(r.name for r in self.state.requests)}"
             self._part(None, Verdict("SES-2", want[:200], f"goes on with {name}"))
         return request
+
+    def _interrupts(self, name: str) -> None:
+        """A request goes through the server; was it rejected, so this may clear its session's mark."""
+        session = self.state.session(self._rejected.get(name))
+        if session is not None and session.turn is not None:
+            self._interrupted.add(session.turn)
 
     def _slot(self, request: Request) -> Cursors | None:
         session = self.state.session(request.session)

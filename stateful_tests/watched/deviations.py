@@ -15,12 +15,11 @@ from stateful_tests.watched.judging import Shown
 
 
 class Deviation(NamedTuple):
-    """first, last: releases that have it. ends: no state follows, as two turns write into one row."""
+    """first, last: releases that have it."""
 
     first: tuple[int, ...]
     last: tuple[int, ...]
     says: str
-    ends: bool = False
 
 
 KNOWN = {
@@ -32,15 +31,25 @@ KNOWN = {
         (0, 5, 11), (0, 5, 23), "a retract counts as the end of the turn (upstream #40252)",
     ),
     "rejection-ends-turn": Deviation(
-        (0, 5, 11), (0, 5, 23), "a rejected second turn clears the mark of the one that runs (#40250)", True,
+        (0, 5, 11), (0, 5, 23), "a rejected second turn clears the mark of the one that runs (#40250)",
+    ),
+    "rejection-takes-slot": Deviation(
+        (0, 5, 22), (0, 5, 23),
+        "a rejected second turn in the first one's first prefill takes the session's slot: an assertion ends"
+        " the server",
     ),
 }  # fmt: skip
 
 
-def _has(header: WatchHeader, name: str) -> str | None:
+def _has(release: str, name: str) -> str | None:
     """The deviation's name if this release has it."""
-    release = tuple(int(part) for part in header.release.split(".") if part.isdigit())[:3]
-    return name if KNOWN[name].first <= release <= KNOWN[name].last else None
+    numbers = tuple(int(part) for part in release.split(".") if part.isdigit())[:3]
+    return name if KNOWN[name].first <= numbers <= KNOWN[name].last else None
+
+
+def explains_end(release: str, error: str) -> str:
+    """The known fault by which a server ends with this error, "" for none."""
+    return _has(release, "rejection-takes-slot") or "" if "already has a slot" in error else ""
 
 
 def explained(header: WatchHeader, command: Command, was: State, now: State, shown: Shown) -> str | None:
@@ -56,15 +65,15 @@ def explained(header: WatchHeader, command: Command, was: State, now: State, sho
             else:
                 target = request.origin + request.output - command.in_flight
             if got == session.slot._replace(kv_committed_len=target) and target <= got.kv_allocated_len:
-                return _has(header, "last-token")
+                return _has(header.release, "last-token")
     return None
 
 
 def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | None:
     """A turn that was retracted no longer counts as its session's, nor one while another was rejected."""
     if retracted:
-        return _has(header, "retract-ends-turn")
-    return _has(header, "rejection-ends-turn") if rejected else None
+        return _has(header.release, "retract-ends-turn")
+    return _has(header.release, "rejection-ends-turn") if rejected else None
 
 
 def without_turn(state: State, session: Session) -> State:

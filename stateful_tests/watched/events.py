@@ -128,8 +128,8 @@ class Checkpointed(_Event, tag="insert"):
 
 class Released(_Event, tag="release"):
     """A request gave its row back, or to its session. reason: why it ended, None for a retract; counted:
-    outputs that count where it is known; before: its cursors; after: those of its session's slot, if that
-    keeps a row."""
+    outputs that count where it is known; limit: outputs that its client asked for at most; before: its
+    cursors; after: those of its session's slot, if that keeps a row."""
 
     request: str
     session: str | None
@@ -139,6 +139,7 @@ class Released(_Event, tag="release"):
     counted: int | None
     before: Cells
     after: Cells | None
+    limit: int | None = None
     ids: list[int] | None = None
 
 

@@ -28,7 +28,12 @@ class LogParting:
 @dataclass(slots=True)
 class Validated:
     """What came of a log. compared: values of the server that were compared with the rules'; given: sessions
-    and requests that were there when the log began; policy: refusals that are the server's to choose."""
+    and requests that were there when the log began; policy: refusals that are the server's to choose; known:
+    how often each known fault was met, of which `partings` has the first few.
+
+    What follows from known faults elsewhere than in a log: holes, (session, position) that count as committed
+    and that nobody computed; ended: the fault after which two turns write into one row, and anything may.
+    """
 
     events: int = 0
     steps: int = 0
@@ -40,6 +45,9 @@ class Validated:
     reached: Counter[str] = field(default_factory=Counter)
     partings: list[LogParting] = field(default_factory=list)
     more: int = 0
+    known: Counter[str] = field(default_factory=Counter)
+    holes: set[tuple[str, int]] = field(default_factory=set)
+    ended: str = ""
 
     @property
     def found(self) -> list[LogParting]:

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import msgspec
 
 from impl.sglang.server.clients import Client, Config, Turn
-from impl.sglang.server.whole_scheduler import RunOutcome
+from impl.sglang.server.whole_scheduler import Misread, RunOutcome
 from impl.sglang.server.worker import Job
-from stateful_tests.watched import population
+from stateful_tests.watched import deviations, population
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.results import LogParting, Validated
 from stateful_tests.watched.validator import Validator
@@ -50,13 +50,13 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedFinding:
-    """What a judge says of a run. key: the same of another run means the same fault. known: names of the
-    faults of this release that the log shows before, and that may be the cause."""
+    """What a judge says of a run. key: the same of another run means the same fault. known: the fault of this
+    release that it is, or that it follows from."""
 
     judge: str
     key: str
     says: str
-    known: tuple[str, ...] = ()
+    known: str = ""
     parting: LogParting | None = None
 
 
@@ -102,28 +102,32 @@ def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
             (log,) = logs_of([folder])
             validated = Validator(log.header).run(log.lines())
             tail = log.files[-1].read_text().splitlines()[-12:]
-    return JudgedRun(run, outcome, validated, list(_findings(outcome, validated)), tail)
+    return JudgedRun(run, outcome, validated, list(_findings(run.release, outcome, validated)), tail)
 
 
-def _findings(outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
-    known = tuple(sorted({p.deviation for p in validated.partings if p.deviation}))
+def _findings(release: str, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
+    ended = validated.ended
     for parting in validated.partings:
-        own = (parting.deviation,) if parting.deviation else ()
         key = f"log {parting.clause} {parting.event}"
-        yield ServedFinding("log", key, parting.because, own, parting)
-    if outcome.misread:
-        _, request, pool, position, want, got = outcome.misread[0]
-        found = "nothing that was written" if got is None else f"token {got[0]} of position {got[1]}"
-        says = (
-            f"{request} at position {position} of the {pool} pool reads {found}, its text has token {want[0]}"
-        )
-        yield ServedFinding("reads", f"reads {pool}", f"{says} ({len(outcome.misread)} wrong reads)", known)
+        yield ServedFinding("log", key, parting.because, parting.deviation or "", parting)
+    reads: dict[tuple[str, str], list[Misread]] = {}
+    for misread in outcome.misread:
+        hole = (misread.request.rpartition(".")[0], misread.position) in validated.holes
+        reads.setdefault((misread.pool, "last-token" if hole else ended), []).append(misread)
+    for (pool, known), (first, *more) in reads.items():
+        found = "nothing that was written"
+        if first.got is not None:
+            found = f"token {first.got[0]} of position {first.got[1]}, which {first.writer} wrote"
+        says = f"{first.request} at position {first.position} of the {pool} pool reads {found}"
+        says += f"; its text has token {first.want[0]} ({1 + len(more)} positions are wrong)"
+        yield ServedFinding("reads", f"reads {pool}", says, known)
     if outcome.error:
         where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
         key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
+        known = ended or deviations.explains_end(release, outcome.error)
         yield ServedFinding("server", key, outcome.error, known)
     if outcome.stuck:
-        yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", known)
+        yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)
 
 
 def check(
@@ -146,7 +150,7 @@ def check(
         result.reached.update(judged.validated.reached)
         for each in judged.findings:
             if each.known:
-                result.known["; ".join(each.known)] += 1
+                result.known[each.known] += 1
         for key in dict.fromkeys(each.key for each in judged.new[:1]):
             result.times[key] += 1
             if key not in result.found:

@@ -62,7 +62,8 @@ class Validator(Beside):
         session = self.state.session(e.session)
         if session is not None and session.turn is not None:
             want = f"{e.session} stays until its turn {session.turn} ends"
-            self._orphan(session, Close(e.session), Verdict("SES-2", want, "closed it"))
+            self._orphan(session, Close(e.session), Verdict("SES-2", want, "closed it"), ends=True)
+            return
         self._do(Close(e.session))
         self._pages.forget(e.session)
 
@@ -77,9 +78,8 @@ class Validator(Beside):
         command = Submit(e.request, e.session, e.new)
         if session is not None and session.turn is not None:
             want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
-            self._orphan(session, command, Verdict("OUT-1", want, "took the turn"))
-            if self._blind:
-                return
+            self._orphan(session, command, Verdict("OUT-1", want, "took the turn"), ends=True)
+            return
         if self._do(command):
             origin = self._origin(e.request)
             if origin != e.tokens:
@@ -92,13 +92,14 @@ class Validator(Beside):
                 self.state = self.state.with_request(request._replace(origin=e.tokens))
             self.result.compared += 1
 
-    def _orphan(self, session: Session, command: Command, found: Verdict) -> None:
-        """The server no longer counts a turn as its session's."""
+    def _orphan(self, session: Session, command: Command, found: Verdict, *, ends: bool) -> None:
+        """The server no longer counts a turn as its session's. ends: others may write into its row."""
         assert session.turn is not None
         retracted, rejected = self._retracts[session.turn] > 0, session.turn in self._interrupted
         deviation = known.orphaned(self.header, retracted=retracted, rejected=rejected)
         self._part(command, found, deviation)
-        self._blind = deviation is not None and known.KNOWN[deviation].ends
+        self._blind = ends
+        self.result.ended = (deviation or "") if ends else self.result.ended
         self.state = known.without_turn(self.state, session)
         self._orphans[session.turn] = session.name
 
@@ -117,10 +118,10 @@ class Validator(Beside):
             self._part(Submit(e.request, e.session, e.new), told)
         elif not busy:
             self.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
-        elif session is not None and session.turn is not None:
+        else:
             self._reach("a second turn that is rejected")
-            self._interrupted.add(session.turn)
-        self._interrupting.add(e.request)
+        if e.session is not None:
+            self._rejected[e.request] = e.session
         self._do(Submit(e.request, None, max(1, e.tokens)))
 
     # -- prefill ------------------------------------------------------------------------------------
@@ -131,9 +132,11 @@ class Validator(Beside):
         session = self.state.session(request.session) if request is not None else None
         if request is None:
             return
+        self._interrupts(e.request)
         if session is not None and e.session is None:
             want = f"{e.request} goes on as the turn of {session.name}"
-            self._orphan(session, Admit(e.request), Verdict("SES-2", want, "as a request of nobody's"))
+            told = Verdict("SES-2", want, "as a request of nobody's")
+            self._orphan(session, Admit(e.request), told, ends=False)
             request = self.state.request(e.request) or request
         if request.phase in (Phase.QUEUED, Phase.ADMITTED):
             if (slot := self._slot(request)) is not None:
@@ -316,17 +319,19 @@ class Validator(Beside):
         request = self._request(e.request)
         if request is None:
             return
+        self._interrupts(e.request)
         self._catch_up(e.request, Cursors(*e.before))
         request = self.state.request(e.request)
         assert request is not None
         self._matched.pop(e.request, None)
         if e.reason is not None and (whose := self._orphans.pop(e.request, None)) is not None:
-            text = text_cut(request.text, request.origin + e.outputs)
+            outputs = e.outputs if e.limit is None else min(e.outputs, e.limit)
+            text = text_cut(request.text, request.origin + outputs)
             self.state = given.with_history(self.state, whose, text)
         kept = {} if request.session is None else {request.session: Cursors(*e.after) if e.after else None}
         self._reach("overshoot that is trimmed", (e.counted or e.outputs) < request.output)
         if e.reason == "FINISH_ABORT":
-            self._reach("an abort midway", e.request not in self._interrupting)
+            self._reach("an abort midway", self._rejected.pop(e.request, None) is None)
             self._do(Abort(e.request), shown=Shown({}, kept))
         elif e.counted == 0 and request.phase is Phase.RUNNING:
             was, self.state = self.state, given.finished_without_output(self.state, e.request)
@@ -377,6 +382,8 @@ class Validator(Beside):
         request = self.state.request(name)
         assert request is not None
         session = self.state.session(request.session)
+        self._interrupts(name)
+        self._rejected.pop(name, None)
         self._matched.pop(name, None)
         self._do(Abort(name))
         if session is not None and session.slot is not None and request.started:

@@ -27,7 +27,7 @@ from reference.geometry import PRESETS, Geometry, preset
 from stateful_tests.check import campaign, tiers
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import lockstep
-from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace
+from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.machines.operations import Operations, MachineTarget
 from stateful_tests.shrink.minimise import minimise
@@ -101,19 +101,22 @@ class _MachineTest(unittest.TestCase):
             notes = getattr(error, "__notes__", [])
         if driven.found is None:
             return
-        system, violation, trace = driven.target.system, driven.found.violation, driven.found.trace
-        found_after = time.monotonic() - began
-        smallest = replace(minimise(system, trace, violation.clause), clause=violation.clause)
+        after = time.monotonic() - began
+        findings = [self._finding(*each, after) for each in driven.found.met]
+        blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
+        again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
+        raise _failure(findings, self.make(), again) from None
+
+    def _finding(self, violation: Violation, trace: Trace, after: float) -> Finding:
+        """The smallest trace of a violation."""
+        system, clause = self.machine.target.system, violation.clause
+        smallest = replace(minimise(system, trace, clause), clause=clause)
         runs = {mode: lockstep.replay(system, replace(smallest, mode=mode)) for mode in Mode}
-        shown = [m for m in Mode if (v := runs[m].violation) is not None and violation.clause in v.clauses]
+        shown = [m for m in Mode if (v := runs[m].violation) is not None and clause in v.clauses]
         run = runs[shown[-1] if shown else trace.mode]  # one that a faithful scheduler can do says more
         if run.violation is None:  # reported all the same: a fault that comes and goes is one
             run = replace(run, violation=replace(violation, observed=f"{violation.observed} {campaign.ONCE}"))
-        modes = tuple(shown) or (trace.mode,)
-        finding = Finding(violation.clause, run, modes, 1, found_after, driven.driven)
-        blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
-        again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
-        raise _failure([finding], self.make(), again) from None
+        return Finding(clause, run, tuple(shown) or (trace.mode,), 1, after, self.machine.driven)
 
     runTest.is_hypothesis_test = True  # type: ignore[attr-defined]
 

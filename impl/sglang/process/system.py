@@ -10,7 +10,8 @@ from pathlib import Path
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.system import LIMITS, Limits, WorkerSystem
 from impl.sglang.parts.fetch import checkout_root, release_root
-from impl.sglang.releases.catalogue import detect, supported
+from impl.sglang.releases.catalogue import TABLE, detect, supported
+from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.variants import variant
 from reference.commands import Mode, Reason
 
@@ -69,11 +70,13 @@ class SGLangSystem(WorkerSystem):
             self.root = release_root(version)
         release.require(self.root)
         self.name = name + "+overlap" * overlap
+        settings = settings_of(release.version, list(TABLE))
         self.capabilities = replace(
             self.capabilities,
             uncounted=release.uncounted,
             waived=release.waived,
             known=release.known,
+            settings={name: values for name, values in settings.items() if name not in os.environ},
         )
         asked = {"--overlap": overlap, "--calls": calls}
         self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]

@@ -65,11 +65,6 @@ class Release0515(Release0514):
     spec_prepare = "eagle_prepare_for_decode"
     claimed = 0
 
-    def _import(self, root: Path) -> None:
-        # How often decode sweeps is a setting; the default, every 128 tokens, shows little of it here.
-        os.environ.setdefault("SGLANG_SWA_EVICTION_INTERVAL", "1")
-        super()._import(root)
-
     def _spec_environment(self) -> dict[str, Any]:
         alike: defaultdict[str, Any] = defaultdict(lambda: self.common.alloc_paged_token_slots_extend)
         return {**super()._spec_environment(), "ALLOC_EXTEND_FUNCS": alike}

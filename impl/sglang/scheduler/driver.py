@@ -7,12 +7,15 @@ moves memory is the release's own code.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from impl.adapter import UnusableImplementation, View
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode
+from impl.sglang.releases.catalogue import TABLE
+from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.refusals import CommandRefused, require, spelled
 from impl.sglang.scheduler.results import LateResults, Results
@@ -42,8 +45,14 @@ class Driver(TreeCommands):
         self.overlap = overlap
         self.serial = 0
         self.results: Results
+        self._settings = settings_of(release.version, list(TABLE))
+        self._environment = {name: os.environ.get(name) for name in self._settings}
 
     def reset(self, geometry: Geometry) -> View:
+        for name, inherited in self._environment.items():
+            os.environ.pop(name, None)
+            if (value := dict(geometry.settings).get(name, inherited)) is not None:
+                os.environ[name] = value
         self.server = Server(self.release, geometry, overlap=self.overlap)
         self.results = (LateResults if self.overlap else Results)(self.server)
         self.serial = 0

@@ -111,6 +111,7 @@ class Server:
         self.controller = release.make_controller(self.cache)
         self.turns: dict[str, LiveRequest] = {}
         self.spec: bool | None = None  # unknown until the first decode round
+        self.batches = 0  # made so far
         self.grouped = False  # what is freed waits for the end of the batch
         self.full_stamps = [0] * ((geometry.full_pages + 1) * page)
         self.swa_stamps = [] if swa is None else [0] * ((geometry.swa_pages + 1) * page)
@@ -154,9 +155,10 @@ class Server:
         require(pages <= swa, Reason.OUT_OF_SWA)
 
     def has_room_for_one(self) -> bool:
-        """Whether a prefill of one token fits, without evicting anything for it."""
+        """Whether a prefill of one token fits and evicts nothing: releases ask for a page more."""
         pools = [self.full_pool, *([] if self.swa_pool is None else [self.swa_pool])]
-        need = self.geometry.page_size * (1 + self.release.spare_page_per_lane)
+        page = self.geometry.page_size
+        need = page * (1 + (page > 1 or self.release.spare_page_per_lane))
         return bool(self.rows.free_slots) and all(pool.available_size() >= need for pool in pools)
 
     def named(self, name: str) -> bool:
@@ -219,6 +221,8 @@ class Server:
         batch.hisparse_coordinator = None
         batch.sampling_info = Bag(penalizer_orchestrator=Bag(is_required=False))
         batch.forward_mode = mode
+        self.batches += 1
+        batch.forward_iter = self.batches
         if mode is ForwardMode.DECODE:
             lengths = [t.fill - 1 for t in turns]  # the last output has no KV yet
             rows = [self.release.row(t.req) for t in turns]

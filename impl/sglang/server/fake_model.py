@@ -8,123 +8,109 @@ req_to_token, in the full pool and for the window in the SWA pool, and compared 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from impl.sglang.server.clients import Clients
+from impl.sglang.server.whole_scheduler import Misread
 
 
-class Misread(NamedTuple):
-    """Attention would have read something else: at `position` of a request, in a pool."""
-
-    forward: int
-    request: str
-    pool: str
-    position: int
-    want: tuple[int, int]
-    got: tuple[int, int] | None
+MOST = 500  # wrong reads that are kept of a run
 
 
 class FakeModel:
-    """The forward pass of one scheduler. misread: wrong reads, the first of each forward pass."""
+    """The forward pass of one scheduler. misread: wrong reads, each position of a request once."""
 
     def __init__(self, scheduler: Any, clients: Clients) -> None:
         self.scheduler, self.clients = scheduler, clients
         self.allocator = scheduler.token_to_kv_pool_allocator
         self.window: int | None = scheduler.sliding_window_size if scheduler.is_hybrid_swa else None
         self.forwards = 0
-        self.misread: list[Misread] = []
-        self._full: dict[int, tuple[int, int]] = {}
-        self._swa: dict[int, tuple[int, int]] = {}
+        self.misread: dict[tuple[str, str, int], Misread] = {}
+        self._stamps: dict[str, dict[int, tuple[int, int]]] = {"full": {}, "swa": {}}
+        self._writers: dict[str, dict[int, str]] = {"full": {}, "swa": {}}
         self._texts: dict[str, list[int]] = {}  # what has KV
         self._inputs: dict[str, int] = {}
 
     # -- stamps -------------------------------------------------------------------------------------
 
-    def _write(self, slots: torch.Tensor, tokens: Iterable[int], positions: Iterable[int]) -> None:
-        swa = self.allocator.translate_loc_from_full_to_swa(slots).tolist() if self.window else None
-        for at, (slot, token, position) in enumerate(zip(slots.tolist(), tokens, positions)):
-            self._full[slot] = (token, position)
-            if swa is not None:
-                self._swa[swa[at]] = (token, position)
+    def _write(self, slots: torch.Tensor, tokens: Iterable[int], start: int, request: str) -> None:
+        pools = {"full": slots.tolist()}
+        if self.window:
+            pools["swa"] = self.allocator.translate_loc_from_full_to_swa(slots).tolist()
+        stamps = [(token, position) for position, token in enumerate(tokens, start)]
+        for pool, places in pools.items():
+            self._stamps[pool].update(zip(places, stamps))
+            self._writers[pool].update(dict.fromkeys(places, request))
 
     def _read(self, row: int, length: int, request: str) -> None:
         slots = self.scheduler.req_to_token_pool.req_to_token[row, :length]
-        want = [(token, position) for position, token in enumerate(self._texts[request][:length])]
-        self._compare("full", request, 0, want, [self._full.get(s) for s in slots.tolist()])
+        self._compare("full", request, 0, slots.tolist(), length)
         if self.window:
             first = max(0, length - 1 - self.window)
             swa = self.allocator.translate_loc_from_full_to_swa(slots[first:]).tolist()
-            self._compare("swa", request, first, want[first:], [self._swa.get(s) for s in swa])
+            self._compare("swa", request, first, swa, length)
 
-    def _compare(
-        self,
-        pool: str,
-        request: str,
-        first: int,
-        want: list[tuple[int, int]],
-        got: list[tuple[int, int] | None],
-    ) -> None:
-        if want == got or (self.misread and self.misread[-1].forward == self.forwards):
+    def _compare(self, pool: str, request: str, first: int, slots: list[int], length: int) -> None:
+        stamps = self._stamps[pool]
+        want = [(token, at) for at, token in enumerate(self._texts[request][first:length], first)]
+        got = [stamps.get(slot) for slot in slots]
+        if want == got:
             return
-        at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
-        self.misread.append(Misread(self.forwards, request, pool, first + at, want[at], got[at]))
+        for slot, wanted, found in zip(slots, want, got):
+            key = request, pool, wanted[1]
+            if wanted != found and key not in self.misread and len(self.misread) < MOST:
+                writer = self._writers[pool].get(slot, "")
+                self.misread[key] = Misread(self.forwards, *key, wanted, found, writer)
 
     # -- forward passes -----------------------------------------------------------------------------
 
-    def _sample(self, request: Any, outputs: int) -> int:
-        return self.clients.says(request.rid, outputs + 1)
+    def _says(self, name: str, length: int) -> int:
+        """What is sampled after so many tokens of a request's text."""
+        return self.clients.says(name, length - self._inputs[name] + 1)
 
     def extend(self, batch: Any) -> list[int]:
         """A prefill; the next token of each lane, which counts if its input is complete."""
-        ids, slots, sampled, done = batch.input_ids.tolist(), batch.out_cache_loc, [], 0
-        for request, start, tokens in zip(batch.reqs, batch.prefix_lens, batch.extend_lens):
-            name, kv = request.rid, getattr(request, "kv", None) or request
-            known = [*request.origin_input_ids, *request.output_ids]
-            self._texts[name] = known[:start] + ids[done : done + tokens]
+        ids, slots, done = batch.input_ids.tolist(), batch.out_cache_loc, 0
+        lanes = list(zip(batch.reqs, batch.prefix_lens, batch.extend_lens))
+        for request, start, tokens in lanes:
+            name, new = request.rid, ids[done : done + tokens]
+            self._texts[name] = [*request.origin_input_ids, *request.output_ids][:start] + new
             self._inputs[name] = len(request.origin_input_ids)
-            self._write(slots[done : done + tokens], ids[done : done + tokens], range(start, start + tokens))
+            self._write(slots[done : done + tokens], new, start, name)
             done += tokens
-            self._read(int(kv.req_pool_idx), start + tokens, name)
-            sampled.append(self._sample(request, start + tokens - self._inputs[name]))
-        return sampled
+        for request, start, tokens in lanes:
+            kv = getattr(request, "kv", None) or request
+            self._read(int(kv.req_pool_idx), start + tokens, request.rid)
+        return [self._says(request.rid, start + tokens) for request, start, tokens in lanes]
 
     def decode(self, batch: Any) -> list[int]:
         """A round of one token each."""
-        ids, sampled = batch.input_ids.tolist(), []
-        self._write(batch.out_cache_loc, ids, (batch.seq_lens - 1).tolist())
-        for request, token, row, length in zip(
-            batch.reqs, ids, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()
-        ):
-            text = self._texts[request.rid]
-            text[length - 1 :] = [token]
-            self._read(row, length, request.rid)
-            sampled.append(self._sample(request, length - self._inputs[request.rid]))
-        return sampled
+        names = [request.rid for request in batch.reqs]
+        lanes = list(zip(names, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()))
+        for slot, token, (name, _, length) in zip(batch.out_cache_loc, batch.input_ids.tolist(), lanes):
+            self._write(slot.view(1), [token], length - 1, name)
+            self._texts[name][length - 1 :] = [token]
+        for name, row, length in lanes:
+            self._read(row, length, name)
+        return [self._says(name, length) for name, _, length in lanes]
 
     def verify(self, batch: Any, draft: int) -> tuple[list[list[int]], list[int]]:
         """A verify round: the tokens that each lane samples, and how many were accepted."""
         rows = self.scheduler.req_to_token_pool.req_to_token
-        newest = batch.spec_info.bonus_tokens.tolist()
         sampled, accepted = [], []
-        for request, token, row, length in zip(
-            batch.reqs, newest, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()
-        ):
-            name = request.rid
-            outputs = length - self._inputs[name]
-            count = self.clients.accepts(name, outputs, draft)
-            right = [self.clients.says(name, outputs + 2 + i) for i in range(draft)]
+        names = [request.rid for request in batch.reqs]
+        lanes = list(zip(names, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()))
+        for (name, row, length), token in zip(lanes, batch.spec_info.bonus_tokens.tolist()):
+            accepted.append(self.clients.accepts(name, length - self._inputs[name], draft))
+            right = [self._says(name, length + 1 + i) for i in range(draft)]
             written = [token, *right[: draft - 1]]
-            text = self._texts[name]
-            del text[length:]
-            self._write(
-                rows[row, length : length + draft].to(torch.int64), written, range(length, length + draft)
-            )
-            text += written[:count]
+            self._write(rows[row, length : length + draft].to(torch.int64), written, length, name)
+            self._texts[name][length:] = written[: accepted[-1]]
+            sampled.append(right[: accepted[-1]])
+        for (name, row, length), count in zip(lanes, accepted):
             self._read(row, length + count, name)
-            sampled.append(right[:count])
-            accepted.append(count)
         return sampled, accepted
 
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:

@@ -15,7 +15,20 @@ from impl.adapter import UnusableImplementation
 from impl.sglang.server.worker import Job
 from impl.sglang.server.whole_scheduler import RunOutcome
 
-_HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `reference` are imported from
+HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `reference` are imported from
+
+
+def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment of a process in a server environment; root: a folder with another `sglang/`."""
+    search = [str(HOME), *([str(root)] if root else [])]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
+    return {**kept, **(settings or {}), "PYTHONPATH": os.pathsep.join(search), "PYTHONWARNINGS": "ignore"}
+
+
+def last_words(said: bytes) -> str:
+    """The last line of what a process wrote."""
+    lines = [line.strip() for line in said[-8000:].decode(errors="replace").split("\n")]
+    return next((line[:300] for line in reversed(lines) if line), "it said nothing")
 
 
 class WholeScheduler:
@@ -28,15 +41,10 @@ class WholeScheduler:
     def __init__(
         self, python: Path, root: Path | None = None, settings: dict[str, str] | None = None
     ) -> None:
-        search = [str(_HOME), *([str(root)] if root else [])]
-        environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}, **(settings or {}),
-            "PYTHONPATH": os.pathsep.join(search), "PYTHONWARNINGS": "ignore",
-        }  # fmt: skip
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         self._process = subprocess.Popen(
             [str(python), "-m", "impl.sglang.server.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, env=environment,
+            stderr=self._errors, env=outside(root, settings),
         )  # fmt: skip
         if self._line() != b'"ready"\n':
             words = self._last_words()
@@ -68,5 +76,4 @@ class WholeScheduler:
 
     def _last_words(self) -> str:
         self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read()[-8000:].decode(errors="replace").split("\n")]
-        return next((line[:300] for line in reversed(lines) if line), "it said nothing")
+        return last_words(self._errors.read())

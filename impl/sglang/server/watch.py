@@ -182,7 +182,8 @@ class Watcher:
         slot = slot_of(tree, session)
         self.put(
             "release", request=request.rid, session=session, reason=reason, inserts=keeps, outputs=outputs,
-            counted=counted, before=before, after=None if slot is None else cursors_of(slot), **tokens,
+            counted=counted, limit=request.sampling_params.max_new_tokens, before=before,
+            after=None if slot is None else cursors_of(slot), **tokens,
         )  # fmt: skip
 
     def abort(self, scheduler: Any, ask: Any) -> Steps:

@@ -17,7 +17,7 @@ import time
 import traceback
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -44,13 +44,26 @@ _MODEL = {
 }  # fmt: skip
 
 
+class Misread(NamedTuple):
+    """Attention would have read something else: at `position` of a request, in a pool, for the first time in
+    this forward pass. writer: the request that wrote what is there."""
+
+    forward: int
+    request: str
+    pool: str
+    position: int
+    want: tuple[int, int]
+    got: tuple[int, int] | None
+    writer: str = ""
+
+
 class RunOutcome(msgspec.Struct, frozen=True):
     """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
     cpu_s: of the event loop, and of the watcher if there is one."""
 
     forwards: int
     rounds: int
-    misread: list[tuple[int, str, str, int, tuple[int, int], tuple[int, int] | None]]
+    misread: list[Misread]
     answers: dict[str, str]
     error: str = ""
     trace: str = ""
@@ -256,7 +269,7 @@ def run(config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str,
     if _WATCHER.log is not None:
         _WATCHER.log.close()
     cpu_s = time.process_time() - begun
-    misread: list[Any] = [tuple(each) for each in model.misread]
+    misread = list(model.misread.values())
     return RunOutcome(model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, cpu_s)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import count
-from typing import ClassVar
 
 import pytest
 
@@ -24,12 +23,14 @@ from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.tiers import plan
+from stateful_tests.check.ways import needs, other_ways
 from stateful_tests.lockstep import lockstep
-from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.lockstep import replay, turned_away
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.passes import BUDGET
+from stateful_tests.tests.support.closing import WaitsForEver
 from stateful_tests.traces.files import prompt_of
 
 
@@ -201,22 +202,6 @@ def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(
     assert first == BUDGET and others and set(others) == {campaign._BESIDE}
 
 
-class WaitsForEver(TorchKV):
-    """An abort keeps the KV of a turn that was retracted, and a close waits for that turn ever after."""
-
-    name = "torch+waits-for-ever"
-    lost: ClassVar[set[KVSession]] = set()
-
-    def wipes(self, request: KVRequest) -> bool:
-        retracted = request.started and request.phase is RequestPhase.QUEUED
-        if retracted and request.session is not None:
-            self.lost.add(request.session)
-        return request.started and not retracted
-
-    def must_defer_close(self, session: KVSession) -> bool:
-        return session in self.lost or super().must_defer_close(session)
-
-
 RETRACTED_ABORTED_CLOSED = (
     Open("s1"), Submit("r1", "s1", 2), Admit("r1"), Extend((Chunk("r1", 2),)), Retract("r1"), Abort("r1"),
     Close("s1"),
@@ -253,6 +238,67 @@ def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations
     assert seen.trace == trace
     assert ends == (None if seen.violation is None else (seen.violation.clause, seen.violation.step))
     assert len(seen.rows) == (7 if ends is None else ends[1] + 1)
+
+
+class KeepsOnThreeWays(TorchKV):
+    """SES-2 three times: an abort keeps the slot after a retract, and where no page is free; a close that
+    follows a turn that is turned away does not wait."""
+
+    name = "torch+keeps-on-three-ways"
+    turned_away = False
+
+    def reset(self, geometry: Geometry) -> None:
+        super().reset(geometry)
+        self.turned_away = False
+
+    def wipes(self, request: KVRequest) -> bool:
+        retracted = request.started and request.phase is RequestPhase.QUEUED
+        return super().wipes(request) and not retracted and bool(self.view().free_full)
+
+    def turn_in_flight(self, session: KVSession) -> bool:
+        busy = super().turn_in_flight(session)
+        self.turned_away |= busy
+        return busy
+
+    def must_defer_close(self, session: KVSession) -> bool:
+        return super().must_defer_close(session) and not self.turned_away
+
+
+@pytest.mark.parametrize(
+    ("commands", "needed"),
+    [
+        (RETRACTED_ABORTED_CLOSED[:-1], ("a retract", "an abort")),
+        (
+            (Open("s1"), Submit("r1", "s1", 1), Submit("r2", "s1", 1), Close("s1")),
+            ("a close", "a turn that is turned away"),
+        ),
+        (
+            (Open("s1"), Submit("r1", "s1", 24), Admit("r1"), Extend((Chunk("r1", 24),)), Abort("r1")),
+            ("an abort", "pools that run full"),
+        ),
+    ],
+)
+def test_a_trace_says_what_it_needs(commands: tuple[Command, ...], needed: tuple[str, ...]) -> None:
+    geometry = replace(preset("page1"), full_pages=24, width=24)
+    trace = Trace(geometry, Mode.FAITHFUL, commands)
+    assert needs(KeepsOnThreeWays(), trace, "SES-2") == needed
+
+
+def test_of_known_traces_one_need_each_is_avoided() -> None:
+    assert other_ways([("a retract", "an abort")]) == [("a retract",), ("an abort",)]
+    known = [("a retract", "an abort"), ("an abort", "pools that run full")]
+    assert other_ways(known) == [("an abort",), ("a retract", "pools that run full")]
+    assert other_ways([("an abort",), ()]) == [], "one that needs nothing cannot be avoided"
+
+
+def test_a_fault_hides_no_other_of_its_clause(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = plan("smoke", presets=["page1", "tight"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=1)
+    close, abort = run(KeepsOnThreeWays(), asked).findings
+    assert (close.name, abort.name) == ("SES-2", "SES-2 without a close")
+    assert turned_away(close.run) and not turned_away(abort.run)
+    assert [type(c) for c in abort.run.trace.commands][-2:] == [Retract, Abort]
+    monkeypatch.setattr(campaign, "_WAYS", 1)
+    assert [f.name for f in run(KeepsOnThreeWays(), asked).findings] == ["SES-2"]
 
 
 class RefusesDecode(ReferenceSystem):

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from impl.adapter import Capabilities
 from reference import model
 from reference.commands import (
     Abort, Admit, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Match, Open, Submit,
     Unlock, prompt_len,
 )  # fmt: skip
-from reference.geometry import preset
+from reference.geometry import Geometry, preset
+from stateful_tests.check.campaign import run
+from stateful_tests.check.tiers import plan
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.minimise import minimise, violated
 from stateful_tests.shrink.passes import shrink
@@ -160,6 +163,30 @@ def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one() -> None:
         assert "FREE-1" in (violated(system, shrunk, "FREE-1") or ()), size
         page_size, width = shrunk.geometry.page_size, shrunk.geometry.width
         assert page_size in (2, 4) and width >= page_size, size
+
+
+class Switched:
+    """torch, with a fault that a setting brings."""
+
+    name = "switched"
+    capabilities = Capabilities(settings={"FAULT": ("1",), "OTHER": ("1",)})
+
+    def __init__(self) -> None:
+        self._ways = {True: resolve("torch+pr22900"), False: resolve("torch")}
+
+    def reset(self, geometry: Geometry) -> None:
+        self._system = self._ways[("FAULT", "1") in geometry.settings]
+        self._system.reset(geometry)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._system, name)
+
+
+def test_a_setting_is_drawn_and_stays_in_the_trace_where_it_takes_part() -> None:
+    plain = plan("smoke", presets=("page2",), machines=("sessions",), examples=8)
+    seen = run(Switched(), plain).findings
+    assert "LEN-2" in {found.clause for found in seen}
+    assert {found.run.trace.geometry.settings for found in seen} == {(("FAULT", "1"),)}
 
 
 def test_two_lives_of_a_name_are_not_one() -> None:

@@ -28,7 +28,7 @@ def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        said = process.stderr.readline()
+        said = next(line for line in process.stderr if line.startswith("found "))
         process.send_signal(number)
         out, _ = process.communicate(timeout=120)
     assert said == "found BROKEN: traces/broken-example.json\n"
@@ -41,6 +41,23 @@ def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
     assert data["interrupted"] and [c["id"] for c in data["findings"][0]["clauses"]] == ["BROKEN"]
     assert "interrupted after" in out and "exit status 0" in out
     assert (tmp_path / "report.xml").read_bytes().startswith(b"<?xml")
+
+
+def test_a_tour_that_is_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ci", "tour", "--scope", "session-page1", "--impl", "torch+pr22897"]
+    path = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(
+        [*command, "--json", "report.json"], cwd=tmp_path, text=True,
+        env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if line.startswith("found "))
+        clause, _, saved = said.removeprefix("found ").rstrip().partition(": ")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+    assert files.load(tmp_path / saved).clause == clause
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["tours"][0]["stopped"] == "an interrupt" and process.returncode == data["exit_code"] == 1
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def test_serve_check_wants_an_environment(
     [
         (["--impl", "torch"], "whole schedulers are driven of sglang==VERSION"),
         (["--set", "page=4"], "FIELD=N with one of page_size"),
+        (["--live", "--impatient"], "--live goes neither with"),
+        (["--live", "--set", "draft=2"], "--set draft: not"),
         (["--again", "none.json"], "--again none.json"), (["--again", LOG], "--again"),
     ],
 )  # fmt: skip

@@ -16,6 +16,7 @@ from stateful_tests.explore import tour_files as tour_file
 from stateful_tests.explore.tour import follow, live
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.closing import WaitsForEver
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "tours"
 TOURS = sorted(FOLDER.glob("*.json.gz"))
@@ -62,6 +63,13 @@ def test_a_fault_is_told_by_its_smallest_trace() -> None:
     assert len(finding.run.trace.commands) < 10
     assert not tour.complete
     assert any(why == "violates the specification" for _, why in tour.lost)
+
+
+def test_a_close_that_never_happens_is_asked_past_what_ends_a_walk() -> None:
+    tour = live(WaitsForEver(), replace(SHORT, mode=Mode.FAITHFUL))
+    assert {f.clause: f.run.violation and f.run.violation.parted is not None for f in tour.findings} == {
+        "SES-2": False, "SES-4": True
+    }  # fmt: skip
 
 
 class _Other(ReferenceSystem):

@@ -5,6 +5,8 @@ Covers what few, deterministic examples reach. Fresh seeds and volume belong to 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import kvspec
 import pytest
 from hypothesis import Phase, settings
@@ -20,6 +22,7 @@ from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.machines.operations import Operations, MachineTarget, Violated
 from stateful_tests.shrink.minimise import minimise
+from stateful_tests.tests.support.closing import WaitsForEver
 
 FEW = settings(max_examples=50)
 TestSessions = FEW(kvspec.machine(machines=["sessions"])).TestCase
@@ -51,6 +54,22 @@ def test_they_find_bugs(name: str, bug: str) -> None:
         run_state_machine_as_test(Buggy, settings=settings(max_examples=200, phases=[Phase.generate]))
     smallest = minimise(Buggy.target.system, found.value.trace, found.value.violation.clause)
     assert len(smallest.commands) <= 8
+
+
+def test_they_ask_for_a_close_past_what_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the traces are saved here
+
+    class Buggy(Operations):
+        target = MachineTarget(WaitsForEver, ["sessions"], [PRESETS["page1"]], [Mode.FAITHFUL])
+
+    asked = settings(max_examples=200, phases=[Phase.generate], derandomize=True, database=None)
+    with pytest.raises(Violated) as found:
+        run_state_machine_as_test(Buggy, settings=asked)
+    assert [violation.clause for violation, _ in found.value.met] == ["SES-2", "SES-4"]
+    with pytest.raises(kvspec.ClauseViolated, match=r"SES-2(.|\n)*violation 2 of 2\): SES-4"):
+        asked(kvspec.machine(WaitsForEver, presets=["page1"], modes=[Mode.FAITHFUL])).TestCase().runTest()
 
 
 def test_the_model_satisfies_the_clauses() -> None:

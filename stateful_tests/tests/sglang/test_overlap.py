@@ -158,7 +158,7 @@ def real(version: str, release: Callable[[str], System]) -> SGLangSystem:
 
 def play(system: SGLangSystem, *commands: Command) -> Cursors:
     """The cursors of `a` after these."""
-    system.reset(SIZES)
+    system.reset(replace(SIZES, settings=(("SGLANG_SWA_EVICTION_INTERVAL", "1"),)))
     for command in commands:
         outcome = system.apply(command)
         assert isinstance(outcome, Done), (command, outcome)

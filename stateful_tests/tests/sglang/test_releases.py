@@ -53,6 +53,17 @@ def test_a_release_has_the_fault_until_it_is_mended(
     assert "the rules want:" not in argument.text, "told from the facts of the run"
 
 
+@pytest.mark.parametrize(("version", "value", "shows"), [("0.5.22", "0", False), ("0.5.17", "1", True)])
+def test_a_setting_of_the_trace_is_that_of_the_release(
+    version: str, value: str, shows: bool, release: Callable[[str], System]
+) -> None:
+    trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
+    [name] = (n for n in release(version).capabilities.settings if "FREE_OUT_OF_WINDOW" in n)
+    switched = replace(trace, geometry=replace(trace.geometry, settings=((name, value), ("PATH", "x"))))
+    for asked, fault in ((trace, not shows), (switched, shows), (trace, not shows)):
+        assert (found(release(version), asked) is not None) is fault
+
+
 def test_of_a_page_that_row_and_tree_own_the_cause_is_told(release: Callable[[str], System]) -> None:
     trace = load(FOLDER / "sglang-0.5.18" / "a_prompt_that_is_swept_too_far_has_two_owners.json")
     argument = explanation_of(replay(release("0.5.18"), trace))

@@ -20,7 +20,7 @@ from reference.commands import Mode
 from reference.geometry import PRESETS
 from stateful_tests.generate.choice_source import RandomChoices, pick
 from stateful_tests.generate.next_command import propose
-from stateful_tests.generate.run_profile import draw_geometry, draw_profile
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.traces.notation import format_command
 
@@ -62,6 +62,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     machine = "sessions" if number % 3 == 0 else "both"
     geometry = draw_geometry(source, pick(source, list(PRESETS.values())))
     geometry = replace(geometry, tree=machine == "both")
+    geometry = with_settings(RandomChoices(f"settings {number}"), geometry, system.capabilities)
     profile = draw_profile(source, replace(system.capabilities, mixed_decode=False), machine)
     lockstep, steps = Lockstep(system, geometry, Mode.FAITHFUL), []
     while len(steps) < 30 and lockstep.violation is None:

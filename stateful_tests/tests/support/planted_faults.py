@@ -58,7 +58,8 @@ class Planted:
     def trace(self) -> Trace:
         size = self.page_size
         window = None if self.window is None else self.window * size
-        geometry = Geometry(size, window, 8, 0 if window is None else 8, 3, 4 * size, self.tree)
+        always = (("SGLANG_SWA_EVICTION_INTERVAL", "1"),)  # rounds sweep
+        geometry = Geometry(size, window, 8, 0 if window is None else 8, 3, 4 * size, self.tree, always)
         return Trace(geometry, Mode.FAITHFUL, self.commands, clause=self.clause)
 
 

@@ -46,7 +46,10 @@ def whole_traces(draw: st.DrawFn) -> Trace:
     steps = draw(st.lists(commands, max_size=8))
     stated = draw(st.lists(st.none() | outcomes, min_size=len(steps), max_size=len(steps)))
     return Trace(
-        geometry=replace(draw(st.sampled_from(list(PRESETS.values()))), tree=draw(st.booleans())),
+        geometry=replace(
+            draw(st.sampled_from(list(PRESETS.values()))), tree=draw(st.booleans()),
+            settings=draw(st.sampled_from([(), (("A", "1"),), (("A", "0.5"), ("B_c.d", "x:y"))])),
+        ),
         mode=draw(st.sampled_from(Mode)),
         commands=tuple(steps),
         origin=draw(st.sampled_from(["hand-written", "generated", "minimised", "recorded"])),
@@ -64,7 +67,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "format": "kvspec-trace",
         "version": 1,
         "spec": "1",
-        "geometry": {f.name: getattr(small, f.name) for f in fields(Geometry)},
+        "geometry": {f.name: getattr(small, f.name) for f in fields(Geometry) if f.name != "settings"},
         "mode": "free",
         "origin": "hand-written",
         "steps": [
@@ -182,6 +185,9 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     (document(geometry=geometry(page_size=0)), "$.geometry.page_size: "),
     (document(geometry=geometry(pages=1)), "$.geometry.pages: unknown field"),
     (document(geometry=geometry(rows=None)), "$.geometry.rows: "),
+    (document(geometry=geometry(settings={"A": "x y"})), "$.geometry.settings"),
+    (document(geometry=geometry(settings={"A=B": "1"})), "$.geometry.settings"),
+    (document(geometry=geometry(settings={"A": 1})), "$.geometry.settings"),
     (steps({"session": "s"}), f"{STEP}.do: is missing"),
     (steps({"do": "fly", "session": "s"}), f"{STEP}.do: "),
     (steps({"do": "open"}), f"{STEP}.session: is missing"),

@@ -13,7 +13,7 @@ from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.runs import WholeScheduler
-from impl.sglang.server.whole_scheduler import RunOutcome
+from impl.sglang.server.whole_scheduler import Misread, RunOutcome
 from impl.sglang.server.worker import Job
 from stateful_tests.watched import population, serving
 
@@ -33,8 +33,7 @@ class Pretends:
         lines = LOG.read_text().splitlines(keepends=True)
         Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[:80]))
         bad = any(c.session and any(t.tokens >= 3 for t in c.turns[1:]) for c in job.clients)
-        misread = [(7, "c1.2", "full", 4, (11, 4), None)] if bad else []
-        return RunOutcome(10, 20, misread, {})  # type: ignore[arg-type]
+        return RunOutcome(10, 20, [Misread(7, "c1.2", "full", 4, (11, 4), None)] if bad else [], {})
 
 
 def test_a_finding_is_shrunk_to_its_clients_and_numbers() -> None:
@@ -68,7 +67,7 @@ def test_the_same_seed_gives_the_same_population() -> None:
 def test_a_server_that_broke_has_a_key_without_numbers() -> None:
     one = RunOutcome(1, 1, [], {}, "AssertionError: leak of 3 at srt/mem_cache/common.py:403")
     two = RunOutcome(1, 1, [], {}, "AssertionError: leak of 4 at srt/mem_cache/common.py:403")
-    keys = {f.key for o in (one, two) for f in serving._findings(o, serving.Validated())}
+    keys = {f.key for o in (one, two) for f in serving._findings(RELEASE, o, serving.Validated())}
     assert len(keys) == 1 and "AssertionError" in keys.pop()
 
 
@@ -99,5 +98,5 @@ def test_a_real_scheduler_conforms_and_repeats_itself(scheduler: WholeScheduler,
 def test_a_known_fault_is_told_by_name(scheduler: WholeScheduler) -> None:
     second = Client("a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30)
     judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(), (second,), 1))
-    assert {name for each in judged.findings for name in each.known} == {"rejection-ends-turn"}
+    assert {each.known for each in judged.findings} == {"rejection-ends-turn"}
     assert not judged.new

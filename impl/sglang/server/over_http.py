@@ -1,0 +1,177 @@
+"""A live server from outside: a process that is started, asked over HTTP, and stopped; and its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.server.clients import Client, Clients, Config, Turn
+from impl.sglang.server.runs import HOME, last_words, outside
+from impl.sglang.server.whole_scheduler import STRICT
+
+START_S, STOP_S = 300.0, 10.0
+PATIENCE_S = 20.0  # without an answer; idle sessions may hold all memory, so a client then goes away
+ROUND_S = 0.02  # how long a client takes for a round of its script
+
+
+class LiveServer:
+    """A release's HTTP server on the loopback interface, watched into folder/watch.
+
+    Raises UnusableImplementation when it does not come up.
+    """
+
+    def __init__(self, python: Path, config: Config, folder: Path, root: Path | None = None) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder, self.watch = folder, folder / "watch"
+        command = [
+            str(python), "-m", "impl.sglang.server.live", msgspec.json.encode(config).decode(),
+            str(folder / "model"), str(self.port),
+        ]  # fmt: skip
+        with (folder / "server.log").open("wb") as out:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                cwd=HOME, env=outside(root, {**STRICT, "KVSPEC_WATCH": str(self.watch)}),
+            )  # fmt: skip
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            if not self.alive or time.monotonic() > deadline:
+                why = self.last_words()
+                self.stop()
+                raise UnusableImplementation(f"the server did not come up: {why}")
+            time.sleep(0.5)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server's first process runs."""
+        return self._process.poll() is None
+
+    def last_words(self) -> str:
+        """The last line that it wrote."""
+        said = (self.folder / "server.log").read_bytes()
+        errors = [line for line in said.splitlines() if re.match(rb"(\w+\.)*\w+(Error|Exception)\b", line)]
+        return last_words(errors[0] if errors else said)
+
+    def stop(self) -> None:
+        """End all of its processes."""
+        for with_signal, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, with_signal)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience)
+
+    def asked(self, path: str, body: dict[str, Any], tokens: int | None = None) -> tuple[int, bytes]:
+        """The status of a request, and what came back: some `tokens` of a stream, or all."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+            answer = connection.getresponse()
+            if tokens is None:
+                return answer.status, answer.read()
+            return answer.status, b"".join(answer.readline() for _ in range(2 * tokens))
+        finally:
+            connection.close()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        return False
+
+
+class HttpClients:
+    """Clients that say over HTTP what their scripts say, a thread for each. Each knows the text of its
+    session, and so how long its input must be and how many tokens it is owed.
+
+    said: what was done, and how often; wrong: answers that are not as they should be.
+    """
+
+    def __init__(self, server: LiveServer, clients: tuple[Client, ...], seed: int) -> None:
+        self.server, self.script = server, Clients(clients, seed)
+        self.said: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._done = {client.name: threading.Event() for client in clients}
+        self._threads = [threading.Thread(target=self._run, args=(c,), daemon=True) for c in clients]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Everybody has said all."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _run(self, client: Client) -> None:
+        try:
+            if client.after in self._done:
+                self._done[client.after].wait()
+            time.sleep(client.start * ROUND_S)
+            try:
+                self._talk(client)
+            except TimeoutError:
+                self.said["given up by a client"] += 1
+                if client.session:
+                    self._posts("/close_session", client.name)
+        except (OSError, http.client.HTTPException, KeyError, ValueError) as error:
+            self.wrong.append(f"{client.name}: {type(error).__name__}: {error}"[:300])
+        finally:
+            self._done[client.name].set()
+
+    def _talk(self, client: Client) -> None:
+        if client.session:
+            self._posts("/open_session", client.name, capacity_of_str_len=1 << 20, streaming=True)
+        known: int | None = 0  # None: a turn may have ended before its client was gone
+        for number, turn in enumerate(client.turns, 1):
+            time.sleep(turn.wait * ROUND_S)
+            known = self._turn(client, f"{client.name}.{number}", turn, known if client.session else 0)
+        if client.session:
+            time.sleep(client.close * ROUND_S)
+            self._posts("/close_session", client.name)
+
+    def _posts(self, path: str, session: str, **more: Any) -> None:
+        status, said = self.server.asked(path, {"session_id": session, **more})
+        self.said[path[1:]] += 1
+        if status != 200:
+            self.wrong.append(f"{session}: {path} is answered {status}: {said[:200]!r}")
+
+    def _turn(self, client: Client, request: str, turn: Turn, known: int | None) -> int | None:
+        """Ask, and judge the answer; the length of the session's text afterwards, if that is known."""
+        body: dict[str, Any] = {
+            "rid": request, "input_ids": self.script.prompt(request),
+            "sampling_params": {"max_new_tokens": turn.limit, "temperature": 0, "ignore_eos": True},
+        }  # fmt: skip
+        if client.session:
+            body["session_params"] = {"id": client.name}
+        if turn.abort:
+            self.said["disconnects"] += 1
+            self.server.asked("/generate", {**body, "stream": True}, turn.abort)
+            time.sleep(50 * ROUND_S)  # until the server has noticed
+            return None
+        status, said = self.server.asked("/generate", body)
+        self.said["answers"] += 1
+        told = json.loads(said) if status == 200 else {}
+        meta = told.get("meta_info", {})
+        if meta.get("finish_reason", {}).get("type", "abort") == "abort":
+            self.said["given up by the server"] += 1  # out of memory, and nobody left to retract
+            return known
+        self.said["tokens"] += len(told["output_ids"])
+        got: tuple[int, int] = (meta["prompt_tokens"], len(told["output_ids"]))
+        due = got[0] if known is None else known + turn.tokens, turn.limit
+        if got != due:
+            self.wrong.append(f"{request}: {got} tokens of input and output, {due} are due")
+        return sum(got)

@@ -1,0 +1,44 @@
+"""What a run ends with: its violation, and past that the one clause that can still be asked.
+
+A fault that is known must not hide a session that nobody can close any more (SES-4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference.commands import Abort, Close, Command
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.results import Trace, Violation
+
+_CLOSED = "SES-4"
+
+
+def violations(lockstep: Lockstep, done: Sequence[Command], origin: str) -> list[tuple[Violation, Trace]]:
+    """The violation that a run of these commands has ended with, if it did, and the close that does not
+    happen when all is closed then; each with its trace. Nothing may be done afterwards."""
+    (geometry, mode), met = lockstep.state.config, []
+    if lockstep.violation is not None:
+        met.append((lockstep.violation, Trace(geometry, mode, tuple(done), origin)))
+        done = (*done, *_all_closed(lockstep))
+        if lockstep.violation is not None:
+            met.append((lockstep.violation, Trace(geometry, mode, done, origin)))
+    return met
+
+
+def _all_closed(lockstep: Lockstep) -> list[Command]:
+    """End every turn that the system shows, then close its sessions, and ask whether they are gone."""
+    violation, facts = lockstep.violation, lockstep.moment().facts
+    ends: list[Command] = []
+    if violation is not None and not {"BROKEN", _CLOSED} & {*violation.clauses, *lockstep.waived}:
+        ends += [Abort(name) for name in sorted(facts.requests)]
+        ends += [Close(name) for name, session in sorted(facts.sessions.items()) if not session.closing]
+    offered = lockstep.system.capabilities.commands
+    ends = [command for command in ends if type(command).__name__ in offered]
+    lockstep.go_on(_CLOSED)
+    for command in ends:
+        if lockstep.violation is None:
+            lockstep.do(command)
+    if lockstep.violation is lockstep.parted:  # it broke on the way
+        lockstep.violation = None
+    return ends
