@@ -19,7 +19,7 @@ _PLACES = (
 )
 
 
-class Place(NamedTuple):
+class TablePlace(NamedTuple):
     """A block's place in a request's table of a group."""
 
     who: str
@@ -37,14 +37,14 @@ class Place(NamedTuple):
         return f"[{self.at * size}, {(self.at + 1) * size}) of group {self.group}"
 
 
-def place_at_stake(expected: str, config: EngineConfig) -> Place | None:
+def place_at_stake(expected: str, config: EngineConfig) -> TablePlace | None:
     """The place that a clause is about, by what it expects, if it is about one."""
     for pattern in _PLACES:
         if found := re.match(pattern, expected):
             group, index = int(found["group"]), found.groupdict().get("index")
             if index is None:
                 index = int(found["at"]) // config.groups[group].block_size
-            return Place(found["who"], group, int(index))
+            return TablePlace(found["who"], group, int(index))
     return None
 
 
@@ -72,7 +72,7 @@ def rule(past: Past) -> str | None:
     return f"{past.here}: {violation.observed}, where {violation.expected}; {_of_request(past, who)}"
 
 
-def _of_place(past: Past, place: Place) -> str:
+def _of_place(past: Past, place: TablePlace) -> str:
     """What a request has at a place of its table, and what is written there."""
     block, step = place.block(past.now), past.now.step
     told = place.told(step)
@@ -93,7 +93,7 @@ def _of_block(past: Past, block: int) -> str:
     """Who has a block, whether it is free, what the prefix cache says of it, and what is written there."""
     facts, said = past.now.facts, []
     for who, group, index in past.now.step.entries.get(block, ()):
-        place = Place(who, group, index)
+        place = TablePlace(who, group, index)
         had = past.first_since(f"{place} has {block}", lambda m, p: p.block(m) == block, place)
         said.append(f"{who} has it at {place.told(past.now.step)} {had}")
     if block in facts.free:
