@@ -9,7 +9,7 @@ from reference.clauses.step import cursors_text
 from reference.commands import Choice, Command, Done, Mode, Outcome, Refused
 from reference.cursors import in_order
 from reference.geometry import Geometry, GeometryError, ServerGeometry
-from reference.ledger import Cursors, Request, State, text_len
+from reference.ledger import Cursors, Request, State, Text, text_len
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 from stateful_tests.traces.schema import MAX_STEPS
@@ -49,6 +49,7 @@ class Beside:
         self._interrupted: set[str] = set()  # turns while which a rejected one went through the server
         self._done: list[tuple[Command, tuple[Choice, ...]]] = []  # up to the first parting that counts
         self._conforms = True
+        self._kept: dict[str, Text] = {}  # sessions' texts with a turn that was retracted, then aborted
         self._blind = False  # no state follows from what the server did; a snapshot may come
         self._number = 0  # of the last step
         self._pages, self._locked = PageJudge(self.geometry), 0

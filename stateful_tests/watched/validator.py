@@ -11,21 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from reference import given, model
-from reference.commands import (
-    Abort, Admit, Choice, Chunk, Close, Command, Decode, Draft, EvictSwa, Extend, Finish, Mode, Open,
-    Reason, Retract, SpecDecode, Submit,
-)  # fmt: skip
+from reference.commands import Abort, Finish, Mode, Retract
 from reference.ledger import Cursors, Phase, Request, Session, free, holders, text_cut
-from stateful_tests.watched import deviations as known
 from stateful_tests.watched import events as log
-from stateful_tests.watched.beside import Beside
 from stateful_tests.watched.judging import Shown, Verdict
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Validated
+from stateful_tests.watched.rounds import Rounds
 from stateful_tests.watched.table import TABLE, reads
 
 
-class Validator(Beside):
+class Validator(Rounds):
     """Reads the events of one log. Each method is a row of the table."""
 
     def run(self, lines: Iterable[Line]) -> Validated:
@@ -43,275 +39,6 @@ class Validator(Beside):
         else:
             TABLE[type(line.event)].read(self, line.event)
 
-    # -- sessions -----------------------------------------------------------------------------------
-
-    @reads(log.SessionOpened, "open", "")
-    def _open(self, e: log.SessionOpened) -> None:
-        if e.done:
-            self._do(Open(e.session))
-        elif self.state.session(e.session) is None:
-            self.result.policy["open"] += 1
-
-    @reads(log.CloseAsked, "", "the session is gone at last (at the end of a run that says so)")
-    def _close_asked(self, e: log.CloseAsked) -> None:
-        session = self.state.session(e.session)
-        self._reach("a close while a turn is in flight", session is not None and session.turn is not None)
-
-    @reads(log.SessionClosed, "close", "no turn is in flight")
-    def _closed(self, e: log.SessionClosed) -> None:
-        session = self.state.session(e.session)
-        if session is not None and session.turn is not None:
-            want = f"{e.session} stays until its turn {session.turn} ends"
-            self._orphan(session, Close(e.session), Verdict("SES-2", want, "closed it"), ends=True)
-            return
-        self._do(Close(e.session))
-        self._pages.forget(e.session)
-
-    @reads(
-        log.Submitted, "submit (rejected: submit of a request by itself)", "origin; that a rejection is due"
-    )
-    def _submit(self, e: log.Submitted) -> None:
-        session = self.state.session(e.session)
-        if e.rejected:
-            self._reject(e, session)
-            return
-        command = Submit(e.request, e.session, e.new)
-        if session is not None and session.turn is not None:
-            want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
-            self._orphan(session, command, Verdict("OUT-1", want, "took the turn"), ends=True)
-            return
-        if self._do(command):
-            origin = self._origin(e.request)
-            if origin != e.tokens:
-                told = Verdict(
-                    "SES-1", f"{origin} tokens of input: the history and {e.new} new", f"has {e.tokens}"
-                )
-                self._part(command, told)
-                request = self.state.request(e.request)
-                assert request is not None
-                self.state = self.state.with_request(request._replace(origin=e.tokens))
-            self.result.compared += 1
-
-    def _orphan(self, session: Session, command: Command, found: Verdict, *, ends: bool) -> None:
-        """The server no longer counts a turn as its session's. ends: others may write into its row."""
-        assert session.turn is not None
-        retracted, rejected = self._retracts[session.turn] > 0, session.turn in self._interrupted
-        deviation = known.orphaned(self.header, retracted=retracted, rejected=rejected)
-        self._part(command, found, deviation)
-        self._blind = ends
-        self.result.ended = (deviation or "") if ends else self.result.ended
-        self.state = known.without_turn(self.state, session)
-        self._orphans[session.turn] = session.name
-
-    def _origin(self, name: str) -> int:
-        request = self.state.request(name)
-        assert request is not None
-        return request.origin
-
-    def _reject(self, e: log.Submitted, session: Session | None) -> None:
-        """It was refused as a turn; what runs is a request of one token, outside of the session."""
-        busy = session is not None and session.turn is not None
-        if session is not None and not busy and "active request" in e.why:
-            told = Verdict(
-                "OUT-1", f"done: no turn of {session.name} is in flight", "refused: turn_in_flight"
-            )
-            self._part(Submit(e.request, e.session, e.new), told)
-        elif not busy:
-            self.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
-        else:
-            self._reach("a second turn that is rejected")
-        if e.session is not None:
-            self._rejected[e.request] = e.session
-        self._do(Submit(e.request, None, max(1, e.tokens)))
-
-    # -- prefill ------------------------------------------------------------------------------------
-
-    @reads(log.Admitted, "admit, if the session has a slot", "whose turn it is; cursors of the request")
-    def _admit(self, e: log.Admitted) -> None:
-        request = self._request(e.request)
-        session = self.state.session(request.session) if request is not None else None
-        if request is None:
-            return
-        self._interrupts(e.request)
-        if session is not None and e.session is None:
-            want = f"{e.request} goes on as the turn of {session.name}"
-            told = Verdict("SES-2", want, "as a request of nobody's")
-            self._orphan(session, Admit(e.request), told, ends=False)
-            request = self.state.request(e.request) or request
-        if request.phase in (Phase.QUEUED, Phase.ADMITTED):
-            if (slot := self._slot(request)) is not None:
-                self._reach("a turn that resumes")
-                self._reach("a tail that admission frees", slot.kv_allocated_len > e.prefix)
-                cursors = Cursors(*e.cursors)
-                self._pages.cut(str(request.session), cursors.kv_committed_len)
-                self._do(Admit(e.request), shown=Shown({e.request: cursors}, {str(request.session): cursors}))
-            else:
-                self._matched[e.request] = e.prefix
-
-    @reads(log.Extended, "admit of those without a slot, extend", "prefix and cursors of each lane")
-    def _extend(self, e: log.Extended) -> None:
-        shown: dict[str, Cursors] = {}
-        for name, prefix, _, cells in e.lanes:
-            request = self._request(name)
-            if request is None:
-                return
-            if request.phase is Phase.QUEUED:
-                self._do(Admit(name))
-                if self.header.tree:
-                    self._match(name, prefix, Cursors(*cells))
-            shown[name] = self._with_protected(name, Cursors(*cells))
-            request = self.state.request(name)
-            have = request.cursors.kv_committed_len if request is not None and request.cursors else 0
-            self.result.compared += 1
-            if have != prefix:
-                self._part(None, Verdict("LEN-4", f"{name} goes on at {have}", f"goes on at {prefix}"))
-        self._reach("a prefill of several requests", len(e.lanes) > 1)
-        lanes = tuple(Chunk(name, tokens) for name, _, tokens, _ in e.lanes)
-        sweeps = [self._sweeps.pop(name) for name, *_ in e.lanes if name in self._sweeps]
-        self._do(Extend(lanes), *sweeps, shown=Shown(shown, {}))
-        phases = [request.phase for name in shown if (request := self.state.request(name))]
-        self._reach("a chunked prefill", Phase.EXTENDING in phases)
-
-    def _match(self, name: str, prefix: int, got: Cursors) -> None:
-        """The tree gave an admitted request its prefix: how much is the tree's choice."""
-        protected = got.cache_protected_len
-        self._reach("a prefix from the tree", prefix > 0)
-        if protected % self.header.page_size or protected > prefix:
-            self._part(
-                None, Verdict("LEN-1", "cache_protected_len of whole pages, in the prefix", str(protected))
-            )
-        self.state = given.matched(self.state, name, prefix)
-        if protected != prefix:
-            self.state = given.protected(self.state, name, protected)
-
-    def _with_protected(self, name: str, got: Cursors) -> Cursors:
-        """What the server shows; a sweep inside what is the tree's has swept nothing, and moves E alone."""
-        request = self.state.request(name)
-        if not self.header.tree or request is None or request.cursors is None:
-            return got
-        mine = request.cursors
-        if max(got.swa_evicted_seqlen, mine.swa_evicted_seqlen) <= mine.cache_protected_len:
-            self.state = given.with_cursors(
-                self.state, name, mine._replace(swa_evicted_seqlen=got.swa_evicted_seqlen)
-            )
-        return got
-
-    @reads(log.Checkpointed, "", "only cache_protected_len moves, up and by whole pages (E inside of it)")
-    def _insert(self, e: log.Checkpointed) -> None:
-        got = Cursors(*e.cursors)
-        self._catch_up(e.request, got)  # a request that ends inserts before its release is told
-        request = self._request(e.request)
-        if request is None or request.cursors is None or request.cursors == got:
-            return
-        mine, length = request.cursors, got.cache_protected_len
-        if self.geometry.window and got.swa_evicted_seqlen > max(length, mine.swa_evicted_seqlen):
-            frontier = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
-            self._do(EvictSwa(e.request, mine.kv_committed_len), frontier)
-            mine = self.state.request(e.request).cursors or mine  # type: ignore[union-attr]
-        whole = (
-            mine.cache_protected_len <= length <= mine.kv_committed_len and not length % self.header.page_size
-        )
-        want = mine._replace(cache_protected_len=length)
-        if max(want.swa_evicted_seqlen, got.swa_evicted_seqlen) <= length:
-            want = want._replace(swa_evicted_seqlen=got.swa_evicted_seqlen)
-        self.result.compared += 1
-        if not whole or want != got:
-            told = (
-                f"C {mine[0]}, A {mine[1]}, E {mine[2]}, R from {mine[3]} to a page boundary up to {mine[0]}"
-            )
-            self._part(None, Verdict("TREE-12" if want == got else "LEN-4", told, f"shows {tuple(got)}"))
-        self.state = given.with_cursors(self.state, e.request, got)
-
-    # -- rounds -------------------------------------------------------------------------------------
-
-    @reads(log.Decoded, "decode", "cursors of each lane")
-    def _decode(self, e: log.Decoded) -> None:
-        self._given_up()
-        names = [name for name, _ in e.lanes]
-        shown = {name: self._with_protected(name, Cursors(*cells)) for name, cells in e.lanes}
-        if all(self._request(name) for name in names):
-            self._do(Decode(tuple(names)), shown=Shown(shown, {}))
-
-    @reads(log.Speculated, "", "slots are taken: only kv_allocated_len moves, up and within the row")
-    def _speculate(self, e: log.Speculated) -> None:
-        self._given_up()
-        for name, cells in e.lanes:
-            request, got = self._request(name), self._with_protected(name, Cursors(*cells))
-            if request is None or request.cursors is None:
-                continue
-            mine = (self.state.request(name) or request).cursors
-            assert mine is not None
-            self.result.compared += 1
-            ahead = (
-                max(mine.kv_allocated_len, mine.kv_committed_len + 1)
-                <= got.kv_allocated_len
-                <= self.header.width
-            )
-            if not ahead or got != mine._replace(kv_allocated_len=got.kv_allocated_len):
-                want = f"{name}: {tuple(mine)} with kv_allocated_len up to {self.header.width}"
-                self._part(None, Verdict("LEN-4", want, f"shows {tuple(got)}"))
-            if request.phase is not Phase.RUNNING:
-                told = Verdict("OUT-1", f"refused: {Reason.WRONG_PHASE.value}", f"runs a round of {name}")
-                self._part(None, told)
-            self.state = given.with_cursors(self.state, name, got)
-
-    @reads(log.Resulted, "spec_decode with what was accepted", "outputs and cursors of each lane")
-    def _result(self, e: log.Resulted) -> None:
-        drafts: list[Draft] = []
-        shown: dict[str, Cursors] = {}
-        for name, _, cells, _ in e.lanes:
-            draft = self._accepted(name, Cursors(*cells))
-            if draft is not None:
-                drafts.append(draft)
-                shown[name] = Cursors(*cells)
-        self._reach("a verify round that accepts several", any(draft.accept > 1 for draft in drafts))
-        if drafts:
-            self._do(SpecDecode(tuple(drafts)), shown=Shown(shown, {}))
-        for name, outputs, _, _ in e.lanes:
-            self._outputs(name, outputs)
-
-    def _accepted(self, name: str, got: Cursors) -> Draft | None:
-        """The lane of a verify round whose result moved the commit to what the server shows."""
-        request = self.state.request(name)
-        if request is None or request.cursors is None or not self.header.speculative:
-            return None
-        mine = request.cursors
-        accept = got.kv_committed_len - mine.kv_committed_len
-        if accept <= 0 or request.phase is not Phase.RUNNING:
-            return None
-        return Draft(name, max(1, mine.kv_allocated_len - mine.kv_committed_len), accept)
-
-    def _catch_up(self, name: str, got: Cursors) -> None:
-        """The result of a verify round that is not told yet has moved this request's commit."""
-        draft = self._accepted(name, got)
-        if draft is not None:
-            mine = self.state.request(name)
-            assert mine is not None and mine.cursors is not None
-            moved = mine.cursors._replace(kv_committed_len=got.kv_committed_len)
-            self._do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
-
-    def _outputs(self, name: str, outputs: int) -> None:
-        """How many outputs the server counts: all, under overlap perhaps without that of a prefill."""
-        request = self.state.request(name)
-        if request is None or request.phase is not Phase.RUNNING:
-            return
-        self.result.compared += 1
-        if not request.output - self.header.overlap <= outputs <= request.output:
-            told = Verdict("SES-1", f"{name} has {request.output} outputs", f"counts {outputs}")
-            self._part(None, told)
-
-    @reads(log.Swept, "evict_swa, or a choice of the extend that follows", "how far; cursors")
-    def _sweep(self, e: log.Swept) -> None:
-        self._reach("a window sweep")
-        request, got = self._request(e.request), Cursors(*e.cursors)
-        if request is None:
-            return
-        choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
-        if request.phase in (Phase.EXTENDING, Phase.RUNNING):
-            self._do(EvictSwa(e.request, e.length), choice, shown=Shown({e.request: got}, {}))
-        else:
-            self._sweeps[e.request] = choice
-
     # -- ends ---------------------------------------------------------------------------------------
 
     @reads(log.Released, "finish, retract or abort (spec_decode before it)", "cursors of the session's slot")
@@ -324,13 +51,15 @@ class Validator(Beside):
         request = self.state.request(e.request)
         assert request is not None
         self._matched.pop(e.request, None)
+        self._counts(e)
+        text = text_cut(request.text, request.origin + min(e.outputs, e.limit or e.outputs))
         if e.reason is not None and (whose := self._orphans.pop(e.request, None)) is not None:
-            outputs = e.outputs if e.limit is None else min(e.outputs, e.limit)
-            text = text_cut(request.text, request.origin + outputs)
             self.state = given.with_history(self.state, whose, text)
         kept = {} if request.session is None else {request.session: Cursors(*e.after) if e.after else None}
         self._reach("overshoot that is trimmed", (e.counted or e.outputs) < request.output)
         if e.reason == "FINISH_ABORT":
+            if request.session is not None and self._retracts[e.request]:
+                self._kept[request.session] = text
             self._reach("an abort midway", self._rejected.pop(e.request, None) is None)
             self._do(Abort(e.request), shown=Shown({}, kept))
         elif e.counted == 0 and request.phase is Phase.RUNNING:
@@ -344,6 +73,17 @@ class Validator(Beside):
             self._pages.forget(request.holder)
         else:
             self._pages.cut(request.holder, e.after[0])
+
+    def _counts(self, e: log.Released) -> None:
+        """Outputs at an end, and how many of them count."""
+        if e.reason is not None:
+            self._outputs(e.request, e.outputs)
+        least = 0 if self.header.speculative else e.outputs  # a verify round may go beyond a stop
+        if e.reason == "FINISH_LENGTH" and e.limit is not None:
+            least = e.limit
+        if e.counted is not None and not least <= e.counted <= e.outputs:
+            told = f"between {least} and {e.outputs} outputs count for {e.request}"
+            self._part(None, Verdict("LEN-2", told, f"counts {e.counted}"))
 
     def _retract(self, request: Request, e: log.Released, kept: dict[str, Cursors | None]) -> None:
         self._outside[e.request] = None
@@ -363,13 +103,6 @@ class Validator(Beside):
     def _requeue(self, e: log.Requeued) -> None:
         self._outside.pop(e.request, None)
 
-    def _given_up(self) -> None:
-        """Retracted and not queued again: the server's last resort is to give the request up."""
-        for name in list(self._outside):
-            self._reach("the last resort: the only request is given up")
-            self._abort_queued(name)
-        self._outside.clear()
-
     @reads(log.QueueAborted, "abort of each that waits", "")
     def _abort(self, e: log.QueueAborted) -> None:
         for name in e.queued:
@@ -377,20 +110,6 @@ class Validator(Beside):
                 self._reach("an abort in the queue")
                 self._reach("an abort after a retract", request.started)
                 self._abort_queued(name)
-
-    def _abort_queued(self, name: str) -> None:
-        request = self.state.request(name)
-        assert request is not None
-        session = self.state.session(request.session)
-        self._interrupts(name)
-        self._rejected.pop(name, None)
-        self._matched.pop(name, None)
-        self._do(Abort(name))
-        if session is not None and session.slot is not None and request.started:
-            want = f"all that {session.name} keeps is wiped: {name} has written KV"
-            deviation = known.orphaned(self.header, retracted=True, rejected=False)
-            self._part(Abort(name), Verdict("SES-2", want, "keeps slot and text"), deviation)
-            self.state = known.kept_as_finished(self.state, session, request)
 
     # -- steps --------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ missing.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -86,9 +88,26 @@ def _asked_by_sglang() -> bool:
     return frame is not None and f"{os.sep}sglang{os.sep}" in frame.f_code.co_filename
 
 
+def _ask_first() -> None:
+    """Let others look for what is inert before the release imports it: they look once, or find it then."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("tvm_ffi")
+    with contextlib.suppress(ImportError):
+        asks = importlib.import_module("transformers.utils.import_utils")
+        inert = tuple(f"is_{package}" for package in INERT)
+        for name in [n for n in vars(asks) if n.startswith(inert) and n.endswith("_available")]:
+            getattr(asks, name)()
+        # What stands for a class that is not there takes registrations, and refuses all else as ever.
+        refuses = asks.DummyObject.__getattribute__
+        asks.DummyObject.__getattribute__ = lambda cls, name: (
+            (lambda *_, **__: None) if name == "register" else refuses(cls, name)
+        )
+
+
 def install() -> None:
     """Make this process ready to import `sglang`, once."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    _ask_first()
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

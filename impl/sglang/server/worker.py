@@ -7,11 +7,11 @@ PYTHON is the server environment's. Each run has a fresh process, so that it is 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import time
+import traceback
 from typing import IO
 
 import msgspec
@@ -50,8 +50,12 @@ def _forked(job: Job) -> RunOutcome:
     child = os.fork()
     if child == 0:
         os.close(read)
-        with contextlib.suppress(BaseException), os.fdopen(write, "wb") as pipe:
-            _serve(job, pipe)
+        try:
+            with os.fdopen(write, "wb") as pipe:
+                _serve(job, pipe)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:

@@ -57,6 +57,9 @@ def test_every_event_has_a_row() -> None:
 # What one change does. `numbers` are where a number stands that all of a log's other lines must agree with.
 
 
+NUMBERS = {"full": "step", "rows": "step", "tokens": "submit", "outputs": "release", "counted": "release"}
+
+
 def _numbers(lines: Lines, kind: str) -> Iterator[tuple[list[Any], int]]:
     """(list or values, index) of each number of that kind."""
     for line in lines[1:]:
@@ -65,11 +68,13 @@ def _numbers(lines: Lines, kind: str) -> Iterator[tuple[list[Any], int]]:
             cursors = [lane[-1] for lane in line["lanes"]] if event in ("extend", "decode") else []
             cursors += [line["after"]] if event == "release" and line["after"] else []
             yield from ((c, "CAE".index(kind)) for c in cursors)
-        elif event == {"full": "step", "rows": "step", "tokens": "submit"}.get(kind):
+        elif kind == "admit" and event == "admit":
+            yield from ((line["cursors"], at) for at in range(4))
+        elif event == NUMBERS.get(kind) and line[kind] is not None:
             yield line, kind  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("kind", ["C", "A", "E", "full", "rows", "tokens"])
+@pytest.mark.parametrize("kind", ["C", "A", "E", "admit", *NUMBERS])
 def test_one_number_changed_is_noticed(kind: str, written: Callable[[Lines], Path]) -> None:
     rng, path = random.Random(kind), LOGS[-1]
     assert "window" in path.stem  # without a tree every cursor is the row's own
