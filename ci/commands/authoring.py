@@ -104,6 +104,7 @@ def new_fixture(
     """Make a fixture from a trace: replayed, with every outcome, a name and a story. FILE is not changed."""
     from impl.bugs import BUGS
     from reference.blocks.clauses import EVERY_CLAUSE
+    from reference.blocks.config import EngineConfig
 
     trace = load_trace(file)
     trace = replace(trace, bug=bug or trace.bug)
@@ -117,8 +118,8 @@ def new_fixture(
     clause = clause or (BUGS[trace.bug].clause if trace.bug else trace.clause)
     if clause is not None and clause not in EVERY_CLAUSE and clause != "BROKEN":
         raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
-    release = impl.removeprefix("sglang==") if impl.startswith("sglang==") else None
-    usual = "fixtures/regressions" if release is None else f"fixtures/releases/sglang-{release}"
+    engine, _, release = impl.partition("==")
+    usual = f"fixtures/releases/{engine}-{release}" if release else "fixtures/regressions"
     folder = Path(out or usual)
     if not folder.is_dir() and (out is None or folder.exists()):
         raise Unusable(f"--out {folder}: there is no such folder")
@@ -132,9 +133,10 @@ def new_fixture(
     from ci.report import render
     from stateful_tests.check import fixtures as authoring
 
-    healthy = (resolve("torch", "cpu", None), resolve("reference", "cpu", None))
+    batches = not isinstance(trace.geometry, EngineConfig)  # of engines that pick theirs none is healthy
+    healthy = tuple(resolve(name, "cpu", None) for name in ("torch", "reference") if batches)
     system = None if impl in ("torch", "reference") else resolve(impl, device, checkout)
-    if system is None and clause is not None:
+    if system is None and (clause is not None or not batches):
         raise Unusable(f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X")
     try:
         run = _asked(partial(authoring.fixture, trace, system, healthy, clause), file)

@@ -1,9 +1,9 @@
-"""`kvspec check --impl sglang==all`: every release, one after the other, and which shows which clause."""
+"""`kvspec check --impl sglang==all`, or vllm==all: every release in turn, and which shows which clause."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from ci.commands.shared import Unusable, text_out, write_json
@@ -15,20 +15,21 @@ if TYPE_CHECKING:
     # The check of one system: its report, and what saves the traces.
     One = Callable[[str], tuple[Data, Callable[[], None]]]
 
-_ALL = "sglang==all"
-
-
 def names(impl: str) -> list[str]:
-    """The releases that `sglang==all` stands for, with the tree that is named behind it those that have it;
-    none where `impl` is one system."""
-    if impl.split("+")[0] != _ALL:
-        return []
-    from impl.sglang.releases.catalogue import TABLE
-    from impl.sglang.releases.variants import VARIANTS
+    """The releases that `sglang==all` or `vllm==all` stands for, with the tree that is named behind it those
+    that have it; none where `impl` is one system."""
+    package, *ways = impl.split("+")
+    releases: Iterable[str] = ()
+    if package == "sglang==all":
+        from impl.sglang.releases.catalogue import TABLE
+        from impl.sglang.releases.variants import VARIANTS
 
-    ways = impl.removeprefix(_ALL)
-    tree = ways.split("+")[1] if ways else ""
-    return [f"sglang=={version}{ways}" for version in VARIANTS.get(tree, TABLE)]
+        releases = VARIANTS.get(ways[0] if ways else "", TABLE)
+    elif package == "vllm==all":
+        from impl.vllm.needs import RELEASES
+
+        releases = RELEASES
+    return ["+".join([package.replace("all", version), *ways]) for version in releases]
 
 
 def check(systems: list[str], one: One, plan: Plan, json_file: str | None, *, detailed: bool) -> int:
@@ -51,9 +52,11 @@ def check(systems: list[str], one: One, plan: Plan, json_file: str | None, *, de
         interrupted = True
     code = 130 if interrupted else max(row["exit_code"] for row in rows)
     driven = [row["check"] for row in rows if row["check"] is not None]
+    asked = dict.fromkeys(m["machine"] for check in driven for m in check["clauses_by_machine"])
+    machines = list(asked or plan.machines)
     data = {
         "format": "kvspec-check-releases", "version": 1, "tier": plan.tier, "seed": plan.seed,
-        "machines": list(plan.machines), "exit_code": code, "interrupted": interrupted,
+        "machines": machines, "exit_code": code, "interrupted": interrupted,
         "systems": systems, "commands": sum(check["commands"] for check in driven),
         "seconds": round(sum(check["seconds"] for check in driven), 3), "releases": rows,
     }  # fmt: skip

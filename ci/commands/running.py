@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from stateful_tests.check.tiers import Plan
 
 
-_NO_PAGE = "pages draw rows and trees, and an engine that schedules by itself has neither"
 base_option = click.option(
     "--base", metavar="IMPL|DIR",
     help="What was there before: a violation whose trace shows it there too is no failure.",
@@ -79,8 +78,8 @@ def check(
 ) -> int:
     """Drive an implementation beside the reference and report every violated clause.
 
-    --impl sglang==all drives every release, one after the other, and prints which shows which clause; after
-    it may stand +unified, +rust, +overlap: every release that has it.
+    --impl sglang==all, or vllm==all, drives every release, one after the other, and prints which shows which
+    clause; after it may stand +unified, +rust, +overlap (+async): every release that has it.
     """
     from reference.commands import Mode
     from stateful_tests.check import tiers
@@ -140,8 +139,6 @@ def _driven(
         before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
         system = opened.enter_context(closing(resolve(impl, device, checkout)))
         plan = tiers.for_system(plan, system)
-        if html and system.capabilities.schedules:
-            raise Unusable(f"--html: {_NO_PAGE}")
         strange = ":" in impl  # a stranger's system may hold what there is once
         running = executor(jobs, ray_address, pays=not strange and device == "cpu", fork=device == "cpu")
         named = driving.Named(impl, device, checkout, **worker_limits())
@@ -199,10 +196,6 @@ def replay(
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
     loaded = [(path, load_trace(path)) for path in traces]  # all of them, before anything runs
-    from reference.blocks.config import EngineConfig
-
-    if html_file is not None and isinstance(loaded[0][1].geometry, EngineConfig):
-        raise Unusable(f"--html {html_file}: {_NO_PAGE}")
     writable_json(json_file)
     writable(html_file, "--html")
 

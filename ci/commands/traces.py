@@ -7,7 +7,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -62,7 +62,7 @@ def export(
     trace: str, form: str, out: str | None, fixed: str | None, name: str | None, title: str | None,
     force: bool, impl: str, checkout: str | None,
 ) -> int:  # fmt: skip
-    """Turn a trace into a unit test of SGLang's own classes, or into a bug report."""
+    """Turn a trace into a unit test of a release's own classes, or into a bug report."""
     loaded = load_trace(trace)
     folder = Path(out) if out is not None and (out.endswith("/") or Path(out).is_dir()) else None
     if folder is not None and form == "story":
@@ -127,21 +127,23 @@ def _pytest(
 ) -> tuple[str, str]:  # fmt: skip
     """The test, run on the release that has the fault, and on the one that must not; and for a folder the
     module that it imports."""
-    from ci.export import unit_test as exporting
+    from ci.export import engine_test, unit_test
     from ci.export.bug_report import Titles
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
     from impl.adapter import UnusableImplementation
-    from impl.sglang.process.run_test import FAILS, outcomes
-    from impl.sglang.process.system import SGLangSystem
+    from impl.process.run_test import FAILS, outcomes
+    from reference.blocks.config import EngineConfig
     from stateful_tests.lockstep import systems as registry
 
-    if not re.match(r"sglang($|==|\+)", impl):
-        raise Unusable(f"--as pytest makes a test of SGLang's classes: --impl sglang==VERSION, not {impl}")
+    exporting: Any = engine_test if isinstance(trace.geometry, EngineConfig) else unit_test
+    engine = "vllm" if exporting is engine_test else "sglang"
+    if not re.match(rf"{engine}($|==|\+)", impl):
+        use = f"--impl {engine}==VERSION"
+        raise Unusable(f"--as pytest makes a test of a release's classes: {use}, not {impl}")
     try:
         target = None if fixed is None else exporting.target(fixed)
         system = registry.resolve(impl, checkout=checkout, calls=True)
-        assert isinstance(system, SGLangSystem)
         try:
             module = "" if folder is None else exporting.shared_module(system, target)
             titles, beside = Titles(*names), folder is not None
@@ -156,7 +158,7 @@ def _pytest(
             if target is not None:
                 wanted.append((target.name, 0))
                 runs.append((target.root, target.version, [scratch]))
-            ends = outcomes(*runs)
+            ends = outcomes(*runs, hook=exporting.HOOK)
     except (NotExportable, UnusableImplementation) as error:
         raise Unusable(f"{file}: {error}") from error
     said = {0: "passes", FAILS: "fails"}

@@ -7,10 +7,12 @@ whether a clause holds, and nothing prints.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ci.explain import cursors, lifecycle, pages, tree
-from ci.explain.history import Claim, History
+from ci.explain import blocks, cursors, lifecycle, pages, tree
+from ci.explain.history import Claim, History, Past
+from reference.blocks.clauses import BlockStep
+from reference.commands import Broken
 from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
@@ -35,16 +37,17 @@ def explanation_of(run: Run) -> Explanation | None:
         row = run.rows[violation.step]
         failed = f"command {violation.step} ({describe(row.command)}) makes the system fail"
         failed += f", {violation.observed.rstrip('.')}"
-        return Explanation(f"{failed}; by the rules it is {say(row.outcome)}.")
-    history = History(run, violation, step)
-    rule = _RULES.get(violation.clause)
+        ruled = "" if isinstance(row.outcome, Broken) else f"; by the rules it is {say(row.outcome)}"
+        return Explanation(f"{failed}{ruled}.")
+    past: Any = Past(run, violation) if isinstance(step, BlockStep) else History(run, violation, step)
+    rule = blocks.rule if isinstance(step, BlockStep) else _RULES.get(violation.clause)
     try:
-        text = rule(history) if rule is not None else None
+        text = rule(past) if rule is not None else None
     except (LookupError, AssertionError, StopIteration):
         text = None  # a view that is odd in more ways than the clause says: expected and observed remain
-    return Explanation(history.words(f"{text or _fallback(history)}."), tuple(history.claims))
+    return Explanation(past.words(f"{text or _fallback(past)}."), tuple(past.claims))
 
 
-def _fallback(history: History) -> str:
-    expected, observed = history.violation.expected, history.violation.observed.replace("\n", "; ")
-    return f"after {history.here} the rules want: {expected}; the system shows: {observed}"
+def _fallback(past: Past) -> str:
+    expected, observed = past.violation.expected, past.violation.observed.replace("\n", "; ")
+    return f"after {past.here} the rules want: {expected}; the system shows: {observed}"

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ci.compare.differences import CURSORS, POOL, spans
 from reference.clauses.facts import Owned
@@ -18,7 +18,7 @@ from reference.clauses.step import Step
 from stateful_tests.lockstep.results import Moment, Run, Violation
 from stateful_tests.traces.notation import format_command as describe
 
-Holds = Callable[[Moment], bool]
+Holds = Callable[[Any], bool]  # of a Moment, or an EngineMoment
 
 
 class Claim(NamedTuple):
@@ -29,13 +29,12 @@ class Claim(NamedTuple):
     holds: Holds
 
 
-class History:
+class Past:
     """A run that ended with a violation, at whose last moment one stands and looks back."""
 
-    def __init__(self, run: Run, violation: Violation, step: Step) -> None:
-        self.run, self.violation, self.step = run, violation, step
+    def __init__(self, run: Run, violation: Violation) -> None:
+        self.run, self.violation = run, violation
         self.now, self.before = run.history[-1], run.history[-2]
-        self.page_size = step.config.geometry.page_size
         self.claims: list[Claim] = []
 
     def command(self, index: int) -> str:
@@ -81,11 +80,17 @@ class History:
         or_before = " or before" if index == self.run.first else ""  # what was before is not known any more
         return f"since {self.command(index)}{or_before}"
 
-    def last_before(self, holds: Holds) -> Moment | None:
+    def last_before(self, holds: Holds) -> Any:
         """The last earlier moment at which something was so."""
         return next((m for m in reversed(self.run.history[:-1]) if holds(m)), None)
 
-    # Pages.
+
+class History(Past):
+    """The past of pages, rows and trees."""
+
+    def __init__(self, run: Run, violation: Violation, step: Step) -> None:
+        super().__init__(run, violation)
+        self.step, self.page_size = step, step.config.geometry.page_size
 
     def place(self, owned: Owned) -> tuple[str, str]:
         """Who has a page and for which positions, such as "s1", "[4, 8)"."""
@@ -140,7 +145,7 @@ class History:
         return "; until then it was free" if page in was.facts.pools[pool].free else ""
 
 
-def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Moment) -> bool:
+def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> bool:
     return holds(moment, *more)
 
 

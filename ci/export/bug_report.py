@@ -87,10 +87,12 @@ def story(data: Data, file: str, options: str, asked: Titles = AS_MADE) -> str:
     if data["argument"]:
         lines += [*_paragraph(data["argument"][:1].upper() + data["argument"][1:]), ""]
     lines += [f"{where} breaks this rule:", ""]
-    lines += [f"> {violation['clause']}: {violation['sentence']}", ">", f"> {LEGEND}", ""]
-    lines += ["| | expected | observed |", "|---|---|---|"]
+    engine = "config" in trace  # which schedules by itself, and has no cursors
+    lines += [f"> {violation['clause']}: {violation['sentence']}", *([] if engine else [">", f"> {LEGEND}"])]
+    lines += ["", "| | expected | observed |", "|---|---|---|"]
     lines += [f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses]
-    lines += ["", "## The commands", "", "| # | command | by the rules | changes |", "|---|---|---|---|"]
+    done = "outcome" if engine else "by the rules"
+    lines += ["", "## The commands", "", f"| # | command | {done} | changes |", "|---|---|---|---|"]
     for row in data["rows"]:
         cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))
         marked = [f"**{cell}**" if row["violates"] and cell else cell for cell in map(_markdown, cells)]

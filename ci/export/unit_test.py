@@ -98,17 +98,27 @@ def unit_test(
     body = [*itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
     late = [line for name, line in system.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
-    body += ["", *_comment(f"{clause}. Expected {wanted}"), *_comment(f"{system.name}: {observed}")]
+    body += ["", *comment(f"{clause}. Expected {wanted}"), *comment(f"{system.name}: {observed}")]
     code = "\n".join([*started(trace.geometry, "\n".join(body)), *body, text])
     if beside:
         needed = imports(code, system, versions)
     else:
         needed = definitions(code, trace.geometry, system, versions, sessions=sessions)
-    words = named.words(file, clause, kind_name(type(run.last)))
+    return assembled(
+        trace, file, clause, run.last, needed, code, named, named.of(system.name), fixed and fixed.name
+    )
+
+
+def assembled(
+    trace: Trace, file: str, clause: str, last: object, needed: str, code: str, named: Titles, faulty: str,
+    fixed: str | None,
+) -> str:  # fmt: skip
+    """The text of a test. last: the command that violates `clause`; needed: definitions before the test."""
+    words = named.words(file, clause, kind_name(type(last)))
     name = re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_") or "trace"
     camel = "".join(word.capitalize() for word in name.split("_"))
     return "\n".join([
-        _docstring(named.heading(words), trace, file, named.of(system.name), fixed and fixed.name, clause),
+        _docstring(named.heading(words), trace, file, faulty, fixed, clause),
         "",
         needed, "", "",
         f"class Test{camel}(unittest.TestCase):",
@@ -116,6 +126,9 @@ def unit_test(
         textwrap.indent(code, " " * 8), "", "",
         'if __name__ == "__main__":', "    unittest.main()", "",
     ])  # fmt: skip
+
+
+HOOK = "impl.sglang.process.testing:hook"  # loads a release for its tests
 
 
 def shared_module(system: SGLangSystem, fixed: ReleaseTarget | None = None) -> str:
@@ -165,10 +178,10 @@ def commented(command: str, outcome: Outcome, calls: Sequence[str], *, sessions:
     text = text.strip("\n")
     if sessions:
         text = re.sub(r"(finish\(server, \w+\))\nserver\.reap\(\)", r"\1", text)
-    return ["", *_comment(command + refused), *(text.split("\n") if text else ())]
+    return ["", *comment(command + refused), *(text.split("\n") if text else ())]
 
 
-def _comment(text: str) -> list[str]:
+def comment(text: str) -> list[str]:
     return textwrap.wrap(render.plain(text), 98, initial_indent="# ", subsequent_indent="# ")
 
 

@@ -17,6 +17,7 @@ from ci.explain import explanation_of
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
+from reference.blocks.config import EngineConfig
 from reference.commands import Mode, Refused
 from stateful_tests.check.tiers import Plan
 from stateful_tests.coverage import required as coverage
@@ -282,7 +283,8 @@ def run_data(run: Run) -> Data:
 def _explained(run: Run) -> Data:
     """Why the violation cannot be, where the sides differ, and how it came to that."""
     argued = explanation_of(run)
-    states = snapshot.snapshots(run, ledger.MAX_ROWS) if argued is not None else []
+    drawn = argued is not None and not isinstance(run.trace.geometry, EngineConfig)
+    states = snapshot.snapshots(run, ledger.MAX_ROWS) if drawn else []
     return {
         "argument": argued.text if argued is not None else None,
         "differences": states[-1]["differences"] if states else [],

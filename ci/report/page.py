@@ -20,10 +20,11 @@ from ci import TEMPLATES, Data
 from ci.compare.differences import CURSORS, POOL, trouble
 from ci.compare.ledger import ledger, letters
 from ci.compare.snapshot import snapshots
-from ci.report import render
+from ci.report import engine_page, render
 from ci.report.page_row import ROOM, UNIT, drawing
 from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
+from reference.blocks.config import EngineConfig
 from reference.commands import Admit
 from reference.geometry import Geometry
 from stateful_tests.lockstep.results import Run
@@ -45,8 +46,15 @@ def page(data: Data, run: Run) -> str:
     )  # fmt: skip
     script = _source(environment, "replay.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("replay.html").render(
-        **_content(data, run),
+    engine = isinstance(run.trace.geometry, EngineConfig)
+    drawn = engine_page.content(data, run) if engine else _content(data, run)
+    violation = data["violation"]
+    return environment.get_template("engine.html" if engine else "replay.html").render(
+        **drawn,
+        data=data,
+        title=violation["clause"] if violation is not None else _name(data),
+        argument=_opened(data["argument"] or violation["observed"]) if violation is not None else "",
+        violated=_violated(violation) if violation is not None else [],
         style=Markup(_source(environment, "replay.css")),
         script=Markup(script),
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
@@ -67,6 +75,8 @@ def _inert(value: Any) -> str:
 
 def states(run: Run) -> list[Data]:
     """What a page shows, as data."""
+    if isinstance(run.trace.geometry, EngineConfig):
+        return engine_page.states(run)
     return snapshots(run, MAX_STEPS)
 
 
@@ -97,15 +107,11 @@ def _content(data: Data, run: Run) -> Data:
             }
         )
         before = state
-    violation = data["violation"]
+    policy_is_free = any(m.step is not None and m.step.tree_policy_is_free for m in run.history)
     return {
-        "data": data,
-        "title": violation["clause"] if violation is not None else _name(data),
-        "argument": _opened(data["argument"] or violation["observed"]) if violation is not None else "",
-        "violated": _violated(violation) if violation is not None else [],
         "steps": steps,
         "left_out": len(run.rows) - len(shown),
-        "start": _start(shown, violation is not None),
+        "start": _start(shown, data["violation"] is not None),
         "ledger": rows,
         "owners": owners,
         "two_sided": two_sided,
@@ -114,7 +120,8 @@ def _content(data: Data, run: Run) -> Data:
         "cursor_names": CURSORS,
         "window": geometry.window,
         "tree": geometry.tree,
-        "tree_policy_is_free": any(m.step is not None and m.step.tree_policy_is_free for m in run.history),
+        "tree_policy_is_free": policy_is_free,
+        "story_open": policy_is_free,
         "letters": letters(run, shown),
     }
 

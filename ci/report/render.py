@@ -165,7 +165,7 @@ def releases(out: Console, data: Data) -> None:
     machines = data["machines"]
     lines = [["release", "commands", "seconds", *machines, "not asked"]]
     for row in data["releases"]:
-        name, check = row["implementation"].removeprefix("sglang=="), row["check"]
+        name, check = row["implementation"].rpartition("==")[2], row["check"]
         if check is None:
             lines.append([name, "", "", *[""] * len(machines), f"all: {row['unusable']}"])
             continue
@@ -260,7 +260,9 @@ def _steps(out: Console, data: Data) -> None:
     """What each command changed, by the rules."""
     rows = data["rows"]
     _left_out(out, MAX_ROWS, len(rows))
-    steps = table("#", "command", "reference", "what changes and what is freed, by the rules")
+    engine = "config" in data["trace"]  # which picks what it does: there is nothing beside it
+    by_the_rules = ("reference", "what changes and what is freed, by the rules")
+    steps = table("#", "command", *(("outcome", "what it did") if engine else by_the_rules))
     for row in rows[-MAX_ROWS:]:
         mark = "> " if row["violates"] else "  "
         lines = changes(row)

@@ -6,9 +6,12 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
+
+from impl import HOME
 
 Place = tuple[str, int, str]  # file, line, function
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -30,6 +33,33 @@ def described(error: BaseException, root: Path | None = None) -> str:
         file, line, _ = _own(places, root)
         message = linecache.getline(file, line).strip()
     return f"{type(error).__name__}: {message}{_at(places, root)}"
+
+
+def fault_of_adapter(error: Exception, root: Path, modules: str, unset: str, values: str) -> str | None:
+    """Why the adapter does not fit the files under `root`, where that is what raised `error`.
+
+    modules: its file that says what is loaded; values: the one with settings; unset: a pattern of a line that
+    asks for one that it does not have.
+    """
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    stands_in = type(getattr(error, "obj", None)).__module__.startswith("impl.")
+    if called := re.match(r"TypeError: (\w+)\.\w+\(\)", said):  # with arguments that a stand-in does not take
+        ours = [vars(module) for name, module in sys.modules.items() if name.startswith("impl.")]
+        stands_in = any(called[1] in names for names in ours)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(HOME / "impl"):
+            return f"{said} at {file.relative_to(HOME)}:{frame.lineno}, in the adapter"
+        if file.is_relative_to(root):
+            at = f"at {file.relative_to(root)}:{frame.lineno}"
+            if stands_in:
+                return f"{said} {at}, which asks more of the adapter's stand-in"
+            if "'Inert" in said:
+                return f"{said} {at}, which uses a module that is not loaded ({modules})"
+            if "NoneType" in said and (found := re.search(unset, frame.line or "")):
+                return f"{said} {at}: the adapter has no value for the setting {found[0]} ({values})"
+            return None
+    return None
 
 
 def kind_of(failure: str) -> str:

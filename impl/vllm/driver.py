@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
+from impl.process.failures import fault_of_adapter
+from impl.vllm.bare_scheduler import results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.vllm.runner import ModelRunner, Ran
@@ -30,11 +32,14 @@ class EngineDriver:
 
     def __init__(self, root: Path, overlap: bool = False) -> None:
         install(root)
+        self._root = root
         self.overlap = overlap
         self._methods = runner_methods(root)
         runner = (root / RUNNER).read_text(encoding="utf-8")
         self._spec_overlap = "def _get_valid_sampled_token_count" in runner
-        self._statuses = importlib.import_module("vllm.v1.request").RequestStatus
+        request = importlib.import_module("vllm.v1.request")
+        self._statuses = request.RequestStatus
+        self._resumable = "resumable" in inspect.signature(request.Request.__init__).parameters
         self._outputs = importlib.import_module("vllm.v1.outputs")
         self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
         self._commands: dict[type, Callable[[Any], Reason | None]] = {
@@ -63,7 +68,16 @@ class EngineDriver:
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         self._lanes, self._given, self._reset_done = (), (), False
-        refused = self._commands[type(command)](command)
+        try:
+            refused = self._commands[type(command)](command)
+        except UnusableImplementation:
+            raise
+        except Exception as error:  # what goes wrong in the adapter is never said of the release
+            files = "modules.py", r"\w*config\.\w+", "bare_scheduler.py"
+            if (why := fault_of_adapter(error, self._root, *files)) is None:
+                raise
+            said = f"{self._root} does not fit the adapter: {why}"
+            raise UnusableImplementation(f"{said} (CONTRIBUTING.md, 'A new release of vLLM')") from error
         return Done() if refused is None else Refused(refused)
 
     def close(self) -> None:
@@ -89,6 +103,8 @@ class EngineDriver:
             return Reason.BAD_LENGTH
         if self._known(command.request) is not None:
             return Reason.REQUEST_EXISTS
+        if command.resumable and not self._resumable:
+            return Reason.UNFAITHFUL  # there were no streaming sessions yet
         tokens = self._tokens(command)
         name = f"{command.request}-{self._sent}"
         request = self._request(name, tokens, command.max_tokens, command.priority, command.resumable)
@@ -160,7 +176,7 @@ class EngineDriver:
         if ran.lanes:
             self._in_flight.append((scheduled, ran))
         else:
-            self.scheduler.update_from_output(scheduled, self._results(ran))
+            self.scheduler.update_from_output(scheduled, results(ran.sampled))
         self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
         return None
 
@@ -176,7 +192,7 @@ class EngineDriver:
             return Reason.WRONG_PHASE
         self._exhausted = False
         scheduled, ran = self._in_flight.popleft()
-        given = self.scheduler.update_from_output(scheduled, self._results(ran))
+        given = self.scheduler.update_from_output(scheduled, results(ran.sampled))
         self._given = tuple(
             Output(self._names[out.request_id], tuple(out.new_token_ids), _reason(out.finish_reason))
             for one in given.values()
@@ -190,16 +206,6 @@ class EngineDriver:
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
         return None
-
-    def _results(self, ran: Ran) -> Any:
-        names = list(ran.sampled)
-        kind = self._outputs.ModelRunnerOutput
-        offered = {
-            "req_ids": names, "req_id_to_index": {name: at for at, name in enumerate(names)},
-            "sampled_token_ids": [list(tokens) for tokens in ran.sampled.values()],
-            "logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": [],
-        }  # fmt: skip
-        return kind(**{k: v for k, v in offered.items() if k in inspect.signature(kind).parameters})
 
     # -- facts ------------------------------------------------------------------------------------
 

@@ -1,23 +1,14 @@
-"""A release's own scheduler, started with the sizes of an EngineConfig.
-
-What a server works out from its flags and its model is a bag of values here; what differs between releases is
-told by the parameters of their own functions.
-"""
+"""A release's own scheduler, started with the sizes of an EngineConfig, and hashes that tell their tokens."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from impl.adapter import UnusableImplementation
-from impl.vllm.modules import Values, StructuredOutput
-from reference.blocks.commands import STOP_TOKEN
+from impl.vllm.bare_scheduler import made
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import chain
-
-EOS = 0  # no text holds it
 
 
 class Stamps:
@@ -57,123 +48,8 @@ def start(config: EngineConfig, overlap: bool, stamps: Stamps) -> tuple[Any, Cal
 
     overlap: the asynchronous one. Raises UnusableImplementation where the release refuses the configuration.
     """
-    scheduler = takes = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
-    if overlap:
-        scheduler = importlib.import_module("vllm.v1.core.sched.async_scheduler").AsyncScheduler
-    utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     try:
-        pool = _pool(config)
-        settings = _settings(config, overlap)
-        block_size, hash_size = _block_sizes(utils, pool, settings, config)
-        settings.cache_config.block_size = block_size
-        offered = {
-            "vllm_config": settings, "kv_cache_config": pool, "block_size": block_size,
-            "hash_block_size": hash_size, "structured_output_manager": StructuredOutput(), "log_stats": False,
-        }  # fmt: skip
-        made = scheduler(**_taken(takes.__init__, offered))
-        utils.init_none_hash(stamps)
-        hasher = {"caching_hash_fn": stamps, "num_hash_lookahead_tokens": settings.num_hash_lookahead_tokens}
-        sizes = {"hash_block_size": hash_size, "block_size": hash_size}
-        by = utils.get_request_block_hasher(**_taken(utils.get_request_block_hasher, hasher | sizes))
+        return made(config, overlap, stamps)
     except Exception as error:
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnusableImplementation(f"this vLLM refuses the configuration: {said}") from error
-    return made, _requests(by if config.caching else None)
-
-
-def _taken(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that the release's function has a parameter for."""
-    return {name: value for name, value in offered.items() if name in inspect.signature(function).parameters}
-
-
-def _pool(config: EngineConfig) -> Any:
-    interface = importlib.import_module("vllm.v1.kv_cache_interface")
-    torch = importlib.import_module("torch")
-    groups = []
-    for at, group in enumerate(config.groups):
-        kind = interface.FullAttentionSpec if group.window is None else interface.SlidingWindowSpec
-        shape = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32, "use_mla": False}
-        if group.window is not None:
-            shape["sliding_window"] = group.window
-        spec = kind(**_taken(kind, shape | {"block_size": group.block_size}))
-        groups.append(interface.KVCacheGroupSpec([f"layer{at}"], spec))
-    return interface.KVCacheConfig(num_blocks=config.blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
-
-
-def _block_sizes(utils: Any, pool: Any, settings: Any, config: EngineConfig) -> tuple[int, int]:
-    """Tokens of the scheduler's block and of a hash."""
-    sizes = {group.block_size for group in config.groups}
-    settings.cache_config.block_size = min(sizes)
-    if hasattr(utils, "resolve_kv_cache_block_sizes"):
-        scheduler_size, hash_size = utils.resolve_kv_cache_block_sizes(pool, settings)
-        return int(scheduler_size), int(hash_size)
-    return min(sizes), min(sizes)  # the release asserts what it needs of them
-
-
-def _settings(config: EngineConfig, overlap: bool) -> Values:
-    """VllmConfig, as far as it is asked."""
-    drafts, eagle = config.drafts, config.eagle
-
-    def yes_if_eagle() -> bool:
-        return eagle
-
-    def no() -> bool:
-        return False
-
-    speculative = Values(
-        num_speculative_tokens=drafts, max_num_new_slots_for_drafting=0, disable_eagle_block_drop=False,
-        use_eagle=yes_if_eagle, use_eagle_block_drop=yes_if_eagle, needs_eagle_block_drop=yes_if_eagle,
-        uses_draft_model=no, use_dflash=no, use_dspark=no, use_ngram_gpu=no, use_multi_module_mtp=no,
-        uses_extract_hidden_states=no,
-    )  # fmt: skip
-    return Values(
-        scheduler_config=Values(
-            max_num_seqs=config.max_seqs, max_num_batched_tokens=config.max_batched_tokens,
-            max_model_len=config.max_model_len, policy="priority" if config.priority else "fcfs",
-            long_prefill_token_threshold=config.long_prefill, enable_chunked_prefill=config.chunked,
-            chunked_prefill_enabled=config.chunked, async_scheduling=overlap, watermark=0.0,
-            max_num_partial_prefills=1, max_long_partial_prefills=1, prefill_schedule_interval=1,
-            max_num_encoder_input_tokens=0, encoder_cache_size=0, disable_hybrid_kv_cache_manager=False,
-            scheduler_reserve_full_isl=True,
-        ),
-        cache_config=Values(
-            num_gpu_blocks=config.blocks + 1, enable_prefix_caching=config.caching, mamba_cache_mode="none",
-        ),
-        model_config=Values(max_model_len=config.max_model_len, runner_type="generate"),
-        parallel_config=Values(
-            pipeline_parallel_size=1, decode_context_parallel_size=1, prefill_context_parallel_size=1,
-            data_parallel_size=1, data_parallel_rank=0, data_parallel_index=0,
-        ),
-        observability_config=Values(per_request_spec_decode_metrics="none"),
-        speculative_config=speculative if drafts else None, num_speculative_tokens=drafts,
-        num_lookahead_tokens=drafts if eagle else 0, num_prefill_lookahead_tokens=int(eagle),
-        num_hash_lookahead_tokens=int(eagle and config.caching), use_v2_model_runner=False,
-        max_concurrent_batches=1 + overlap,
-        max_in_flight_tokens=(1 + overlap) * config.max_batched_tokens,
-        ec_manager_config=Values(get_encoder_cache_manager_obj=lambda: None),
-        aux_output_config=Values(enabled=False),
-    )  # fmt: skip
-
-
-def _requests(hasher: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Makes requests as the front end hands them to the scheduler; the clock is the order of arrival."""
-    kind = importlib.import_module("vllm.v1.request").Request
-    parameters = inspect.signature(kind.__init__).parameters
-    arrivals = iter(range(1 << 40))
-
-    def make(name: str, tokens: list[int], max_tokens: int, priority: int, resumable: bool) -> Any:
-        sampling = Values(
-            max_tokens=max_tokens, min_tokens=0, stop_token_ids=[STOP_TOKEN], eos_token_id=EOS,
-            all_stop_token_ids={STOP_TOKEN},
-        )  # fmt: skip
-        offered = {
-            "request_id": name, "prompt_token_ids": tokens, "sampling_params": sampling,
-            "pooling_params": None, "eos_token_id": EOS, "priority": priority,
-            "arrival_time": float(next(arrivals)),
-            "block_hasher": hasher, "resumable": resumable,
-        }  # fmt: skip
-        if resumable and "resumable" not in parameters:
-            raise UnusableImplementation("this vLLM has no streaming sessions (Request has no `resumable`)")
-        return kind(**{name: value for name, value in offered.items() if name in parameters})
-
-    return make

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from impl.isolation import Bookkeeping, Inert, Provided, cut
 from impl.isolation import install as install_hook
+from impl.vllm.bare_scheduler import Values
 
 REAL = (
     "vllm.v1.core", "vllm.v1.request", "vllm.v1.kv_cache_interface", "vllm.v1.kv_cache_layout",
@@ -21,21 +23,10 @@ _NEVER_RUN = (
     "zmq", "uvloop", "prometheus_client", "cbor2", "xxhash", "transformers", "PIL", "pydantic", "cachetools",
     "cloudpickle", "psutil", "regex", "setproctitle", "yaml", "vllm_flash_attn", "blake3",
 )  # fmt: skip
+VLLM = Bookkeeping("vllm", REAL, imported_only=("numpy", "msgspec", *_NEVER_RUN))
 # The worker's own code that keeps requests and block tables from what the scheduler sends.
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 RUNNER_METHODS = ("_update_states", "_update_streaming_request")
-
-
-class Values:
-    """Attributes as given; any other is None."""
-
-    def __init__(self, **values: Any) -> None:
-        self.__dict__.update(values)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
 
 
 class _Logger(logging.Logger):
@@ -82,18 +73,6 @@ def _no(*_: Any, **__: Any) -> bool:
     return False
 
 
-class StructuredOutput(Inert):
-    """Accepts every token: no request asks for a grammar."""
-
-    def validate_tokens(self, _: Any, tokens: list[int]) -> list[int]:
-        return tokens
-
-    def accept_tokens(self, *_: Any) -> bool:
-        return True
-
-    should_advance = staticmethod(_no)
-
-
 def _provided() -> Provided:
     def size(dtype: Any) -> int:
         return int(sys.modules["torch"].tensor([], dtype=dtype).element_size())
@@ -129,12 +108,11 @@ def _provided() -> Provided:
     }  # fmt: skip
 
 
-def install(root: Path) -> None:
-    """Hook the imports of this process up to the vLLM under `root`."""
+def install(root: Path, _: str = "") -> None:
+    """Hook the imports of this process up to the vLLM under `root`, of whichever version."""
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
-    modules = Bookkeeping("vllm", REAL, inert=never, imported_only=("numpy", "msgspec", *_NEVER_RUN))
-    install_hook(root, modules, _provided())
+    install_hook(root, replace(VLLM, inert=never), _provided())
 
 
 def runner_methods(root: Path) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class _Batch:
         self.rows: list[list[list[int]]] = [[] for _ in range(size)]
         self.block_table = self
         self.token_ids_cpu = self.is_token_ids = _Ignored()
+        self.spec_token_ids: list[list[int]] = [[] for _ in range(size)]
 
     def append_row(self, blocks: Sequence[Sequence[int]], index: int) -> None:
         for row, more in zip(self.rows[index], blocks):
@@ -170,10 +171,10 @@ class ModelRunner:
 
     def proposed(self, names: Sequence[str], most: int) -> dict[str, list[int]]:
         """Drafts that follow what the device has of each request."""
-        return {name: self._drafts(self._text[name][1], most) for name in names if name in self._text}
+        return {name: self.drafts(self._text[name][1], most) for name in names if name in self._text}
 
     @staticmethod
-    def _drafts(stamps: list[int], count: int) -> list[int]:
+    def drafts(stamps: list[int], count: int) -> list[int]:
         drafts, stamp = [], stamps[-1] if stamps else 0
         for _ in range(count):
             drafts.append(greedy(stamp))
@@ -196,7 +197,7 @@ class ModelRunner:
         inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own)]
         last = start + own - 1
         stamp = stamps[last] if 0 <= last < len(stamps) else 0
-        drafts = self._drafts([stamp], len(given)) if self.overlap else list(given)
+        drafts = self.drafts([stamp], len(given)) if self.overlap else list(given)
         inputs += drafts if real else [UNKNOWN] * len(given)
         sampled: list[int] = []
         for draft in drafts if real else ():

@@ -8,6 +8,7 @@ import sys
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
+from impl.vllm.needs import require
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import Mode
 
@@ -42,6 +43,8 @@ class VLLMSystem(WorkerSystem):
             assert version is not None
             self.root = release_root(version)
             self.name = f"vllm=={version}"
+        require(self.root, self.name)
+        self.release = version or "checkout"
         self.name += "+async" * overlap
 
     def command_line(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 
 from impl.adapter import EngineSystem, UnusableImplementation
 from impl.process.failures import described
@@ -12,7 +12,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.ledger import Ledger
 from reference.commands import Broken, Done, Outcome, Refused
-from stateful_tests.lockstep.results import Row, Run, Tally, Trace, Violation
+from stateful_tests.lockstep.results import KEPT, EngineMoment, Row, Run, Tally, Trace, Violation
 
 
 class EngineLockstep:
@@ -37,12 +37,13 @@ class EngineLockstep:
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         system.reset(config)
         self.facts: BlockFacts = system.view()
+        self.step: BlockStep | None = None  # the last one, unless the engine broke in it
 
     def do(self, command: EngineCommand) -> Outcome:
         """Run one command; sets `violation` if it leaves the specification."""
         assert self.violation is None, "the run has ended with a violation"
         index, before = self.steps, self.facts
-        self.steps += 1
+        self.steps, self.step = index + 1, None
         try:
             outcome = self.system.apply(command)
             if not isinstance(outcome, Broken):
@@ -58,7 +59,7 @@ class EngineLockstep:
         if isinstance(outcome, Refused) and self._refusals is not None:
             self._refusals[outcome.reason.value] += 1
         lanes, outputs = self.ledger.follow(command, self.facts) if done else ([], [])
-        step = BlockStep(
+        step = self.step = BlockStep(
             self.ledger.config, command, not done, before, self.facts, lanes, outputs, self.ledger.bearers
         )
         failures = broken(step, self.waived)
@@ -78,16 +79,18 @@ def replay_engine(system: EngineSystem, trace: Trace) -> Run:
     """Run a trace and record what each command did, up to the first violation."""
     lockstep = EngineLockstep(system, trace.geometry, clause=trace.clause)
     stated, rows = dict(trace.expected), []
+    history = deque([EngineMoment(lockstep.facts, None)], maxlen=KEPT)
     for index, command in enumerate(trace.commands):
         before = lockstep.facts
         outcome = lockstep.do(command)
+        history.append(EngineMoment(lockstep.facts, lockstep.step))
         rows.append(Row(command, outcome, tree=tuple(_said(before, lockstep.facts))))
         if lockstep.violation is None and index in stated and type(stated[index]) is not type(outcome):
             want, got = (type(o).__name__.lower() for o in (stated[index], outcome))
             lockstep.violation = Violation("TRACE", index, f"the trace states {want}", got)
         if lockstep.violation is not None:
             break
-    return Run(trace, system.name, tuple(rows), lockstep.violation, (), lockstep.waived)
+    return Run(trace, system.name, tuple(rows), lockstep.violation, tuple(history), lockstep.waived)
 
 
 def _said(before: BlockFacts, now: BlockFacts) -> list[str]:

@@ -31,11 +31,10 @@ from reference.ledger import State, full_pages, holders, swa_pages
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed
-from stateful_tests.lockstep.results import Moment, Row, Run, Tally, Trace, Violation
+from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation
 from stateful_tests.lockstep.tree_diff import tree_changes
 
 _NOTHING = View({}, {}, (), (), {}, ())  # of a system that could not be started
-KEPT = 2000  # moments of a replayed trace: what its end is explained from
 
 
 def check_serial(state: State) -> None:

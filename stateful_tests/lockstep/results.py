@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from impl.adapter import View
+from reference.blocks.clauses import BlockStep
+from reference.blocks.facts import BlockFacts
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
 from reference.ledger import State
+
+KEPT = 2000  # moments of a replayed trace: what its end is explained from
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +97,27 @@ class Moment(NamedTuple):
     locks: Locks
 
 
+class EngineMoment(NamedTuple):
+    """An engine that schedules by itself, at rest: its facts, and the command that led there with what its
+    clauses ask; None at the start, and where the engine broke."""
+
+    facts: BlockFacts
+    step: BlockStep | None
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A trace replayed on a system: its rows, up to and including the violation if there is one.
 
-    history: the start, then the moment after each row; of long runs the end alone.
-    waived: clauses that the system was not asked for.
+    history: the start, then the moment after each row; of long runs the end alone. Moments, or
+    EngineMoments. waived: clauses that the system was not asked for.
     """
 
     trace: Trace
     system: str
     rows: tuple[Row, ...]
     violation: Violation | None
-    history: tuple[Moment, ...] = field(default=(), compare=False, repr=False)
+    history: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     waived: frozenset[str] = frozenset()
 
     @property

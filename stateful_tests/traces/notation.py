@@ -7,7 +7,7 @@ line here, but for lanes or for better words than the names of its fields.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, NamedTuple, get_type_hints
 
@@ -169,6 +169,7 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
 }  # fmt: skip
 NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in (*COMMANDS, *ENGINE_COMMANDS)}
 _KINDS = {kind_name(kind): kind for kind in COMMANDS}  # what can be typed
+ENGINE_KINDS = {kind_name(kind): kind for kind in ENGINE_COMMANDS}
 USAGES = {name: name + "".join(part.usage for part in NOTATION[kind]) for name, kind in _KINDS.items()}
 
 
@@ -178,22 +179,24 @@ def format_command(command: Command | EngineCommand) -> str:
     return kind_name(kind) + "".join(part.write(command) for part in NOTATION[kind])
 
 
-def parse(line: str) -> Command:
-    """The command that `line` stands for; blanks count once. Raises NotationError."""
+def parse(line: str, kinds: Mapping[str, type] = _KINDS) -> Any:
+    """The command of these kinds that `line` stands for; blanks count once. Raises NotationError."""
     words = " ".join(line.split())
     name, blank, rest = words.partition(" ")
-    if name not in _KINDS:
-        raise NotationError(f"{name!r:.40} is no command; commands: {', '.join(_KINDS)}")
-    kind = _KINDS[name]
+    if name not in kinds:
+        raise NotationError(f"{name!r:.40} is no command; commands: {', '.join(kinds)}")
+    kind = kinds[name]
     found = re.fullmatch("".join(part.pattern for part in NOTATION[kind]), blank + rest, re.ASCII)
     if found is None:
-        raise NotationError(f"expected: {USAGES[name]}; got {words!r:.80}")
+        usage = name + "".join(part.usage for part in NOTATION[kind])
+        raise NotationError(f"expected: {usage}; got {words!r:.80}")
     values: dict[str, Any] = {}
     for part in NOTATION[kind]:
         values |= part.read(found.groupdict())
-    command: Command = kind(**values)
+    command = kind(**values)
     try:
-        check_command(command)
+        if kinds is _KINDS:
+            check_command(command)
     except TraceError as error:
         raise NotationError(f"{words:.80}: {error.path.removeprefix('$.')}: {error.reason}") from None
     return command

@@ -7,15 +7,14 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from impl import HOME
 from impl.adapter import Capabilities, UnusableImplementation, View
 from impl.process import wire
+from impl.process.failures import fault_of_adapter
 from impl.process.worker import serve
 from reference.commands import Command, Outcome
 from reference.geometry import Geometry
@@ -23,8 +22,6 @@ from reference.geometry import Geometry
 if TYPE_CHECKING:
     from impl.sglang.scheduler.call_log import Calls
     from impl.sglang.scheduler.driver import Driver
-
-_ADAPTER = HOME / "impl"
 
 
 class _Release:
@@ -64,7 +61,11 @@ class _Release:
         except UnusableImplementation:
             raise
         except Exception as error:
-            if (why := fault_of_adapter(error, self._root)) is not None:
+            from impl.sglang.parts.doubles import UNSET
+
+            unset = rf"\b({'|'.join(map(re.escape, sorted(UNSET))) or '(?!)'})\b"
+            files = "parts/modules.py", unset, "parts/doubles.py"
+            if (why := fault_of_adapter(error, self._root, *files)) is not None:
                 raise UnusableImplementation(
                     f"{self._root} is not of the {self._driver.release.version} kind: {why}"
                     " (CONTRIBUTING.md, 'A new release of SGLang')"
@@ -76,26 +77,6 @@ class _Release:
 
     def close(self) -> None:
         """Holds nothing outside of this process."""
-
-
-def fault_of_adapter(error: Exception, root: Path) -> str | None:
-    """Why the adapter does not fit the files under `root`, where that is what raised `error`."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        if file.is_relative_to(_ADAPTER):
-            return f"{said} at {file.relative_to(HOME)}:{frame.lineno}, in the adapter"
-        if file.is_relative_to(root):
-            at = f"at {file.relative_to(root)}:{frame.lineno}"
-            if "'Inert" in said:
-                return f"{said} {at}, which uses a module that is not loaded (parts/modules.py)"
-            from impl.sglang.parts.doubles import UNSET
-
-            unset = [name for name in UNSET if re.search(rf"\b{name}\b", frame.line or "")]
-            if "NoneType" in said and unset:
-                return f"{said} {at}: the adapter has no value for the setting {unset[0]} (parts/doubles.py)"
-            return None
-    return None
 
 
 def main(arguments: list[str]) -> int:

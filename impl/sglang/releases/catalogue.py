@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from impl.adapter import UnusableImplementation
-from impl.sglang.releases.needs import Checkout
+from impl.sglang.releases.needs import files
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0512, Release0513, Release0514
 from impl.sglang.releases.v0_5_15_to_21 import (
     Release0515, Release0516, Release0517, Release0518, Release0519, Release0520, Release0521,
@@ -73,7 +73,7 @@ def detect(root: Path) -> Kind:
     What `_version.py` states decides between those that they fit alike, as a checkout between two releases
     has often none of its own. Raises UnusableImplementation that names the first thing they lack.
     """
-    checkout, order, stated = Checkout(root), list(TABLE), stated_version(root)
+    checkout, order, stated = files(root), list(TABLE), stated_version(root)
     missing = {version: checkout.missing(version, order) for version in order}
     fewest = min(map(len, missing.values()))
     alike = [version for version in order if len(missing[version]) == fewest]

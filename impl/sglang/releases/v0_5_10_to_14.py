@@ -210,13 +210,23 @@ class Release0510:
 
     def end(self, req: Any, cache: Any) -> None:
         """Give back what a finished request has, or hand it to its session or the tree."""
-        how = {self.keeping: not self.midway(req)} if self.keeping else {}
+        how = {self.keeping: self.prefilled(req)} if self.keeping else {}
         self.common.release_kv_cache(req, cache, **how)
 
-    def midway(self, req: Any) -> bool:
-        """Aborted between two chunks of its prefill, which keeps nothing (process_pending_chunked_abort)."""
-        del req
-        return False
+    def prefilled(self, req: Any) -> bool:
+        """Not aborted between two chunks, when it keeps nothing (process_pending_chunked_abort)."""
+        return bool(self.chunk_end(req) >= len(req.full_untruncated_fill_ids))
+
+    def chunk_end(self, req: Any) -> int:
+        """Where the last chunk of a prefill ended, as the scheduler looks it up."""
+        return self.prefix(req)
+
+    def park(self, req: Any, cache: Any) -> None:
+        """A chunk that does not fit is left out of this batch (add_chunked_req), and looked at before the
+        next (get_next_batch_to_run): what has computed nothing new goes into no tree."""
+        req.init_next_round_input()
+        if self.chunk_end(req) > self.prefix(req):
+            self.checkpoint(req, cache, chunked=True)
 
     def retract(self, batch: Any) -> None:
         """Take the first request of `batch` out of the running ones, under memory pressure."""
@@ -439,5 +449,5 @@ class Release0514(Release0513):
     known: ClassVar[dict[str, str]] = {"TREE-7": Release0513.known["TREE-7"]}
     keeping = "is_insert"
 
-    def midway(self, req: Any) -> bool:
-        return bool(req.fill_len < len(req.full_untruncated_fill_ids))
+    def chunk_end(self, req: Any) -> int:
+        return int(req.fill_len)

@@ -72,8 +72,8 @@ class Release0515(Release0514):
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_range(start, end)
 
-    def midway(self, req: Any) -> bool:
-        return bool(req.extend_range.end < len(req.full_untruncated_fill_ids))
+    def chunk_end(self, req: Any) -> int:
+        return int(req.extend_range.end)
 
     def _filled(self, req: Any) -> None:
         req.full_untruncated_fill_ids = req.origin_input_ids

@@ -47,8 +47,8 @@ class Release0522(Release0521):
         del chunked
         self.common.checkpoint_kv_cache(req, cache)
 
-    def midway(self, req: Any) -> bool:
-        return bool(req.extend_end < len(req.full_untruncated_fill_ids))
+    def chunk_end(self, req: Any) -> int:
+        return int(req.extend_end)
 
     def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
         req.finished_reason = self.batch.FINISH_LENGTH(length=0)

@@ -197,7 +197,7 @@ class Calls:
     def _end(self, req: Any, cache: Any) -> str:
         del cache
         release = self._driver.release
-        how = f", {release.keeping}={not release.midway(req)}" if release.keeping else ""
+        how = f", {release.keeping}={release.prefilled(req)}" if release.keeping else ""
         return f"release_kv_cache({self._name(req)}, server.cache{how})"
 
     def _request(self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> str:

@@ -100,7 +100,12 @@ class Driver(TreeCommands):
             require(not own or swept <= max(0, position - window), Reason.WINDOW_LOST)
 
     def _kind_of_run(self, spec: bool) -> None:
-        """A server decodes plainly or speculatively; the first round tells which."""
+        """A server decodes plainly or speculatively; the first round tells which. Who is between two chunks
+        of its prefill then was tried first, and did not fit; under overlap its results may be on the way."""
+        if self.server.swa_pool is not None and not self.overlap:
+            for turn in self.server.turns.values():
+                if turn.phase is RequestPhase.EXTENDING:
+                    self.release.park(turn.req, self.server.cache)
         server = self.server
         if server.spec is None:
             server.spec = spec

@@ -16,7 +16,7 @@ import pytest
 from ci.export import unit_test as export
 from ci.export.recorded_run import NotExportable
 from ci.export.template_parts import SHARED
-from impl.sglang.process import run_test
+from impl.process import run_test
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.scheduler.call_log import ids_text, variable
 from reference.commands import Open, shared_serial, token_id
@@ -209,13 +209,14 @@ def test_a_trace_that_conforms_is_refused(exported: Exported) -> None:
 def test_all_pass_or_all_fail_or_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bodies: list[str], code: int
 ) -> None:
-    monkeypatch.setattr(run_test, "_hook", lambda *_: None)
+    monkeypatch.setattr("impl.sglang.process.testing.hook", lambda *_: None)
     files = []
     for body in bodies:
         head = "import unittest\nclass Test(unittest.TestCase):\n    def test(self):\n        "
         files.append(tmp_path / f"{len(files)}.py")
         files[-1].write_text(f"{head}{body}\n")
-    assert run_test.main([str(tmp_path), "0.5.10", *map(str, files)]) == code
+    asked = ["impl.sglang.process.testing:hook", str(tmp_path), "0.5.10", *map(str, files)]
+    assert run_test.main(asked) == code
 
 
 def test_names_and_tokens_in_the_lines() -> None:
@@ -235,7 +236,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
     monkeypatch.setattr(export, "unit_test", lambda *_: "# the test\n")
     monkeypatch.setattr(export, "shared_module", lambda *_: "# the server\n")
     monkeypatch.setattr(export, "release_root", Path)
-    monkeypatch.setattr(run_test, "outcomes", lambda *runs: [ends[version] for _, version, _ in runs])
+    monkeypatch.setattr(run_test, "outcomes", lambda *runs, hook: [ends[version] for _, version, _ in runs])
     root_of_release = "impl.sglang.process.system.release_root"
     monkeypatch.setattr(root_of_release, Path)
     return ends

@@ -11,7 +11,7 @@ import pytest
 from ci.export import unit_test as export
 from ci.export.assertions import NotExportable
 from impl.adapter import UnusableImplementation
-from impl.sglang.process import run_test
+from impl.process import run_test
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE
 from stateful_tests.lockstep import systems as registry

@@ -17,7 +17,7 @@ from impl.adapter import UnusableImplementation
 from impl.sglang import SGLangSystem
 from impl.sglang.parts.fetch import release_root
 from impl.sglang.releases.catalogue import TABLE, detect
-from impl.sglang.releases.needs import Checkout
+from impl.sglang.releases.needs import files
 from reference.commands import Admit, Broken, Chunk, Extend, Submit
 from reference.geometry import preset
 
@@ -184,5 +184,5 @@ def test_every_release_has_what_is_asked_of_it_and_is_recognised() -> None:
             root = release_root(version)
         except UnusableImplementation as error:
             pytest.skip(str(error))
-        assert Checkout(root).missing(version, order) == []
+        assert files(root).missing(version, order) == []
         assert detect(root) == (TABLE[version], "")

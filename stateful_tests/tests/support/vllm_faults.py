@@ -1,23 +1,36 @@
-"""Faults to put into a copy of vLLM 0.33.0: which lines become which, and what must see it.
+"""Faults of vLLM 0.33.0: which lines become which, what sees it first, and the commands that show it.
 
-`python -m stateful_tests.tests.support.vllm_faults [NAME...]` measures them: clause, runs, commands, seconds.
+A fault is put into the code of one function of the release that this process has loaded, and taken out again.
+`python -m stateful_tests.tests.support.vllm_faults [NAME...]` looks for each with random runs, and prints
+clauses, runs, commands, seconds; `--replay` runs the commands of all.
 """
 
 from __future__ import annotations
 
-import shutil
+import ast
+import importlib
+import json
+import logging
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from impl.vllm.driver import EngineDriver
 from impl.vllm.fetch import release_root
-from impl.vllm.modules import RUNNER
+from impl.vllm.modules import RUNNER, runner_methods
 from impl.vllm.system import VLLMSystem
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.commands import Mode
 from stateful_tests.check import driving, tiers
-from stateful_tests.lockstep.results import Violation
-from stateful_tests.shrink.minimise import violated
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.shrink.minimise import minimise, violated
+from stateful_tests.traces.notation import ENGINE_KINDS, format_command, parse
 
 VERSION = "0.33.0"
 _SCHEDULER = "vllm/v1/core/sched/scheduler.py"
@@ -29,13 +42,23 @@ _COORDINATOR = "vllm/v1/core/kv_cache_coordinator.py"
 
 @dataclass(frozen=True)
 class ReleaseFault:
-    """In `file`, `old` becomes `new`. overlap: it takes asynchronous scheduling. presets: where to look."""
+    """In `file`, `old` becomes `new`. presets: where to look; overlap: under asynchronous scheduling.
+
+    clause: sees it first, in these commands on these sizes.
+    """
 
     file: str
     old: str
     new: str
     presets: tuple[str, ...] = ("hybrid", "drafts")
     overlap: bool = False
+    clause: str = ""
+    sizes: EngineConfig | None = None
+    commands: str = ""
+
+    def trace(self) -> Trace:
+        commands = tuple(parse(line, ENGINE_KINDS) for line in self.commands.split(";"))
+        return Trace(self.sizes, Mode.FAITHFUL, commands)
 
 
 RELEASE_FAULTS: dict[str, ReleaseFault] = {
@@ -44,30 +67,35 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         " self.encoder_cache_manager.free(request)\n"
         "        self._pending_encoder_input_ids.pop(request.request_id, None)\n        self._inflight",
         "        self._inflight", ("tight", "full"),
+        clause="BROKEN", sizes=EngineConfig((LayerGroup(1),), 8, 5, 1, max_seqs=1),
+        commands="add r1 a2 for 1; schedule; update drafts 0; reset_cache (running); schedule",
     ),
     "window-by-optimistic-count": ReleaseFault(
         _SLOTS, "max(0, total_computed_tokens - request.num_in_flight_tokens)", "total_computed_tokens",
         ("drafts", "block1"), overlap=True,
-    ),
-    "null-block-published": ReleaseFault(
-        _POOL, "if blk.is_null or (block_mask is not None", "if (block_mask is not None", ("window", "hybrid")
+        clause="WIN-1", sizes=EngineConfig((LayerGroup(1, 2),), 7, 6, 3, max_seqs=1, drafts=2),
+        commands="add r1 +1 for 3; schedule; schedule; update drafts 0; schedule",
     ),
     "hit-covers-the-whole-prompt": ReleaseFault(
         _SLOTS, "max_cache_hit_length = request.num_tokens - 1\n        computed_blocks",
         "max_cache_hit_length = request.num_tokens\n        computed_blocks", ("full", "hybrid"),
+        clause="BROKEN", sizes=EngineConfig((LayerGroup(1),), 5, 2, 2),
+        commands="add r1 a1 for 1; add r2 a1 for 1; schedule",
     ),
     "hit-not-cut-to-a-common-length": ReleaseFault(
         _COORDINATOR, "            if is_simple_hybrid", "            hit_length = max(hit_length_by_group)\n"
         "            if is_simple_hybrid", ("hybrid", "unequal"),
+        clause="PUB-1", sizes=EngineConfig((LayerGroup(2), LayerGroup(2, 2),), 14, 7, 6),
+        commands="add r1 a1 for 2; add r2 b3 +2 for 2; schedule; update drafts 0; "
+        "add r3 a2 for 1 (session); schedule; update drafts 0; more r3 a4 +1 for 1; schedule; "
+        "update drafts 0; add r1 b3 for 1; schedule",
     ),
     "hit-needs-a-block-less": ReleaseFault(
         _MANAGER, "blocks = cdiv(window_size - 1, block_size)",
         "blocks = cdiv(window_size - 1, block_size) - 1",
         ("window", "hybrid", "unequal"),
-    ),
-    "eviction-order": ReleaseFault(
-        _POOL, "self.free_block_queue.prepend_n(blocks_to_evict_first)",
-        "self.free_block_queue.append_n(blocks_to_evict_first)",
+        clause="HIT-1", sizes=EngineConfig((LayerGroup(1, 4),), 11, 6, 5),
+        commands="add r1 a3 for 1; add r2 a4 for 1; schedule",
     ),
     "block-freed-twice": ReleaseFault(
         _MANAGER, "            freed.append(blocks[i])\n            blocks[i] = self._null_block\n "
@@ -75,127 +103,271 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         "            self.block_pool.free_blocks(freed)\n\n    def remove_skipped",
         "            freed += [blocks[i]] * 2\n            blocks[i] = self._null_block\n        if freed:\n"
         "            self.block_pool.free_blocks(freed)\n\n    def remove_skipped", ("window", "hybrid"),
+        clause="BLK-1", sizes=EngineConfig((LayerGroup(2, 1),), 5, 5, 3, max_seqs=1),
+        commands="add r1 a3 for 2; schedule; update drafts 0; schedule",
     ),
     "touch-leaves-it-free": ReleaseFault(
-        _POOL, "            if block.ref_cnt == 0:\n                self.free_block_queue.remove(block)\n", ""
+        _POOL, "            if block.ref_cnt == 0:\n                self.free_block_queue.remove(block)\n",
+        "",
+        clause="BLK-2", sizes=EngineConfig((LayerGroup(1),), 7, 3, 2, max_seqs=1),
+        commands="add r1 a1 for 1; schedule; update drafts 0; add r2 a2 for 1; schedule",
     ),
     "touch-counts-nobody": ReleaseFault(
         _POOL, "            block.ref_cnt += 1\n            if self.metrics_collector:\n"
         "                self.metrics_collector.on_block_accessed", "            if self.metrics_collector:\n"
         "                self.metrics_collector.on_block_accessed",
+        clause="BLK-1", sizes=EngineConfig((LayerGroup(1),), 7, 3, 2),
+        commands="add r1 a1 for 1; add r2 a2 for 1; schedule",
     ),
     "reuse-keeps-the-hash": ReleaseFault(
         _POOL, "                self._maybe_evict_cached_block(block)\n                assert",
         "                assert",
+        clause="PUB-1", sizes=EngineConfig((LayerGroup(2), LayerGroup(2),), 10, 8, 4),
+        commands="add r1 a1 +1 for 3; schedule; update drafts 0; add r2 a3 for 1 (session); schedule; "
+        "update drafts 0; more r2 a4 for 1; schedule; update drafts 0; schedule",
     ),
     "eviction-leaves-the-map": ReleaseFault(
         _POOL, "                self.cached_block_hash_to_block.pop(block_hash, block.block_id)\n",
         "                self.cached_block_hash_to_block.get_one_block(block_hash)\n",
+        clause="PUB-2", sizes=EngineConfig((LayerGroup(1), LayerGroup(1),), 14, 7, 6),
+        commands="add r1 +1 for 1; add r2 a2 for 1 (session); schedule; update drafts 0; "
+        "more r2 a4 +1 for 1; schedule",
     ),
     "window-a-token-short": ReleaseFault(
         _MANAGER, "            num_computed_tokens - self.sliding_window + 1 - self.extra_retained_tokens,",
         "            num_computed_tokens - self.sliding_window + 2 - self.extra_retained_tokens,",
         ("window", "block1"),
+        clause="READ-3", sizes=EngineConfig((LayerGroup(1, 3),), 8, 4, 3, max_seqs=1),
+        commands="add r1 a2 for 1 (session); schedule; update drafts 0; more r1 a1 for 1; schedule",
     ),
     "rejected-drafts-count": ReleaseFault(
         _SCHEDULER, "                        request.num_computed_tokens -= num_rejected\n",
         "                        pass\n", ("drafts", "eagle"),
+        clause="RUN-2", sizes=EngineConfig((LayerGroup(2),), 8, 5, 2, max_seqs=1, drafts=1),
+        commands="add r1 a1 for 3; schedule; update drafts 1; schedule; update drafts 1; schedule",
     ),
     "in-flight-never-settles": ReleaseFault(
         _SCHEDULER, "                request.num_in_flight_tokens -= num_tokens_scheduled\n", "",
+        clause="BROKEN", sizes=EngineConfig((LayerGroup(1),), 8, 3, 2, max_seqs=1),
+        commands="add r1 a1 for 1 (session); schedule; update drafts 0; more r1 a2 for 1; schedule; "
+        "update drafts 0",
     ),
     "reset-keeps-hashes": ReleaseFault(
-        _POOL, "        for block in self.blocks:\n            block.reset_hash()\n", "", ("full", "hybrid")
+        _POOL, "        for block in self.blocks:\n            block.reset_hash()\n", "", ("full", "hybrid"),
+        clause="PUB-2", sizes=EngineConfig((LayerGroup(1),), 2, 2, 1, max_seqs=1),
+        commands="add r1 +1 for 1; schedule; reset_cache (running)",
     ),
     "free-keeps-a-counter": ReleaseFault(
         _MANAGER, "        self.num_cached_block.pop(request_id, None)\n        self._partial_hit_reqs",
         "        self._partial_hit_reqs",
+        clause="BLK-4", sizes=EngineConfig((LayerGroup(1),), 5, 2, 1, max_seqs=1),
+        commands="add r1 +1 for 1; schedule; update drafts 0",
     ),
     "one-output-too-many": ReleaseFault(
         "vllm/v1/core/sched/utils.py", "or request.num_output_tokens >= request.max_tokens",
         "or request.num_output_tokens > request.max_tokens",
-    ),
-    "reset-delivers-stale-output": ReleaseFault(
-        _SCHEDULER, "self._preempt_request(request, timestamp, drop_stale_output=True)",
-        "self._preempt_request(request, timestamp)", ("full", "hybrid"), overlap=True,
+        clause="TXT-2", sizes=EngineConfig((LayerGroup(1),), 5, 3, 1, max_seqs=1),
+        commands="add r1 a1 for 1; schedule; update drafts 0",
     ),
     "turn-resumes-at-the-optimistic-count": ReleaseFault(
         _SCHEDULER, "safe_frontier = request.num_computed_tokens - request.num_output_placeholders",
         "safe_frontier = request.num_computed_tokens", ("full", "drafts"), overlap=True,
+        clause="BROKEN", sizes=EngineConfig((LayerGroup(1),), 14, 6, 3, max_seqs=1, drafts=1),
+        commands="add r1 +1 for 3 (session); schedule; schedule accept 1; update drafts 0; schedule; "
+        "update drafts 0; more r1 +1 for 1",
     ),
     "trimmed-tokens-count": ReleaseFault(
         _SCHEDULER, "                    request.num_computed_tokens -= len(new_token_ids) - num_new\n",
         "                    pass\n", ("drafts", "eagle"),
+        clause="BROKEN", sizes=EngineConfig((LayerGroup(1),), 5, 4, 2, max_seqs=1, drafts=1),
+        commands="add r1 a1 for 2 (session); schedule; update drafts 1; schedule accept 1; "
+        "update drafts 0; more r1 +1 for 1",
     ),
     "session-keeps-its-tail": ReleaseFault(
-        _SCHEDULER, "        del session._all_token_ids[keep_end:]\n", "", ("full", "hybrid")
+        _SCHEDULER, "        del session._all_token_ids[keep_end:]\n", "", ("full", "hybrid"),
+        clause="TXT-3", sizes=EngineConfig((LayerGroup(1),), 6, 2, 1, max_seqs=1),
+        commands="add r1 a1 for 1 (session); schedule; update drafts 0; more r1 +1 for 1",
     ),
     "session-keeps-its-hashes": ReleaseFault(
         _SCHEDULER, "        del session.block_hashes[keep_end // self.hash_block_size :]\n", "", ("full",
-        "block1")
+        "block1"),
+        clause="PUB-1", sizes=EngineConfig((LayerGroup(1),), 8, 2, 1, max_seqs=1),
+        commands="add r1 a1 for 1 (session); schedule; update drafts 0; more r1 a1 for 1; schedule",
     ),
     "past-max-model-len": ReleaseFault(
         _SCHEDULER, "                self.max_model_len\n                - request.num_computed_tokens\n"
         "                - self.num_sampled_tokens_per_step,\n",
         "                self.max_model_len\n                - request.num_computed_tokens\n"
         "                + self.num_spec_tokens,\n", ("drafts", "block1"),
+        clause="RUN-1", sizes=EngineConfig((LayerGroup(2),), 8, 6, 6, drafts=2),
+        commands="add r1 a4 for 5; schedule; update; schedule",
     ),
     "a-block-too-few": ReleaseFault(
         _MANAGER, "        num_required_blocks = cdiv(num_tokens, self.block_size)\n       "
         " num_new_blocks = num_req",
         "        num_required_blocks = num_tokens // self.block_size\n        num_new_blocks = num_req",
+        clause="READ-3", sizes=EngineConfig((LayerGroup(2),), 3, 2, 1, max_seqs=1),
+        commands="add r1 +1 for 1; schedule",
     ),
     "worker-appends-to-a-resumed-table": ReleaseFault(
         RUNNER, "                req_state.block_ids = new_block_ids\n",
         "                req_state.block_ids = tuple(a + b for a, b in zip(req_state.block_ids,"
         " new_block_ids))\n",
         ("tight", "full"),
+        clause="PUB-1", sizes=EngineConfig((LayerGroup(1),), 8, 5, 1, max_seqs=1),
+        commands="add r1 a2 for 1; schedule; update drafts 0; reset_cache (running); schedule",
+    ),
+    "session-text-lost-in-the-worker": ReleaseFault(
+        RUNNER, "        req_state.output_token_ids.clear()\n", "        pass\n", ("full", "hybrid"),
+        clause="RUN-3", sizes=EngineConfig((LayerGroup(1),), 6, 2, 1, max_seqs=1),
+        commands="add r1 a1 for 1 (session); schedule; update drafts 0; more r1 +1 for 1; schedule",
+    ),
+    "worker-forgets-blocks-of-drafts": ReleaseFault(
+        RUNNER,
+        "            if new_block_ids is not None:\n                self.input_batch.block_table.append_row",
+        "            if new_block_ids is not None and not scheduled_spec_tokens.get(req_id):\n"
+        "                self.input_batch.block_table.append_row", ("drafts", "block1"),
+        clause="BLK-5", sizes=EngineConfig((LayerGroup(2),), 8, 10, 6, drafts=1),
+        commands="add r1 +3 for 3; schedule; update drafts 1; schedule",
+    ),
+    "a-token-is-not-delivered": ReleaseFault(
+        _SCHEDULER, "                        new_token_ids=new_token_ids,\n",
+        "                        new_token_ids=new_token_ids[1:],\n", ("drafts", "full"),
+        clause="TXT-1", sizes=EngineConfig((LayerGroup(1),), 3, 2, 1, max_seqs=1),
+        commands="add r1 +1 for 1; schedule; update drafts 0",
+    ),
+    "one-request-too-few": ReleaseFault(
+        _SCHEDULER, "                if num_running >= self.max_num_active_reqs:\n",
+        "                if num_running + 1 >= self.max_num_active_reqs:\n", ("full", "hybrid"),
+        clause="RUN-4", sizes=EngineConfig((LayerGroup(2),), 8, 6, 6, max_seqs=1),
+        commands="add r1 a4 for 1; schedule",
+    ),
+    "hit-of-another-group": ReleaseFault(
+        _POOL, "                block_hash, group_id\n            )\n            block = self",
+        "                block_hash, 0\n            )\n            block = self", ("hybrid", "uncached"),
+        clause="BLK-3", sizes=EngineConfig((LayerGroup(1), LayerGroup(1),), 14, 4, 3),
+        commands="add r1 a1 for 1; add r2 a2 for 1; schedule",
+    ),
+    "reset-that-forgets-nothing": ReleaseFault(
+        _POOL, "        # Remove all hashes so that no new blocks will hit.\n",
+        "        return True\n", ("full", "hybrid"),
+        clause="PUB-3", sizes=EngineConfig((LayerGroup(1),), 2, 2, 1, max_seqs=1),
+        commands="add r1 +1 for 1; schedule; reset_cache (running)",
+    ),
+    "rejected-drafts-count-twice": ReleaseFault(
+        _SCHEDULER, "                        request.num_computed_tokens -= num_rejected\n",
+        "                        request.num_computed_tokens -= 2 * num_rejected\n", ("drafts", "eagle"),
+        clause="WIN-2", sizes=EngineConfig((LayerGroup(1),), 8, 4, 2, max_seqs=1, drafts=1),
+        commands="add r1 +1 for 3; schedule; update drafts 1; schedule; update drafts 0",
+    ),
+    "worker-resumes-on-its-old-table": ReleaseFault(
+        RUNNER, "                req_state.block_ids = new_block_ids\n", "                pass\n",
+        ("uncached",),
+        clause="READ-4", sizes=EngineConfig((LayerGroup(2),), 8, 10, 10, caching=False, chunked=False),
+        commands="add r1 a3 for 4; schedule; update; reset_cache (running); add r2 b3 for 4; schedule",
     ),
 }  # fmt: skip
 
 
-def faulty(name: str, folder: Path) -> VLLMSystem:
-    """A copy of the release in `folder`, with the fault in it."""
-    fault = RELEASE_FAULTS[name]
-    shutil.copytree(release_root(VERSION), folder, dirs_exist_ok=True)
-    source = (folder / fault.file).read_text(encoding="utf-8")
-    assert source.count(fault.old) == 1, f"{name}: {source.count(fault.old)} places"
-    (folder / fault.file).write_text(source.replace(fault.old, fault.new), encoding="utf-8")
-    return VLLMSystem(path=folder, overlap=fault.overlap)
+class Loaded(EngineDriver):
+    """The release in this process, into which a fault can be put."""
+
+    name, capabilities = f"vllm=={VERSION}", VLLMSystem.capabilities
+
+    @contextmanager
+    def faulty(self, fault: ReleaseFault) -> Iterator[None]:
+        """With the fault."""
+        path = self._root / fault.file
+        source = path.read_text(encoding="utf-8")
+        assert source.count(fault.old) == 1, f"{fault.old!r} is in {source.count(fault.old)} places"
+        patched = source.replace(fault.old, fault.new)
+        if fault.file == RUNNER:
+            was = self._methods
+            with tempfile.TemporaryDirectory() as folder:
+                (file := Path(folder, fault.file)).parent.mkdir(parents=True)
+                file.write_text(patched, encoding="utf-8")
+                self._methods = runner_methods(Path(folder))
+            yield
+            self._methods = was
+            return
+        names = _around(source, source.index(fault.old))
+        code: Any = compile(patched, str(path), "exec", dont_inherit=True)
+        function: Any = importlib.import_module(fault.file.removesuffix(".py").replace("/", "."))
+        for name in names:
+            code = next(c for c in code.co_consts if getattr(c, "co_name", None) == name)
+            function = vars(function)[name]
+        function = getattr(function, "__func__", function)
+        right, function.__code__ = function.__code__, code
+        yield
+        function.__code__ = right
 
 
-def first_violation(name: str, folder: Path, runs: int = 60) -> tuple[Violation | None, int, int]:
-    """What random runs of the fault's presets meet first that the release does not, runs and commands."""
-    fault, system = RELEASE_FAULTS[name], faulty(name, folder)
-    healthy = VLLMSystem(VERSION, overlap=fault.overlap)
-    plan = tiers.plan("smoke", presets=fault.presets, examples=runs)
-    ran = commands = 0
-    try:
-        for example in range(runs):
-            for preset in fault.presets:
-                cell = driving.Cell(tiers.CLIENTS, preset, system.capabilities.modes[0])
+def _around(source: str, at: int) -> list[str]:
+    """The class and the function that a place of a file is in."""
+    line, names = source.count("\n", 0, at + len(source[at:]) - len(source[at:].lstrip("\n "))) + 1, []
+    nodes: list[Any] = list(ast.parse(source).body)
+    while found := next((n for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)
+                         and n.lineno <= line <= (n.end_lineno or 0)), None):  # fmt: skip
+        names.append(found.name)
+        nodes = found.body if isinstance(found, ast.ClassDef) else []
+    return names
+
+
+def look_for(system: Loaded, fault: ReleaseFault, runs: int = 60) -> tuple[Trace | None, int, int]:
+    """The first run of the fault's presets that violates what the release does not; runs and commands."""
+    plan, ran, commands = tiers.plan("smoke", presets=fault.presets, examples=runs), 0, 0
+    for example in range(runs):
+        for preset in fault.presets:
+            cell = driving.Cell(tiers.CLIENTS, preset, Mode.FAITHFUL)
+            with system.faulty(fault):
                 driven = driving.drive(system, plan, driving.Stint(cell, range(example, example + 1)))
-                [(count, violation, trace)] = driven.runs
-                ran, commands = ran + 1, commands + count
-                if violation is not None and trace is not None:
-                    if violated(healthy, trace, violation.clause) == ():
-                        return violation, ran, commands
-    finally:
-        system.close()
-        healthy.close()
+            [(count, met)] = driven.runs
+            ran, commands = ran + 1, commands + count
+            for violation, trace in met:
+                if violated(system, trace, violation.clause) == ():
+                    return trace, ran, commands
     return None, ran, commands
 
 
+def replayed() -> dict[str, Any]:
+    """What sees each fault in its commands, and what is seen of them without it."""
+    systems = {overlap: _loaded(overlap) for overlap in (False, True)}
+    found = {}
+    for name, fault in RELEASE_FAULTS.items():
+        system, trace = systems[fault.overlap], fault.trace()
+        with system.faulty(fault):
+            seen = replay(system, trace).violation
+        healthy = replay(system, trace).violation
+        found[name] = [v and [*v.clauses, v.observed] for v in (seen, healthy)]
+    return found
+
+
+def _loaded(overlap: bool) -> Loaded:
+    logging.disable(logging.CRITICAL)
+    return Loaded(release_root(VERSION), overlap)
+
+
 def main(names: list[str]) -> None:
+    if names == ["--replay"]:
+        print(json.dumps(replayed()))
+        return
+    systems = {overlap: _loaded(overlap) for overlap in (False, True)}
     for name in names or RELEASE_FAULTS:
-        with tempfile.TemporaryDirectory() as folder:
-            began = time.monotonic()
-            violation, ran, commands = first_violation(name, Path(folder))
-            seen = "survives" if violation is None else ", ".join(violation.clauses)
-            broke = violation is not None and violation.clause == "BROKEN"
-            what = f" ({violation.observed[:80]})" if broke and violation is not None else ""
-            took = time.monotonic() - began
-            print(f"| {name} | {seen}{what} | {ran} | {commands} | {took:.0f} |", flush=True)
+        fault, began = RELEASE_FAULTS[name], time.monotonic()
+        system = systems[fault.overlap]
+        trace, ran, commands = look_for(system, fault)
+        said, smallest = "survives", trace
+        if trace is not None:
+            with system.faulty(fault):
+                first = replay(system, trace).violation
+                assert first is not None
+                said = ", ".join(first.clauses)
+                smallest = minimise(system, trace, first.clause, budget=300)
+        took = time.monotonic() - began
+        print(f"| {name} | {said} | {ran} | {commands} | {took:.1f} |", flush=True)
+        if smallest is not None and smallest is not trace:
+            shown = "; ".join(map(format_command, smallest.commands))
+            print(name, first.clause, smallest.geometry, shown, sep=" | ", file=sys.stderr)
 
 
 if __name__ == "__main__":

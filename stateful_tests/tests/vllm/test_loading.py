@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import zipfile
 
@@ -12,6 +14,8 @@ from impl.vllm import fetch
 from impl.vllm.engine import Stamps
 from impl.vllm.modules import RUNNER
 from impl.vllm.runner import greedy
+from reference.blocks.commands import Schedule
+from reference.blocks.config import engine_preset
 from reference.blocks.facts import chain
 from stateful_tests.lockstep.systems import resolve
 
@@ -73,6 +77,67 @@ def test_a_checkout_names_what_it_lacks(tmp_path):
     assert "has no vllm/v1/core/sched/scheduler.py" in unusable(resolve, "vllm", checkout=str(tmp_path))
     assert "after a release goes +async" in unusable(resolve, "vllm==0.33.0+overlap")
     assert "--vllm-path" in unusable(resolve, "vllm")
+
+
+QUEUE, SCHEDULER = "vllm/v1/core/kv_cache_utils.py", "vllm/v1/core/sched/scheduler.py"
+SESSIONS = "    def has_requests(self) -> bool:\n"
+
+
+@pytest.fixture
+def changed(vllm, monkeypatch, tmp_path):
+    """Makes a copy of 0.33.0 in which a file says something else."""
+    monkeypatch.delenv("KVSPEC_CACHE")
+    root = vllm("0.33.0").root
+
+    def change(file, old, new):
+        target = tmp_path / "checkout"
+        shutil.copytree(root, target, copy_function=os.symlink)
+        text = (root / file).read_text(encoding="utf-8")
+        assert old in text
+        (target / file).unlink()
+        (target / file).write_text(text.replace(old, new), encoding="utf-8")
+        return str(target)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        (QUEUE, "def get_all_free_blocks", "def list_free", f"{QUEUE}: FreeKVCacheBlockQueue has no get_all"),
+        (SCHEDULER, "class Scheduler(", "class Planner(", f"{SCHEDULER}: there is no Scheduler"),
+        (SCHEDULER, "def add_request(self, request: Request)", "def add_request(self, request, *, lane)",
+         f"{SCHEDULER}: Scheduler.add_request wants a lane, which the adapter does not give"),
+        (RUNNER, "def _update_states(", "def _sync(", f"{RUNNER}: GPUModelRunner has no _update_states"),
+    ],
+)  # fmt: skip
+def test_a_checkout_of_tomorrow_names_what_it_lacks(changed, file, old, new, said):
+    line = unusable(resolve, "vllm", checkout=changed(file, old, new))
+    assert said in line and "'A new release of vLLM'" in line
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ("        from vllm.models import tables\n        assert tables.count(self) + 1\n",
+         "which uses a module that is not loaded (modules.py)"),
+        ("        self.structured_output_manager.validate_tokens(self)\n", "the adapter's stand-in"),
+        ("        assert self.vllm_config.new_config.size > 0\n", "no value for the setting vllm_config.new"),
+    ],
+)  # fmt: skip
+def test_what_shows_only_while_it_is_driven_is_said_of_the_adapter(changed, new, said):
+    system = resolve("vllm", checkout=changed(SCHEDULER, SESSIONS, SESSIONS + new))
+    system.reset(engine_preset("full"))
+    assert said in unusable(system.apply, Schedule())
+    system.close()
+
+
+def test_an_error_of_the_release_is_its_own(changed):
+    new = SESSIONS + "        assert self.max_model_len < 0\n"
+    system = resolve("vllm", checkout=changed(SCHEDULER, SESSIONS, new))
+    system.reset(engine_preset("full"))
+    assert system.apply(Schedule()).error.startswith("AssertionError")
+    system.close()
 
 
 def test_a_hash_tells_its_tokens():

@@ -1,0 +1,216 @@
+"""A trace as a unit test of vLLM's own kind: its scheduler, with a model runner that only takes notes."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from functools import reduce
+from pathlib import Path
+
+from ci import TEMPLATES
+from ci.explain.blocks import blocks_at_stake, place_at_stake
+from ci.export.bug_report import AS_MADE, Titles, described
+from ci.export.recorded_run import NotExportable
+from ci.export.template_parts import SHARED
+from ci.export.unit_test import ReleaseTarget, assembled, comment, commented
+from impl import HOME
+from impl.vllm.fetch import checkout_root, release_root
+from impl.vllm.runner import ModelRunner
+from impl.vllm.system import VLLMSystem
+from reference.blocks.clauses.step import window_start
+from reference.blocks.commands import Add, End, More, ResetCache, Schedule, Update, client_tokens
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import Lane, chain
+from reference.commands import Abort, Done
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import EngineMoment, Row, Run, Trace
+from stateful_tests.traces.notation import format_command
+
+HOOK = "impl.vllm.modules:install"
+_IMPORTS = "import hashlib\nimport importlib\nimport inspect\nfrom collections import deque\n"
+_TYPES = "from collections.abc import Callable\nfrom typing import Any\n"
+
+
+def target(text: str) -> ReleaseTarget:
+    """A release by its version, or a checkout by its folder. Raises UnusableImplementation."""
+    if Path(text).is_dir():
+        return ReleaseTarget(f"a checkout{described(text)} that mends it", "", checkout_root(text))
+    version = text.removeprefix("vllm==")
+    return ReleaseTarget(f"vllm=={version}", version, release_root(version))
+
+
+def shared_module(*_: object) -> str:
+    """What all tests need: a scheduler without a server, and the engine around it, of any release."""
+    about = '"""What the tests beside share: a scheduler of vLLM\'s own. Made by kvspec."""'
+    return f"{about}\n\nfrom __future__ import annotations\n\n{_IMPORTS}{_TYPES}{_definitions()}"
+
+
+def _definitions() -> str:
+    source = (HOME / "impl/vllm/bare_scheduler.py").read_text(encoding="utf-8")
+    engine = (TEMPLATES / "stand_in_engine.py.j2").read_text(encoding="utf-8")
+    return source[source.index("\n\nclass Values") :] + engine
+
+
+def unit_test(
+    trace: Trace, file: str, system: VLLMSystem, fixed: ReleaseTarget | None = None,
+    named: Titles = AS_MADE, beside: bool = False,
+) -> str:  # fmt: skip
+    """The text of a test that performs the trace on the scheduler of `system`; as `ci.export.unit_test`."""
+    run = replay(system, trace)
+    if (violation := run.violation) is None:
+        raise NotExportable(f"conforms on {system.name}: there is no fault to test")
+    said = dict(zip(violation.clauses, [(violation.expected, violation.observed), *violation.details]))
+    # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
+    first = trace.clause if trace.clause in said else violation.clause
+    asked = {clause: _asserted(run, clause) for clause in (first, *said)}
+    clause = next((clause for clause, lines in asked.items() if lines), None)
+    if clause is None:
+        raise NotExportable(f"{violation.clause}: no object of the scheduler shows it")
+    text = "\n".join(asked[clause])
+    steps = list(_Steps(run, text))
+    if clause == "BROKEN":
+        *steps, (last, _) = steps
+        steps.append((last, []))
+    wanted, observed = said[clause]
+    body = [line for command, calls in steps for line in commented(command, Done(), calls, sessions=True)]
+    body += ["", *comment(f"{clause}. Expected {wanted}"), *comment(f"{system.name}: {observed}"), text]
+    code = "\n".join([_engine(run.trace.geometry, system.overlap), *body])
+    needed = f"import unittest\n\nfrom {SHARED} import Engine"
+    if not beside:
+        imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
+        needed = f"from __future__ import annotations\n\n{imports}{_TYPES}{_definitions().rstrip()}"
+    return assembled(
+        trace, file, clause, trace.commands[violation.step], needed, code, named, named.of(system.name),
+        fixed and fixed.name,
+    )  # fmt: skip
+
+
+def _engine(config: EngineConfig, overlap: bool) -> str:
+    """The line that makes an engine of these sizes."""
+    groups = [(group.block_size, group.window) for group in config.groups]
+    given = [f"groups={groups}", *(["overlap=True"] if overlap else [])]
+    for field in fields(config)[1:]:
+        if (value := getattr(config, field.name)) != field.default:
+            given.append(f"{field.name}={value}")
+    return f"engine = Engine(\n    {', '.join(given)}\n)"
+
+
+class _Steps:
+    """Commands as calls of the engine, with small numbers for tokens, as far as `asserted` needs them."""
+
+    def __init__(self, run: Run, asserted: str) -> None:
+        self.run, self.asserted, self.sent = run, asserted, 0
+        self.contents = re.search(r"\b(reads|written)\(", asserted) is not None
+        self.small: dict[int, int] = {1: 1}  # the stop token is one
+        self.flights: deque[Sequence[tuple[Lane, list[int]]]] = deque()
+
+    def __iter__(self) -> Iterator[tuple[str, list[str]]]:
+        for row, moment in zip(self.run.rows, self.run.history[-len(self.run.rows) :]):
+            refused = not isinstance(row.outcome, Done) and moment.step is not None
+            yield format_command(row.command), [] if refused else list(self._calls(row, moment))
+
+    def _calls(self, row: Row, moment: EngineMoment) -> Iterator[str]:
+        command: object = row.command
+        match command:
+            case Add(name, most, _, _, priority, resumable):
+                more = f", priority={priority}" * (priority != 0) + ", resumable=True" * resumable
+                yield f'engine.add("{name}", {self._sends(command)}, max_tokens={most}{more})'
+            case More(name, most):
+                yield f'engine.add("{name}", {self._sends(command)}, max_tokens={most}, resumable=True)'
+            case End(name):
+                yield f'engine.add("{name}", [2], max_tokens=1)'
+            case Abort(name):
+                yield f'engine.abort("{name}")'
+            case ResetCache(running):
+                yield f"engine.scheduler.reset_prefix_cache({'reset_running_requests=True' * running})"
+            case Schedule():
+                asked = row is self.run.rows[-1] and "batch" in self.asserted
+                yield f"{'batch = ' * asked}engine.schedule()"
+                notes = moment.step.lanes if moment.step is not None else []
+                texts = [[*note.text[: note.lane.start], *note.lane.tokens] for note in notes]
+                if notes:
+                    self.flights.append([(note.lane, text) for note, text in zip(notes, texts)])
+                for note, text in zip(notes, texts):
+                    if self.contents:
+                        who, start = note.lane.request, note.lane.start
+                        yield f'engine.computes("{who}", {start}, {self._tokens(text)})'
+            case Update(drafts):
+                yield from self._update(drafts)
+
+    def _sends(self, command: Add | More) -> str:
+        self.sent += 1
+        return self._tokens(client_tokens(command.prompt, command.tokens, self.sent), 1000)
+
+    def _tokens(self, tokens: Sequence[int], base: int = 9000) -> str:
+        """Tokens as a list, with ranges of those in order. base: where new ones are counted from."""
+        for token in tokens:
+            if token not in self.small:
+                self.small[token] = base + len(self.small)
+        numbers, at = [self.small[token] for token in tokens], 0
+        parts: list[str] = []
+        while at < len(numbers):
+            end = next(
+                (i for i in range(at, len(numbers)) if numbers[i] - numbers[at] != i - at), len(numbers)
+            )
+            run = numbers[at:end]
+            parts += [f"*range({run[0]}, {run[-1] + 1})"] if len(run) > 2 else map(str, run)
+            at = end
+        return f"[{', '.join(parts)}]"
+
+    def _update(self, most: int) -> Iterator[str]:
+        config: EngineConfig = self.run.trace.geometry
+        flight = self.flights.popleft()
+        sampled = ", ".join(f'"{lane.request}": {self._tokens(lane.sampled)}' for lane, _ in flight)
+        drafts = ""
+        if config.drafts and "+async" not in self.run.system:
+            most = config.drafts if config.eagle else min(config.drafts, max(0, most))
+            made = []
+            for lane, text in flight:
+                own = [*text[: len(text) - lane.drafts], *lane.sampled]
+                proposed = ModelRunner.drafts([reduce(chain, own, 0)], most)
+                made += [f'"{lane.request}": {self._tokens(proposed)}'] if lane.sampled else []
+            drafts = f", drafts={{{', '.join(made)}}}"
+        yield f"engine.update({{{sampled}}}{drafts})"
+
+
+def _asserted(run: Run, clause: str) -> list[str]:
+    """The assertion that a clause comes to; none where no object of the scheduler shows it."""
+    violation, now = run.violation, run.history[-1]
+    assert violation is not None
+    if clause == "BROKEN":
+        call = "engine.schedule()" if isinstance(run.rows[-1].command, Schedule) else ""
+        raised = 'self.fail(f"it raises {error!r}")'
+        return ["try:", f"    {call}", "except Exception as error:", f"    {raised}"] if call else []
+    at = violation.clauses.index(clause)
+    of = (violation.expected, violation.observed) if not at else violation.details[at - 1]
+    config: EngineConfig = run.trace.geometry
+    if (place := place_at_stake(of[0], config)) is not None and place.who in now.facts.requests:
+        who, group = place.who, place.group
+        if clause == "WIN-1":
+            row = f'engine.tables("{who}")[{group}]'
+            return [f"self.assertTrue(any({row}[{place.at}:{place.at + 1}]), {row})"]
+        start = end = now.step.bearers[who].sure
+        for lane in (lane for lane in now.facts.lanes if lane.request == who):
+            start, end = lane.start, lane.start + len(lane.tokens) - lane.drafts
+        start = window_start(config.groups[group], start)
+        positions = f'("{who}", {group}, {start}, {end})'
+        reads = f"self.assertEqual(engine.reads{positions}, engine.text{positions})"
+        return [reads] if clause in ("HIT-1", "READ-3", "READ-4") and start < end else []
+    if clause == "RUN-1" and (found := re.match(r"(\S+) ends by (\d+)$", of[0])):
+        computed = f'engine.scheduler.requests["{found[1]}"].num_computed_tokens'
+        return [f"self.assertLessEqual({computed}, {found[2]})"]
+    if clause == "RUN-4":
+        return ['self.assertTrue(batch.num_scheduled_tokens, "somebody waits, and nothing is in flight")']
+    for block in blocks_at_stake(of[0], config, now):
+        known = f"engine.pool.blocks[{block}]"
+        bears = next((f"({block}, {p.group})" for p in now.facts.published if p.block == block), "")
+        lines = {
+            "BLK-1": f"self.assertEqual({known}.ref_cnt, engine.holders({block}))",
+            "BLK-2": f"self.assertEqual(engine.free().count({block}), int({known}.ref_cnt == 0))",
+            "PUB-1": f"self.assertEqual(engine.written{bears}, engine.named{bears})" if bears else "",
+            "PUB-2": f"self.assertEqual(engine.mapped({block}), int({known}.block_hash is not None))",
+        }
+        return [line] if (line := lines.get(clause)) else []
+    return []

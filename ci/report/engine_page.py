@@ -1,0 +1,111 @@
+"""The page of an engine that schedules by itself: tables of each request, by group, and the pool."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from ci import Data
+from ci.explain.blocks import blocks_at_stake
+from ci.report import render
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts
+from stateful_tests.lockstep.results import EngineMoment, Run
+from stateful_tests.traces.notation import format_command, format_outcome
+
+HUES = 6
+MAX_STEPS = 200  # a page of a long trace shows its end
+
+
+def states(run: Run) -> list[Data]:
+    """What the page shows, a step each, as data."""
+    history, first = run.history, max(run.first, len(run.rows) - MAX_STEPS - 1)
+    names = list(dict.fromkeys(name for moment in history for name in moment.facts.requests))
+    hues = {name: f"o{at % HUES}" for at, name in enumerate(names)}
+    pairs = enumerate(pairwise(history), run.first + 1)
+    return [_state(run, at, was, now, hues) for at, (was, now) in pairs if at > first]
+
+
+def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[str, str]) -> Data:
+    row, config, facts = run.rows[at], run.trace.geometry, now.facts
+    violation = run.violation if run.violation is not None and run.violation.step == at else None
+    stake = blocks_at_stake(violation.expected, config, now) if violation is not None else set()
+    published = {block.block for block in facts.published}
+    owners: dict[int, list[str]] = {}
+    requests = []
+    for name, fact in facts.requests.items():
+        before = was.facts.requests.get(name)
+        lane = next((lane for lane in facts.lanes if lane.request == name), None)
+        ran = f"computes [{lane.start}, {lane.start + len(lane.tokens)})" if lane is not None else ""
+        bearer = now.step.bearers.get(name) if now.step is not None else None
+        groups = []
+        for group, (layers, table) in enumerate(zip(config.groups, fact.tables)):
+            had = before.tables[group] if before is not None else ()
+            cells = []
+            for index, block in enumerate(table):
+                owners.setdefault(block, []).append(name)
+                span = f"[{index * layers.block_size}, {(index + 1) * layers.block_size})"
+                cells.append({
+                    "number": span, "tags": [str(block)] if block else ["null"], "wrong": block in stake,
+                    "hue": hues[name] if block else "free", "hash": block in published and block > 0,
+                    "changed": index >= len(had) or had[index] != block, "title": _holds(facts, block),
+                })  # fmt: skip
+            title = "full" if layers.window is None else f"window {layers.window}"
+            groups.append({"title": f"group {group}, {title}", "cells": cells})
+        requests.append({
+            "name": name, "hue": hues[name], "status": fact.status, "computed": fact.computed,
+            "tokens": len(fact.tokens), "sure": bearer.sure if bearer is not None else None, "ran": ran,
+            "groups": groups,
+        })  # fmt: skip
+    pool = [
+        {
+            "number": block, "tags": (tags := owners.get(block, [])), "wrong": block in stake,
+            "hue": hues[tags[0]] if tags else "free", "hash": block in published,
+            "changed": refs != was.facts.refs[block], "title": _holds(facts, block),
+        }
+        for block, refs in enumerate(facts.refs) if block
+    ]  # fmt: skip
+    return {
+        "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
+        "violates": violation is not None, "changes": list(row.tree), "requests": requests, "pool": pool,
+        "free": list(facts.free), "in_flight": facts.steps_in_flight,
+    }  # fmt: skip
+
+
+def _holds(facts: BlockFacts, block: int) -> str:
+    """What is written in a block, and who counts on it."""
+    group, slots = facts.memory[block]
+    written = f"{sum(map(bool, slots))} slots of group {group} are written" if slots else "never written"
+    return f"block {block}: ref count {facts.refs[block]}, {written}"
+
+
+def content(data: Data, run: Run) -> Data:
+    """What the template takes besides the head of every page."""
+    steps = states(run)
+    config: EngineConfig = run.trace.geometry
+    return {
+        "steps": steps, "left_out": len(run.rows) - len(steps), "start": max(0, len(steps) - 1),
+        "ledger": _ledger(steps), "story_open": True,
+        "sizes": dict.fromkeys(render.sizes(render.sized(data["trace"])).split(", "), True),
+        "windows": any(group.window for group in config.groups),
+    }  # fmt: skip
+
+
+def _ledger(steps: list[Data]) -> Data:
+    """A row for each command, a column for each request: its count, and its blocks group by group."""
+    names = list(dict.fromkeys(request["name"] for step in steps for request in step["requests"]))
+    rows, before = [], dict.fromkeys([*names, ""], "")
+    for step in steps:
+        there = {request["name"]: request for request in step["requests"]}
+        now = {name: _cell(there[name]) if name in there else "" for name in names}
+        now[""] = str(len(step["free"]))
+        cells = [f"{text}*" if text and text != before[name] else text for name, text in now.items()]
+        wrong = {str(cell["number"]) for cell in step["pool"] if cell["wrong"]}
+        cells = [f"!{cell}" if wrong & {*cell.rstrip("*").split()} else cell for cell in cells]
+        rows.append({"step": step["step"], "what": step["command"], "cells": cells})
+        before = now
+    return {"columns": [*names, "free"], "rows": rows}
+
+
+def _cell(request: Data) -> str:
+    tables = ["".join(f" {c['tags'][0]}" for c in g["cells"]) for g in request["groups"]]
+    return f"{request['status'].lower()} {request['computed']}:{' |'.join(tables) or ' none'}"

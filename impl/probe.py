@@ -1,0 +1,216 @@
+"""What an adapter uses of a checkout, asked of its files before anything of them is run.
+
+A table of needs has a line for each: since which release, before which one, in which file of the package, and
+how it is used: as Python, with `_` for any value, `;` between two. A call that the files could not take is
+missing as much as a name.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from impl.isolation import Bookkeeping
+
+class Need(NamedTuple):
+    """A line of the table: what releases from `since` on, before `before`, are asked for in `file`."""
+
+    since: str
+    before: str  # "..." stands for none
+    file: str
+    uses: tuple[ast.expr, ...]
+
+
+class Missing(NamedTuple):
+    """What is not there, as a clause of a sentence, and the file where it was looked for."""
+
+    what: str
+    file: str
+
+
+def needs(table: str) -> Iterator[Need]:
+    """The lines of a table."""
+    for line in table.strip().splitlines():
+        where, _, uses = line.partition(" | ")
+        since, before, file = where.split()
+        parsed = [ast.parse(use.strip(), mode="eval").body for use in uses.split(";")]
+        yield Need(since, before, file, tuple(parsed))
+
+
+class Checkout:
+    """The files of a package under `root`; each is read once, and none of it is run. below: the folder that
+    the needs' files are in; modules: which of it is loaded."""
+
+    def __init__(self, root: Path, below: str, modules: Bookkeeping, table: Sequence[Need]) -> None:
+        self._root, self._below, self._modules_of, self._needs = root, below, modules, table
+        self._modules: dict[str, _Module | None] = {}
+        self._known: dict[tuple[str, ast.expr], str | None] = {}
+        self._classes: dict[ast.ClassDef, dict[str, ast.AST]] = {}
+
+    def missing(self, version: str, order: list[str]) -> list[Missing]:
+        """What a release of that version has and these files have not; `order`: all versions."""
+        at, found = order.index(version), []
+        for need in self._needs:
+            if order.index(need.since) > at or (need.before != "..." and order.index(need.before) <= at):
+                continue
+            for use in need.uses:
+                if (need.file, use) not in self._known:
+                    self._known[need.file, use] = self._lacks(need.file, use)
+                if (why := self._known[need.file, use]) is not None:
+                    found.append(Missing(why, f"{self._below}/{need.file}"))
+        return found
+
+    def module(self, file: str) -> _Module | None:
+        if file not in self._modules:
+            path = self._root / self._below / file
+            try:
+                self._modules[file] = _parsed(path.read_text(encoding="utf-8"))
+            except (OSError, SyntaxError, ValueError):
+                self._modules[file] = None
+        return self._modules[file]
+
+    def _lacks(self, file: str, use: ast.expr) -> str | None:
+        """Why a use is not possible, None where it is."""
+        module = self.module(file)
+        if module is None:
+            there = (self._root / self._below / file).exists()
+            return "the file cannot be read" if there else "there is no such file"
+        call = use if isinstance(use, ast.Call) else None
+        name = ast.unparse(use if call is None else call.func)
+        first, _, member = name.partition(".")
+        node = self._find(module, first)
+        if node is None:
+            return f"there is no {first}"
+        if isinstance(node, ast.ClassDef) and (member or call):
+            members = self._members(module, node)
+            if member and member not in members:
+                return f"{first} has no {member}"
+            node = members.get(member) if member else members.get("__init__", node)
+        if call is None or not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            return None
+        if isinstance(node, ast.ClassDef):
+            parameters = _fields(node)
+        else:
+            parameters = _parameters(node, method=bool(member) or node.name == "__init__")
+        return parameters and parameters.refuse(name, len(call.args), [str(k.arg) for k in call.keywords])
+
+    def _find(self, module: _Module, name: str) -> ast.AST | None:
+        """What a module calls `name`; an import is followed, one of a module that is not loaded is None."""
+        node, package = module.names.get(name), self._modules_of.package
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(f"{package}."):
+            return node
+        assert node.module is not None
+        if not self._modules_of.is_real(node.module):
+            return None
+        below = self._below.replace("/", ".") + "."
+        stem = node.module.removeprefix(below).replace(".", "/")
+        [original] = [alias.name for alias in node.names if (alias.asname or alias.name) == name]
+        for file in (f"{stem}.py", f"{stem}/__init__.py"):
+            if (other := self.module(file)) is not None and node.module.startswith(below):
+                return self._find(other, original)
+        return node
+
+    def _members(self, module: _Module, node: ast.ClassDef) -> dict[str, ast.AST]:
+        """Methods and fields of a class, those of its bases first."""
+        if node in self._classes:
+            return self._classes[node]
+        members: dict[str, ast.AST] = {}
+        for base in node.bases:
+            found = self._find(module, base.id) if isinstance(base, ast.Name) else None
+            if isinstance(found, ast.ClassDef) and found is not node:
+                members |= self._members(self._home(found) or module, found)
+        for member in ast.walk(node):
+            if isinstance(member, ast.Attribute) and isinstance(member.ctx, ast.Store):
+                if isinstance(member.value, ast.Name) and member.value.id == "self":
+                    members.setdefault(member.attr, member)
+        for statement in node.body:
+            if isinstance(statement, ast.FunctionDef):
+                members[statement.name] = statement
+            for target in _targets(statement):
+                members[target] = statement
+        self._classes[node] = members
+        return members
+
+    def _home(self, node: ast.ClassDef) -> _Module | None:
+        return next((m for m in self._modules.values() if m and m.names.get(node.name) is node), None)
+
+
+class _Module:
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+
+    @cached_property
+    def names(self) -> dict[str, ast.AST]:
+        """What the module defines or imports, also under an `if` or `try`."""
+        names: dict[str, ast.AST] = {}
+        waiting: list[ast.stmt] = list(self._tree.body)
+        while waiting:
+            node = waiting.pop(0)
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names[node.name] = node
+            elif isinstance(node, ast.ImportFrom | ast.Import):
+                names |= {alias.asname or alias.name: node for alias in node.names}
+            elif isinstance(node, ast.If | ast.Try):
+                waiting += [*node.body, *node.orelse]
+            names |= dict.fromkeys(_targets(node), node)
+        return names
+
+
+@lru_cache(maxsize=128)
+def _parsed(text: str) -> _Module:
+    return _Module(ast.parse(text))
+
+
+def _targets(node: ast.stmt) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+class _Parameters(NamedTuple):
+    positional: list[str]
+    required: set[str]
+    keywords: set[str]
+    more: bool  # *args
+    any_keyword: bool  # **kwargs
+
+    def refuse(self, name: str, given: int, keywords: list[str]) -> str | None:
+        """Why a call is not possible."""
+        if given > len(self.positional) and not self.more:
+            return f"{name} takes {len(self.positional)} arguments, not {given}"
+        for keyword in keywords:
+            if keyword not in self.keywords and not self.any_keyword:
+                return f"{name} takes no {keyword}"
+        for parameter in [*self.positional, *sorted(self.keywords)]:
+            if parameter in self.required - {*self.positional[:given], *keywords}:
+                return f"{name} wants a {parameter}, which the adapter does not give"
+        return None
+
+
+def _parameters(node: ast.FunctionDef, *, method: bool) -> _Parameters | None:
+    if any("property" in ast.unparse(d) for d in node.decorator_list):
+        return None
+    args = node.args
+    static = any(ast.unparse(d) == "staticmethod" for d in node.decorator_list)
+    names = [a.arg for a in (*args.posonlyargs, *args.args)][method and not static :]
+    required = set(names[: len(names) - len(args.defaults)] if args.defaults else names)
+    kwonly = {a.arg for a in args.kwonlyargs}
+    required |= {a.arg for a, value in zip(args.kwonlyargs, args.kw_defaults, strict=True) if value is None}
+    return _Parameters(names, required, {*names} | kwonly, args.vararg is not None, args.kwarg is not None)
+
+
+def _fields(node: ast.ClassDef) -> _Parameters | None:
+    """The parameters of a dataclass or named tuple; None of a class that inherits its own."""
+    told = [ast.unparse(part) for part in (*node.decorator_list, *node.bases)]
+    if not any("dataclass" in part or "NamedTuple" in part for part in told):
+        return None
+    fields = [s for s in node.body if isinstance(s, ast.AnnAssign)]
+    fields = [s for s in fields if "ClassVar" not in ast.unparse(s.annotation)]
+    names = [name for field in fields for name in _targets(field)]
+    required = {name for field in fields if field.value is None for name in _targets(field)}
+    bases = {"NamedTuple", "Protocol", "ABC", "object"}
+    inherits = any(ast.unparse(base).rpartition(".")[2] not in bases for base in node.bases)
+    return _Parameters(names, required, {*names}, inherits, inherits)

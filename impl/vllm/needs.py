@@ -1,0 +1,40 @@
+"""What the adapter uses of a vLLM; see `impl.probe`. Add a line where it starts to use something else. What
+differs between releases besides is told by parameters and attributes (bare_scheduler.py, driver.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from impl import probe
+from impl.adapter import UnusableImplementation
+from impl.vllm.modules import VLLM
+
+RELEASES = tuple(f"0.{minor}.0" for minor in range(11, 34))
+# ruff: noqa: E501
+NEEDS = """
+0.11.0 ... v1/core/sched/scheduler.py | Scheduler.add_request(_); Scheduler.schedule(); Scheduler.update_from_output(_, _); Scheduler.finish_requests(_, _)
+0.11.0 ... v1/core/sched/scheduler.py | Scheduler.has_requests(); Scheduler.reset_prefix_cache(); Scheduler.requests; Scheduler.kv_cache_manager
+0.11.0 ... v1/core/sched/async_scheduler.py | AsyncScheduler
+0.11.0 ... v1/core/kv_cache_utils.py | init_none_hash(_); get_request_block_hasher; get_block_hash(_); get_group_id(_)
+0.11.0 ... v1/core/kv_cache_utils.py | KVCacheBlock.block_id; KVCacheBlock.ref_cnt; KVCacheBlock.block_hash; FreeKVCacheBlockQueue.get_all_free_blocks()
+0.11.0 ... v1/core/block_pool.py | BlockPool.blocks; BlockPool.free_block_queue; BlockPool.cached_block_hash_to_block
+0.11.0 ... v1/core/kv_cache_manager.py | KVCacheManager.coordinator; KVCacheManager.block_pool
+0.11.0 ... v1/core/kv_cache_coordinator.py | KVCacheCoordinator.single_type_managers
+0.11.0 ... v1/core/single_type_kv_cache_manager.py | SingleTypeKVCacheManager.req_to_blocks; SingleTypeKVCacheManager.num_cached_block
+0.11.0 ... v1/request.py | Request.status; Request._all_token_ids; Request.num_computed_tokens; RequestStatus.FINISHED_ABORTED
+0.11.0 ... v1/outputs.py | ModelRunnerOutput; DraftTokenIds
+0.11.0 ... v1/kv_cache_interface.py | FullAttentionSpec; SlidingWindowSpec; KVCacheGroupSpec; KVCacheConfig(num_blocks=_, kv_cache_tensors=_, kv_cache_groups=_)
+0.11.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_states(_)
+"""
+_NEEDS = tuple(probe.needs(NEEDS))
+
+
+def require(root: Path, name: str) -> None:
+    """Raise UnusableImplementation that names the first thing that the files under `root` lack."""
+    missing = probe.Checkout(root, "vllm", VLLM, _NEEDS).missing(RELEASES[-1], list(RELEASES))
+    if missing:
+        (what, file), more = missing[0], f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise UnusableImplementation(
+            f"{name} {root}: {file}: {what}{more}. Nothing was driven: CONTRIBUTING.md, 'A new release of vLLM',"
+            " says how to follow it"
+        )

@@ -1,0 +1,92 @@
+"""What a violation of an engine is told as: a sentence, a page, a story, a unit test, a fixture."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ci.explain import explanation_of
+from ci.export import engine_test
+from ci.report import data as report
+from ci.report import page
+from impl.process.run_test import FAILS, outcomes
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.tests.cli.test_page import Reader
+from stateful_tests.tests.vllm.test_releases import FIXED, TRACES
+from stateful_tests.traces import files as traces
+
+SAID = {
+    "a_window_is_freed_by_the_optimistic_count":
+        "r1 has the null block at [2, 3) of group 0 since command 4 (schedule); until then it had block 3",
+    "a_session_grows_past_max_model_len": "it computes [4, 7), where r1 ends by 6; r1 (RUNNING) has 7 tokens",
+    "a_session_keeps_the_hash_of_a_dropped_token":
+        "its slot 1 holds KV of another token; of block 2: r1 has it at [2, 4) of group 0 since command 1",
+    "an_idle_session_asks_for_more_blocks_than_are_free":
+        "command 14 (schedule) makes the system fail, ValueError: Cannot get 4 free blocks",
+    "two_waiting_turns_hold_each_others_blocks": "with 2 blocks free: r1 (WAITING) has 7 tokens",
+    "a_padded_round_is_cut_by_the_prefill_threshold": "makes the system fail, AssertionError: assert num_new",
+    "a_request_preempted_in_its_own_step_leaves_a_published_block":
+        "the prefix cache names it since command 6 (schedule), nobody has written it",
+    "a_next_turn_keeps_a_token_of_an_accepted_round": "4 tokens, another one at position 2, where r1: the 3",
+    "a_next_turn_keeps_the_first_turns_max_tokens": "it ends: length, where r1 goes on",
+    "a_request_preempted_in_its_own_step_runs_all_the_same": "r3 has no block at [0, 2) of group 0 since",
+}  # fmt: skip
+
+
+def released(path):
+    return path.parent.name.removeprefix("vllm-")
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_why_is_said_in_a_sentence_that_is_true_and_drawn(vllm, path):
+    run = replay(vllm(released(path)), traces.load(path))
+    explained = explanation_of(run)
+    assert SAID[path.stem] in explained.text
+    for claim in explained.claims:
+        held = [claim.holds(moment) for moment in run.history]
+        since = claim.since - run.first
+        assert all(held[since:]) and not any(held[since - 1 : since]), claim.what
+    data = report.replay_data(str(path), run) | {"replay": "kvspec replay"}
+    shown = Reader(page.page(data, run))
+    assert f"step-{len(run.rows) - 1}" in shown.ids and explained.text[1:] in shown.text
+    wrong = [value for _, name, value in shown.attributes if name == "class" and value.endswith(" wrong")]
+    assert bool(wrong) == (run.violation.clause == "PUB-1")  # the others are about no block that is there
+
+
+EXPORTED = [path for path in TRACES if not path.stem.startswith("a_next_turn")]
+
+
+@pytest.mark.parametrize("release", ["0.33.0", "0.15.0+async"])
+def test_a_unit_test_fails_where_the_fault_is_and_passes_where_it_is_mended(vllm, release, tmp_path):
+    """On the release's own scheduler; nothing of kvspec is imported."""
+    for path in (path for path in EXPORTED if released(path) == release):
+        system = vllm(release)
+        fixed = engine_test.target(FIXED[path.stem].removesuffix("+async")) if path.stem in FIXED else None
+        text = engine_test.unit_test(traces.load(path), path.name, system, fixed)
+        assert not re.search(r"^ *(from|import) (kvspec|impl|reference|ci)\b", text, re.MULTILINE)
+        (file := tmp_path / f"{path.stem}.py").write_text(text)
+        runs = [(target.root, "", [file]) for target in (system, fixed) if target is not None]
+        ends = outcomes(*runs, hook=engine_test.HOOK)
+        assert [code for code, _ in ends] == [FAILS, 0][: len(runs)], ends
+
+
+def test_what_no_object_shows_is_refused(vllm):
+    path = next(path for path in TRACES if path.stem.endswith("max_tokens"))
+    with pytest.raises(engine_test.NotExportable, match="TXT-2: no object of the scheduler shows it"):
+        engine_test.unit_test(traces.load(path), path.name, vllm("0.15.0"))
+
+
+def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
+    vllm("0.33.0")
+    [path] = [path for path in TRACES if released(path) == "0.33.0"]
+    code, out, _ = kvspec("replay", str(path), "--impl", "vllm==0.33.0", "--html", "page.html")
+    assert code == 1 and "what it did" in out and "because" in out and (tmp_path / "page.html").exists()
+    code, out, _ = kvspec("export", str(path), "--as", "story", "--impl", "vllm==0.33.0")
+    assert code == 0 and "By the rules block 7 holds" in out and "kv_committed_len" not in out
+    named = ("--name", "a_name_of_four_words", "--story", "A story of what happens.", "--out", ".")
+    code, out, _ = kvspec("new-fixture", str(path), "--impl", "vllm==0.33.0", *named)
+    made = traces.load(tmp_path / "a_name_of_four_words.json")
+    assert code == 0 and len(made.expected) == len(made.commands)
+    code, _, err = kvspec("new-fixture", str(path), *named, "--force")
+    assert code == 2 and "no system that violates it" in err
