@@ -81,8 +81,8 @@ def _weights(c: Enabled) -> dict[type, int]:
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
     if c.windowless:  # who has lost its window asks for a token
-        weights[Decode] += 8
-        weights[SpecDecode] += 8
+        weights[Decode] += 4
+        weights[SpecDecode] += 4
     if c.busy:
         weights[Submit] += 3 * (not no_name_left)
     if profile.impolite and c.busy:

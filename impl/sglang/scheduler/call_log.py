@@ -73,7 +73,10 @@ class Calls:
             "hand_in": lambda req, *_: f"hand_in(server, {self._name(req)})",
             "drop": lambda req, _, start, end: f"drop(server, {self._name(req)}, {start}, {end})",
             "retract": lambda _: f"batch.release_req(0, 0{args})",
-            "retract_decode": lambda _: f"batch.retract_decode({args.removeprefix(', ')})",
+            "retract_decode": lambda batch: (
+                "batch.filter_batch = lambda **_: None  # no server goes on with it\n" * (len(batch.reqs) > 1)
+                + f"batch.retract_decode({args.removeprefix(', ')})"
+            ),
             "abort_queued": lambda req: f"abort_queued(server, {self._name(req)})",
             "prepare_spec": lambda _, n: f"{claimed}prepare_verify(batch, draft_len={n})",
             "commit": lambda req, n: f"{self._name(req)}.{committed.format(n)}",
