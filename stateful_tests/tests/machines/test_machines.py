@@ -62,14 +62,14 @@ def test_they_ask_for_a_close_past_what_ends_a_run(
     monkeypatch.chdir(tmp_path)  # the traces are saved here
 
     class Buggy(Operations):
-        target = MachineTarget(WaitsForEver, ["sessions"], [PRESETS["page1"]], [Mode.FAITHFUL])
+        target = MachineTarget(WaitsForEver, ["sessions"], [PRESETS["tight"]], [Mode.FAITHFUL])
 
     asked = settings(max_examples=200, phases=[Phase.generate], derandomize=True, database=None)
     with pytest.raises(Violated) as found:
         run_state_machine_as_test(Buggy, settings=asked)
     assert [violation.clause for violation, _ in found.value.met] == ["SES-2", "SES-4"]
     with pytest.raises(kvspec.ClauseViolated, match=r"SES-2(.|\n)*violation 2 of 2\): SES-4"):
-        asked(kvspec.machine(WaitsForEver, presets=["page1"], modes=[Mode.FAITHFUL])).TestCase().runTest()
+        asked(kvspec.machine(WaitsForEver, presets=["tight"], modes=[Mode.FAITHFUL])).TestCase().runTest()
 
 
 def test_the_model_satisfies_the_clauses() -> None:

@@ -125,6 +125,13 @@ def test_a_fault_is_refuted_in_the_whole_as_well() -> None:
     assert proof.verdict == UNDECIDED and proof.note.startswith("NotLinear")
 
 
+# What it needs more than half a second for: at night.
+_SLOW = {
+    "a free starts inside a page", "swept pages are freed again", "a trim forgets the SWA pool",
+    "a sweep moves back", "a sweep reaches into the window",
+}  # fmt: skip
+
+
 def test_crosshair_agrees(tmp_path: Path) -> None:
     """It refutes the contract that each fault of the arithmetic breaks, as z3 does.
 
@@ -133,7 +140,7 @@ def test_crosshair_agrees(tmp_path: Path) -> None:
     pytest.importorskip("crosshair", reason="crosshair-tool is not installed")
     targets = {}
     for number, fault in enumerate(FAULTS):
-        if fault.crosshair is None:
+        if fault.crosshair is None or (fault.name in _SLOW and "KVSPEC_EVERY_RELEASE" not in os.environ):
             continue
         package = tmp_path / f"fault{number}"
         package.mkdir()
