@@ -15,7 +15,7 @@ from ci.export.bug_report import AS_MADE, Titles, described
 from ci.export.recorded_run import NotExportable
 from ci.export.template_parts import SHARED
 from ci.export.unit_test import ReleaseTarget, assembled, comment, commented
-from impl import HOME
+from impl.vllm import bare_scheduler
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.runner import ModelRunner
 from impl.vllm.system import VLLMSystem
@@ -48,7 +48,7 @@ def shared_module(*_: object) -> str:
 
 
 def _definitions() -> str:
-    source = (HOME / "impl/vllm/bare_scheduler.py").read_text(encoding="utf-8")
+    source = Path(bare_scheduler.__file__).read_text(encoding="utf-8")
     engine = (TEMPLATES / "stand_in_engine.py.j2").read_text(encoding="utf-8")
     return source[source.index("\n\nclass Values") :] + engine
 

@@ -11,7 +11,9 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from impl import HOME
+# Our own folder, and what its modules are called: `impl`, or `kvspec.impl` where that is installed.
+_IMPL = Path(__file__).resolve().parents[1]
+_OURS = __name__.removesuffix("process.failures")
 
 Place = tuple[str, int, str]  # file, line, function
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
@@ -42,14 +44,14 @@ def fault_of_adapter(error: Exception, root: Path, modules: str, unset: str, val
     asks for one that it does not have.
     """
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    stands_in = type(getattr(error, "obj", None)).__module__.startswith("impl.")
+    stands_in = type(getattr(error, "obj", None)).__module__.startswith(_OURS)
     if called := re.match(r"TypeError: (\w+)\.\w+\(\)", said):  # with arguments that a stand-in does not take
-        ours = [vars(module) for name, module in sys.modules.items() if name.startswith("impl.")]
+        ours = [vars(module) for name, module in sys.modules.items() if name.startswith(_OURS)]
         stands_in = any(called[1] in names for names in ours)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if file.is_relative_to(HOME / "impl"):
-            return f"{said} at {file.relative_to(HOME)}:{frame.lineno}, in the adapter"
+        if file.is_relative_to(_IMPL):
+            return f"{said} at {file.relative_to(_IMPL.parent)}:{frame.lineno}, in the adapter"
         if file.is_relative_to(root):
             at = f"at {file.relative_to(root)}:{frame.lineno}"
             if stands_in:

@@ -64,7 +64,7 @@ def test_they_ask_for_a_close_past_what_ends_a_run(
     class Buggy(Operations):
         target = MachineTarget(WaitsForEver, ["sessions"], [PRESETS["tight"]], [Mode.FAITHFUL])
 
-    asked = settings(max_examples=200, phases=[Phase.generate], derandomize=True, database=None)
+    asked = settings(max_examples=2000, phases=[Phase.generate], derandomize=True, database=None)
     with pytest.raises(Violated) as found:
         run_state_machine_as_test(Buggy, settings=asked)
     assert [violation.clause for violation, _ in found.value.met] == ["SES-2", "SES-4"]
