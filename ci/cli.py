@@ -6,11 +6,14 @@ stderr says what), 3 the system under test, or kvspec itself, broke.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
+from types import FrameType
 
 import click
 
@@ -97,9 +100,17 @@ def _complain(name: str, message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the console script. A signal to end is an interrupt: what was found is reported."""
-    for name in ("SIGTERM", "SIGHUP"):
+    last = -math.inf
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > 1:  # timeout(1), for one, sends it to the process and to its group
+            last = time.monotonic()
+            signal.default_int_handler(number, frame)
+
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, interrupt)
     sys.exit(run())
 
 

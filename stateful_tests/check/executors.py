@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Protocol, TypeVar
 
 from impl.process.worker import end_with_parent
@@ -82,7 +82,12 @@ class Processes:
         return ahead(submit, Future[Result].result, Future[Result].cancel, tasks, 3 * self.at_once)
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        try:
+            self._pool.shutdown(cancel_futures=True)
+        except BaseException:  # an interrupt: nobody tells them to end, and Python's exit waits for them
+            for process in active_children():
+                process.kill()
+            raise
 
 
 def _ignore_interrupts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import count
+from multiprocessing import active_children
 
 import pytest
 
@@ -381,3 +382,19 @@ def test_a_system_that_fits_no_preset_is_unusable() -> None:
     system.capabilities = Capabilities(swa=False)
     with pytest.raises(UnusableImplementation, match="has no SWA pool, and a window of 3 needs one"):
         run(system, plan("smoke", presets=["page1"], modes=[Mode.FREE]))
+
+
+def test_an_interrupt_while_processes_end_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python waits for them at its exit."""
+    before = {*active_children()}
+    processes = Processes(1)
+    [mine] = {*active_children()} - before
+
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes._pool, "shutdown", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        processes.close()
+    mine.join(10)
+    assert mine.exitcode is not None

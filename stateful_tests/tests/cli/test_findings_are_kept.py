@@ -32,6 +32,7 @@ def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
         assert process.stderr is not None
         said = _found(process.stderr)
         process.send_signal(number)
+        process.send_signal(number)  # as timeout(1) does
         out, _ = process.communicate(timeout=120)
     assert said == "found BROKEN: traces/broken-example.json\n"
     assert files.load(tmp_path / "traces/broken-example.json").clause == "BROKEN"
