@@ -59,7 +59,7 @@ class EngineDriver:
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
         self._names: dict[str, str] = {}
         self._ended: set[str] = set()
-        self._exhausted = False  # the last schedule had nothing to run
+        self._in_step = False  # a schedule waits for the results that end its step of the engine core
         self._sent = 0
         self._lanes: tuple[Lane, ...] = ()
         self._given: tuple[Output, ...] = ()
@@ -68,6 +68,8 @@ class EngineDriver:
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         self._lanes, self._given, self._reset_done = (), (), False
+        if self._in_step and not isinstance(command, (Abort, Update)):
+            return Refused(Reason.WRONG_PHASE)
         try:
             refused = self._commands[type(command)](command)
         except UnusableImplementation:
@@ -165,32 +167,30 @@ class EngineDriver:
     # -- steps ------------------------------------------------------------------------------------
 
     def _schedule(self, command: Schedule) -> Reason | None:
-        if len(self._in_flight) > self.overlap:
-            return Reason.TURN_IN_FLIGHT
         if not self.scheduler.has_requests():
             return Reason.EMPTY
         scheduled = self.scheduler.schedule()
         stop = [self._ids.get(name, "") for name in command.stop]
         ran = self.runner.run(scheduled, command.accept, stop)
-        self._exhausted = not ran.lanes
         if ran.lanes:
             self._in_flight.append((scheduled, ran))
         else:
             self.scheduler.update_from_output(scheduled, results(ran.sampled))
+        # The engine core fills its queue of batches first (EngineCore.step_with_batch_queue).
+        self._in_step = len(self._in_flight) > self.overlap or bool(self._in_flight and not ran.lanes)
         self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
         return None
 
     def _due(self) -> bool:
-        """Whether the engine core takes results now: it fills its queue of batches first."""
-        full = len(self._in_flight) > self.overlap
-        return bool(self._in_flight) and (full or self._exhausted or not self.scheduler.has_requests())
+        """Whether the engine core takes results now."""
+        return self._in_step or bool(self._in_flight and not self.scheduler.has_requests())
 
     def _update(self, command: Update) -> Reason | None:
         if not self._in_flight:
             return Reason.EMPTY
         if not self._due():
             return Reason.WRONG_PHASE
-        self._exhausted = False
+        self._in_step = False
         scheduled, ran = self._in_flight.popleft()
         given = self.scheduler.update_from_output(scheduled, results(ran.sampled))
         self._given = tuple(
@@ -251,6 +251,7 @@ class EngineDriver:
             reset=self._reset_done,
             steps_in_flight=len(self._in_flight),
             results_due=self._due(),
+            in_step=self._in_step,
         )
 
 

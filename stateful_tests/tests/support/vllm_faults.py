@@ -2,7 +2,8 @@
 
 A fault is put into the code of one function of the release that this process has loaded, and taken out again.
 `python -m stateful_tests.tests.support.vllm_faults [NAME...]` looks for each with random runs, and prints
-clauses, runs, commands, seconds; `--replay` runs the commands of all.
+clauses, runs, commands, seconds, and exits with 1 if one survives; `--replay` runs the commands of all, and
+the unit tests that they export as.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import logging
 import sys
 import tempfile
 import time
+import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ci.export import engine_test
+from ci.export.recorded_run import NotExportable
 from impl.vllm.driver import EngineDriver
 from impl.vllm.fetch import release_root
 from impl.vllm.modules import RUNNER, runner_methods
@@ -155,7 +159,7 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
     "reset-keeps-hashes": ReleaseFault(
         _POOL, "        for block in self.blocks:\n            block.reset_hash()\n", "", ("full", "hybrid"),
         clause="PUB-2", sizes=EngineConfig((LayerGroup(1),), 2, 2, 1, max_seqs=1),
-        commands="add r1 +1 for 1; schedule; reset_cache (running)",
+        commands="add r1 +1 for 1; schedule; update drafts 0; reset_cache",
     ),
     "free-keeps-a-counter": ReleaseFault(
         _MANAGER, "        self.num_cached_block.pop(request_id, None)\n        self._partial_hit_reqs",
@@ -252,7 +256,7 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         _POOL, "        # Remove all hashes so that no new blocks will hit.\n",
         "        return True\n", ("full", "hybrid"),
         clause="PUB-3", sizes=EngineConfig((LayerGroup(1),), 2, 2, 1, max_seqs=1),
-        commands="add r1 +1 for 1; schedule; reset_cache (running)",
+        commands="add r1 +1 for 1; schedule; update drafts 0; reset_cache",
     ),
     "rejected-drafts-count-twice": ReleaseFault(
         _SCHEDULER, "                        request.num_computed_tokens -= num_rejected\n",
@@ -330,16 +334,41 @@ def look_for(system: Loaded, fault: ReleaseFault, runs: int = 60) -> tuple[Trace
 
 
 def replayed() -> dict[str, Any]:
-    """What sees each fault in its commands, and what is seen of them without it."""
+    """What sees each fault in its commands, what is seen of them without it, and what its unit test comes to:
+    how it ends with the fault and without, or why there is none."""
     systems = {overlap: _loaded(overlap) for overlap in (False, True)}
     found = {}
     for name, fault in RELEASE_FAULTS.items():
         system, trace = systems[fault.overlap], fault.trace()
         with system.faulty(fault):
             seen = replay(system, trace).violation
+            text, ends = _exported(system, trace), []
+            ends += [_tested(text)]
         healthy = replay(system, trace).violation
-        found[name] = [v and [*v.clauses, v.observed] for v in (seen, healthy)]
+        found[name] = *(v and [*v.clauses, v.observed] for v in (seen, healthy)), [*ends, _tested(text)]
     return found
+
+
+def _exported(system: Any, trace: Trace) -> str:
+    try:
+        return engine_test.unit_test(trace, "trace.json", system)
+    except NotExportable as why:
+        return f"# {why}"
+
+
+def _tested(text: str) -> str:
+    """How an exported test ends in this process."""
+    if text.startswith("#"):
+        return text
+    space: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(text, "exported.py", "exec"), space)
+    case = next(kind for kind in space.values() if isinstance(kind, type) and kind.__module__ == "exported"
+                and issubclass(kind, unittest.TestCase))  # fmt: skip
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    if result.errors:
+        return result.errors[0][1]
+    return "fails" if result.failures else "passes"
 
 
 def _loaded(overlap: bool) -> Loaded:
@@ -347,17 +376,20 @@ def _loaded(overlap: bool) -> Loaded:
     return Loaded(release_root(VERSION), overlap)
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str]) -> int:
     if names == ["--replay"]:
         print(json.dumps(replayed()))
-        return
+        return 0
+    survivors = 0
     systems = {overlap: _loaded(overlap) for overlap in (False, True)}
     for name in names or RELEASE_FAULTS:
         fault, began = RELEASE_FAULTS[name], time.monotonic()
         system = systems[fault.overlap]
         trace, ran, commands = look_for(system, fault)
         said, smallest = "survives", trace
-        if trace is not None:
+        if trace is None:
+            survivors += 1
+        else:
             with system.faulty(fault):
                 first = replay(system, trace).violation
                 assert first is not None
@@ -368,7 +400,8 @@ def main(names: list[str]) -> None:
         if smallest is not None and smallest is not trace:
             shown = "; ".join(map(format_command, smallest.commands))
             print(name, first.clause, smallest.geometry, shown, sep=" | ", file=sys.stderr)
+    return min(1, survivors)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from impl.adapter import UnusableImplementation
-from reference.blocks.commands import Add, Schedule, Update
+from reference.blocks.commands import Add, ResetCache, Schedule, Update
 from reference.blocks.config import engine_preset
-from reference.commands import Done, Mode, Piece, Refused
+from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
 from stateful_tests.check import campaign, tiers
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
@@ -37,6 +38,16 @@ def test_results_wait_until_two_steps_are_in_flight(vllm):
     assert [type(row.outcome) for row in run.rows] == [Done, Done, Refused, Done, Done]
 
 
+@pytest.mark.parametrize("release, flights", [("0.33.0", 1), ("0.33.0+async", 2)])
+def test_of_what_clients_do_only_aborts_come_into_a_step(vllm, release, flights):
+    """As in EngineCore: input is read between steps, aborts as soon as the model has run."""
+    refused, done = (Add("r2", 1, 1), ResetCache(), Schedule()), (Abort("r1"), Update())
+    commands = (Add("r1", 5, 3), *[Schedule()] * flights, *refused, *done)
+    run = replay(vllm(release), Trace(engine_preset("full"), Mode.FAITHFUL, commands))
+    assert [row.outcome for row in run.rows[-5:-2]] == [Refused(Reason.WRONG_PHASE)] * 3
+    assert [row.outcome for row in run.rows[-2:]] == [Done()] * 2
+
+
 def test_a_short_check_reaches_situations(vllm):
     system = vllm("0.33.0")
     plan = tiers.plan("smoke", presets=("hybrid", "drafts"), examples=3)
@@ -53,6 +64,11 @@ def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
 
 # Where a trace conforms again; the others are still there in the last release.
 FIXED = {
+    "a_null_block_bears_a_hash": "0.14.0+async",
+    "a_preempted_request_resumes_without_its_token_in_flight": "0.12.0+async",
+    "a_reset_drops_the_next_token_of_a_request": "0.22.0+async",
+    "a_reset_has_rejected_drafts_taken_back_from_a_new_start": "0.25.0+async",
+    "a_turn_that_ends_with_a_step_in_flight_goes_on_too_far": "0.31.0+async",
     "a_window_is_freed_by_the_optimistic_count": "0.26.0+async",
     "a_session_keeps_the_hash_of_a_dropped_token": "0.32.0",
     "an_idle_session_asks_for_more_blocks_than_are_free": "0.21.0",
@@ -63,9 +79,11 @@ FIXED = {
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_a_trace_violates_its_clause_and_then_conforms_where_it_was_fixed(vllm, path):
+def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path):
     trace = traces.load(path)
-    run = replay(vllm(path.parent.name.removeprefix("vllm-")), trace)
+    first = path.parent.name.removeprefix("vllm-")
+    run = replay(vllm(first), trace)
     assert run.violation is not None and run.violation.clause == trace.clause
-    later = replay(vllm(FIXED.get(path.stem, "0.33.0")), trace)
-    assert (later.violation is None) == (path.stem in FIXED)
+    fixed, newest = FIXED.get(path.stem), "0.33.0" + "+async" * first.endswith("+async")
+    later = replay(vllm(fixed if fixed and "KVSPEC_EVERY_RELEASE" in os.environ else newest), trace)
+    assert (later.violation is None) == (fixed is not None)
