@@ -38,6 +38,11 @@ without: a = a - 1|a - 1 -> a + 1|1 -> 2 in a - 1|1 -> 0 in a - 1""".replace("\n
 PLAN = plan("smoke", presets=["page2"], machines=["sessions"], examples=6)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _loaded() -> None:
+    judging.prepare()
+
+
 def named(name: str) -> Mutant:
     [mutant], _ = sample((name,), None, 0)
     return mutant
@@ -72,7 +77,7 @@ def test_what_is_accepted_is_there_and_has_a_reason() -> None:
     "name, by",
     [
         ("impl/torch_kv/steps.py Steps._lanes: name in self.requests -> name not in self.requests", "OUT-1"),
-        ("reference/rules/decode.py _round: request.output + accept -> request.output - accept", "SES-1"),
+        ("reference/cursors.py cut: min(c.kv_committed_len, target) -> c.kv_committed_len", "READ-1"),
         ("reference/clauses/lifecycle.py _close_happens: session.closing and name not in busy -> "
          "name not in busy", "a fixture"),
     ],
@@ -90,9 +95,10 @@ def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch: pytest.MonkeyPatc
 def test_no_new_one_survives(tmp_path: Path) -> None:
     """A small sample of fixed seed; the larger one is for the night."""
     file = tmp_path / "mutants.json"
-    assert run(["mutants", "--sample", "10", "--seed", "0", "-j", "1", "--json", str(file)]) == 0
+    only = ("--only=impl/torch_kv", "--only=reference/rules", "--only=reference/clauses")
+    assert run(["mutants", *only, "--sample", "9", "--seed", "1", "-j", "1", "--json", str(file)]) == 0
     data = json.loads(file.read_text())
-    assert (data["survived"], len(data["mutants"])) == (0, 10)
+    assert (data["survived"], len(data["mutants"])) == (0, 9)
 
 
 def test_a_survivor_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
