@@ -203,7 +203,6 @@ def _called(function: ast.expr, name: str) -> ast.expr:
 
 
 def files(root: Path, folder: str) -> list[str]:
-    """The modules below a folder, or the file itself, from the root."""
-    path = root / folder
-    found = [path] if path.is_file() else sorted(path.rglob("*.py"))
-    return [p.relative_to(root).as_posix() for p in found]
+    """The modules below a folder, or the module itself, from the root."""
+    found = [root / folder] if folder.endswith(".py") else sorted((root / folder).rglob("*.py"))
+    return [path.relative_to(root).as_posix() for path in found if path.is_file()]
