@@ -142,13 +142,15 @@ def judge(plan: Plan, limit_s: float, mutant: Mutant) -> Noticed:
     process.start()
     there.close()
     try:
-        verdict: Noticed = here.recv() if here.poll(limit_s) else Noticed("no answer", f"in {limit_s:g} s")
+        verdict = here.recv() if here.poll(limit_s) else Noticed("no answer", f"in {limit_s:g} s")
     except EOFError:
         verdict = Noticed("no answer", "the process ended")
     finally:
         process.kill()
         process.join()
         here.close()
+    if isinstance(verdict, Exception):
+        raise verdict
     return Noticed(verdict.by, verdict.where, verdict.after, round(time.monotonic() - began, 2))
 
 
@@ -156,7 +158,11 @@ def _judge(plan: Plan, mutant: Mutant, answer: Connection) -> None:
     end_with_parent()
     there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (there + _MEMORY,) * 2)
-    put_in(mutant)
+    try:
+        put_in(mutant)
+    except Exception as error:  # that is ours: nobody has noticed anything
+        answer.send(error)
+        return
     area = area_of(mutant)
     assert area is not None
     if area.fixtures:  # what is left to random runs then are false alarms, and those come soon
@@ -171,6 +177,7 @@ def _judge(plan: Plan, mutant: Mutant, answer: Connection) -> None:
 
 def put_in(mutant: Mutant) -> None:
     """Whoever has the function runs the mutant from now on, and nobody remembers what it gave before."""
+    found = False
     file = str(ROOT / mutant.path)
     source = Path(file).read_bytes()
     [new] = [c for c in _codes(compile(mutant.applied(source), file, "exec")) if _same(c, mutant)]
@@ -180,6 +187,9 @@ def put_in(mutant: Mutant) -> None:
         elif type(thing) is FunctionType and thing.__code__.co_filename == file:
             if _same(old := thing.__code__, mutant):  # a `super()` may be gone
                 thing.__code__ = new if new.co_freevars else new.replace(co_freevars=old.co_freevars)
+                found = True
+    if not found:
+        raise RuntimeError(f"{mutant.name}: nobody has this function")
 
 
 def _same(code: CodeType, mutant: Mutant) -> bool:

@@ -8,6 +8,7 @@ it is, and so are decorators, defaults and assertions.
 from __future__ import annotations
 
 import ast
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -204,5 +205,8 @@ def _called(function: ast.expr, name: str) -> ast.expr:
 
 def files(root: Path, folder: str) -> list[str]:
     """The modules below a folder, or the module itself, from the root."""
-    found = [root / folder] if folder.endswith(".py") else sorted((root / folder).rglob("*.py"))
+    path = Path(os.path.abspath(root / folder))
+    if not path.is_relative_to(root):
+        return []
+    found = [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
     return [path.relative_to(root).as_posix() for path in found if path.is_file()]

@@ -169,6 +169,9 @@ CASES = [
     holds("TREE-10", "tombstones have no SWA KV", step_of(
         TREE, Insert("h1", text("a8")), Evict(0, 6), Evict(0, 8))),
     holds("TREE-10", "another command", replace(freed_less(EVICTED, "full"), command=Unlock("h1"))),
+    fails("TREE-11", "a tombstone", node(EVICTED, 0, swa_slots=()), "a6 is live, not it is a tombstone"),
+    fails("TREE-11", "it is gone", in_tree(EVICTED, nodes=[]), "a6 is live, not it is not there"),
+    fails("TREE-11", "one stays", in_tree(EVICTED, nodes=lambda ns: [*ns, LONG]), "no node ends a10"),
     # Cursors.
     fails("LEN-1", "C above A", cursors(DECODED, kv_committed_len=7), "r1"),
     fails("LEN-1", "A past the row", cursors(DECODED, kv_allocated_len=17), "r1"),

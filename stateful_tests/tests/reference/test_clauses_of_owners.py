@@ -294,6 +294,8 @@ LOCKS: dict[str, tuple[Step, list[tuple[int, int]]]] = {
         TREE, Insert("h1", text("a4"), 0, True), Insert("h2", text("a4 b2"), 0, True)),
         [(2, 0), (2, 1), (1, 1)]),
     "of a request": (step_of(TREE, *IN_TREE), [(1, 0), (1, 1)]),
+    "that a window has left behind": (
+        step_of(TREE, *IN_TREE, Extend((Chunk("r1", 1),)), *[Decode(("r1",))] * 3), [(1, 0), (1, 1)]),
     "of a session": (step_of(TREE, Open("s1"), Submit("r1", "s1", 0, 0, text("a4")), *TURN[2:3], Extend((
         Chunk("r1", 4),)), Finish("r1", 1)), [(1, 0), (1, 1)]),
     "of who was matched again": (step_of(TREE, *IN_TREE, Admit("r1")), [(1, 0), (1, 1)]),
