@@ -22,6 +22,7 @@ from impl.vllm.system import VLLMSystem
 from reference.blocks.commands import Add, End, More, ResetCache, Schedule, Update, client_tokens
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, chain
+from reference.blocks.ledger import LaneNote
 from reference.commands import Abort, Done
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import EngineMoment, Row, Run, Trace
@@ -63,7 +64,7 @@ def unit_test(
     said = dict(zip(violation.clauses, [(violation.expected, violation.observed), *violation.details]))
     # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
     first = trace.clause if trace.clause in said else violation.clause
-    steps = list(notes := _Steps(run))
+    steps = list(notes := _Steps(run, system))
     if violation.clause == "BROKEN":
         command, calls = steps.pop()
         steps.append((command, []))
@@ -80,7 +81,7 @@ def unit_test(
     wanted, observed = said[clause]
     body = [line for command, calls in steps for line in commented(command, Done(), calls, sessions=True)]
     body += ["", *comment(f"{clause}. Expected {wanted}"), *comment(f"{system.name}: {observed}"), text]
-    code = "\n".join([_engine(run.trace.geometry, system.overlap), *body])
+    code = "\n".join([_engine(run.trace.geometry, system), *body])
     needed = f"import unittest\n\nfrom {SHARED} import Engine"
     if not beside:
         imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
@@ -91,21 +92,27 @@ def unit_test(
     )  # fmt: skip
 
 
-def _engine(config: EngineConfig, overlap: bool) -> str:
+def _engine(config: EngineConfig, system: VLLMSystem) -> str:
     """The line that makes an engine of these sizes."""
     groups = [(group.block_size, group.window) for group in config.groups]
-    given = [f"groups={groups}", *(["overlap=True"] if overlap else [])]
+    given = [f"groups={groups}", *["overlap=True"] * system.overlap, *["v2=True"] * system.v2]
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
             given.append(f"{field.name}={value}")
     return f"engine = Engine(\n    {', '.join(given)}\n)"
 
 
+def _computed(note: LaneNote) -> list[int]:
+    """A request's text up to what a lane computes of it, and drafts: what it should have computed."""
+    own = len(note.lane.tokens) - note.lane.drafts
+    return [*note.text[: note.lane.start + own], *note.lane.tokens[own:]]
+
+
 class _Steps:
     """Commands as calls of the engine, with small numbers for tokens."""
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.sent = run, 0
+    def __init__(self, run: Run, system: VLLMSystem) -> None:
+        self.run, self.system, self.sent = run, system, 0
         self.small: dict[int, int] = {1: 1}  # the stop token is one
         self.flights: deque[Sequence[tuple[Lane, list[int]]]] = deque()
 
@@ -131,7 +138,7 @@ class _Steps:
             case Schedule():
                 yield "engine.schedule()"
                 notes = moment.step.lanes if moment.step is not None else []
-                texts = [[*note.text[: note.lane.start], *note.lane.tokens] for note in notes]
+                texts = [_computed(note) for note in notes]
                 if notes:
                     self.flights.append([(note.lane, text) for note, text in zip(notes, texts)])
                 for note, text in zip(notes, texts):
@@ -165,12 +172,13 @@ class _Steps:
         flight = self.flights.popleft()
         sampled = ", ".join(f'"{lane.request}": {self.tokens(lane.sampled)}' for lane, _ in flight)
         drafts = ""
-        if config.drafts and "+async" not in self.run.system:
+        if config.drafts and not self.system.overlap:
             most = config.drafts if config.eagle else min(config.drafts, max(0, most))
-            made = []
+            made = [f'"{lane.request}": {[-1] * config.drafts}' for lane, _ in flight] * self.system.v2
             for lane, text in flight:
                 own = [*text[: len(text) - lane.drafts], *lane.sampled]
                 proposed = ModelRunner.drafts([reduce(chain, own, 0)], most)
-                made += [f'"{lane.request}": {self.tokens(proposed)}'] if lane.sampled else []
+                if lane.sampled and not self.system.v2:
+                    made.append(f'"{lane.request}": {self.tokens(proposed)}')
             drafts = f", drafts={{{', '.join(made)}}}"
         yield f"engine.update({{{sampled}}}{drafts})"

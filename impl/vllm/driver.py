@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.failures import fault_of_adapter
-from impl.vllm.bare_scheduler import results
+from impl.process.failures import SystemFailed, fault_of_adapter
+from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
-from impl.vllm.runner import ModelRunner, Ran
+from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
 from impl.vocabulary import well_formed
 from reference.blocks.commands import (
     Add, End, EngineCommand, More, ResetCache, Schedule, Update, client_tokens,
@@ -26,15 +26,15 @@ from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 class EngineDriver:
     """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in
-    flight."""
+    flight; v2: model runner V2."""
 
     name, capabilities = "", Capabilities()  # VLLMSystem says both
 
-    def __init__(self, root: Path, overlap: bool = False) -> None:
+    def __init__(self, root: Path, overlap: bool = False, v2: bool = False) -> None:
         install(root)
         self._root = root
-        self.overlap = overlap
-        self._methods = runner_methods(root)
+        self.overlap, self.v2 = overlap, v2
+        self._methods = {} if v2 else runner_methods(root)
         runner = (root / RUNNER).read_text(encoding="utf-8")
         self._spec_overlap = "def _get_valid_sampled_token_count" in runner
         request = importlib.import_module("vllm.v1.request")
@@ -53,8 +53,8 @@ class EngineDriver:
             raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
         self.config = config = geometry
         self._stamps = Stamps()
-        self.scheduler, self._request = start(config, self.overlap, self._stamps)
-        self.runner = ModelRunner(config, self.overlap, self._methods)
+        self.scheduler, self._request = start(config, self.overlap, self._stamps, self.v2)
+        self.runner = self._worker(config)
         self._in_flight: deque[tuple[Any, Ran]] = deque()
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
         self._names: dict[str, str] = {}
@@ -65,6 +65,13 @@ class EngineDriver:
         self._given: tuple[Output, ...] = ()
         self._reset_done = False
 
+    def _worker(self, config: EngineConfig) -> ModelRunner:
+        if not self.v2:
+            return ModelRunnerV1(config, self.overlap, self._methods)
+        from impl.vllm.runner_v2 import ModelRunnerV2
+
+        return ModelRunnerV2(config, self.overlap, pool_of(config))
+
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         self._lanes, self._given, self._reset_done = (), (), False
@@ -72,7 +79,7 @@ class EngineDriver:
             return Refused(Reason.WRONG_PHASE)
         try:
             refused = self._commands[type(command)](command)
-        except UnusableImplementation:
+        except (UnusableImplementation, SystemFailed):
             raise
         except Exception as error:  # what goes wrong in the adapter is never said of the release
             files = "modules.py", r"\w*config\.\w+", "bare_scheduler.py"
@@ -202,7 +209,7 @@ class EngineDriver:
             most = self.config.drafts
             if not self.config.eagle:
                 most = min(most, max(0, command.drafts))
-            drafts = self.runner.proposed([name for name, tokens in ran.sampled.items() if tokens], most)
+            drafts = self.runner.proposed(ran, most)
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
         return None

@@ -15,6 +15,7 @@ from stateful_tests.check import campaign, tiers
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces import files as traces
+from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "releases"
 TRACES = sorted(FIXTURES.glob("vllm-*/*.json"))
@@ -25,6 +26,18 @@ def test_a_request_runs_to_its_end(vllm):
     run = replay(vllm("0.33.0"), Trace(engine_preset("hybrid"), Mode.FAITHFUL, tuple(commands)))
     assert run.violation is None and all(row.outcome == Done() for row in run.rows)
     assert "r1 gets 1 token and ends: length" in run.rows[-1].tree
+
+
+@pytest.mark.parametrize("way", ["", "+async", "+v2", "+async+v2"])
+def test_turns_drafts_and_a_reset_on_either_model_runner(vllm, way):
+    said = "add r1 a5 +1 for 4 (session); add r2 a4 for 6; schedule; update; schedule accept 2; update"
+    said += "; reset_cache (running); schedule; update; more r1 a3 +1 for 3; schedule accept 1; update"
+    commands = [parse(line, ENGINE_KINDS) for line in said.split("; ") + ["schedule accept 1", "update"] * 9]
+    run = replay(vllm("0.33.0" + way), Trace(engine_preset("drafts"), Mode.FAITHFUL, tuple(commands)))
+    given = [line for row in run.rows for line in row.tree if " gets " in line or "ends" in line]
+    assert run.violation is None
+    assert sum("r1" in line and "ends: length" in line for line in given) == 2
+    assert "r2 is gone" in str(run.rows)
 
 
 def test_an_update_with_nothing_in_flight_is_refused(vllm):
