@@ -19,7 +19,8 @@ def resolve(
     reference | torch | torch+BUG | sglang==VERSION | vllm==VERSION | module:factory
     sglang | vllm, with a `checkout` of it
     After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
-    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; after vllm `+async` for the same.
+    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; after vllm `+async` for the same,
+    and `+v2` for model runner V2.
     calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
     system in one. Raises UnusableImplementation with a one-line reason.
     """
@@ -58,9 +59,10 @@ def resolve(
     if engine == "vllm":
         from impl.vllm.system import VLLMSystem
 
-        if ways not in ([], ["async"]):
-            raise UnusableImplementation(f"--impl {spec!r}: after a release goes +async")
-        return VLLMSystem(version=version or None, path=checkout, overlap=bool(ways), limits=limits)
+        if ways not in ([], ["async"], ["v2"], ["async", "v2"]):
+            raise UnusableImplementation(f"--impl {spec!r}: after a release goes +async, then +v2")
+        overlap, v2 = "async" in ways, "v2" in ways
+        return VLLMSystem(version=version or None, path=checkout, overlap=overlap, v2=v2, limits=limits)
     if ":" in spec:
         return made(spec) if in_process else StrangerSystem(spec, limits)
     raise UnusableImplementation(
