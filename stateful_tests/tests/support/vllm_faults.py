@@ -8,8 +8,6 @@ the unit tests that they export as.
 
 from __future__ import annotations
 
-import ast
-import importlib
 import json
 import logging
 import sys
@@ -35,6 +33,7 @@ from stateful_tests.check import driving, tiers
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import minimise, violated
+from stateful_tests.tests.support.patched_code import patched, replaced
 from stateful_tests.traces.notation import ENGINE_KINDS, format_command, parse
 
 VERSION = "0.33.0"
@@ -315,39 +314,17 @@ class Loaded(EngineDriver):
     def faulty(self, fault: ReleaseFault) -> Iterator[None]:
         """With the fault."""
         path = self._root / fault.file
-        source = path.read_text(encoding="utf-8")
-        assert source.count(fault.old) == 1, f"{fault.old!r} is in {source.count(fault.old)} places"
-        patched = source.replace(fault.old, fault.new)
         if fault.file == RUNNER:
             was = self._methods
             with tempfile.TemporaryDirectory() as folder:
                 (file := Path(folder, fault.file)).parent.mkdir(parents=True)
-                file.write_text(patched, encoding="utf-8")
+                file.write_text(replaced(path, fault.old, fault.new), encoding="utf-8")
                 self._methods = runner_methods(Path(folder))
             yield
             self._methods = was
             return
-        names = _around(source, source.index(fault.old))
-        code: Any = compile(patched, str(path), "exec", dont_inherit=True)
-        function: Any = importlib.import_module(fault.file.removesuffix(".py").replace("/", "."))
-        for name in names:
-            code = next(c for c in code.co_consts if getattr(c, "co_name", None) == name)
-            function = vars(function)[name]
-        function = getattr(function, "_function", getattr(function, "__func__", function))
-        right, function.__code__ = function.__code__, code
-        yield
-        function.__code__ = right
-
-
-def _around(source: str, at: int) -> list[str]:
-    """The class and the function that a place of a file is in."""
-    line, names = source.count("\n", 0, at + len(source[at:]) - len(source[at:].lstrip("\n "))) + 1, []
-    nodes: list[Any] = list(ast.parse(source).body)
-    while found := next((n for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)
-                         and n.lineno <= line <= (n.end_lineno or 0)), None):  # fmt: skip
-        names.append(found.name)
-        nodes = found.body if isinstance(found, ast.ClassDef) else []
-    return names
+        with patched(path, fault.file.removesuffix(".py").replace("/", "."), fault.old, fault.new):
+            yield
 
 
 def look_for(system: Loaded, fault: ReleaseFault, runs: int = 60) -> tuple[Trace | None, int, int]:
