@@ -30,6 +30,10 @@ KNOWN = {
     "retract-ends-turn": Deviation(
         (0, 5, 11), (0, 5, 23), "a retract counts as the end of the turn (upstream #40252)",
     ),
+    "queue-abort-keeps-turn": Deviation(
+        (0, 5, 11), (0, 5, 20),
+        "an abort in the queue leaves the session busy: it takes no turn and is never closed (#31765)",
+    ),
     "rejection-ends-turn": Deviation(
         (0, 5, 11), (0, 5, 23), "a rejected second turn clears the mark of the one that runs (#40250)",
     ),
@@ -74,6 +78,11 @@ def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | N
     if retracted:
         return _has(header.release, "retract-ends-turn")
     return _has(header.release, "rejection-ends-turn") if rejected else None
+
+
+def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
+    """After an abort in the queue a session is never closed, and may take no turn."""
+    return _has(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
 def without_turn(state: State, session: Session) -> State:

@@ -7,6 +7,7 @@ one set of clients with one configuration, in a process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -17,6 +18,7 @@ import time
 import traceback
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -125,9 +127,12 @@ _FEED: list[Any] = []
 
 def _doubles() -> None:
     """Sockets, and what has only a CUDA kernel or is forbidden on a CPU."""
+    import torch
     from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
     from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from impl.sglang.parts.doubles import without_kernels
 
     senders = ("send_to_tokenizer", "send_to_detokenizer")
     SchedulerIpcChannels.create = classmethod(
@@ -135,20 +140,18 @@ def _doubles() -> None:
     )
     SchedulerRequestReceiver._pull_raw_reqs = lambda _: _FEED[0]()
     SpeculativeAlgorithm.create_worker = lambda *_: _spec_worker()
-    for module in ("sglang.srt.mem_cache.allocation", "sglang.srt.speculative.spec_utils"):
-        found = importlib.import_module(module)
-        if hasattr(found, "assign_req_to_token_pool_cpu"):
-            setattr(found, "assign_req_to_token_pool_cpu", _assign)  # noqa: B010  (mypy knows no such name)
+    without_kernels(importlib.import_module("sglang.srt.mem_cache.allocator.paged"))
+    setattr(torch.Tensor, "record_stream", lambda *_: None)  # noqa: B010  (a CPU has no streams)
     for module, name, double in (
-        ("sglang.srt.arg_groups.speculative_hook", "_disable_overlap_schedule_for_cpu", lambda _: None),
-        ("sglang.srt.managers.overlap_utils", "gather_spec_extras", _gather),
+        ("mem_cache.allocation", "assign_req_to_token_pool_cpu", _assign),
+        ("speculative.spec_utils", "assign_req_to_token_pool_cpu", _assign),
+        ("arg_groups.speculative_hook", "_disable_overlap_schedule_for_cpu", lambda _: None),
+        ("managers.overlap_utils", "gather_spec_extras", _gather),
     ):
-        try:
-            found = importlib.import_module(module)
-        except ImportError:
-            continue
-        if hasattr(found, name):
-            setattr(found, name, double)
+        with contextlib.suppress(ImportError):  # releases have some of these
+            found = importlib.import_module(f"sglang.srt.{module}")
+            if hasattr(found, name):
+                setattr(found, name, double)
 
 
 def _assign(rows: Any, table: Any, start: Any, end: Any, slots: Any, _: int) -> None:
@@ -165,7 +168,6 @@ def _gather(index: Any, *buffers: Any) -> tuple[Any, ...]:
 def _spec_worker() -> type:
     """An EAGLE v2 worker without a draft model: verify rounds accept as many tokens as the script says."""
     import torch
-    from sglang.srt.managers.scheduler import get_spec
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
     from sglang.srt.speculative.eagle_info import EagleDraftInput
 
@@ -175,7 +177,12 @@ def _spec_worker() -> type:
         def __init__(self, *ranks: Any, **named: Any) -> None:
             super().__init__()
             target_worker = named["target_worker"] if "target_worker" in named else ranks[-1]
-            self._target_worker, self._draft_worker, self.model = target_worker, None, None
+            self._target_worker, self.model = target_worker, None
+            self._draft_worker = None
+            if not hasattr(BaseSpecWorker, "preloaded_weights_bytes"):  # 0.5.18 asks it at once
+                self._draft_worker = SimpleNamespace(
+                    draft_runner=target_worker.model_runner, weight_load_time=0.0, graph_time_usage={}
+                )
 
         def _nothing(self, *_: Any, **__: Any) -> None:
             pass
@@ -193,7 +200,7 @@ def _spec_worker() -> type:
         def forward_batch_generation(self, batch: Any, on_publish: Any = None, *_: Any, **__: Any) -> Any:
             model: Any = self.model
             model.forwards += 1
-            count, draft = len(batch.reqs), get_spec().speculative_num_draft_tokens
+            count, draft = len(batch.reqs), model.draft
             if batch.forward_mode.is_extend():
                 tokens = torch.tensor(model.extend(batch), dtype=torch.int64)
                 newest, lengths, accepted = tokens, batch.seq_lens, {}
@@ -237,7 +244,7 @@ def run(config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str,
     with tempfile.TemporaryDirectory() as folder:
         scheduler = _scheduler(config, model_folder(Path(folder), config.window))
     logging.disable(logging.WARNING)
-    model = FakeModel(scheduler, script)
+    model = FakeModel(scheduler, script, config.draft)
     if config.draft:
         scheduler.draft_worker.model = model
     else:

@@ -68,7 +68,7 @@ def test_unusable_input(arguments: list[str], says: str, capsys: pytest.CaptureF
 
 def test_no_such_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["setup-server", "0.4"]) == 2
-    assert "whole servers are there of 0.5.23" in capsys.readouterr().err
+    assert "whole servers are there of 0.5.14" in capsys.readouterr().err
 
 
 def test_serve_check_wants_an_environment(
