@@ -37,6 +37,10 @@ KNOWN = {
     "rejection-ends-turn": Deviation(
         (0, 5, 11), (0, 5, 23), "a rejected second turn clears the mark of the one that runs (#40250)",
     ),
+    "parked-chunk": Deviation(
+        (0, 5, 12), (0, 5, 19),
+        "the busy check does not count a request that waits between two chunks while others decode",
+    ),
     "rejection-takes-slot": Deviation(
         (0, 5, 22), (0, 5, 23),
         "a rejected second turn in the first one's first prefill takes the session's slot: an assertion ends"
@@ -51,9 +55,12 @@ def _has(release: str, name: str) -> str | None:
     return name if KNOWN[name].first <= numbers <= KNOWN[name].last else None
 
 
-def explains_end(release: str, error: str) -> str:
-    """The known fault by which a server ends with this error, "" for none."""
-    return _has(release, "rejection-takes-slot") or "" if "already has a slot" in error else ""
+def explains_end(release: str, error: str, parked: bool) -> str:
+    """The known fault by which a server ends with this error, "" for none. parked: a request waited between
+    two chunks."""
+    if "already has a slot" in error:
+        return _has(release, "rejection-takes-slot") or ""
+    return _has(release, "parked-chunk") or "" if parked and "Mem Leak Detected" in error else ""
 
 
 def explained(header: WatchHeader, command: Command, was: State, now: State, shown: Shown) -> str | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from reference import given
 from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, Decode, Draft, EvictSwa, Extend, Reason, SpecDecode
@@ -52,7 +55,7 @@ class Rounds(Turns):
     @reads(log.Extended, "admit of those without a slot, extend", "prefix and cursors of each lane")
     def _extend(self, e: log.Extended) -> None:
         shown: dict[str, Cursors] = {}
-        self._lanes = len(e.lanes)
+        self._prepared(e.lanes)
         for name, prefix, _, cells in e.lanes:
             request = self._request(name)
             if request is None:
@@ -79,6 +82,13 @@ class Rounds(Turns):
         self._do(Extend(lanes), *sweeps, shown=Shown(shown, {}))
         phases = [request.phase for name in shown if (request := self.state.request(name))]
         self._reach("a chunked prefill", Phase.EXTENDING in phases)
+
+    def _prepared(self, lanes: Sequence[tuple[Any, ...]]) -> None:
+        """A round of these lanes will be run."""
+        self._lanes, names = len(lanes), {lane[0] for lane in lanes}
+        self.result.parked = any(
+            r.phase is Phase.EXTENDING and r.name not in names for r in self.state.requests
+        )
 
     def _match(self, name: str, prefix: int, got: Cursors) -> None:
         """The tree gave an admitted request its prefix: how much is the tree's choice."""
@@ -133,7 +143,7 @@ class Rounds(Turns):
     @reads(log.Decoded, "decode", "cursors of each lane")
     def _decode(self, e: log.Decoded) -> None:
         self._given_up()
-        self._lanes = len(e.lanes)
+        self._prepared(e.lanes)
         names = [name for name, _ in e.lanes]
         shown = {name: self._with_protected(name, Cursors(*cells)) for name, cells in e.lanes}
         if all(self._request(name) for name in names):
@@ -142,7 +152,7 @@ class Rounds(Turns):
     @reads(log.Speculated, "", "slots are taken: only kv_allocated_len moves, up and within the row")
     def _speculate(self, e: log.Speculated) -> None:
         self._given_up()
-        self._lanes = len(e.lanes)
+        self._prepared(e.lanes)
         for name, cells in e.lanes:
             request, got = self._request(name), self._with_protected(name, Cursors(*cells))
             if request is None or request.cursors is None:

@@ -124,7 +124,7 @@ def _findings(release: str, outcome: RunOutcome, validated: Validated) -> Iterat
     if outcome.error:
         where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
         key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
-        known = ended or deviations.explains_end(release, outcome.error)
+        known = ended or deviations.explains_end(release, outcome.error, validated.parked)
         yield ServedFinding("server", key, outcome.error, known)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from reference import given, model
+from reference.clauses.step import cursors_text
 from reference.commands import Abort, Finish, Mode, Retract
 from reference.ledger import Cursors, Phase, Request, Session, free, holders, text_cut, text_len
+from stateful_tests.watched import deviations as known
 from stateful_tests.watched import events as log
 from stateful_tests.watched.judging import Shown, Verdict
 from stateful_tests.watched.reader import Line
@@ -54,6 +56,8 @@ class Validator(Rounds):
         self._launched.pop(e.request, None)
         self._matched.pop(e.request, None)
         self._counts(e)
+        if e.after is not None and e.request in self._rejected:
+            self._kept_rejected(request, e, Cursors(*e.after))
         text = text_cut(request.text, request.origin + min(e.outputs, e.limit or e.outputs))
         if e.reason is not None and (whose := self._orphans.pop(e.request, None)) is not None:
             self.state = given.with_history(self.state, whose, text)
@@ -81,6 +85,17 @@ class Validator(Rounds):
             self._pages.forget(request.holder)
         else:
             self._pages.cut(request.holder, e.after[0])
+
+    def _kept_rejected(self, request: Request, e: log.Released, kept: Cursors) -> None:
+        """A request that was rejected has left something in its session."""
+        whose = self._rejected[e.request]
+        want = f"{whose} keeps nothing of {e.request}, which it has rejected"
+        deviation = known.orphaned(self.header, retracted=e.reason is None, rejected=False)
+        self._part(None, Verdict("SES-2", want, f"keeps {cursors_text(kept)}"), deviation)
+        if self.state.session(whose) is not None:
+            self.state = given.with_slot(self.state, whose, kept)
+            text = text_cut(request.text, kept.kv_committed_len)
+            self.state = given.with_history(self.state, whose, text)
 
     def _counts(self, e: log.Released) -> None:
         """Outputs at an end, and how many of them count."""

@@ -13,6 +13,7 @@ import importlib
 import json
 import logging
 import os
+import pkgutil
 import tempfile
 import time
 import traceback
@@ -132,7 +133,7 @@ def _doubles() -> None:
     from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from impl.sglang.parts.doubles import without_kernels
+    from impl.sglang.parts.doubles import assign_rows, without_kernels
 
     senders = ("send_to_tokenizer", "send_to_detokenizer")
     SchedulerIpcChannels.create = classmethod(
@@ -142,23 +143,18 @@ def _doubles() -> None:
     SpeculativeAlgorithm.create_worker = lambda *_: _spec_worker()
     without_kernels(importlib.import_module("sglang.srt.mem_cache.allocator.paged"))
     setattr(torch.Tensor, "record_stream", lambda *_: None)  # noqa: B010  (a CPU has no streams)
-    for module, name, double in (
-        ("mem_cache.allocation", "assign_req_to_token_pool_cpu", _assign),
-        ("speculative.spec_utils", "assign_req_to_token_pool_cpu", _assign),
-        ("arg_groups.speculative_hook", "_disable_overlap_schedule_for_cpu", lambda _: None),
-        ("managers.overlap_utils", "gather_spec_extras", _gather),
+    for target, double in (
+        ("mem_cache.allocation.assign_req_to_token_pool_cpu", assign_rows),
+        ("speculative.spec_utils.assign_req_to_token_pool_cpu", assign_rows),
+        ("arg_groups.speculative_hook._disable_overlap_schedule_for_cpu", lambda _: None),
+        ("managers.overlap_utils.gather_spec_extras", _gather),
+        ("mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup", lambda _: None),
     ):
-        with contextlib.suppress(ImportError):  # releases have some of these
-            found = importlib.import_module(f"sglang.srt.{module}")
-            if hasattr(found, name):
-                setattr(found, name, double)
-
-
-def _assign(rows: Any, table: Any, start: Any, end: Any, slots: Any, _: int) -> None:
-    done = 0
-    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist()):
-        table[row, first:last] = slots[done : done + last - first].to(table.dtype)
-        done += last - first
+        path, _, name = f"sglang.srt.{target}".rpartition(".")
+        with contextlib.suppress(ImportError, AttributeError):  # releases have some of these
+            owner = pkgutil.resolve_name(path)
+            getattr(owner, name)
+            setattr(owner, name, double)
 
 
 def _gather(index: Any, *buffers: Any) -> tuple[Any, ...]:
@@ -178,11 +174,10 @@ def _spec_worker() -> type:
             super().__init__()
             target_worker = named["target_worker"] if "target_worker" in named else ranks[-1]
             self._target_worker, self.model = target_worker, None
-            self._draft_worker = None
-            if not hasattr(BaseSpecWorker, "preloaded_weights_bytes"):  # 0.5.18 asks it at once
-                self._draft_worker = SimpleNamespace(
-                    draft_runner=target_worker.model_runner, weight_load_time=0.0, graph_time_usage={}
-                )
+            self._draft_worker = SimpleNamespace(
+                draft_runner=target_worker.model_runner, draft_runners=(), weight_load_time=0.0,
+                graph_time_usage={}, graph_memory_usage={}, preloaded_weights_bytes=0,
+            )  # fmt: skip
 
         def _nothing(self, *_: Any, **__: Any) -> None:
             pass
@@ -192,6 +187,14 @@ def _spec_worker() -> type:
 
         def _draft_model_runners(self) -> tuple[()]:
             return ()
+
+        @property
+        def target_worker(self) -> Any:
+            return self._target_worker
+
+        @property
+        def draft_worker(self) -> Any:
+            return self._draft_worker
 
         @property
         def model_runner(self) -> Any:

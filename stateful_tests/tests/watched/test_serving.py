@@ -31,7 +31,7 @@ class Pretends:
         self.runs += 1
         assert job.watch is not None
         lines = LOG.read_text().splitlines(keepends=True)
-        Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[:80]))
+        Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[:240]))
         bad = any(c.session and any(t.tokens >= 3 for t in c.turns[1:]) for c in job.clients)
         return RunOutcome(10, 20, [Misread(7, "c1.2", "full", 4, (11, 4), None)] if bad else [], {})
 
