@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from impl.sglang.server.clients import Config
 from reference.commands import Command, Finish, Retract
 from reference.ledger import Cursors, Request, Session, State, text_cut
 from stateful_tests.watched.events import WatchHeader
@@ -37,6 +38,10 @@ KNOWN = {
     "rejection-ends-turn": Deviation(
         (0, 5, 11), (0, 5, 23), "a rejected second turn clears the mark of the one that runs (#40250)",
     ),
+    "swept-too-far": Deviation(
+        (0, 5, 18), (0, 5, 22),
+        "a prompt is swept too far before its insert, and row and tree own its pages (fixed in 0.5.23)",
+    ),
     "parked-chunk": Deviation(
         (0, 5, 12), (0, 5, 19),
         "the busy check does not count a request that waits between two chunks while others decode",
@@ -55,12 +60,17 @@ def _has(release: str, name: str) -> str | None:
     return name if KNOWN[name].first <= numbers <= KNOWN[name].last else None
 
 
-def explains_end(release: str, error: str, parked: bool) -> str:
+def explains_end(release: str, error: str, config: Config, parked: bool) -> str:
     """The known fault by which a server ends with this error, "" for none. parked: a request waited between
     two chunks."""
+    name, window, page = "", config.window, config.page_size
     if "already has a slot" in error:
-        return _has(release, "rejection-takes-slot") or ""
-    return _has(release, "parked-chunk") or "" if parked and "Mem Leak Detected" in error else ""
+        name = "rejection-takes-slot"
+    elif "Mem Leak Detected" in error and parked:
+        name = "parked-chunk"
+    elif "Mem Leak Detected" in error and config.tree and window > page and 0 < window % page < page - 1:
+        name = "swept-too-far"
+    return (_has(release, name) or "") if name else ""
 
 
 def explained(header: WatchHeader, command: Command, was: State, now: State, shown: Shown) -> str | None:

@@ -21,28 +21,26 @@ from impl.sglang.process.system import SGLangSystem
 from impl.sglang.server import reading
 from impl.sglang.server.watch import POINTS, Watcher, around
 from impl.vocabulary import RequestPhase
-from reference.commands import (
-    Abort, Admit, Close, Command, Decode, EvictSwa, Extend, Finish, Open, Outcome, Retract, SpecDecode,
-    Submit,
-)  # fmt: skip
+from reference.commands import Command, Outcome, Retract
 from reference.geometry import Geometry
 
 ONLY_IN_A_SERVER = ("queue", "abort", "result", "step")
-COMMANDS = frozenset({
-    Abort, Admit, Close, Decode, EvictSwa, Extend, Finish, Open, Retract, SpecDecode, Submit,
-})  # fmt: skip
+NO_SCHEDULERS = {"Match", "Unlock", "Insert", "Evict", "Account", "CheckBusy", "CheckIdle"}
 
 
 class WatchedRelease(SGLangSystem):
-    """A played release whose runs are watched, each into a folder of its own under `folder`."""
+    """A played release whose runs are watched, each into a folder of its own under `folder`. spec: its rounds
+    are verify rounds, else plain ones."""
 
-    def __init__(self, version: str, folder: Path, **how: Any) -> None:
-        super().__init__(version, **how)
-        self.folder = folder
-        self.capabilities = replace(self.capabilities, commands=COMMANDS)
+    def __init__(self, version: str, folder: Path, *, spec: bool, overlap: bool = False) -> None:
+        super().__init__(version, overlap=overlap)
+        self.folder, self.spec = folder, spec
+        commands = self.capabilities.commands - NO_SCHEDULERS - {"Decode" if spec else "SpecDecode"}
+        self.capabilities = replace(self.capabilities, commands=commands)
 
     def command_line(self) -> list[str]:
-        return [sys.executable, "-m", __name__, str(self.folder), *super().command_line()[3:]]
+        own = str(self.folder), str(int(self.spec))
+        return [sys.executable, "-m", __name__, *own, *super().command_line()[3:]]
 
 
 class _Scheduler:
@@ -50,9 +48,9 @@ class _Scheduler:
 
     running_batch = last_batch = chunked_req = None
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, spec_algorithm: Any) -> None:
         server = driver.server
-        self.server = server
+        self.server, self.spec_algorithm = server, spec_algorithm
         self.token_to_kv_pool_allocator, self.req_to_token_pool = server.allocator, server.rows
         self.tree_cache, self.session_controller = server.cache, server.controller
         self.is_hybrid_swa, self.enable_overlap = server.swa_pool is not None, driver.overlap
@@ -63,20 +61,27 @@ class _Scheduler:
         waits = (RequestPhase.QUEUED, RequestPhase.ADMITTED)
         return [turn.req for turn in self.server.turns.values() if turn.phase in waits]
 
-    @property
-    def spec_algorithm(self) -> Any:
-        from impl.sglang.parts.doubles import SpecAlgorithm
 
-        return SpecAlgorithm(bool(self.server.spec))
-
-
-def watched_driver(folder: Path) -> type:
+def watched_driver(folder: Path, spec: bool) -> type:
     """The driver's class, with the watcher's hooks in the release that it plays."""
-    from impl.sglang.parts.doubles import Bag
+    from impl.sglang.parts.doubles import Bag, SpecAlgorithm
     from impl.sglang.scheduler.driver import Driver
 
     watcher = Watcher()
-    told: dict[str, Callable[..., Any]] = {name: around(watcher, name) for name in ONLY_IN_A_SERVER}
+    told: dict[str, Callable[..., Any]] = {name: around(watcher, name) for _, name in POINTS}
+    rounds: list[Any] = []  # the batch that was prepared last
+
+    def prepared(name: str) -> Callable[..., Any]:
+        def hooked(original: Callable[..., Any], batch: Any) -> Any:
+            rounds[:] = [batch]
+            return told[name](original, batch)
+
+        return hooked
+
+    def opened(original: Callable[..., Any], *args: Any) -> Any:
+        return told["open_session"](lambda *_: (original(*args), Bag(success=True))[1], *args)
+
+    own = {"open_session": opened, "extend": prepared("extend"), "decode": prepared("decode")}
 
     class WatchedDriver(Driver):
         runs = 0
@@ -86,8 +91,9 @@ def watched_driver(folder: Path) -> type:
             reading.version = lambda _: release.version  # type: ignore[assignment]
             for target, name in POINTS:
                 if name not in ONLY_IN_A_SERVER:
-                    _hooked(f"sglang.srt.{target}", around(watcher, name))
+                    _hooked(f"sglang.srt.{target}", own.get(name, told[name]))
             _after(release, "abort_queued", lambda _, req: self._aborted(req))
+            _after(release, "prepare_spec", lambda _, batch, *__: own["decode"](_nothing, batch))
 
         def reset(self, geometry: Geometry) -> View:
             if watcher.log is not None:
@@ -95,7 +101,7 @@ def watched_driver(folder: Path) -> type:
             view = super().reset(geometry)
             self.runs += 1
             watcher.__init__({"KVSPEC_WATCH": str(folder / f"{self.runs:04}")})  # type: ignore[misc]
-            self.scheduler = _Scheduler(self)
+            self.scheduler = _Scheduler(self, SpecAlgorithm(spec))
             _after(self.server, "new_request", lambda req, *_: told["queue"](_nothing, None, req))
             process = self.results.process
 
@@ -112,7 +118,7 @@ def watched_driver(folder: Path) -> type:
                 if turn.phase is RequestPhase.QUEUED:
                     told["queue"](_nothing, None, turn.req, True)
             if not any(turn.locked for turn in self.server.turns.values()):  # no server waits with a lock
-                told["step"](_nothing, self.scheduler)
+                told["step"](lambda _: rounds.pop() if rounds else None, self.scheduler)
             return outcome, view
 
         def _aborted(self, req: Any) -> None:
@@ -157,5 +163,5 @@ def _hooked(target: str, hook: Callable[..., Any]) -> None:
 
 if __name__ == "__main__":
     drivers = importlib.import_module("impl.sglang.scheduler.driver")
-    drivers.Driver = watched_driver(Path(sys.argv[1]))  # type: ignore[attr-defined]
-    sys.exit(worker.main(sys.argv[2:]))
+    drivers.Driver = watched_driver(Path(sys.argv[1]), sys.argv[2] == "1")  # type: ignore[attr-defined]
+    sys.exit(worker.main(sys.argv[3:]))

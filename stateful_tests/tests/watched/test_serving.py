@@ -67,7 +67,8 @@ def test_the_same_seed_gives_the_same_population() -> None:
 def test_a_server_that_broke_has_a_key_without_numbers() -> None:
     one = RunOutcome(1, 1, [], {}, "AssertionError: leak of 3 at srt/mem_cache/common.py:403")
     two = RunOutcome(1, 1, [], {}, "AssertionError: leak of 4 at srt/mem_cache/common.py:403")
-    keys = {f.key for o in (one, two) for f in serving._findings(RELEASE, o, serving.Validated())}
+    run = serving.ServedRun(RELEASE, Config(), (), 1)
+    keys = {f.key for o in (one, two) for f in serving._findings(run, o, serving.Validated())}
     assert len(keys) == 1 and "AssertionError" in keys.pop()
 
 
