@@ -17,7 +17,7 @@ from types import FrameType
 
 import click
 
-from ci.commands import authoring, catalogue, documents, running, searching, servers, traces
+from ci.commands import authoring, catalogue, documents, mutants, running, searching, servers, traces
 from ci.commands.shared import Unusable
 
 _EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}  # what brings a package that is not there
@@ -54,7 +54,7 @@ for _command in (
     authoring.shrink, authoring.record, authoring.new_fixture,
     searching.explore, searching.tour, searching.prove,
     servers.validate, servers.serve_check, servers.setup_server,
-    catalogue.bugs, catalogue.clauses, catalogue.blind_spots, documents.spec,
+    catalogue.bugs, catalogue.clauses, catalogue.blind_spots, mutants.mutants, documents.spec,
 ):  # fmt: skip
     cli.add_command(_command)
 

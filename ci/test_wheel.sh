@@ -14,7 +14,7 @@ pip=("$folder/venv/bin/python" -m pip --disable-pip-version-check)
 wheel=$(echo "$folder"/dist/kvspec-*.whl)
 "${pip[@]}" install --quiet -c "$home/ci/constraints.txt" "${wheel}[test]"
 cd "$folder"
-# These are about the repository: its workflows, documents and folders, and how the wheel is made.
+# These are about the repository: its workflows, documents and folders, its mutants, and how the wheel is made.
 "$folder/venv/bin/python" -m pytest -q -n auto -p kvspec_tests.options --strict-markers kvspec_tests \
   --ignore kvspec_tests/cli/test_ci_files.py --ignore kvspec_tests/cli/test_spec.py \
-  --ignore kvspec_tests/cli/test_house.py --ignore kvspec_tests/cli/test_wheel.py "$@"
+  --ignore kvspec_tests/cli/test_house.py --ignore kvspec_tests/cli/test_mutants.py --ignore kvspec_tests/cli/test_wheel.py "$@"

@@ -102,7 +102,7 @@ def check(
         ray_address=ray_address, save_dir=save_dir, html=html,
     )  # fmt: skip
     if names := release_row.names(impl):
-        elsewhere = {"sglang-path (--vllm-path)": checkout, "junit": junit, "device cuda": device != "cpu"}
+        elsewhere = {"sglang-path": checkout, "junit": junit, "device cuda": device != "cpu"}
         for option in (name for name, given in elsewhere.items() if given):
             raise Unusable(f"--{option}: goes with one system, not with --impl {impl}")
         return release_row.check(names, one, plan, json_file, detailed=verbose)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -36,11 +37,12 @@ json_option = click.option(
 )  # fmt: skip
 impl_option = click.option(
     "--impl", default="torch", show_default=True, metavar="IMPL",
-    help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm | module:factory",
+    help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm |"
+    " transformers==VERSION | module:factory",
 )  # fmt: skip
 checkout_option = click.option(
-    "--sglang-path", "--vllm-path", "checkout", metavar="DIR",
-    help="A checkout, with --impl sglang or --impl vllm.",
+    "--sglang-path", "--vllm-path", "--transformers-path", "checkout", metavar="DIR",
+    help="A checkout, with --impl sglang, --impl vllm or --impl transformers.",
 )  # fmt: skip
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
@@ -153,7 +155,7 @@ def target_file(path: Path, force: bool, option: str = "--out") -> Path:
 def impl_options(impl: str, device: str, checkout: str | None) -> str:
     options = ["--impl", impl]
     if checkout is not None:
-        options += ["--vllm-path" if impl.startswith("vllm") else "--sglang-path", checkout]
+        options += [f"--{re.split('[=+]', impl)[0]}-path", checkout]
     if device != "cpu":
         options += ["--device", device]
     for name in ("timeout", "memory"):

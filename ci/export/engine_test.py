@@ -10,8 +10,8 @@ from functools import reduce
 from pathlib import Path
 
 from ci import TEMPLATES
-from ci.explain.blocks import blocks_at_stake, place_at_stake
 from ci.export.bug_report import AS_MADE, Titles, described
+from ci.export.engine_assertions import asserted
 from ci.export.recorded_run import NotExportable
 from ci.export.template_parts import SHARED
 from ci.export.unit_test import ReleaseTarget, assembled, comment, commented
@@ -19,10 +19,10 @@ from impl.vllm import bare_scheduler
 from impl.vllm.fetch import checkout_root, release_root
 from impl.vllm.runner import ModelRunner
 from impl.vllm.system import VLLMSystem
-from reference.blocks.clauses.step import window_start
 from reference.blocks.commands import Add, End, More, ResetCache, Schedule, Update, client_tokens
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import Lane, chain
+from reference.blocks.ledger import LaneNote
 from reference.commands import Abort, Done
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import EngineMoment, Row, Run, Trace
@@ -64,19 +64,24 @@ def unit_test(
     said = dict(zip(violation.clauses, [(violation.expected, violation.observed), *violation.details]))
     # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
     first = trace.clause if trace.clause in said else violation.clause
-    asked = {clause: _asserted(run, clause) for clause in (first, *said)}
+    steps = list(notes := _Steps(run, system))
+    if violation.clause == "BROKEN":
+        command, calls = steps.pop()
+        steps.append((command, []))
+        raised = ["except Exception as error:", '    self.fail(f"it raises {error!r}")']
+        asked = {"BROKEN": ["try:", *(f"    {call}" for call in calls), *raised]}
+    else:
+        asked = {clause: asserted(run, clause, notes.tokens) for clause in (first, *said)}
     clause = next((clause for clause, lines in asked.items() if lines), None)
     if clause is None:
         raise NotExportable(f"{violation.clause}: no object of the scheduler shows it")
     text = "\n".join(asked[clause])
-    steps = list(_Steps(run, text))
-    if clause == "BROKEN":
-        *steps, (last, _) = steps
-        steps.append((last, []))
+    if re.search(r"\b(reads|written)\(", text) is None:
+        steps = [(command, [c for c in calls if "engine.computes(" not in c]) for command, calls in steps]
     wanted, observed = said[clause]
     body = [line for command, calls in steps for line in commented(command, Done(), calls, sessions=True)]
     body += ["", *comment(f"{clause}. Expected {wanted}"), *comment(f"{system.name}: {observed}"), text]
-    code = "\n".join([_engine(run.trace.geometry, system.overlap), *body])
+    code = "\n".join([_engine(run.trace.geometry, system), *body])
     needed = f"import unittest\n\nfrom {SHARED} import Engine"
     if not beside:
         imports = _IMPORTS.replace("from coll", "import unittest\nfrom coll")
@@ -87,22 +92,27 @@ def unit_test(
     )  # fmt: skip
 
 
-def _engine(config: EngineConfig, overlap: bool) -> str:
+def _engine(config: EngineConfig, system: VLLMSystem) -> str:
     """The line that makes an engine of these sizes."""
     groups = [(group.block_size, group.window) for group in config.groups]
-    given = [f"groups={groups}", *(["overlap=True"] if overlap else [])]
+    given = [f"groups={groups}", *["overlap=True"] * system.overlap, *["v2=True"] * system.v2]
     for field in fields(config)[1:]:
         if (value := getattr(config, field.name)) != field.default:
             given.append(f"{field.name}={value}")
     return f"engine = Engine(\n    {', '.join(given)}\n)"
 
 
-class _Steps:
-    """Commands as calls of the engine, with small numbers for tokens, as far as `asserted` needs them."""
+def _computed(note: LaneNote) -> list[int]:
+    """A request's text up to what a lane computes of it, and drafts: what it should have computed."""
+    own = len(note.lane.tokens) - note.lane.drafts
+    return [*note.text[: note.lane.start + own], *note.lane.tokens[own:]]
 
-    def __init__(self, run: Run, asserted: str) -> None:
-        self.run, self.asserted, self.sent = run, asserted, 0
-        self.contents = re.search(r"\b(reads|written)\(", asserted) is not None
+
+class _Steps:
+    """Commands as calls of the engine, with small numbers for tokens."""
+
+    def __init__(self, run: Run, system: VLLMSystem) -> None:
+        self.run, self.system, self.sent = run, system, 0
         self.small: dict[int, int] = {1: 1}  # the stop token is one
         self.flights: deque[Sequence[tuple[Lane, list[int]]]] = deque()
 
@@ -124,26 +134,24 @@ class _Steps:
             case Abort(name):
                 yield f'engine.abort("{name}")'
             case ResetCache(running):
-                yield f"engine.scheduler.reset_prefix_cache({'reset_running_requests=True' * running})"
+                yield f"engine.reset({'reset_running_requests=True' * running})"
             case Schedule():
-                asked = row is self.run.rows[-1] and "batch" in self.asserted
-                yield f"{'batch = ' * asked}engine.schedule()"
+                yield "engine.schedule()"
                 notes = moment.step.lanes if moment.step is not None else []
-                texts = [[*note.text[: note.lane.start], *note.lane.tokens] for note in notes]
+                texts = [_computed(note) for note in notes]
                 if notes:
                     self.flights.append([(note.lane, text) for note, text in zip(notes, texts)])
                 for note, text in zip(notes, texts):
-                    if self.contents:
-                        who, start = note.lane.request, note.lane.start
-                        yield f'engine.computes("{who}", {start}, {self._tokens(text)})'
+                    who, start = note.lane.request, note.lane.start
+                    yield f'engine.computes("{who}", {start}, {self.tokens(text)})'
             case Update(drafts):
                 yield from self._update(drafts)
 
     def _sends(self, command: Add | More) -> str:
         self.sent += 1
-        return self._tokens(client_tokens(command.prompt, command.tokens, self.sent), 1000)
+        return self.tokens(client_tokens(command.prompt, command.tokens, self.sent), 1000)
 
-    def _tokens(self, tokens: Sequence[int], base: int = 9000) -> str:
+    def tokens(self, tokens: Sequence[int], base: int = 9000) -> str:
         """Tokens as a list, with ranges of those in order. base: where new ones are counted from."""
         for token in tokens:
             if token not in self.small:
@@ -162,55 +170,15 @@ class _Steps:
     def _update(self, most: int) -> Iterator[str]:
         config: EngineConfig = self.run.trace.geometry
         flight = self.flights.popleft()
-        sampled = ", ".join(f'"{lane.request}": {self._tokens(lane.sampled)}' for lane, _ in flight)
+        sampled = ", ".join(f'"{lane.request}": {self.tokens(lane.sampled)}' for lane, _ in flight)
         drafts = ""
-        if config.drafts and "+async" not in self.run.system:
+        if config.drafts and not self.system.overlap:
             most = config.drafts if config.eagle else min(config.drafts, max(0, most))
-            made = []
+            made = [f'"{lane.request}": {[-1] * config.drafts}' for lane, _ in flight] * self.system.v2
             for lane, text in flight:
                 own = [*text[: len(text) - lane.drafts], *lane.sampled]
                 proposed = ModelRunner.drafts([reduce(chain, own, 0)], most)
-                made += [f'"{lane.request}": {self._tokens(proposed)}'] if lane.sampled else []
+                if lane.sampled and not self.system.v2:
+                    made.append(f'"{lane.request}": {self.tokens(proposed)}')
             drafts = f", drafts={{{', '.join(made)}}}"
         yield f"engine.update({{{sampled}}}{drafts})"
-
-
-def _asserted(run: Run, clause: str) -> list[str]:
-    """The assertion that a clause comes to; none where no object of the scheduler shows it."""
-    violation, now = run.violation, run.history[-1]
-    assert violation is not None
-    if clause == "BROKEN":
-        call = "engine.schedule()" if isinstance(run.rows[-1].command, Schedule) else ""
-        raised = 'self.fail(f"it raises {error!r}")'
-        return ["try:", f"    {call}", "except Exception as error:", f"    {raised}"] if call else []
-    at = violation.clauses.index(clause)
-    of = (violation.expected, violation.observed) if not at else violation.details[at - 1]
-    config: EngineConfig = run.trace.geometry
-    if (place := place_at_stake(of[0], config)) is not None and place.who in now.facts.requests:
-        who, group = place.who, place.group
-        if clause == "WIN-1":
-            row = f'engine.tables("{who}")[{group}]'
-            return [f"self.assertTrue(any({row}[{place.at}:{place.at + 1}]), {row})"]
-        start = end = now.step.bearers[who].sure
-        for lane in (lane for lane in now.facts.lanes if lane.request == who):
-            start, end = lane.start, lane.start + len(lane.tokens) - lane.drafts
-        start = window_start(config.groups[group], start)
-        positions = f'("{who}", {group}, {start}, {end})'
-        reads = f"self.assertEqual(engine.reads{positions}, engine.text{positions})"
-        return [reads] if clause in ("HIT-1", "READ-3", "READ-4") and start < end else []
-    if clause == "RUN-1" and (found := re.match(r"(\S+) ends by (\d+)$", of[0])):
-        computed = f'engine.scheduler.requests["{found[1]}"].num_computed_tokens'
-        return [f"self.assertLessEqual({computed}, {found[2]})"]
-    if clause == "RUN-4":
-        return ['self.assertTrue(batch.num_scheduled_tokens, "somebody waits, and nothing is in flight")']
-    for block in blocks_at_stake(of[0], config, now):
-        known = f"engine.pool.blocks[{block}]"
-        bears = next((f"({block}, {p.group})" for p in now.facts.published if p.block == block), "")
-        lines = {
-            "BLK-1": f"self.assertEqual({known}.ref_cnt, engine.holders({block}))",
-            "BLK-2": f"self.assertEqual(engine.free().count({block}), int({known}.ref_cnt == 0))",
-            "PUB-1": f"self.assertEqual(engine.written{bears}, engine.named{bears})" if bears else "",
-            "PUB-2": f"self.assertEqual(engine.mapped({block}), int({known}.block_hash is not None))",
-        }
-        return [line] if (line := lines.get(clause)) else []
-    return []

@@ -37,11 +37,15 @@ class Progress:
         self._out.print(text, soft_wrap=True)
 
     def __call__(self, what: str, commands: int, findings: int) -> None:
+        self.line(f"{what}; {commands} commands, {findings} clauses violated")
+
+    def line(self, text: str) -> None:
+        """What is going on, where nothing was said for a while."""
         now = time.monotonic()
         if now - self._said < (EVERY_S if self._live is None else REFRESH_S):
             return
         self._said = now
-        line = f"{now - self._started:.0f} s: {what}; {commands} commands, {findings} clauses violated"
+        line = f"{now - self._started:.0f} s: {text}"
         if self._live is not None:
             self._live.update(line)
         else:

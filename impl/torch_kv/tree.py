@@ -177,7 +177,7 @@ class RadixTree:
         while owed.tokens[FULL] < full and (node := self._next(FULL)) is not None:
             self._drop(node, owed)
         while owed.tokens[SWA] < swa and (node := self._next(SWA)) is not None:
-            if node.children:
+            if self.outlives_swa(node):
                 self.entomb(node, owed)
             else:
                 self._drop(node, owed)
@@ -293,6 +293,10 @@ class RadixTree:
     def swa_candidate(self, node: TreeNode) -> bool:
         """Whether SWA pressure may take the node's SWA KV."""
         return self.window is not None and node.live and not node.locks[SWA]
+
+    def outlives_swa(self, node: TreeNode) -> bool:
+        """Whether a node stays whose SWA KV goes."""
+        return bool(node.children)
 
     def stays(self, node: TreeNode) -> bool:
         """Whether a node stays that has lost a child: not a tombstone with none left, it serves nobody."""

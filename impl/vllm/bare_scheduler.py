@@ -38,15 +38,17 @@ class StructuredOutput(Values):
         return False
 
 
-def made(config: Any, overlap: bool, hashed: Callable[[Any], bytes]) -> tuple[Any, Callable[..., Any]]:
-    """A scheduler, and what makes a request for it. hashed: hashes blocks."""
+def made(
+    config: Any, overlap: bool, hashed: Callable[[Any], bytes], v2: bool = False
+) -> tuple[Any, Callable[..., Any]]:
+    """A scheduler, and what makes a request for it. hashed: hashes blocks. v2: for model runner V2."""
     kind = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
     parameters = kind.__init__
     if overlap:
         kind = importlib.import_module("vllm.v1.core.sched.async_scheduler").AsyncScheduler
     utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
     pool = pool_of(config)
-    settings = settings_of(config, overlap)
+    settings = settings_of(config, overlap, v2)
     block_size, hash_size = block_sizes(utils, pool, settings, config)
     settings.cache_config.block_size = block_size
     offered = {
@@ -90,7 +92,7 @@ def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int,
     return min(sizes), min(sizes)  # the release asserts what it needs of them
 
 
-def settings_of(config: Any, overlap: bool) -> Values:
+def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
     """VllmConfig, as far as it is asked."""
     drafts, eagle = config.drafts, config.eagle
 
@@ -127,7 +129,7 @@ def settings_of(config: Any, overlap: bool) -> Values:
         observability_config=Values(per_request_spec_decode_metrics="none"),
         speculative_config=speculative if drafts else None, num_speculative_tokens=drafts,
         num_lookahead_tokens=drafts if eagle else 0, num_prefill_lookahead_tokens=int(eagle),
-        num_hash_lookahead_tokens=int(eagle and config.caching), use_v2_model_runner=False,
+        num_hash_lookahead_tokens=int(eagle and config.caching), use_v2_model_runner=v2,
         max_concurrent_batches=1 + overlap,
         max_in_flight_tokens=(1 + overlap) * config.max_batched_tokens,
         ec_manager_config=Values(get_encoder_cache_manager_obj=lambda: None),

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.failures import fault_of_adapter
-from impl.vllm.bare_scheduler import results
+from impl.process.failures import SystemFailed, fault_of_adapter
+from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
-from impl.vllm.runner import ModelRunner, Ran
+from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
 from impl.vocabulary import well_formed
 from reference.blocks.commands import (
     Add, End, EngineCommand, More, ResetCache, Schedule, Update, client_tokens,
@@ -26,15 +26,15 @@ from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 class EngineDriver:
     """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in
-    flight."""
+    flight; v2: model runner V2."""
 
     name, capabilities = "", Capabilities()  # VLLMSystem says both
 
-    def __init__(self, root: Path, overlap: bool = False) -> None:
+    def __init__(self, root: Path, overlap: bool = False, v2: bool = False) -> None:
         install(root)
         self._root = root
-        self.overlap = overlap
-        self._methods = runner_methods(root)
+        self.overlap, self.v2 = overlap, v2
+        self._methods = {} if v2 else runner_methods(root)
         runner = (root / RUNNER).read_text(encoding="utf-8")
         self._spec_overlap = "def _get_valid_sampled_token_count" in runner
         request = importlib.import_module("vllm.v1.request")
@@ -53,24 +53,33 @@ class EngineDriver:
             raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
         self.config = config = geometry
         self._stamps = Stamps()
-        self.scheduler, self._request = start(config, self.overlap, self._stamps)
-        self.runner = ModelRunner(config, self.overlap, self._methods)
+        self.scheduler, self._request = start(config, self.overlap, self._stamps, self.v2)
+        self.runner = self._worker(config)
         self._in_flight: deque[tuple[Any, Ran]] = deque()
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
         self._names: dict[str, str] = {}
         self._ended: set[str] = set()
-        self._exhausted = False  # the last schedule had nothing to run
+        self._in_step = False  # a schedule waits for the results that end its step of the engine core
         self._sent = 0
         self._lanes: tuple[Lane, ...] = ()
         self._given: tuple[Output, ...] = ()
         self._reset_done = False
 
+    def _worker(self, config: EngineConfig) -> ModelRunner:
+        if not self.v2:
+            return ModelRunnerV1(config, self.overlap, self._methods)
+        from impl.vllm.runner_v2 import ModelRunnerV2
+
+        return ModelRunnerV2(config, self.overlap, pool_of(config))
+
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         self._lanes, self._given, self._reset_done = (), (), False
+        if self._in_step and not isinstance(command, (Abort, Update)):
+            return Refused(Reason.WRONG_PHASE)
         try:
             refused = self._commands[type(command)](command)
-        except UnusableImplementation:
+        except (UnusableImplementation, SystemFailed):
             raise
         except Exception as error:  # what goes wrong in the adapter is never said of the release
             files = "modules.py", r"\w*config\.\w+", "bare_scheduler.py"
@@ -165,32 +174,30 @@ class EngineDriver:
     # -- steps ------------------------------------------------------------------------------------
 
     def _schedule(self, command: Schedule) -> Reason | None:
-        if len(self._in_flight) > self.overlap:
-            return Reason.TURN_IN_FLIGHT
         if not self.scheduler.has_requests():
             return Reason.EMPTY
         scheduled = self.scheduler.schedule()
         stop = [self._ids.get(name, "") for name in command.stop]
         ran = self.runner.run(scheduled, command.accept, stop)
-        self._exhausted = not ran.lanes
         if ran.lanes:
             self._in_flight.append((scheduled, ran))
         else:
             self.scheduler.update_from_output(scheduled, results(ran.sampled))
+        # The engine core fills its queue of batches first (EngineCore.step_with_batch_queue).
+        self._in_step = len(self._in_flight) > self.overlap or bool(self._in_flight and not ran.lanes)
         self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
         return None
 
     def _due(self) -> bool:
-        """Whether the engine core takes results now: it fills its queue of batches first."""
-        full = len(self._in_flight) > self.overlap
-        return bool(self._in_flight) and (full or self._exhausted or not self.scheduler.has_requests())
+        """Whether the engine core takes results now."""
+        return self._in_step or bool(self._in_flight and not self.scheduler.has_requests())
 
     def _update(self, command: Update) -> Reason | None:
         if not self._in_flight:
             return Reason.EMPTY
         if not self._due():
             return Reason.WRONG_PHASE
-        self._exhausted = False
+        self._in_step = False
         scheduled, ran = self._in_flight.popleft()
         given = self.scheduler.update_from_output(scheduled, results(ran.sampled))
         self._given = tuple(
@@ -202,7 +209,7 @@ class EngineDriver:
             most = self.config.drafts
             if not self.config.eagle:
                 most = min(most, max(0, command.drafts))
-            drafts = self.runner.proposed([name for name, tokens in ran.sampled.items() if tokens], most)
+            drafts = self.runner.proposed(ran, most)
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
         return None
@@ -251,6 +258,7 @@ class EngineDriver:
             reset=self._reset_done,
             steps_in_flight=len(self._in_flight),
             results_due=self._due(),
+            in_step=self._in_step,
         )
 
 

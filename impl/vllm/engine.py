@@ -43,13 +43,17 @@ class Stamps:
         return tuple(reversed(stamps))
 
 
-def start(config: EngineConfig, overlap: bool, stamps: Stamps) -> tuple[Any, Callable[..., Any]]:
+def start(
+    config: EngineConfig, overlap: bool, stamps: Stamps, v2: bool = False
+) -> tuple[Any, Callable[..., Any]]:
     """A scheduler of the release that this process has loaded, and what makes a request for it.
 
-    overlap: the asynchronous one. Raises UnusableImplementation where the release refuses the configuration.
+    overlap: the asynchronous one; v2: as for model runner V2.
+
+    Raises UnusableImplementation where the release refuses the configuration.
     """
     try:
-        return made(config, overlap, stamps)
+        return made(config, overlap, stamps, v2)
     except Exception as error:
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise UnusableImplementation(f"this vLLM refuses the configuration: {said}") from error

@@ -23,10 +23,15 @@ _NEVER_RUN = (
     "zmq", "uvloop", "prometheus_client", "cbor2", "xxhash", "transformers", "PIL", "pydantic", "cachetools",
     "cloudpickle", "psutil", "regex", "setproctitle", "yaml", "vllm_flash_attn", "blake3",
 )  # fmt: skip
-VLLM = Bookkeeping("vllm", REAL, imported_only=("numpy", "msgspec", *_NEVER_RUN))
 # The worker's own code that keeps requests and block tables from what the scheduler sends.
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+RUNNER_V2 = tuple(
+    f"vllm/v1/worker/gpu/{name}.py"
+    for name in ("model_runner", "states", "block_table", "buffer_utils", "input_batch")
+)
 RUNNER_METHODS = ("_update_states", "_update_streaming_request")
+WORKER = tuple(file.removesuffix(".py").replace("/", ".") for file in RUNNER_V2)
+VLLM = Bookkeeping("vllm", REAL + WORKER, imported_only=("numpy", "msgspec", *_NEVER_RUN))
 
 
 class _Logger(logging.Logger):
@@ -73,7 +78,15 @@ def _no(*_: Any, **__: Any) -> bool:
     return False
 
 
+def _to_device(values: Any, device: Any = None, dtype: Any = None, out: Any = None) -> Any:
+    del device  # there is one
+    tensor = sys.modules["torch"].as_tensor(values, dtype=dtype)
+    return tensor.clone() if out is None else out.copy_(tensor)
+
+
 def _provided() -> Provided:
+    from impl.vllm import triton
+
     def size(dtype: Any) -> int:
         return int(sys.modules["torch"].tensor([], dtype=dtype).element_size())
 
@@ -92,7 +105,10 @@ def _provided() -> Provided:
             "cdiv": _cdiv, "round_up": lambda x, y: _cdiv(x, y) * y, "round_down": lambda x, y: x // y * y,
             "length_from_prompt_token_ids_or_embeds": lambda tokens, _: len(tokens), "get_dtype_size": size,
         },
-        "vllm.utils.torch_utils": {"get_dtype_size": size},
+        "vllm.utils.torch_utils": {"get_dtype_size": size, "async_tensor_h2d": _to_device},
+        "vllm.utils.platform_utils": {"is_uva_available": _no},
+        "vllm.v1.attention.backends.utils": {"PAD_SLOT_ID": -1},
+        "vllm.triton_utils": {"tl": triton.Language, "triton": triton.Triton, "HAS_TRITON": True},
         "vllm.multimodal": {"MULTIMODAL_REGISTRY": text_only},
         "vllm.multimodal.utils": {
             "get_mm_features_in_window": lambda *_, **__: (0, 0),

@@ -26,12 +26,21 @@ NEEDS = """
 0.11.0 ... v1/kv_cache_interface.py | FullAttentionSpec; SlidingWindowSpec; KVCacheGroupSpec; KVCacheConfig(num_blocks=_, kv_cache_tensors=_, kv_cache_groups=_)
 0.11.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_states(_)
 """
-_NEEDS = tuple(probe.needs(NEEDS))
+NEEDS_V2 = """
+0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.finish_requests(_); GPUModelRunner.free_states(_); GPUModelRunner.add_requests(_)
+0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.update_requests(_); GPUModelRunner.gather_batch_req_state(_, _)
+0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.prepare_inputs(_, _, _, _); GPUModelRunner.prepare_attn(_); GPUModelRunner.postprocess_sampled(_, _, _, _, _)
+0.31.0 ... v1/worker/gpu/states.py | RequestState
+0.31.0 ... v1/worker/gpu/block_table.py | BlockTables
+0.31.0 ... v1/worker/gpu/input_batch.py | InputBuffers; get_num_sampled_and_rejected(_, _, _, _, _)
+"""
 
 
-def require(root: Path, name: str) -> None:
-    """Raise UnusableImplementation that names the first thing that the files under `root` lack."""
-    missing = probe.Checkout(root, "vllm", VLLM, _NEEDS).missing(RELEASES[-1], list(RELEASES))
+def require(root: Path, name: str, v2: bool = False) -> None:
+    """Raise UnusableImplementation that names the first thing that the files under `root` lack. v2: for model
+    runner V2."""
+    needs = tuple(probe.needs(NEEDS + (NEEDS_V2.lstrip() if v2 else "")))
+    missing = probe.Checkout(root, "vllm", VLLM, needs).missing(RELEASES[-1], list(RELEASES))
     if missing:
         (what, file), more = missing[0], f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise UnusableImplementation(

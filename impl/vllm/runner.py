@@ -1,9 +1,10 @@
 """The model runner: block tables as a worker keeps them, a stamp in every slot instead of KV, a model that
 samples.
 
-Requests and tables are kept by the release's own `GPUModelRunner._update_states`, with a plain batch in
-place of its tensors. What the GPU does is ours: it runs batches in the order in which they were scheduled,
-so a batch is run when it is scheduled, and its results wait until the scheduler gets them.
+Of model runner V1 requests and tables are kept by the release's own `GPUModelRunner._update_states`, with a
+plain batch in place of its tensors; `runner_v2` has the other. What the GPU does is ours: it runs batches in
+the order in which they were scheduled, so a batch is run when it is scheduled, and its results wait until the
+scheduler gets them.
 """
 
 from __future__ import annotations
@@ -118,19 +119,91 @@ class Ran(NamedTuple):
 
 
 class ModelRunner:
-    """One worker. memory: for each block the group that last wrote it, and the stamps in its slots."""
+    """What a worker of any kind is: KV, texts on the device, a model that samples.
 
-    def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any]) -> None:
+    memory: for each block the group that last wrote it, and the stamps in its slots. text: of each request
+    the tokens on the device, and their stamps.
+    """
+
+    def __init__(self, config: EngineConfig, overlap: bool) -> None:
         self.config, self.overlap = config, overlap
-        self.worker = _Worker(4 * config.max_seqs + 8, config.drafts, overlap)
-        for name, method in methods.items():
-            setattr(self.worker, name, MethodType(method, self.worker))
         self.memory: dict[int, tuple[int, list[int]]] = {}
-        self.worker.kv_caches, self.worker.kv_cache_config = self.memory, config
-        self._text: dict[str, tuple[list[int], list[int]]] = {}  # tokens on the device, and their stamps
+        self.text: dict[str, tuple[list[int], list[int]]] = {}
+
+    @staticmethod
+    def drafts(stamps: list[int], count: int) -> list[int]:
+        drafts, stamp = [], stamps[-1] if stamps else 0
+        for _ in range(count):
+            drafts.append(greedy(stamp))
+            stamp = chain(stamp, drafts[-1])
+        return drafts
 
     def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
         """Take over what the scheduler sends, run the model, and sample."""
+        raise NotImplementedError
+
+    def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
+        """Drafts that the scheduler gets after a batch."""
+        raise NotImplementedError
+
+    def put(self, name: str, tokens: Sequence[int]) -> None:
+        self.text[name] = ([], [])
+        self.keep(name, tokens)
+
+    def keep(self, name: str, sampled: Sequence[int]) -> None:
+        text, stamps = self.text[name]
+        for token in sampled:
+            stamps.append(chain(stamps[-1] if stamps else 0, token))
+            text.append(token)
+
+    def stamp(self, name: str, start: int, tokens: Sequence[int]) -> int:
+        """The stamp of the last of the tokens, computed from `start` on."""
+        stamps = self.text[name][1]
+        stamp = stamps[start - 1] if 0 < start <= len(stamps) else 0
+        for token in tokens:
+            stamp = chain(stamp, token)
+        return stamp
+
+    @staticmethod
+    def sampled(stamp: int, drafts: Sequence[int], agreed: int) -> list[int]:
+        """What the model samples behind a prefix: of the drafts as many as it agrees with, and one."""
+        sampled: list[int] = []
+        for draft in drafts:
+            if len(sampled) == agreed or draft != greedy(stamp):
+                break
+            sampled.append(draft)
+            stamp = chain(stamp, draft)
+        sampled.append(greedy(stamp) if len(sampled) == len(drafts) else other(stamp))
+        return sampled
+
+    def write(self, lane: Lane) -> None:
+        """Stamp the slots of a lane; a position without a block goes where zeros in a table lead: block 0."""
+        made: list[int] = []
+        for token in lane.tokens:
+            made.append(chain(made[-1], token) if made else self.stamp(lane.request, lane.start, [token]))
+        for group, (sizes, row) in enumerate(zip(self.config.groups, lane.tables)):
+            size = sizes.block_size
+            for position, value in enumerate(made, lane.start):
+                at = position // size
+                block = row[at] if 0 <= at < len(row) else 0
+                owner, slots = self.memory.get(block, (-1, []))
+                if owner != group:
+                    slots = [0] * size
+                    self.memory[block] = (group, slots)
+                slots[position % size] = value
+
+
+class ModelRunnerV1(ModelRunner):
+    """One worker, as `GPUModelRunner._update_states` keeps it. methods: that of the release."""
+
+    def __init__(self, config: EngineConfig, overlap: bool, methods: dict[str, Any]) -> None:
+        super().__init__(config, overlap)
+        self.worker = _Worker(4 * config.max_seqs + 8, config.drafts, overlap)
+        for name, method in methods.items():
+            setattr(self.worker, name, MethodType(method, self.worker))
+        self.worker.kv_caches, self.worker.kv_cache_config = self.memory, config
+
+    def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
         worker, batch = self.worker, self.worker.input_batch
         before = dict(batch.req_id_to_index)
         had_sampled = set(batch.prev_req_id_to_index or ())
@@ -143,8 +216,8 @@ class ModelRunner:
         lanes, results = [], {}
         for at, (name, count) in enumerate(scheduled.num_scheduled_tokens.items()):
             state, index = worker.requests[name], batch.req_id_to_index[name]
-            if name in added or name not in self._text:
-                self._put(name, state.prompt_token_ids + state.output_token_ids)
+            if name in added or name not in self.text:
+                self.put(name, state.prompt_token_ids + state.output_token_ids)
             given = scheduled.scheduled_spec_decode_tokens.get(name, ())
             samples = begun[name] + count >= state.num_tokens
             real = not self.overlap or (name in had_sampled and name not in added)
@@ -159,9 +232,9 @@ class ModelRunner:
             lanes.append(Lane(name, start, tokens, len(given), tuple(sampled), tables))
             results[name] = sampled
         for lane in lanes:
-            self._write(lane)
+            self.write(lane)
         for name, sampled in results.items():
-            self._keep(name, sampled)
+            self._bookkeep(name, sampled)
         if self.overlap:
             batch.prev_req_id_to_index = {n: batch.req_id_to_index[n] for n, s in results.items() if s}
             worker.sampled_counts = [0] * len(batch.rows)
@@ -169,72 +242,29 @@ class ModelRunner:
                 worker.sampled_counts[index] = len(results[name])
         return Ran(tuple(lanes), results)
 
-    def proposed(self, names: Sequence[str], most: int) -> dict[str, list[int]]:
-        """Drafts that follow what the device has of each request."""
-        return {name: self.drafts(self._text[name][1], most) for name in names if name in self._text}
-
-    @staticmethod
-    def drafts(stamps: list[int], count: int) -> list[int]:
-        drafts, stamp = [], stamps[-1] if stamps else 0
-        for _ in range(count):
-            drafts.append(greedy(stamp))
-            stamp = chain(stamp, drafts[-1])
-        return drafts
-
-    def _put(self, name: str, tokens: list[int]) -> None:
-        stamps, stamp = [], 0
-        for token in tokens:
-            stamp = chain(stamp, token)
-            stamps.append(stamp)
-        self._text[name] = (list(tokens), stamps)
+    def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
+        """Drafts that follow what the device has of each request that has sampled."""
+        names = [lane.request for lane in ran.lanes if lane.sampled]
+        return {name: self.drafts(self.text[name][1], most) for name in names}
 
     def _forward(
         self, name: str, start: int, count: int, given: Sequence[int], real: bool, agreed: int
     ) -> tuple[tuple[int, ...], list[int]]:
         """Inputs of a lane, and what the model samples behind them. real: the drafts are a drafter's."""
-        text, stamps = self._text[name]
+        text, stamps = self.text[name]
         own = max(count - len(given), 0)
         inputs = [text[p] if 0 <= p < len(text) else UNKNOWN for p in range(start, start + own)]
         last = start + own - 1
         stamp = stamps[last] if 0 <= last < len(stamps) else 0
         drafts = self.drafts([stamp], len(given)) if self.overlap else list(given)
         inputs += drafts if real else [UNKNOWN] * len(given)
-        sampled: list[int] = []
-        for draft in drafts if real else ():
-            if len(sampled) == agreed or draft != greedy(stamp):
-                break
-            sampled.append(draft)
-            stamp = chain(stamp, draft)
-        sampled.append(greedy(stamp) if len(sampled) == len(given) or not real else other(stamp))
-        return tuple(inputs), sampled
+        return tuple(inputs), self.sampled(stamp, drafts if real else (), agreed)
 
-    def _write(self, lane: Lane) -> None:
-        """Stamp the slots of a lane; a position without a block goes where zeros in a table lead: block 0."""
-        stamps = self._text[lane.request][1]
-        stamp = stamps[lane.start - 1] if 0 < lane.start <= len(stamps) else 0
-        made = []
-        for token in lane.tokens:
-            stamp = chain(stamp, token)
-            made.append(stamp)
-        for group, (sizes, row) in enumerate(zip(self.config.groups, lane.tables)):
-            size = sizes.block_size
-            for position, value in enumerate(made, lane.start):
-                at = position // size
-                block = row[at] if 0 <= at < len(row) else 0
-                owner, slots = self.memory.get(block, (-1, []))
-                if owner != group:
-                    slots = [0] * size
-                    self.memory[block] = (group, slots)
-                slots[position % size] = value
-
-    def _keep(self, name: str, sampled: list[int]) -> None:
+    def _bookkeep(self, name: str, sampled: list[int]) -> None:
         """Remember what was sampled, as the worker does (_bookkeeping_sync)."""
         if not sampled:
             return
-        text, stamps = self._text[name]
-        for token in sampled:
-            stamps.append(chain(stamps[-1] if stamps else 0, token))
-            text.append(token)
+        self.keep(name, sampled)
         kept = [UNKNOWN] if self.overlap else sampled
         worker = self.worker
         worker.requests[name].output_token_ids.extend(kept)

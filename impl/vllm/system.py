@@ -14,7 +14,8 @@ from reference.commands import Mode
 
 
 class VLLMSystem(WorkerSystem):
-    """A release (`version`) or a checkout (`path`) of vLLM. overlap: its asynchronous scheduler.
+    """A release (`version`) or a checkout (`path`) of vLLM. overlap: its asynchronous scheduler; v2: model
+    runner V2.
 
     The files are fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
     the release cannot be had.
@@ -30,23 +31,24 @@ class VLLMSystem(WorkerSystem):
         path: str | os.PathLike[str] | None = None,
         *,
         overlap: bool = False,
+        v2: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("vllm: give a version or the path of a checkout")
-        self.overlap = overlap
+        self.overlap, self.v2 = overlap, v2
         if path is not None:
             self.root = checkout_root(path)
             self.name = "vllm@checkout"
         else:
             assert version is not None
-            self.root = release_root(version)
+            self.root = release_root(version, v2)
             self.name = f"vllm=={version}"
-        require(self.root, self.name)
+        require(self.root, self.name, v2)
         self.release = version or "checkout"
-        self.name += "+async" * overlap
+        self.name += "+async" * overlap + "+v2" * v2
 
     def command_line(self) -> list[str]:
-        options = ["--async"] if self.overlap else []
+        options = ["--async"] * self.overlap + ["--v2"] * self.v2
         return [sys.executable, "-m", "impl.vllm.worker", str(self.root), *options]

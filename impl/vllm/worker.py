@@ -1,5 +1,5 @@
-"""The worker of a release: `python -m impl.vllm.worker ROOT [--async]`. A release's module state is global,
-so each worker has one release."""
+"""The worker of a release: `python -m impl.vllm.worker ROOT [--async] [--v2]`. A release's module state is
+global, so each worker has one release."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         torch.set_num_threads(1)
         from impl.vllm.driver import EngineDriver
 
-        return EngineDriver(root, overlap="--async" in arguments)
+        return EngineDriver(root, overlap="--async" in arguments, v2="--v2" in arguments)
 
     return serve(make, root)
 

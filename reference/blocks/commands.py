@@ -1,9 +1,9 @@
 """What clients and the model do to an engine that schedules by itself.
 
-A command names no batch: the engine picks it. A step is two commands, since what clients do may come between
-them: `Schedule` has the engine pick a batch and the model run it, `Update` hands the engine the oldest
-results. A command that does not apply is refused and changes nothing, so that any part of a trace means
-something.
+A command names no batch: the engine picks it. A step is two commands, `Schedule` has the engine pick a batch
+and the model run it, `Update` hands the engine the oldest results: aborts may come between them, and where
+steps overlap the next `Schedule`. All else that clients do is read between steps. A command that does not
+apply is refused and changes nothing, so that any part of a trace means something.
 """
 
 from __future__ import annotations

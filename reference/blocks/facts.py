@@ -64,7 +64,7 @@ class BlockFacts(NamedTuple):
     names, how often it does. leftovers: requests that tables are kept for and the scheduler does not know.
     lanes: of a Schedule; outputs: of an Update; reset: whether a ResetCache succeeded. steps_in_flight:
     batches whose results wait; results_due: the oldest are taken next, as nothing more can be scheduled
-    before.
+    before; in_step: in the very step that has scheduled, so that of what clients do only aborts come before.
     """
 
     refs: tuple[int, ...]
@@ -79,3 +79,4 @@ class BlockFacts(NamedTuple):
     reset: bool = False
     steps_in_flight: int = 0
     results_due: bool = False
+    in_step: bool = False

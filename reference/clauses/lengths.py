@@ -44,7 +44,7 @@ def capped(c: Cursors, target: int) -> Cursors:
 )
 def _capped(step: Step) -> Failure | None:
     at = step.cut_at
-    if at is None or isinstance(step.command, Admit) or not step.done:
+    if at is None:
         return None
     holder, before, target = at
     session = step.after.sessions.get(holder)

@@ -89,9 +89,8 @@ def _lives(step: Step) -> Failure | None:
             return f"{session.name} closing: {session.closing}", f"closing: {facts.closing}"
         if (facts.slot is None) != (session.slot is None):
             return f"slot of {session.name}: {cursors_text(session.slot)}", cursors_text(facts.slot)
-        lent = session.turn is not None and session.slot is not None
         before = step.before.sessions.get(session.name)
-        if isinstance(step.command, (Abort, Submit)) and before and not lent:
+        if isinstance(step.command, (Abort, Submit)) and before and session.turn is None:
             if facts.slot != session.slot and before.slot == session.slot:
                 return (
                     f"slot of {session.name} as it was: {cursors_text(session.slot)}",

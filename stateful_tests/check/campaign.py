@@ -74,6 +74,18 @@ def run(
     return _Campaign(system, plan, progress, base, found).run(executor, work)
 
 
+def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
+    """The first that the plan's runs meet, and the commands up to its end. Nothing is shrunk."""
+    plan = replace(for_system(plan, system), goes_on=False)
+    campaign, commands = _Campaign(system, plan, None, None), 0
+    for stint in campaign.stints(campaign.cells()):
+        for done, met in drive(system, plan, stint).runs:
+            commands += done
+            if met:
+                return met[0][0], commands
+    return None
+
+
 @dataclass(slots=True)
 class _Caught:
     """Violations of one clause so far; without: of those that need none of this."""
@@ -109,13 +121,13 @@ class _Campaign:
     def run(self, executor: Executor, work: Callable[[Stint], Driven]) -> CheckResult:
         plan, result = self.plan, CheckResult(self.system.name, self.plan.tier, self.plan.seed)
         engine = self.system.capabilities.schedules
-        machines = {cell: MachineResult(*cell, tallies=new_tallies(engine)) for cell in self._cells()}
+        machines = {cell: MachineResult(*cell, tallies=new_tallies(engine)) for cell in self.cells()}
         result.machines = list(machines.values())
         result.planned = sum(plan.examples[cell.machine] for cell in machines)
         refusals, kinds, situations = Counter[str](), Counter[str](), Counter[str]()
         try:
-            with closing(executor.map(work, self._stints(tuple(machines)))) as driven:
-                for stint in self._stints(tuple(machines)):
+            with closing(executor.map(work, self.stints(tuple(machines)))) as driven:
+                for stint in self.stints(tuple(machines)):
                     if self._over(result):
                         break
                     seen = next(driven)
@@ -138,7 +150,7 @@ class _Campaign:
         result.seconds = time.monotonic() - self.started
         return result
 
-    def _cells(self) -> list[Cell]:
+    def cells(self) -> list[Cell]:
         cells = []
         for name in self.plan.presets:
             for mode in self.plan.modes or self.system.capabilities.modes:
@@ -153,7 +165,7 @@ class _Campaign:
             raise UnusableImplementation(str(reason))
         return cells
 
-    def _stints(self, cells: Sequence[Cell]) -> Iterator[Stint]:
+    def stints(self, cells: Sequence[Cell]) -> Iterator[Stint]:
         """The runs of the plan, and without end those after it if it goes on."""
         most = max(self.plan.examples[cell.machine] for cell in cells)
         for start in range(0, most, _STINT):

@@ -138,9 +138,9 @@ def _engine_example(system: Any, plan: Plan, cell: Cell, example: int, driven: D
     while lockstep.violation is None and len(done) < 2 * steps + 100:
         facts = lockstep.facts
         if len(done) < steps:
-            command = propose_engine_command(lockstep.ledger, facts.results_due, source, profile)
+            command = propose_engine_command(lockstep.ledger, facts, source, profile)
         else:
-            ending = engine_finale(lockstep.ledger, facts.results_due, facts.steps_in_flight > 0)
+            ending = engine_finale(lockstep.ledger, facts)
             if ending is None:
                 break
             command = ending

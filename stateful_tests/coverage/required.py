@@ -1,7 +1,7 @@
 """Which situations a check must reach: those that the explorer has reached in small scopes.
 
 `situations.json` beside this module has them, each with the scopes that reach it (made by `kvspec
-explore --situations`), and exemptions with their reasons (written by hand).
+explore --situations`); by hand exemptions with their reasons, and situations that no scope reaches.
 """
 
 from __future__ import annotations
@@ -30,10 +30,17 @@ class SituationsError(Exception):
 
 
 class Known(msgspec.Struct, forbid_unknown_fields=True):
-    """What the file has. exempt: situation -> why no check need reach it; situations: -> scopes with it."""
+    """What the file has. exempt: situation -> why no check need reach it; situations: -> scopes with it.
+    beyond: what a check must reach though no scope is large enough for it -> scopes of the same kind."""
 
     exempt: dict[str, str]
     situations: dict[str, list[str]]
+    beyond: dict[str, list[str]] = {}
+
+    @property
+    def required(self) -> dict[str, list[str]]:
+        """All that a check must reach but for the exempt."""
+        return self.situations | self.beyond
 
     def taken(self, scope: str, reached: Iterable[str]) -> Known:
         """The same with what a scope reaches now, without scopes that are no more."""
@@ -41,7 +48,7 @@ class Known(msgspec.Struct, forbid_unknown_fields=True):
         for text in reached:
             scopes.setdefault(text, set()).add(scope)
         known = {text: [name for name in SCOPES if name in scopes[text]] for text in sorted(scopes)}
-        return Known(self.exempt, {text: names for text, names in known.items() if names})
+        return Known(self.exempt, {text: names for text, names in known.items() if names}, self.beyond)
 
 
 def load(path: Path = FILE) -> Known:
@@ -57,7 +64,8 @@ def load(path: Path = FILE) -> Known:
 def dump(known: Known) -> str:
     """A file's text: a line for each situation."""
     parts = []
-    for name, entries in (("exempt", known.exempt), ("situations", known.situations)):
+    sections = ("exempt", known.exempt), ("beyond", known.beyond), ("situations", known.situations)
+    for name, entries in sections:
         lines = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())
         parts.append(f'  "{name}": {{\n{lines}\n  }}' if lines else f'  "{name}": {{}}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
@@ -108,7 +116,7 @@ def coverage(
             kind_name(kind) for kind in MACHINES[m.name] if kind.__name__ in capabilities.commands
         )
     found = Coverage()
-    for text, scopes in known.situations.items():
+    for text, scopes in known.required.items():
         why = _impossible(text, scopes, driven, capabilities)
         if why:
             found.left_out.setdefault(why, []).append(text)

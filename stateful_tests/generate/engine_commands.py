@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 from reference.blocks.commands import Add, End, EngineCommand, More, ResetCache, Schedule, Update
 from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.facts import BlockFacts
 from reference.blocks.ledger import Bearer, Ledger
 from reference.commands import Abort, Piece, Prompt
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
 
 NAMES = ("r1", "r2", "r3", "r4", "r5")
+DRAFTS = (16, 16, 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,16 @@ def draw_engine_config(source: ChoiceSource, like: EngineConfig) -> EngineConfig
 
 
 def propose_engine_command(
-    ledger: Ledger, due: bool, source: ChoiceSource, profile: EngineProfile
+    ledger: Ledger, facts: BlockFacts, source: ChoiceSource, profile: EngineProfile
 ) -> EngineCommand:
-    """The next command. due: the engine takes results next."""
+    """The next command."""
     there = [ledger.bearers[name] for name in profile.names if name in ledger.bearers]
     absent = [name for name in profile.names if name not in ledger.bearers]
     client = once_in(source, 3 if profile.busy else 6) or not there
     if profile.abort and there and once_in(source, profile.abort):
         return Abort(pick(source, there).name)
+    if facts.in_step:
+        return Update(pick(source, DRAFTS))
     if profile.reset and once_in(source, profile.reset):
         return ResetCache(once_in(source, 2))
     idle = [bearer for bearer in there if bearer.idle]
@@ -90,8 +94,8 @@ def propose_engine_command(
         return _go_on(ledger, pick(source, sessions), source, profile)
     if client and absent:
         return _add(ledger, pick(source, absent), source, profile)
-    if due:
-        return Update(pick(source, (16, 16, 1, 0)))
+    if facts.results_due:
+        return Update(pick(source, DRAFTS))
     return _schedule(ledger, there, source, profile)
 
 
@@ -140,11 +144,13 @@ def _go_on(ledger: Ledger, bearer: Bearer, source: ChoiceSource, profile: Engine
     return More(bearer.name, _outputs(source, room), own, prompt)
 
 
-def engine_finale(ledger: Ledger, due: bool, waiting: bool) -> EngineCommand | None:
+def engine_finale(ledger: Ledger, facts: BlockFacts) -> EngineCommand | None:
     """What ends a run, command by command, until nobody is there; then the cache is forgotten."""
+    if facts.in_step:
+        return Update()
     for bearer in ledger.bearers.values():
         if bearer.resumable and None not in bearer.turns:
             return End(bearer.name)
-    if due:
+    if facts.results_due:
         return Update()
-    return Schedule() if ledger.bearers or waiting else None
+    return Schedule() if ledger.bearers or facts.steps_in_flight else None

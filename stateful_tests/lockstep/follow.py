@@ -27,12 +27,6 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     """
     assert state.tree is not None and facts.tree is not None
     tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
-    if tree.window is not None:  # what a holder's window has left behind may be given back
-        past = {r.holder: r.cursors.kv_committed_len - tree.window for r in state.requests if r.cursors}
-        needs = {k.holder: len(k.key) for k in tree.locks if past.get(k.holder, -1) >= len(k.key)}
-        tree = tree._replace(
-            locks=tuple(k._replace(swa_from=needs.get(k.holder, k.swa_from)) for k in tree.locks)
-        )
     for name in launched(command):
         before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
         session = state.session(request.session if request is not None else None)
@@ -62,4 +56,10 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         if len(locked) <= length and length % tree.page_size == 0:
             key = key_of(command.prompt)[:length]
             tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)
+    if tree.window is not None:  # what a holder's window has left behind may be given back
+        past = {r.holder: r.cursors.kv_committed_len - tree.window for r in state.requests if r.cursors}
+        needs = {k.holder: len(k.key) for k in tree.locks if past.get(k.holder, -1) >= len(k.key)}
+        tree = tree._replace(
+            locks=tuple(k._replace(swa_from=needs.get(k.holder, k.swa_from)) for k in tree.locks)
+        )
     return state._replace(tree=tree)

@@ -9,6 +9,8 @@ from impl.adapter import System, UnusableImplementation
 from impl.process.system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
 
+ENGINES = ("sglang", "vllm", "transformers")  # whose releases and checkouts are driven
+
 
 def resolve(
     spec: str, *, device: str = "cpu", checkout: str | None = None, calls: bool = False,
@@ -16,29 +18,27 @@ def resolve(
 ) -> Any:  # fmt: skip
     """The system that `spec` names: a System, or an EngineSystem.
 
-    reference | torch | torch+BUG | sglang==VERSION | vllm==VERSION | module:factory
-    sglang | vllm, with a `checkout` of it
+    reference | torch | torch+BUG | module:factory | sglang==VERSION | vllm==VERSION | transformers==VERSION
+    sglang | vllm | transformers, with a `checkout` of it
     After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
-    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; after vllm `+async` for the same.
+    impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; after vllm `+async` for the same,
+    and `+v2` for model runner V2.
     calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
     system in one. Raises UnusableImplementation with a one-line reason.
     """
     package, *ways = spec.split("+")
-    if checkout is not None and package not in ("sglang", "vllm"):
-        raise UnusableImplementation(
-            f"--sglang-path (--vllm-path) goes with --impl sglang (--impl vllm), not {spec!r}"
-        )
+    if checkout is not None and package not in ENGINES:
+        raise UnusableImplementation(f"--sglang-path goes with --impl sglang, and so on, not {spec!r}")
     if spec == "reference":
         from stateful_tests.lockstep.reference_system import ReferenceSystem
 
         return ReferenceSystem()
     engine, _, version = package.partition("==")
-    known = engine in ("torch", "sglang", "vllm")
-    if known and importlib.util.find_spec("torch") is None:
+    if engine in ("torch", *ENGINES) and importlib.util.find_spec("torch") is None:
         raise UnusableImplementation(f"--impl {spec} needs torch: pip install 'kvspec[torch]'")
     if spec == "torch" or spec.startswith("torch+"):
         return _torch(spec.removeprefix("torch").removeprefix("+"), device)
-    if engine in ("sglang", "vllm"):
+    if engine in ENGINES:
         if device != "cpu":
             raise UnusableImplementation(f"--device: releases of {engine} are driven on a CPU")
         if not version and checkout is None:
@@ -58,14 +58,19 @@ def resolve(
     if engine == "vllm":
         from impl.vllm.system import VLLMSystem
 
-        if ways not in ([], ["async"]):
-            raise UnusableImplementation(f"--impl {spec!r}: after a release goes +async")
-        return VLLMSystem(version=version or None, path=checkout, overlap=bool(ways), limits=limits)
+        if ways not in ([], ["async"], ["v2"], ["async", "v2"]):
+            raise UnusableImplementation(f"--impl {spec!r}: after a release goes +async, then +v2")
+        overlap, v2 = "async" in ways, "v2" in ways
+        return VLLMSystem(version=version or None, path=checkout, overlap=overlap, v2=v2, limits=limits)
+    if engine == "transformers":
+        from impl.transformers_paging.loading import TransformersSystem
+
+        return TransformersSystem(version or None, checkout, limits)
     if ":" in spec:
         return made(spec) if in_process else StrangerSystem(spec, limits)
     raise UnusableImplementation(
         f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
-        " vllm==VERSION, vllm, module:factory"
+        " vllm==VERSION, vllm, transformers==VERSION, module:factory"
     )
 
 

@@ -97,7 +97,7 @@ def _leftovers(step: BlockStep) -> Failure | None:
 def _named(step: BlockStep) -> Failure | None:
     for block, group, stamps in step.after.published:
         if not block:
-            return "the null block has no hash", f"it is named in group {group}"
+            return "block 0, the null block, has no hash", f"it has one in group {group}"
         owner, slots = step.after.memory[block]
         slots = slots[: len(stamps)]
         if owner != group or slots != stamps:

@@ -237,7 +237,7 @@ def test_other_ends(finds: Finds, kvspec: Check, result: CheckResult, code: int,
         ("pr", "sglang==0.5.23", {}, (), 0),
         ("pr", "torch", {}, ("--machine", "tree"), 0),
         ("pr", "torch", {"timed_out": True}, (), 0),
-        ("pr", "torch", {"situations": dict.fromkeys(coverage.load().situations, 1)}, (), 0),
+        ("pr", "torch", {"situations": dict.fromkeys(coverage.load().required, 1)}, (), 0),
     ],
 )
 def test_missed_situations_fail_the_whole_check_of_our_own(

@@ -2,27 +2,30 @@
 
 A fault is put into the code of one function of the release that this process has loaded, and taken out again.
 `python -m stateful_tests.tests.support.vllm_faults [NAME...]` looks for each with random runs, and prints
-clauses, runs, commands, seconds; `--replay` runs the commands of all.
+clauses, runs, commands, seconds, and exits with 1 if one survives; `--replay` runs the commands of all, and
+the unit tests that they export as.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
 import json
 import logging
 import sys
 import tempfile
 import time
+import unittest
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ci.export import engine_test
+from ci.export.recorded_run import NotExportable
 from impl.vllm.driver import EngineDriver
 from impl.vllm.fetch import release_root
-from impl.vllm.modules import RUNNER, runner_methods
+from impl.vllm.modules import RUNNER, RUNNER_V2, runner_methods
 from impl.vllm.system import VLLMSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.commands import Mode
@@ -30,6 +33,7 @@ from stateful_tests.check import driving, tiers
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import minimise, violated
+from stateful_tests.tests.support.patched_code import patched, replaced
 from stateful_tests.traces.notation import ENGINE_KINDS, format_command, parse
 
 VERSION = "0.33.0"
@@ -38,11 +42,13 @@ _MANAGER = "vllm/v1/core/single_type_kv_cache_manager.py"
 _POOL = "vllm/v1/core/block_pool.py"
 _SLOTS = "vllm/v1/core/kv_cache_manager.py"
 _COORDINATOR = "vllm/v1/core/kv_cache_coordinator.py"
+_RUNNER_V2, _, _TABLES, _, _INPUTS = RUNNER_V2
 
 
 @dataclass(frozen=True)
 class ReleaseFault:
-    """In `file`, `old` becomes `new`. presets: where to look; overlap: under asynchronous scheduling.
+    """In `file`, `old` becomes `new`. presets: where to look; overlap: under asynchronous scheduling; v2:
+    with model runner V2.
 
     clause: sees it first, in these commands on these sizes.
     """
@@ -52,6 +58,7 @@ class ReleaseFault:
     new: str
     presets: tuple[str, ...] = ("hybrid", "drafts")
     overlap: bool = False
+    v2: bool = False
     clause: str = ""
     sizes: EngineConfig | None = None
     commands: str = ""
@@ -155,7 +162,7 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
     "reset-keeps-hashes": ReleaseFault(
         _POOL, "        for block in self.blocks:\n            block.reset_hash()\n", "", ("full", "hybrid"),
         clause="PUB-2", sizes=EngineConfig((LayerGroup(1),), 2, 2, 1, max_seqs=1),
-        commands="add r1 +1 for 1; schedule; reset_cache (running)",
+        commands="add r1 +1 for 1; schedule; update drafts 0; reset_cache",
     ),
     "free-keeps-a-counter": ReleaseFault(
         _MANAGER, "        self.num_cached_block.pop(request_id, None)\n        self._partial_hit_reqs",
@@ -252,7 +259,7 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         _POOL, "        # Remove all hashes so that no new blocks will hit.\n",
         "        return True\n", ("full", "hybrid"),
         clause="PUB-3", sizes=EngineConfig((LayerGroup(1),), 2, 2, 1, max_seqs=1),
-        commands="add r1 +1 for 1; schedule; reset_cache (running)",
+        commands="add r1 +1 for 1; schedule; update drafts 0; reset_cache",
     ),
     "rejected-drafts-count-twice": ReleaseFault(
         _SCHEDULER, "                        request.num_computed_tokens -= num_rejected\n",
@@ -266,6 +273,35 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         clause="READ-4", sizes=EngineConfig((LayerGroup(2),), 8, 10, 10, caching=False, chunked=False),
         commands="add r1 a3 for 4; schedule; update; reset_cache (running); add r2 b3 for 4; schedule",
     ),
+    "v2-table-keeps-old-blocks": ReleaseFault(
+        _TABLES, "self.num_blocks.np[i, req_index] if not overwrite else 0",
+        "self.num_blocks.np[i, req_index]", ("full", "hybrid"), v2=True,
+        clause="PUB-1", sizes=EngineConfig((LayerGroup(2),), 6, 5, 3, max_seqs=1),
+        commands="add r1 a1 for 1; schedule; update drafts 0; add r2 a3 for 1; schedule",
+    ),
+    "v2-rejected-drafts-count": ReleaseFault(
+        _INPUTS, "computed_delta = query_len - num_rejected", "computed_delta = query_len",
+        ("drafts", "eagle"), v2=True,
+        clause="RUN-2", sizes=EngineConfig((LayerGroup(1),), 7, 4, 2, max_seqs=1, drafts=1),
+        commands="add r1 a1 for 3; schedule; update drafts 0; schedule; update drafts 0; schedule",
+    ),
+    "v2-window-nulled-too-far": ReleaseFault(
+        _TABLES, "tl.maximum(first_pos - reach, 0)", "tl.maximum(first_pos - reach + 1, 0)",
+        ("window", "block1"), v2=True,
+        clause="READ-3", sizes=EngineConfig((LayerGroup(2, 3),), 5, 5, 3, max_seqs=1),
+        commands="add r1 a4 for 1; schedule; update drafts 0; schedule",
+    ),
+    "v2-next-turn-takes-another-row": ReleaseFault(
+        _RUNNER_V2, "            # with the updated prompt_token_ids and mm_features.\n"
+        "            self._remove_request(req_id)\n", "", ("full", "hybrid"), v2=True,
+        clause="BROKEN", sizes=EngineConfig((LayerGroup(1),), 6, 4, 1, max_seqs=1),
+        commands="add r1 a1 for 1 (session); schedule; update drafts 0; more r1 +1 for 1; schedule",
+    ),
+    "v2-sampled-token-is-not-kept": ReleaseFault(
+        _INPUTS, "tl.store(last_sampled_tokens_ptr + req_state_idx, token_id)", "pass", v2=True,
+        clause="RUN-3", sizes=EngineConfig((LayerGroup(1),), 6, 3, 1, max_seqs=1),
+        commands="add r1 +1 for 2; schedule; update drafts 0; schedule",
+    ),
 }  # fmt: skip
 
 
@@ -278,39 +314,17 @@ class Loaded(EngineDriver):
     def faulty(self, fault: ReleaseFault) -> Iterator[None]:
         """With the fault."""
         path = self._root / fault.file
-        source = path.read_text(encoding="utf-8")
-        assert source.count(fault.old) == 1, f"{fault.old!r} is in {source.count(fault.old)} places"
-        patched = source.replace(fault.old, fault.new)
         if fault.file == RUNNER:
             was = self._methods
             with tempfile.TemporaryDirectory() as folder:
                 (file := Path(folder, fault.file)).parent.mkdir(parents=True)
-                file.write_text(patched, encoding="utf-8")
+                file.write_text(replaced(path, fault.old, fault.new), encoding="utf-8")
                 self._methods = runner_methods(Path(folder))
             yield
             self._methods = was
             return
-        names = _around(source, source.index(fault.old))
-        code: Any = compile(patched, str(path), "exec", dont_inherit=True)
-        function: Any = importlib.import_module(fault.file.removesuffix(".py").replace("/", "."))
-        for name in names:
-            code = next(c for c in code.co_consts if getattr(c, "co_name", None) == name)
-            function = vars(function)[name]
-        function = getattr(function, "__func__", function)
-        right, function.__code__ = function.__code__, code
-        yield
-        function.__code__ = right
-
-
-def _around(source: str, at: int) -> list[str]:
-    """The class and the function that a place of a file is in."""
-    line, names = source.count("\n", 0, at + len(source[at:]) - len(source[at:].lstrip("\n "))) + 1, []
-    nodes: list[Any] = list(ast.parse(source).body)
-    while found := next((n for n in nodes if isinstance(n, ast.ClassDef | ast.FunctionDef)
-                         and n.lineno <= line <= (n.end_lineno or 0)), None):  # fmt: skip
-        names.append(found.name)
-        nodes = found.body if isinstance(found, ast.ClassDef) else []
-    return names
+        with patched(path, fault.file.removesuffix(".py").replace("/", "."), fault.old, fault.new):
+            yield
 
 
 def look_for(system: Loaded, fault: ReleaseFault, runs: int = 60) -> tuple[Trace | None, int, int]:
@@ -330,34 +344,61 @@ def look_for(system: Loaded, fault: ReleaseFault, runs: int = 60) -> tuple[Trace
 
 
 def replayed() -> dict[str, Any]:
-    """What sees each fault in its commands, and what is seen of them without it."""
-    systems = {overlap: _loaded(overlap) for overlap in (False, True)}
+    """What sees each fault in its commands, what is seen of them without it, and what its unit test comes to:
+    how it ends with the fault and without, or why there is none."""
     found = {}
     for name, fault in RELEASE_FAULTS.items():
-        system, trace = systems[fault.overlap], fault.trace()
+        system, trace = _loaded(fault.overlap, fault.v2), fault.trace()
         with system.faulty(fault):
             seen = replay(system, trace).violation
+            text, ends = _exported(system, trace), []
+            ends += [_tested(text)]
         healthy = replay(system, trace).violation
-        found[name] = [v and [*v.clauses, v.observed] for v in (seen, healthy)]
+        found[name] = *(v and [*v.clauses, v.observed] for v in (seen, healthy)), [*ends, _tested(text)]
     return found
 
 
-def _loaded(overlap: bool) -> Loaded:
+def _exported(system: Any, trace: Trace) -> str:
+    try:
+        return engine_test.unit_test(trace, "trace.json", system)
+    except NotExportable as why:
+        return f"# {why}"
+
+
+def _tested(text: str) -> str:
+    """How an exported test ends in this process."""
+    if text.startswith("#"):
+        return text
+    space: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(text, "exported.py", "exec"), space)
+    case = next(kind for kind in space.values() if isinstance(kind, type) and kind.__module__ == "exported"
+                and issubclass(kind, unittest.TestCase))  # fmt: skip
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+    if result.errors:
+        return result.errors[0][1]
+    return "fails" if result.failures else "passes"
+
+
+@cache
+def _loaded(overlap: bool, v2: bool) -> Loaded:
     logging.disable(logging.CRITICAL)
-    return Loaded(release_root(VERSION), overlap)
+    return Loaded(release_root(VERSION, v2=True), overlap, v2)
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str]) -> int:
     if names == ["--replay"]:
         print(json.dumps(replayed()))
-        return
-    systems = {overlap: _loaded(overlap) for overlap in (False, True)}
+        return 0
+    survivors = 0
     for name in names or RELEASE_FAULTS:
         fault, began = RELEASE_FAULTS[name], time.monotonic()
-        system = systems[fault.overlap]
+        system = _loaded(fault.overlap, fault.v2)
         trace, ran, commands = look_for(system, fault)
         said, smallest = "survives", trace
-        if trace is not None:
+        if trace is None:
+            survivors += 1
+        else:
             with system.faulty(fault):
                 first = replay(system, trace).violation
                 assert first is not None
@@ -368,7 +409,8 @@ def main(names: list[str]) -> None:
         if smallest is not None and smallest is not trace:
             shown = "; ".join(map(format_command, smallest.commands))
             print(name, first.clause, smallest.geometry, shown, sep=" | ", file=sys.stderr)
+    return min(1, survivors)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

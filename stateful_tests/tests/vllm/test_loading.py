@@ -12,7 +12,7 @@ import pytest
 from impl.adapter import UnusableImplementation
 from impl.vllm import fetch
 from impl.vllm.engine import Stamps
-from impl.vllm.modules import RUNNER
+from impl.vllm.modules import RUNNER, RUNNER_V2
 from impl.vllm.runner import greedy
 from reference.blocks.commands import Schedule
 from reference.blocks.config import engine_preset
@@ -57,6 +57,14 @@ def test_only_the_python_files_that_are_needed_are_kept(monkeypatch, tmp_path, c
     assert kept == {RUNNER, pool}
     monkeypatch.setattr("subprocess.run", None)  # the second time nobody is asked
     assert fetch.release_root("0.33.0") == root == cache / "vllm-0.33.0"
+
+
+def test_model_runner_v2_is_added_to_a_folder_from_before_it_was_fetched(monkeypatch, tmp_path):
+    answered(monkeypatch, wheel(tmp_path / "old.whl", RUNNER))
+    root = fetch.release_root("0.33.0")
+    answered(monkeypatch, wheel(tmp_path / "w.whl", RUNNER, *RUNNER_V2))
+    assert fetch.release_root("0.33.0", v2=True) == root
+    assert all((root / file).is_file() for file in RUNNER_V2) and len(list(root.parent.iterdir())) == 1
 
 
 def test_a_wheel_without_a_runner_is_refused(monkeypatch, tmp_path, cache):

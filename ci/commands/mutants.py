@@ -1,0 +1,147 @@
+"""kvspec mutants: put small faults in, one at a time, and see what notices each."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+import statistics
+import sys
+from collections import defaultdict
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from ci.commands.parallel import executor
+from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ci import Data
+    from stateful_tests.mutants.judging import Noticed
+    from stateful_tests.mutants.operators import Mutant
+
+
+@click.command()
+@click.option(
+    "--only", multiple=True, metavar="PATH|NAME",
+    help="Mutants of this file or folder, or the one that is called so (repeatable).",
+)  # fmt: skip
+@click.option("--sample", "size", type=click.IntRange(1), metavar="N", help="Draw so many. [default: all]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Where random decisions start from.")
+@click.option(
+    "--tier", type=click.Choice(["smoke", "pr"]), default="smoke", show_default=True,
+    help="How much random runs do before a mutant has survived them.",
+)  # fmt: skip
+@click.option(
+    "--time-limit", type=click.FloatRange(1), default=300, show_default=True, metavar="SECONDS",
+    help="For one mutant: one that gives no answer counts as noticed.",
+)  # fmt: skip
+@click.option("--again", is_flag=True, help="Judge those as well that accepted.json has.")
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Processes to use; as many as there are cores.")
+@json_option
+def mutants(
+    only: tuple[str, ...],
+    size: int | None,
+    seed: int,
+    tier: str,
+    time_limit: float,
+    again: bool,
+    jobs: int | None,
+    json_file: str | None,
+) -> int:
+    """Change the built-in implementation, the rules and the clauses, one small change at a time, and see what
+    notices each: random runs, the fixtures of the named bugs, tests.
+
+    Ends with 1 if one survives that stateful_tests/mutants/accepted.json does not have. For a checkout.
+    """
+    from dataclasses import replace
+
+    from ci.report import render
+    from ci.report.progress import Progress
+    from stateful_tests.check import tiers
+    from stateful_tests.mutants import judging
+
+    if not (judging.ROOT / "stateful_tests" / "tests").is_dir():
+        raise Unusable("mutants: they are judged by the tests as well, which only a checkout of kvspec has")
+    writable_json(json_file)
+    try:
+        drawn, of = judging.sample(only, size, seed)
+        accepted = judging.accepted()
+    except judging.NoMutants as error:
+        raise Unusable(str(error)) from error
+    plan = replace(tiers.plan(tier, seed=seed), goes_on=False)
+    asked = [mutant for mutant in drawn if again or mutant.name not in accepted]
+    rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in asked]
+    interrupted = False
+    judging.prepare()
+    out = render.console(text_out(json_file))
+    with executor(jobs, None) as where, Progress(render.console(sys.stderr)) as progress:
+        judged = where.map(partial(judging.judge, plan, time_limit), asked)
+        try:
+            with closing(judged):
+                for number, (mutant, noticed) in enumerate(zip(asked, judged), 1):
+                    rows.append(row := _row(mutant, accepted.get(mutant.name, ""), noticed))
+                    if row["verdict"] == "survived":
+                        progress.say(f"survived: {row['path']}:{row['line']} {mutant.name.partition(' ')[2]}")
+                    progress.line(f"{number} of {len(asked)} mutants judged")
+        except KeyboardInterrupt:
+            interrupted = True
+    rows.sort(key=lambda row: (row["path"], row["line"], row["name"]))
+    counts = {v: sum(row["verdict"] == v for row in rows) for v in ("noticed", "accepted", "survived")}
+    code = 130 if interrupted else int(counts["survived"] > 0)
+    data: Data = {
+        "format": "kvspec-mutants", "version": 1, "exit_code": code, "seed": seed, "tier": tier, "of": of,
+        "drawn": len(drawn), "interrupted": interrupted, **counts, "mutants": rows,
+    }  # fmt: skip
+    _text(out, data)
+    write_json(json_file, data)
+    return code
+
+
+def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
+    from stateful_tests.mutants.judging import ROOT
+
+    source = (ROOT / mutant.path).read_bytes()
+    old, new = (text.decode().splitlines() for text in (source, mutant.applied(source)))
+    diff = list(difflib.unified_diff(old, new, n=0, lineterm=""))[3:]
+    verdict = "noticed" if noticed and noticed.by else "accepted" if reason else "survived"
+    found = {} if noticed is None else {name: getattr(noticed, name) for name in noticed.__slots__}
+    return {
+        "name": mutant.name, "path": mutant.path, "line": mutant.line, "verdict": verdict, "reason": reason,
+        "diff": diff, **found,
+    }  # fmt: skip
+
+
+def _text(out: Console, data: Data) -> None:
+    from ci.report import render
+
+    done = len(data["mutants"])
+    said = f"{data['noticed']} noticed, {data['accepted']} accepted, {data['survived']} survived"
+    drawn = f"{done} of {data['of']} mutants (seed {data['seed']}, tier {data['tier']})"
+    left = f"; interrupted, {data['drawn'] - done} were not judged" if data["interrupted"] else ""
+    render.verdict(out, f"{drawn}: {said}{left}", data)
+    for row in (row for row in data["mutants"] if row["verdict"] == "survived"):
+        out.print()
+        render.say(out, f"SURVIVED {row['path']}:{row['line']}", style="bold")
+        for line in row["diff"]:
+            render.say(out, f"  {line}", "red" if line.startswith("-") else "green", whole=True)
+        render.say(out, f"  again: kvspec mutants --only {shlex.quote(row['name'])}", whole=True)
+    by: dict[str, list[Data]] = defaultdict(list)
+    for row in (row for row in data["mutants"] if row["verdict"] == "noticed"):
+        by[row["by"]].append(row)
+    if by:
+        made = render.table("noticed by", "mutants", "median commands", right=("mutants", "median commands"))
+        for name, rows in sorted(by.items(), key=lambda found: -len(found[1])):
+            after = [row["after"] for row in rows if row["after"]]
+            made.add_row(name, str(len(rows)), f"{statistics.median(after):g}" if after else "")
+        out.print()
+        out.print(made)
+    if data["survived"]:
+        out.print()
+        render.say(
+            out, "A survivor is a hole: a test, a clause, or a draw is missing. One that changes nothing that"
+            " could be noticed goes by its name into stateful_tests/mutants/accepted.json, with the reason.",
+        )  # fmt: skip

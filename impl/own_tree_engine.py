@@ -1,0 +1,88 @@
+"""An engine whose radix tree has rules of its own: what `tree_policy_is_free` says, and what it leaves free.
+
+    kvspec check --impl impl.own_tree_engine:make
+
+It is the built-in one, but for policy. Leaves are a page long, what was used last is evicted first, a
+prefill hands over a page less than it could and rounds the rest, a lock pins one window to the page, and lets
+go of SWA KV that its holder's window has left behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from impl.adapter import Capabilities
+from impl.torch_kv.cursors import RowCursors
+from impl.torch_kv.nodes import FULL, SWA, NodeLock, TreeNode
+from impl.torch_kv.steps import Verdict
+from impl.torch_kv.system import TorchKV
+from impl.torch_kv.tree import RadixTree
+from reference.commands import Command, Decode, Outcome
+
+
+class OwnTree(RadixTree):
+    """Another shape, another order, and locks of which the SWA part is given back early."""
+
+    def leaf_cap(self) -> int:
+        return self.page_size
+
+    def rank(self, moment: int) -> int:
+        return -moment
+
+    def outlives_swa(self, node: TreeNode) -> bool:
+        return super().outlives_swa(node) or bool(node.locks[FULL])
+
+    def stays(self, node: TreeNode) -> bool:
+        return super().stays(node) or bool(node.locks[FULL])
+
+    def swa_from(self, node: TreeNode) -> int:
+        """A lock pins one window and no more: the node that this begins in is split there."""
+        if self.window is None:
+            return node.end
+        first = max(0, node.end - self.window) // self.page_size * self.page_size
+        for above in list(self._upward(node)):
+            if above.start < first < above.end:
+                self._split(above, first - above.start)
+        return first
+
+    def let_go_of_swa(self, lock: NodeLock) -> None:
+        """The holder's window is past the lock: nobody reads SWA KV there for it."""
+        for node in self._upward(lock.node):
+            if node.end > lock.swa_from:
+                self._unpin(node, SWA)
+                self._queue(node)
+        lock.swa_from = lock.node.end
+
+
+class OwnTreeEngine(TorchKV):
+    """See the module."""
+
+    name = "own-tree"
+    tree_class = OwnTree
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, tree_policy_is_free=True)
+
+    def unfinished_length(self, cursors: RowCursors[int]) -> int:
+        return max(cursors.cache_protected_len, super().unfinished_length(cursors) - self.page_size)
+
+    def decode(self, command: Decode) -> Verdict:
+        verdict = super().decode(command)
+        if verdict is None:  # what the prefill kept back
+            self.insert_unfinished([self.requests[name] for name in command.requests])
+        return verdict
+
+    def apply(self, command: Command) -> Outcome:
+        outcome = super().apply(command)
+        if isinstance(self.tree, OwnTree) and self.window is not None:
+            for request in self.requests.values():
+                lock = self.locks.get(self.holder_of(request))
+                if lock is not None and request.cursors.kv_committed_len - self.window >= lock.node.end:
+                    self.tree.let_go_of_swa(lock)
+        return outcome
+
+
+def make() -> OwnTreeEngine:
+    """What `--impl impl.own_tree_engine:make` names."""
+    return OwnTreeEngine()

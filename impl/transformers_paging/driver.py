@@ -1,0 +1,222 @@
+"""Drives the release's own batch processor, and gathers the facts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from impl.adapter import UnusableImplementation
+from impl.process.worker import serve
+from impl.transformers_paging.loading import CAN, load
+from impl.vllm.bare_scheduler import Values
+from impl.vllm.runner import greedy
+from impl.vocabulary import well_formed
+from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update, client_tokens
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chain
+from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
+
+
+class PagingDriver:
+    """One release under `root`, in this process."""
+
+    capabilities = CAN
+
+    def __init__(self, root: Path, name: str = "transformers") -> None:
+        self.name, self.root, self._of = name, root, load(root)
+        self._of["cache"].get_device_and_memory_breakdown = lambda: (torch.device("cpu"), 1 << 40, 0, 0)
+        self._of["cache_allocator"].compute_block_hash = self._hashed
+        whole = self._of["continuous_api"].ContinuousBatchProcessor
+        self._processor: Any = type("Processor", (whole,), {"__del__": _nothing})  # its own collects garbage
+
+    def reset(self, geometry: EngineConfig) -> None:
+        if len(geometry.groups) > 1 or geometry.groups[0].window is not None:
+            raise UnusableImplementation("transformers: one group, without a window (those are rings)")
+        if geometry.drafts or not geometry.chunked:
+            raise UnusableImplementation("transformers: it takes no drafts, and cuts prompts (chunked)")
+        self.config, self._size = geometry, geometry.groups[0].block_size
+        model = Values(num_hidden_layers=1, num_attention_heads=1, head_dim=32, hidden_size=32, vocab_size=1)
+        sizes = Values(
+            page_size=self._size, num_blocks=geometry.blocks, max_batch_tokens=geometry.max_batched_tokens,
+            allow_block_sharing=geometry.caching, max_memory_percent=1.0, fallback_max_blocks_per_request=0,
+        )  # fmt: skip
+        alone = Values(tp_size=1, tp_all_reduce_min=lambda value, **_: value)
+        self.cache = self._of["cache"].PagedAttentionCache(model, sizes, "cpu", alone)
+        [self._pages] = self.cache.cache_allocators.values()
+        kind = self._of["scheduler"].FIFOScheduler
+        self.scheduler = kind(self.cache, 0.0, geometry.max_seqs)
+        offloading = self._of["offloading_manager"].OffloadingManager
+        self.processor = self._processor.__new__(self._processor)
+        vars(self.processor).update(
+            cache=self.cache, scheduler=self.scheduler, max_batch_tokens=self.cache.max_batch_tokens,
+            offloading_manager=offloading(self.cache, self.scheduler, 0.0, 0.0, None, alone),
+            inputs_and_outputs=self, output_router=self, use_async_batching=False, logit_processor=None,
+            model_runner=Values(maybe_pad_inputs=lambda tokens, read, _: (tokens, read)),
+            _update_tp_group_state=lambda: False,
+        )  # fmt: skip
+        self._texts: dict[int, tuple[int, ...]] = {}  # of a hash: the stamps of its block, after those before
+        self._memory: dict[int, list[int]] = {}
+        self._sent, self._in_step = 0, False
+        self._lanes: list[Lane] = []
+        self._outputs: list[Output] = []
+        self._delivered: dict[str, int] = {}
+
+    def apply(self, command: EngineCommand) -> Outcome:
+        self._lanes, self._outputs = [], []
+        refused = self._carry_out(command)
+        return Done() if refused is None else Refused(refused)
+
+    def close(self) -> None:
+        """Holds nothing outside of this process."""
+
+    def _carry_out(self, command: EngineCommand) -> Reason | None:
+        if self._in_step != isinstance(command, Update):
+            return Reason.WRONG_PHASE  # clients are read between steps
+        match command:
+            case Add():
+                return self._add(command)
+            case Abort(name):
+                if name not in self._known():
+                    return Reason.UNKNOWN_REQUEST
+                self.scheduler.set_request_cancellation(name)
+                self.scheduler.clear_cancelled_requests()
+            case Schedule():
+                if not self.scheduler.has_pending_requests():
+                    return Reason.EMPTY
+                self._stop = command.stop
+                self._in_step = bool(self.processor.prepare_next_batch())
+            case Update():
+                self._in_step = False
+                self.processor.update_batch()
+            case _:
+                return Reason.UNFAITHFUL  # it has no sessions, and forgets its cache when it must
+        return None
+
+    def _known(self) -> dict[str, Any]:
+        return {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
+
+    def _add(self, command: Add) -> Reason | None:
+        longest = prompt_len(command.prompt) + command.tokens + command.max_tokens
+        if not well_formed(command.prompt) or command.tokens < 0 or command.max_tokens < 1:
+            return Reason.BAD_LENGTH
+        if not command.max_tokens < longest <= self.config.max_model_len:  # it has no such bound of its own
+            return Reason.BAD_LENGTH
+        if command.resumable:
+            return Reason.UNFAITHFUL
+        if command.request in self._known():
+            return Reason.REQUEST_EXISTS
+        self._sent += 1
+        tokens = client_tokens(command.prompt, command.tokens, self._sent)
+        self._delivered[command.request] = 0
+        self.scheduler.add_waiting_request(self._of["requests"].RequestState(
+            request_id=command.request, initial_tokens=tokens, streaming=True,
+            max_new_tokens=command.max_tokens, eos_token_id=STOP_TOKEN,
+        ))  # fmt: skip
+        return None
+
+    # -- what the processor takes for its tensors, its model and its clients ------------------------
+
+    def prepare_batch_tensors(self, requests_in_batch: list[Any], **_: Any) -> None:
+        """Runs the batch as well (input_outputs.py, model_runner.py): a stamp in each slot, a token for each
+        request whose prompt is done."""
+        self._batch = requests_in_batch
+        self._tokens: list[int] = []
+        stride = self._pages.block_physical_stride
+        for future in requests_in_batch:
+            state, past, count = future.state, future.state.position_offset, future.query_length
+            name, tokens = state.request_id, tuple(state.tokens_to_process)
+            read: list[list[int]] = [[]]
+            write: list[list[int]] = [[]]
+            self.cache.extend_read_and_write_indices(name, past, count, read, write)
+            text = (state.initial_tokens + state.generated_tokens)[:past]
+            stamp = _stamps(text)[-1] if text else 0
+            for token, index in zip(tokens, write[0]):
+                stamp = chain(stamp, token)
+                self._memory.setdefault(index // stride, [0] * self._size)[index % stride] = stamp
+            state.position_offset += count
+            sampled: tuple[int, ...] = ()
+            if future.has_new_token:
+                sampled = (STOP_TOKEN if name in self._stop else greedy(stamp),)
+                state.tokens_to_process = [-1]
+                self._tokens += sampled
+            row = tuple(self._block(index // stride) for index in read[0][:: self._size])
+            self._lanes.append(Lane(name, past, tokens, 0, sampled, (row,)))
+
+    def prepare_batch_update(self) -> tuple[list[Any], list[int], None]:
+        return self._batch, self._tokens, None
+
+    def deliver_batch(self, outputs: Sequence[Any]) -> None:
+        for output in outputs:
+            name, tokens = output.request_id, output.generated_tokens
+            fresh, self._delivered[name] = tuple(tokens[self._delivered[name] :]), len(tokens)
+            ended = ("stop" if tokens[-1:] == [STOP_TOKEN] else "length") if output.is_finished() else ""
+            self._outputs.append(Output(name, fresh, ended))
+
+    def _hashed(self, parent: int | None, tokens: Sequence[int]) -> int:
+        """The hash of a block: the stamp of its last token."""
+        stamps = _stamps(tokens, parent or 0)
+        self._texts[stamps[-1]] = tuple(stamps)
+        return stamps[-1]
+
+    # -- facts ------------------------------------------------------------------------------------
+
+    def _block(self, raw: int) -> int:
+        """Ours for its number of a block: it has trash before, we have the null block."""
+        return int(raw - 2 * self._pages.blocks_per_sector + 1)
+
+    def view(self) -> BlockFacts:
+        pages, ledger, pool = self._pages, self._pages.ledger, self.cache.pool
+        per = pages.blocks_per_sector
+        free = [leaf for tree in pool._free_blocks[0].trees.values() for leaf in tree]
+        free += [sector * per + at for sector in pool.free_sectors for at in range(per)]
+        free += ledger.cached_blocks  # nobody holds them, and they are taken when blocks run out
+        blocks = range(2 * per, (2 + pool.num_sectors) * per)
+        refs = [0 if raw in free else ledger.shared_ref_counts.get(raw, 1) for raw in blocks]
+        hashes = ledger.block_to_hash.items()
+        requests = {}
+        for name, state in self._known().items():
+            waits = name in self.scheduler.waiting_requests
+            status = ("PREEMPTED" if state._true_initial_tokens else "WAITING") if waits else "RUNNING"
+            table = tuple(map(self._block, pages.block_table.get(name, ())))
+            text = tuple(state.initial_tokens + state.generated_tokens)
+            requests[name] = RequestFact(status, text, state.position_offset, (table,))
+        mapped: dict[int, int] = {}
+        for raw in ledger.hash_to_block.values():
+            mapped[self._block(raw)] = mapped.get(self._block(raw), 0) + 1
+        written = [self._memory.get(raw) for raw in blocks]
+        return BlockFacts(
+            refs=(0, *refs),
+            free=tuple(map(self._block, free)),
+            memory=((-1, ()), *((-1, ()) if slots is None else (0, tuple(slots)) for slots in written)),
+            published=tuple(Published(self._block(raw), 0, self._texts[value]) for raw, value in hashes),
+            mapped=mapped,
+            requests=requests,
+            leftovers=tuple(name for name in pages.block_table if name not in requests),
+            lanes=tuple(self._lanes),
+            outputs=tuple(self._outputs),
+            steps_in_flight=int(self._in_step),
+            results_due=self._in_step,
+            in_step=self._in_step,
+        )
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _stamps(tokens: Sequence[int], stamp: int = 0) -> list[int]:
+    stamps = []
+    for token in tokens:
+        stamp = chain(stamp, token)
+        stamps.append(stamp)
+    return stamps
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    root = Path(sys.argv[1])
+    sys.exit(serve(lambda: PagingDriver(root, sys.argv[2]), root))

@@ -1,0 +1,132 @@
+"""Model runner V2 (vllm/v1/worker/gpu), which servers have by default since 0.29: lengths, tokens and block
+tables stand in tensors that small kernels update.
+
+The release's own `GPUModelRunner` takes requests over, prepares the batch and postprocesses it, kernels
+included (see `triton`). Attention, sampler and drafter are ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from impl.vllm.bare_scheduler import Values, taken
+from impl.vllm.runner import ModelRunner, Ran
+from reference.blocks.commands import STOP_TOKEN
+from reference.blocks.config import EngineConfig
+from reference.blocks.facts import Lane
+
+_HERE = torch.device("cpu")
+_PACKAGE = "vllm.v1.worker.gpu"
+
+
+class ModelRunnerV2(ModelRunner):
+    """One worker. pool: the KVCacheConfig."""
+
+    def __init__(self, config: EngineConfig, overlap: bool, pool: Any) -> None:
+        super().__init__(config, overlap)
+        states, tables, self._batches, runner = (
+            importlib.import_module(f"{_PACKAGE}.{name}")
+            for name in ("states", "block_table", "input_batch", "model_runner")
+        )
+        specs = [group.kv_cache_spec for group in pool.kv_cache_groups]
+        sizes = [spec.block_size for spec in specs]
+        shape: dict[str, Any] = {
+            "max_num_reqs": config.max_seqs, "max_model_len": config.max_model_len, "device": _HERE,
+            "max_num_batched_tokens": config.max_batched_tokens, "vocab_size": 1,
+            "num_speculative_steps": config.drafts, "block_sizes": sizes, "kernel_block_sizes": sizes,
+            "max_num_blocks_per_group": [-(-config.max_model_len // size) for size in sizes],
+            "sliding_window_reach": [getattr(spec, "num_retained_tokens", 0) for spec in specs],
+        }  # fmt: skip
+        self.worker = worker = runner.GPUModelRunner.__new__(runner.GPUModelRunner)
+        worker.req_states = states.RequestState(**taken(states.RequestState.__init__, shape))
+        worker.block_tables = tables.BlockTables(**taken(tables.BlockTables.__init__, shape))
+        worker.input_buffers = self._batches.InputBuffers(config.max_seqs, config.max_batched_tokens, _HERE)
+        # Our tokens are larger than those of a vocabulary.
+        staged, rows = type(worker.req_states.all_token_ids), (config.max_seqs, config.max_model_len)
+        worker.req_states.all_token_ids = staged(rows, dtype=torch.int64, device=_HERE)
+        worker.input_buffers.input_ids = worker.input_buffers.input_ids.long()
+        vars(worker).update(
+            device=_HERE, max_num_reqs=config.max_seqs, decode_query_len=1 + config.drafts, use_pp=False,
+            is_last_pp_rank=False, lora_state=Values(remove_request=_nothing, add_request=_nothing),
+            model_state=Values(
+                remove_request=_nothing, add_request=_nothing, apply_staged_writes=_nothing,
+                postprocess_state=_nothing, num_new_sampled_tokens_per_step=1,
+            ),
+            model_config=Values(), kv_block_zeroer=Values(zero_block_ids=_nothing), kv_caches=self.memory,
+            kv_cache_config=config,
+        )  # fmt: skip
+        vars(worker).update(dict.fromkeys((
+            "pp_handler", "pooling_runner", "encoder_cache", "prompt_logprobs_worker", "sampler",
+            "fast_prefill", "adaptive_verification", "pcp_manager",
+        )))  # fmt: skip
+
+    def run(self, scheduled: Any, accept: Sequence[int], stop: Sequence[str]) -> Ran:
+        worker, states = self.worker, self.worker.req_states
+        worker.finish_requests(scheduled)
+        worker.free_states(scheduled)
+        worker.add_requests(scheduled)
+        worker.update_requests(scheduled)
+        worker.block_tables.apply_staged_writes()
+        for new in scheduled.scheduled_new_reqs:
+            self.put(new.req_id, new.prefill_token_ids)
+        order = list(scheduled.num_scheduled_tokens)
+        if not order:
+            return Ran((), {})
+        gathered, _ = worker.gather_batch_req_state(scheduled, False)
+        padded = Values(num_tokens=scheduled.total_num_scheduled_tokens)
+        batch = worker.prepare_inputs(scheduled, gathered, padded, 0)
+        gathered_tables, _ = worker.prepare_attn(batch)
+        tables = [table.tolist() for table in gathered_tables]
+        counts = worker.block_tables.num_blocks.np
+        starts, inputs, places = (each.tolist() for each in (
+            batch.query_start_loc, batch.input_ids, batch.positions))  # fmt: skip
+        samples = (batch.seq_lens >= states.prefill_len.gpu[batch.idx_mapping]).tolist()
+        lanes: dict[str, Lane] = {}
+        for at, (name, index) in enumerate(zip(batch.req_ids, batch.idx_mapping.tolist())):
+            tokens = inputs[starts[at] : starts[at + 1]]
+            drafts = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
+            agreed = accept[min(order.index(name), len(accept) - 1)] if accept else 0
+            start, own = places[starts[at]], len(tokens) - drafts
+            sampled = self.sampled(self.stamp(name, start, tokens[:own]), tokens[own:], agreed)
+            if not samples[at]:
+                sampled = []
+            elif name in stop:
+                sampled[-1] = STOP_TOKEN
+            rows = tuple(tuple(table[at][: counts[group, index]]) for group, table in enumerate(tables))
+            lanes[name] = Lane(name, start, tuple(tokens), drafts, tuple(sampled), rows)
+        for lane in lanes.values():
+            self.write(lane)
+        self._postprocess(batch, lanes, scheduled)
+        ordered = tuple(lanes[name] for name in order)
+        return Ran(ordered, {lane.request: list(lane.sampled) for lane in ordered})
+
+    def _postprocess(self, batch: Any, lanes: dict[str, Lane], scheduled: Any) -> None:
+        """What sample_tokens does with what the sampler and the drafter say."""
+        states, most = self.worker.req_states, self.config.drafts
+        tokens = torch.zeros(len(lanes), 1 + most, dtype=torch.int64)
+        for row, lane in zip(tokens, lanes.values()):
+            row[: len(lane.sampled)] = torch.tensor(lane.sampled)
+        number = torch.tensor([max(1, len(lane.sampled)) for lane in lanes.values()], dtype=torch.int32)
+        done, rejected = self._batches.get_num_sampled_and_rejected(
+            number, batch.seq_lens, batch.cu_num_logits, batch.idx_mapping, states.prefill_len.gpu
+        )
+        self.worker.postprocess_sampled(batch.idx_mapping, tokens, done, rejected, batch.query_start_loc)
+        for name, lane in lanes.items():
+            self.keep(name, lane.sampled)
+        if most:
+            made = torch.tensor([self.drafts(self.text[name][1], most) for name in lanes])
+            made[:, getattr(scheduled, "num_spec_tokens_to_schedule", most) :] = -1
+            states.draft_tokens[batch.idx_mapping] = made
+
+    def proposed(self, ran: Ran, most: int) -> dict[str, list[int]]:
+        """They stay on the device; the scheduler gets as many placeholders."""
+        del most
+        return {lane.request: [-1] * self.config.drafts for lane in ran.lanes}
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None

@@ -1,0 +1,128 @@
+"""As much of Triton as the small kernels of a worker need that keep lengths, tokens and block tables: a
+program at a time, on the CPU. They are the release's own code; a mask of a scalar access is respected too."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from impl.process.failures import SystemFailed
+
+_programs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []  # which one runs, of how many
+
+
+class _Scalar(int):
+    def to(self, _: Any) -> _Scalar:
+        return self
+
+
+class _Pointer:
+    """A place in an array, or as many as `at` has."""
+
+    def __init__(self, array: Any, at: Any = 0) -> None:
+        self.array, self.at = array, at
+
+    def __add__(self, more: Any) -> _Pointer:
+        return _Pointer(self.array, self.at + more)
+
+    def __sub__(self, less: Any) -> _Pointer:
+        return _Pointer(self.array, self.at - less)
+
+
+class Kernel:
+    """What `triton.jit` makes of a function: called by other kernels, or launched on a grid."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
+        constants.pop("num_warps", None)
+        arguments = [
+            _Pointer(each.view(-1).numpy()) if isinstance(each, torch.Tensor) else each for each in given
+        ]
+        for program in itertools.product(*map(range, grid)):
+            _programs.append((program, grid))
+            try:
+                self._function(*arguments, **constants)
+            except IndexError as error:
+                raise SystemFailed(f"illegal memory access in {self._function.__name__}: {error}") from error
+            finally:
+                _programs.pop()
+
+
+class Triton:
+    """`triton`."""
+
+    @staticmethod
+    def jit(function: Any = None, **_: Any) -> Any:
+        return Kernel if function is None else Kernel(function)
+
+    @staticmethod
+    def cdiv(a: int, b: int) -> int:
+        return -(-a // b)
+
+    @staticmethod
+    def next_power_of_2(number: int) -> int:
+        return int(1 << (number - 1).bit_length())
+
+
+class Language:
+    """`triton.language`."""
+
+    constexpr = int32 = int64 = uint64 = None
+    arange, where, maximum, minimum = np.arange, np.where, np.maximum, np.minimum
+    range = range
+
+    @staticmethod
+    def program_id(axis: int) -> int:
+        return _programs[-1][0][axis]
+
+    @staticmethod
+    def num_programs(axis: int) -> int:
+        return _programs[-1][1][axis]
+
+    @staticmethod
+    def load(pointer: _Pointer, mask: Any = None, other: Any = 0) -> Any:
+        at = pointer.at
+        if not isinstance(at, np.ndarray):
+            return _Scalar(pointer.array[at] if mask is None or mask else other)
+        if mask is None:
+            return pointer.array[at]
+        asked = np.broadcast_to(mask, at.shape)
+        found = np.full(at.shape, other, pointer.array.dtype)
+        found[asked] = pointer.array[at[asked]]
+        return found
+
+    @staticmethod
+    def store(pointer: _Pointer, value: Any, mask: Any = None) -> None:
+        at = pointer.at
+        if mask is None or not isinstance(at, np.ndarray):
+            if mask is None or mask:
+                pointer.array[at] = value
+            return
+        asked = np.broadcast_to(mask, at.shape)
+        pointer.array[at[asked]] = np.broadcast_to(value, at.shape)[asked]
+
+    @staticmethod
+    def pointer_type(_: Any) -> None:
+        """All pointers that are kept in tensors are of int32."""
+
+    @staticmethod
+    def cast(address: int, _: Any) -> _Pointer:
+        return _Pointer(np.ctypeslib.as_array((ctypes.c_int32 * (1 << 24)).from_address(address)))
+
+    @staticmethod
+    def multiple_of(pointer: _Pointer, _: int) -> _Pointer:
+        return pointer

@@ -1,0 +1,259 @@
+"""What notices a mutant: it is put into a process of its own, and its judges are asked until one does.
+
+The code of one function is replaced where it is, so that whoever has imported it runs the mutant. Nothing
+of it is left when the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import hashlib
+import io
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import NamedTuple
+
+import msgspec
+
+from impl.adapter import UnusableImplementation
+from impl.process.worker import end_with_parent
+from stateful_tests.check.campaign import first_violation
+from stateful_tests.check.tiers import Plan
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.mutants.operators import Mutant, files, mutants_of
+from stateful_tests.traces.files import load
+
+ROOT = Path(__file__).parents[2]
+ACCEPTED = Path(__file__).with_name("accepted.json")
+OWN_TREE = "impl.own_tree_engine:make"
+_MEMORY = 4 << 30  # bytes that a mutant may ask for beyond what there is
+
+
+class Area(NamedTuple):
+    """Files that are judged alike. systems: whom random runs drive, in this order; fixtures: those of the
+    named bugs are replayed first; tests: run at last, on whatever nothing else has noticed; without: names of
+    mutants that are none begin so."""
+
+    folder: str
+    systems: tuple[str, ...]
+    tests: tuple[str, ...]
+    fixtures: bool = False
+    without: tuple[str, ...] = ()
+
+
+_TESTS = "stateful_tests/tests"
+# What is counted, and judges nothing.
+_SITUATIONS = tuple(
+    f"reference/clauses/{name}:"
+    for name in ("checks.py _checked", "tree.py grew", "tree.py shrank", "tree_locks.py locked")
+)
+_OF_CLAUSES = tuple(
+    f"{_TESTS}/reference/test_{name}.py"
+    for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
+)
+AREAS = (
+    Area("impl/torch_kv", ("torch",), (f"{_TESTS}/torch_kv",),
+         without=("impl/torch_kv/kernels.py", "impl/torch_kv/lazy.py")),
+    Area("reference/clauses", ("torch", OWN_TREE), _OF_CLAUSES, fixtures=True,
+         without=("reference/clauses/base.py", *_SITUATIONS)),
+    Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),
+    # The vocabulary is everybody's: two systems that share a fault agree.
+    Area("reference", ("torch", OWN_TREE), (f"{_TESTS}/reference",),
+         without=("reference/clauses", "reference/blocks", "reference/commands.py", "reference/geometry.py",
+                  "reference/given.py")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """by: what noticed the mutant: a clause, BROKEN, a fixture, a test, "no answer"; empty: nothing did.
+    where: on what; after: commands of random runs before it."""
+
+    by: str
+    where: str = ""
+    after: int = 0
+    seconds: float = 0.0
+
+
+class NoMutants(Exception):
+    """What was asked for has none, or a file that cannot be used: one line says why."""
+
+
+def area_of(mutant: Mutant) -> Area | None:
+    """How it is judged; none: it is not."""
+    for area in AREAS:
+        if mutant.name.startswith(area.folder) and not mutant.name.startswith(area.without):
+            return area
+    return None
+
+
+def sample(only: tuple[str, ...], size: int | None, seed: int) -> tuple[list[Mutant], int]:
+    """Mutants of `only` (files or folders from the root, or names; all there are), and of how many. Which are
+    drawn, and their order, follow from the seed and their names: what changes elsewhere moves none."""
+    found: dict[str, Mutant] = {}
+    for asked in only or [area.folder for area in AREAS]:
+        folder, _, name = asked.partition(" ")
+        known = [m for path in files(ROOT, folder) for m in _mutants(path) if area_of(m)]
+        wanted = {m.name: m for m in known if not name or m.name == asked}
+        if not wanted:
+            folders = ", ".join(area.folder for area in AREAS)
+            raise NoMutants(f"--only {asked}: it has no mutant; they are in {folders}, from the root")
+        found |= wanted
+    names = sorted(found, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
+    return [found[name] for name in names[:size]], len(found)
+
+
+def _mutants(path: str) -> list[Mutant]:
+    return mutants_of(path, (ROOT / path).read_bytes())
+
+
+def accepted() -> dict[str, str]:
+    """Mutants that nothing need notice, by name, and why. Raises NoMutants."""
+    try:
+        return msgspec.json.decode(ACCEPTED.read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.DecodeError) as error:
+        raise NoMutants(f"{ACCEPTED}: {error}") from error
+
+
+def prepare() -> None:
+    """Load what judges need, so that a process which is forked has it."""
+    for name in dict.fromkeys(system for area in AREAS for system in area.systems):
+        resolve(name)
+    regressions()
+
+
+def judge(plan: Plan, limit_s: float, mutant: Mutant) -> Noticed:
+    """What notices the mutant, in a process that is forked for it."""
+    context = get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_judge, args=(plan, mutant, there))
+    began = time.monotonic()
+    process.start()
+    there.close()
+    try:
+        verdict = here.recv() if here.poll(limit_s) else Noticed("no answer", f"in {limit_s:g} s")
+    except EOFError:
+        verdict = Noticed("no answer", "the process ended")
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+    if isinstance(verdict, Exception):
+        raise verdict
+    return Noticed(verdict.by, verdict.where, verdict.after, round(time.monotonic() - began, 2))
+
+
+def _judge(plan: Plan, mutant: Mutant, answer: Connection) -> None:
+    end_with_parent()
+    there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (there + _MEMORY,) * 2)
+    try:
+        put_in(mutant)
+    except Exception as error:  # that is ours: nobody has noticed anything
+        answer.send(error)
+        return
+    area = area_of(mutant)
+    assert area is not None
+    if area.fixtures:  # what is left to random runs then are false alarms, and those come soon
+        plan = replace(plan, examples={name: -(-runs // 4) for name, runs in plan.examples.items()})
+    runs = [functools.partial(_runs, plan, system) for system in area.systems]
+    tests = functools.partial(_tests, area.tests)
+    judges: list[Callable[[], Noticed | None]]
+    judges = [_fixtures, tests, *runs] if area.fixtures else [*runs, tests]
+    answers = (ask() for ask in judges)
+    answer.send(next(filter(None, answers), Noticed("")))
+
+
+def put_in(mutant: Mutant) -> None:
+    """Whoever has the function runs the mutant from now on, and nobody remembers what it gave before."""
+    found = False
+    file = str(ROOT / mutant.path)
+    source = Path(file).read_bytes()
+    [new] = [c for c in _codes(compile(mutant.applied(source), file, "exec")) if _same(c, mutant)]
+    for thing in gc.get_objects():
+        if type(thing) is functools._lru_cache_wrapper:
+            thing.cache_clear()
+        elif type(thing) is FunctionType and thing.__code__.co_filename == file:
+            if _same(old := thing.__code__, mutant):  # a `super()` may be gone
+                thing.__code__ = new if new.co_freevars else new.replace(co_freevars=old.co_freevars)
+                found = True
+    if not found:
+        raise RuntimeError(f"{mutant.name}: nobody has this function")
+
+
+def _same(code: CodeType, mutant: Mutant) -> bool:
+    return (code.co_qualname, code.co_firstlineno) == (mutant.function, mutant.first)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield inner
+            yield from _codes(inner)
+
+
+# The judges.
+
+
+def _runs(plan: Plan, name: str) -> Noticed | None:
+    """Random runs, as `kvspec check` does them."""
+    try:
+        found = first_violation(resolve(name), plan)
+    except UnusableImplementation as error:
+        return Noticed("BROKEN", f"{name}: {error}")
+    except Exception as error:  # of the reference, a clause or a generator: the check itself comes to an end
+        return Noticed("the check breaks", f"on {name}: {type(error).__name__}: {error}")
+    return found and Noticed(found[0].clause, f"random runs on {name}", found[1])
+
+
+@functools.lru_cache(maxsize=1)
+def regressions() -> list[tuple[str, Trace]]:
+    return [(path.stem, load(path)) for path in sorted((ROOT / "fixtures" / "regressions").glob("*.json"))]
+
+
+def _fixtures() -> Noticed | None:
+    """Each conforms on what is right, and is caught by its clause with its bug."""
+    for name, trace in regressions():
+        for impl in ("torch", f"torch+{trace.bug}") if trace.bug else ("torch",):
+            want = trace.clause if "+" in impl else None
+            try:
+                violation = replay(resolve(impl), trace).violation
+            except Exception as error:
+                return Noticed("the check breaks", f"{name}: {type(error).__name__}: {error}")
+            if (violation.clause if violation else None) != want:
+                found = violation and violation.clause
+                return Noticed("a fixture", f"{name}: {want} expected, {found} found")
+    return None
+
+
+def _tests(paths: tuple[str, ...]) -> Noticed | None:
+    import pytest
+
+    class _First:
+        failed = ""
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.failed:
+                self.failed = self.failed or report.nodeid
+
+        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+            if report.failed:
+                self.failed = self.failed or report.nodeid
+
+    first = _First()
+    os.chdir(ROOT)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths], [first])
+    return Noticed("a test", first.failed) if first.failed else None
+

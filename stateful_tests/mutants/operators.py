@@ -1,0 +1,212 @@
+"""Mutants of a module: comparisons, one more or less, min and max, floor and ceil, dropped statements or
+conditions.
+
+A mutant is an edit of the module's text inside one function. What only words or raises a message is left as
+it is, and so are decorators, defaults and assertions.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+_SWAPPED = {"min": "max", "any": "all", "ceil_page": "floor_page", "ceil": "floor", "larger": "smaller"}
+_SWAPPED |= {b: a for a, b in _SWAPPED.items()}
+_DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Return, ast.Continue, ast.Break)
+_LEFT_ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
+_AROUND = (ast.expr, ast.Assign, ast.AugAssign, ast.Return)  # without which a number says too little
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One edit of a file.
+
+    path: of the file, from the root of the repository. function: in which, such as "RadixTree.evict". first:
+    the line where that begins, as its code has it. start, end: what is replaced by `new`, in bytes. change:
+    in words; with path and function it names the mutant, wherever its line moves.
+    """
+
+    path: str
+    function: str
+    first: int
+    line: int
+    start: int
+    end: int
+    new: str
+    change: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.path} {self.function}: {self.change}"
+
+    def applied(self, source: bytes) -> bytes:
+        return source[: self.start] + self.new.encode() + source[self.end :]
+
+
+def mutants_of(path: str, source: bytes) -> list[Mutant]:
+    """All mutants of a file, in its order."""
+    text = _Text(source)
+    found: list[Mutant] = []
+    for function, name in _functions(ast.parse(source)):
+        known: Counter[str] = Counter()
+        first = min([function.lineno, *(d.lineno for d in function.decorator_list)])
+        for old, new, change in _edits(function, text):
+            start, end = text.span(old)
+            if source[start:end].decode() == new:
+                continue
+            known[change] += 1
+            again = f" (#{known[change]})" if known[change] > 1 else ""
+            found.append(Mutant(path, name, first, old.lineno, start, end, new, change + again))
+    return found
+
+
+class _Text:
+    """Where nodes stand in the bytes of a file."""
+
+    def __init__(self, source: bytes) -> None:
+        self._source = source
+        self._starts = [0]
+        for line in source.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        start, end = self._starts[node.lineno - 1], self._starts[node.end_lineno - 1]
+        return start + node.col_offset, end + node.end_col_offset
+
+    def of(self, node: ast.expr | ast.stmt) -> str:
+        start, end = self.span(node)
+        return " ".join(self._source[start:end].decode().split())
+
+
+def _functions(module: ast.Module) -> Iterator[tuple[_Function, str]]:
+    """Functions and methods; not those that make functions, for these have run when a mutant is put in."""
+    for node in module.body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for function in inside:
+            if isinstance(function, _Function):
+                own = {n.name for n in ast.walk(function) if isinstance(n, _Function)}
+                gives = [n.value for n in ast.walk(function) if isinstance(n, ast.Return)]
+                makes = any(isinstance(value, ast.Name) and value.id in own for value in gives)
+                words = isinstance(function.returns, ast.Name) and function.returns.id == "str"
+                if not makes and not words:
+                    yield function, prefix + function.name
+
+
+def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
+    """(what is replaced, by what, the change in words)."""
+    waiting: list[tuple[ast.AST, ast.AST]] = [(node, function) for node in reversed(function.body)]
+    while waiting:
+        node, above = waiting.pop()
+        if isinstance(node, _LEFT_ALONE):
+            continue
+        if isinstance(node, ast.stmt):
+            yield from _of_statement(node, above, text)
+            parts = [n for n in ast.iter_child_nodes(node) if n is not getattr(node, "annotation", None)]
+        else:
+            parts = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.comprehension):
+            yield from ((test, "True", f"always: if {text.of(test)}") for test in node.ifs)
+        if isinstance(node, ast.expr):
+            where = ""
+            if isinstance(node, ast.Constant) and isinstance(above, _AROUND):
+                where = f" in {text.of(above)}"
+            for new in _of_expression(node):
+                made = ast.unparse(new)
+                loose = isinstance(new, (ast.BoolOp, ast.IfExp)) or (
+                    isinstance(new, ast.Compare) and not isinstance(node, ast.Compare)
+                )
+                made = f"({made})" if loose and isinstance(above, ast.expr) else made
+                yield node, made, f"{text.of(node)} -> {made}{where}"
+        waiting += [(part, node) for part in reversed(parts)]
+
+
+def _of_statement(
+    node: ast.stmt, above: ast.AST, text: _Text
+) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
+    if isinstance(node, (ast.If, ast.While)):
+        kind = "if" if isinstance(node, ast.If) else "while"
+        yield node.test, "False", f"never: {kind} {text.of(node.test)}"
+        if isinstance(node, ast.If):
+            yield node.test, "True", f"always: if {text.of(node.test)}"
+    guarded = isinstance(above, ast.If) and above.body == [node] and not above.orelse  # as "never" above
+    if isinstance(node, _DROPPED) and _says_something(node) and not guarded:
+        yield node, "pass", f"without: {text.of(node)}"
+
+
+def _says_something(node: ast.stmt) -> bool:
+    """Without it names are still bound, and a function gives what it may give."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call)
+    if isinstance(node, ast.Assign):
+        read = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+        bound = [n.id for t in node.targets for n in ast.walk(t)
+                 if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]  # fmt: skip
+        return read.issuperset(bound)
+    return not isinstance(node, ast.Return)
+
+
+def _of_expression(node: ast.expr) -> Iterator[ast.expr]:
+    match node:
+        case ast.Compare(left, operators, others):
+            for at, operator in enumerate(operators):
+                changed = [*operators[:at], _COMPARISONS[type(operator)](), *operators[at + 1 :]]
+                yield ast.Compare(left, changed, others)
+        case ast.BoolOp(operator, values):
+            yield ast.BoolOp(ast.Or() if isinstance(operator, ast.And) else ast.And(), values)
+            for at in range(len(values)):
+                rest = [*values[:at], *values[at + 1 :]]
+                yield rest[0] if len(rest) == 1 else ast.BoolOp(operator, rest)
+        case ast.UnaryOp(ast.Not(), operand):
+            yield operand
+        case ast.UnaryOp(ast.USub(), ast.BinOp(ast.UnaryOp(ast.USub(), left), ast.FloorDiv(), right)):
+            yield ast.BinOp(left, ast.FloorDiv(), right)
+        case ast.BinOp(left, ast.Add(), right):
+            yield ast.BinOp(left, ast.Sub(), right)
+        case ast.BinOp(left, ast.Sub(), right):
+            yield ast.BinOp(left, ast.Add(), right)
+        case ast.BinOp(left, ast.FloorDiv(), right) if not _negative(left):
+            ceiled = ast.BinOp(ast.UnaryOp(ast.USub(), left), ast.FloorDiv(), right)
+            yield ast.UnaryOp(ast.USub(), ceiled)
+        case ast.Constant(bool(value)):
+            yield ast.Constant(not value)
+        case ast.Constant(int(value)):
+            yield ast.Constant(value + 1)
+            if value:
+                yield ast.Constant(value - 1)
+        case ast.IfExp(_, body, orelse):
+            yield body
+            yield orelse
+        case ast.Call(ast.Name(name) | ast.Attribute(attr=name), arguments) if name in _SWAPPED:
+            yield ast.Call(_called(node.func, _SWAPPED[name]), arguments, node.keywords)
+            if len(arguments) == 2 and name in ("min", "max", "larger", "smaller"):
+                yield from arguments
+
+
+def _negative(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+
+
+def _called(function: ast.expr, name: str) -> ast.expr:
+    if isinstance(function, ast.Attribute):
+        return ast.Attribute(function.value, name, ast.Load())
+    return ast.Name(name, ast.Load())
+
+
+def files(root: Path, folder: str) -> list[str]:
+    """The modules below a folder, or the module itself, from the root."""
+    path = Path(os.path.abspath(root / folder))
+    if not path.is_relative_to(root):
+        return []
+    found = [path] if path.suffix == ".py" else sorted(path.rglob("*.py"))
+    return [path.relative_to(root).as_posix() for path in found if path.is_file()]

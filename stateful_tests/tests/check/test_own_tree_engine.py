@@ -1,0 +1,115 @@
+"""A radix tree with rules of its own: the engine conforms, and its faults are named all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from impl.own_tree_engine import OwnTree, OwnTreeEngine, make
+from impl.torch_kv.cursors import RowCursors
+from impl.torch_kv.lazy import Tensor
+from impl.torch_kv.nodes import MatchedPrefix, NodeLock, TreeNode
+from impl.torch_kv.sessions import KVRequest, Slot
+from impl.torch_kv.steps import Verdict
+from reference.commands import Freed, Submit
+from stateful_tests.check import campaign
+from stateful_tests.check.tiers import plan
+
+PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40)
+
+
+def test_it_conforms_though_its_tree_is_another() -> None:
+    result = campaign.run(make(), plan("smoke", presets=["page2", "tight"], machines=["both"], examples=3))
+    assert not result.findings and "tree evicts for room" in str(result.situations)
+
+
+class LetsGoTwice(OwnTree):
+    def let_go_of_swa(self, lock: NodeLock) -> None:
+        had = lock.swa_from
+        super().let_go_of_swa(lock)
+        lock.swa_from = had
+
+
+class PinsAPageLess(OwnTree):
+    def swa_from(self, node: TreeNode) -> int:
+        return min(node.end, super().swa_from(node) + self.page_size)
+
+
+class EvictsWhatIsLocked(OwnTree):
+    def full_candidate(self, node: TreeNode) -> bool:
+        return not node.children
+
+
+class TellsLess(OwnTree):
+    def evict(self, full: int, swa: int) -> Freed:
+        freed = super().evict(full, swa)
+        return Freed(max(0, freed.full - 1), freed.swa)
+
+
+class MatchesLess(OwnTree):
+    def match(self, key: tuple[int, ...]) -> MatchedPrefix:
+        return super().match(key[: -self.page_size])
+
+
+class ForgetsATombstone(OwnTree):
+    def live_from(self, evicted: int, end: int) -> int:
+        return 0
+
+
+class KeepsItsOwnSlots(OwnTreeEngine):
+    def rename(self, requests: Sequence[KVRequest], lengths: list[int], slots: list[Tensor]) -> None:
+        """Rows name what they named."""
+
+
+class TrimsAPageTooMuch(OwnTreeEngine):
+    """Of a later turn: what a first one frees is not told apart from what its tree has taken."""
+
+    def trim_overshoot(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
+        if self.slot_of(requests[0]) is not None:
+            targets = [max(0, target - self.page_size) for target in targets]
+        super().trim_overshoot(requests, targets)
+
+
+class SweepsTooFar(OwnTreeEngine):
+    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
+        return super().sweep_reach(cursors, length + 2 * self.page_size)
+
+
+class ReleasesLessOfASlot(OwnTreeEngine):
+    """Of a slot whose first turn has handed pages over, a page stays."""
+
+    def release_pages(self, holder: KVRequest | Slot) -> None:
+        if isinstance(holder, Slot) and holder.cursors.cache_protected_len:
+            size, cursors = self.page_size, holder.cursors
+            holder.cursors = cursors._replace(kv_allocated_len=cursors.kv_allocated_len - size)
+            self.put(holder, holder.cursors)
+        super().release_pages(holder)
+
+
+class TurnsAwayAndInserts(OwnTreeEngine):
+    """A turn that is turned away takes a row."""
+
+    def submit(self, command: Submit) -> Verdict:
+        verdict = super().submit(command)
+        if verdict is not None and self.store.free_rows:
+            self.store.free_rows.pop()
+        return verdict
+
+
+def _with(tree: type[OwnTree]) -> OwnTreeEngine:
+    return type(tree.__name__, (OwnTreeEngine,), {"tree_class": tree})()
+
+
+@pytest.mark.parametrize(
+    "fault, clause",
+    [
+        (LetsGoTwice, "TREE-6"), (PinsAPageLess, "TREE-6"), (EvictsWhatIsLocked, "TREE-8"),
+        (TellsLess, "TREE-10"), (MatchesLess, "TREE-5"), (ForgetsATombstone, "TREE-2"),
+        (KeepsItsOwnSlots, "TREE-4"), (SweepsTooFar, "SWA-1"), (TrimsAPageTooMuch, "LEN-2"),
+        (ReleasesLessOfASlot, "FREE-1"), (TurnsAwayAndInserts, "OUT-2"),
+    ],
+)  # fmt: skip
+def test_its_faults_are_named(fault: type, clause: str) -> None:
+    found = campaign.first_violation(_with(fault) if issubclass(fault, OwnTree) else fault(), PLAN)
+    assert found is not None and found[0].clause == clause, found

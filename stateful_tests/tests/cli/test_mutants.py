@@ -1,0 +1,124 @@
+"""Mutants: which there are, that one is put in and noticed, and that a small sample has no survivor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ci.cli import run
+from stateful_tests.check.tiers import plan
+from stateful_tests.mutants import judging
+from stateful_tests.mutants.judging import Noticed, accepted, judge, sample
+from stateful_tests.mutants.operators import Mutant, mutants_of
+
+SOURCE = b'''
+def cut(a, b=2):
+    """A docstring."""
+    assert a > 0
+    if a < b and not b:
+        a.drop(min(a, 1))
+        a = a - 1
+    return [-(-x // 2) for x in a if x is not None] if b else f"{a + 1}"
+
+def made(f):
+    def inner(): return f() + 1
+    return inner
+
+class Some:
+    def words(self) -> str:
+        return self.a + self.b
+'''
+CHANGES = """never: if a < b and not b|always: if a < b and not b|a < b and not b -> a < b or not b
+a < b and not b -> not b|a < b and not b -> a < b|a < b -> a <= b|not b -> b
+without: a.drop(min(a, 1))
+min(a, 1) -> max(a, 1)|min(a, 1) -> a|min(a, 1) -> 1|1 -> 2 in min(a, 1)|1 -> 0 in min(a, 1)
+without: a = a - 1|a - 1 -> a + 1|1 -> 2 in a - 1|1 -> 0 in a - 1""".replace("\n", "|").split("|")
+PLAN = plan("smoke", presets=["page2"], machines=["sessions"], examples=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _loaded() -> None:
+    judging.prepare()
+
+
+def named(name: str) -> Mutant:
+    [mutant], _ = sample((name,), None, 0)
+    return mutant
+
+
+def test_mutants_are_made_of_what_is_carried_out_alone() -> None:
+    found = mutants_of("a.py", SOURCE)
+    assert [m.change for m in found][: len(CHANGES)] == CHANGES
+    rest = {m.change for m in found[len(CHANGES) :]}
+    assert {"always: if x is not None", "-(-x // 2) -> x // 2", "x is not None -> x is None"} <= rest
+    assert {m.function for m in found} == {"cut"}
+    for mutant in found:
+        compile(mutant.applied(SOURCE), "a.py", "exec")
+
+
+def test_a_sample_is_the_same_wherever_lines_move() -> None:
+    some, of = sample(("reference/rules",), 10, 3)
+    again, _ = sample(("reference/rules",), 10, 3)
+    other, _ = sample(("reference/rules",), 10, 4)
+    more, _ = sample(("reference/rules",), 11, 3)
+    assert some == again != other and of > 300 and some == more[:10]
+    assert len({m.name for m in sample((), None, 0)[0]}) == sample((), None, 0)[1] > 3_000
+
+
+def test_what_is_accepted_is_there_and_has_a_reason() -> None:
+    every = {m.name for m in sample((), None, 0)[0]}
+    assert [name for name in accepted() if name not in every] == []
+    assert all(reason.endswith(".") for reason in accepted().values())
+
+
+@pytest.mark.parametrize(
+    "name, by",
+    [
+        ("impl/torch_kv/steps.py Steps._lanes: name in self.requests -> name not in self.requests", "OUT-1"),
+        ("reference/cursors.py cut: min(c.kv_committed_len, target) -> c.kv_committed_len", "READ-1"),
+        ("reference/clauses/lifecycle.py _close_happens: session.closing and name not in busy -> "
+         "name not in busy", "a fixture"),
+    ],
+)  # fmt: skip
+def test_a_mutant_is_noticed(name: str, by: str) -> None:
+    assert judge(PLAN, 60, named(name)).by == by
+
+
+def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "_fixtures", lambda: judging.time.sleep(60))
+    name = "reference/clauses/lifecycle.py _close_happens: name not in busy -> name in busy"
+    assert judge(PLAN, 0.2, named(name)).by == "no answer"
+
+
+def test_no_new_one_survives(tmp_path: Path) -> None:
+    """A small sample of fixed seed; the larger one is for the night."""
+    file = tmp_path / "mutants.json"
+    only = ("--only=impl/torch_kv", "--only=reference/rules", "--only=reference/clauses")
+    assert run(["mutants", *only, "--sample", "9", "--seed", "1", "-j", "1", "--json", str(file)]) == 0
+    data = json.loads(file.read_text())
+    assert (data["survived"], len(data["mutants"])) == (0, 9)
+
+
+def test_a_survivor_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(judging, "judge", lambda plan, limit, mutant: Noticed(""))
+    name = "reference/cursors.py cut: min(c.swa_evicted_seqlen, target) -> c.swa_evicted_seqlen"
+    assert run(["mutants", "--only", name, "-j", "1"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("1 of 1 mutants (seed 0, tier smoke): 0 noticed, 0 accepted, 1 survived")
+    assert "  -        min(c.swa_evicted_seqlen, target),\n  +        c.swa_evicted_seqlen,\n" in out
+    assert f"again: kvspec mutants --only '{name}'" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--only", "README.md"], "--only README.md: it has no mutant"),
+        (["--only", "reference/commands.py"], "they are in impl/torch_kv, reference/clauses"),
+        (["--sample", "0"], "--sample"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["mutants", *arguments]) == 2
+    assert says in capsys.readouterr().err

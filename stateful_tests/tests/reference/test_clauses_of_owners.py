@@ -1,0 +1,327 @@
+"""As test_clauses, of sessions, pages, the mapping, what is freed, and locks: a row for each condition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reference.clauses.facts import Owned
+from reference.clauses.step import Step
+from reference.commands import (
+    Abort, Admit, Chunk, Close, Decode, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match, Open, Retract,
+    SpecDecode, Submit, Unlock,
+)  # fmt: skip
+from reference.ledger import ZERO
+from stateful_tests.tests.support.spoilt_facts import (
+    ONE, PLAIN, TREE, also_owned, as_refused, changed, fails, freed_less, holds, is_told, moved, node,
+    one_lost, one_twice, step_of, text,
+)  # fmt: skip
+
+BARE = replace(PLAIN, window=None, swa_pages=0)
+TURN = (Open("s1"), Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)))
+LATER = (*TURN, Finish("r1", 1), Submit("r2", "s1", 2))
+SERVE = (Submit("r3", None, 5), Admit("r3"), Extend((Chunk("r3", 5),)))
+LENT = step_of(PLAIN, *LATER, Admit("r2"), Submit("r3", None, 1))
+AGAIN = step_of(PLAIN, *LATER, Admit("r2"), Admit("r2"))
+RUNS = step_of(PLAIN, *TURN, Decode(("r1",)))
+ENDED = step_of(PLAIN, *TURN, Finish("r1", 1))
+GIVEN_UP = step_of(PLAIN, *LATER, Abort("r2"))
+CLOSING = step_of(PLAIN, *TURN, Retract("r1"), Close("s1"))
+BOTH = step_of(PLAIN, *TURN, *SERVE)
+AHEAD = SpecDecode((Draft("r1", 8, 5),))
+CUT = step_of(PLAIN, *TURN, AHEAD, Finish("r1", 2))
+SWEPT = (*TURN, AHEAD, EvictSwa("r1", 12))  # up to 8
+CUT_BELOW = step_of(PLAIN, *SWEPT, Finish("r1", 2))
+RETRIED = step_of(PLAIN, *TURN, Decode(("r1",)), Decode(("r1",)), Retract("r1", 1), Admit("r1"))
+RESTARTED = step_of(PLAIN, *SWEPT, Finish("r1", 2), Submit("r2", "s1", 2), Admit("r2"))
+
+
+def has(step: Step, what: str, name: str, *, before: bool = False, **parts: Any) -> Step:
+    """The step with other facts of one session or request."""
+    return changed(step, before=before, **{what: lambda known: known | {name: known[name]._replace(**parts)}})
+
+
+def _stay(step: Step, pool: str) -> Iterator[Owned]:
+    """Pages of rows that are where they were."""
+    before, after = step.before.pools[pool].owned, step.after.pools[pool].owned
+    return (o for o in before if o in after and not o.holder.startswith("tree "))
+
+
+def freed_more(step: Step, pool: str) -> Step:
+    """A page that the step left where it was is free."""
+
+    def change(pools: dict) -> dict:
+        now = pools[pool]
+        page = next(_stay(step, pool))
+        kept = [o for o in now.owned if o != page]
+        return pools | {pool: now._replace(free=[*now.free, page.page], owned=kept)}
+
+    return changed(step, pools=change)
+
+
+def free_pages(step: Step, *pages: int, pool: str = "full") -> Step:
+    """The free list with other pages at its end."""
+    free = step.after.pools[pool].free
+    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[: -len(pages)], *pages])})
+
+
+def without(step: Step, pool: str, page: int) -> Step:
+    """Nobody has the page, and it is not free."""
+
+    def change(pools: dict) -> dict:
+        now = pools[pool]
+        free, owned = [p for p in now.free if p != page], [o for o in now.owned if o.page != page]
+        return pools | {pool: now._replace(free=free, owned=owned)}
+
+    return changed(step, pools=change)
+
+
+def slot(step: Step, **cursors: int) -> Step:
+    return changed(step, sessions=moved("s1", **cursors))
+
+
+def ends_at(step: Step, name: str, length: int, **more: int) -> Step:
+    """The request and its session's slot have these cursors."""
+    ends = dict.fromkeys(("kv_committed_len", "kv_allocated_len"), length) | more
+    return slot(changed(step, requests=moved(name, **ends)), **ends)
+
+
+CASES = [
+    # Cuts.
+    fails("LEN-2", "C", slot(CUT, kv_committed_len=8), "target 7"),
+    fails("LEN-2", "A", slot(CUT, kv_allocated_len=8), "target 7"),
+    fails("LEN-2", "E", slot(CUT, swa_evicted_seqlen=2), "swa_evicted_seqlen 2"),
+    fails("LEN-2", "R", slot(CUT, cache_protected_len=2), "cache_protected_len 2"),
+    fails("LEN-2", "stops at a page", slot(CUT, kv_committed_len=6, kv_allocated_len=6), "target 7"),
+    fails("LEN-2", "stops at a page, no window", slot(
+        step_of(BARE, *TURN, AHEAD, Finish("r1", 2)), kv_committed_len=6, kv_allocated_len=6), "target 7"),
+    fails("LEN-2", "E of a sweep", slot(CUT_BELOW, swa_evicted_seqlen=8), "swa_evicted_seqlen 7"),
+    fails("LEN-2", "stops inside a page", slot(
+        CUT_BELOW, kv_committed_len=5, kv_allocated_len=5, swa_evicted_seqlen=5), "target 7"),
+    holds("LEN-2", "stops at a page, its window lost", slot(
+        CUT_BELOW, kv_committed_len=6, kv_allocated_len=6, swa_evicted_seqlen=6)),
+    holds("LEN-2", "all that counts", CUT),
+    holds("LEN-2", "refused", as_refused(slot(CUT, kv_committed_len=8))),
+    holds("LEN-2", "no slot", has(CUT, "sessions", "s1", slot=None)),
+    holds("LEN-2", "no session", changed(CUT, sessions={})),
+    holds("LEN-2", "an ordinary end", step_of(PLAIN, *TURN, *SERVE, Finish("r3", 1))),
+    # Restores.
+    fails("LEN-3", "the request", has(RETRIED, "requests", "r1", cursors=ZERO), "request and slot both at"),
+    fails("LEN-3", "the slot", slot(RETRIED, kv_allocated_len=7), "prefix 6"),
+    fails("LEN-3", "both less", ends_at(RETRIED, "r1", 5), "prefix 6"),
+    fails("LEN-3", "both more", ends_at(RETRIED, "r1", 7), "prefix 6"),
+    fails("LEN-3", "from R, its window there", ends_at(RETRIED, "r1", 0), "prefix 6"),
+    holds("LEN-3", "at its key", RETRIED),
+    holds("LEN-3", "from R, its window lost", RESTARTED),
+    holds("LEN-3", "at the prefix, its window lost", ends_at(RESTARTED, "r2", 7, swa_evicted_seqlen=7)),
+    fails("LEN-3", "at neither", ends_at(RESTARTED, "r2", 6, swa_evicted_seqlen=6), "prefix 7"),
+    holds("LEN-3", "refused", as_refused(slot(RETRIED, kv_allocated_len=7))),
+    holds("LEN-3", "another command", replace(slot(RETRIED, kv_allocated_len=7), command=Abort("r1"))),
+    holds("LEN-3", "nobody", changed(RETRIED, requests={})),
+    holds("LEN-3", "no slot", has(RETRIED, "sessions", "s1", slot=None)),
+    holds("LEN-3", "no session", changed(RETRIED, sessions={})),
+    holds("LEN-3", "a first turn", step_of(PLAIN, *TURN[:3])),
+    holds("LEN-3", "an ordinary request", step_of(PLAIN, *SERVE[:2])),
+    # Admitted again.
+    fails("SES-3", "something has changed", AGAIN, "the first admission left"),
+    holds("SES-3", "nothing has", replace(AGAIN, unchanged=True)),
+    holds("SES-3", "refused", as_refused(AGAIN)),
+    holds("SES-3", "another command", replace(AGAIN, command=Abort("r2"))),
+    holds("SES-3", "nobody", replace(AGAIN, command=Admit("r9"))),
+    holds("SES-3", "the first time", step_of(PLAIN, *LATER, Admit("r2"))),
+    holds("SES-3", "no slot", step_of(PLAIN, *TURN[:3], Admit("r1"))),
+    holds("SES-3", "an ordinary request", step_of(PLAIN, *SERVE[:2], Admit("r3"))),
+    # A close that waits.
+    fails("SES-4", "for a turn that is gone", changed(CLOSING, requests={}), "s1 is gone"),
+    fails("SES-4", "with a slot", changed(CLOSING, requests={}), "with kv_committed_len 5"),
+    fails("SES-4", "without one", changed(
+        step_of(PLAIN, *TURN, Close("s1")), requests={}), "with no slot"),
+    holds("SES-4", "for its turn", CLOSING),
+    holds("SES-4", "nobody closes", changed(RUNS, requests={})),
+    # Who is there.
+    fails("SES-2", "a request less", changed(RUNS, requests={}), "requests {r1}, not requests {}"),
+    fails("SES-2", "a request more", changed(RUNS, requests=lambda rs: rs | {"r9": rs["r1"]}), "{r1, r9}"),
+    fails("SES-2", "a session less", changed(ENDED, sessions={}), "open sessions {s1}, not open sessions {}"),
+    fails("SES-2", "a session more", changed(ENDED, sessions=lambda ss: ss | {"s9": ss["s1"]}), "{s1, s9}"),
+    fails("SES-2", "closed", has(ENDED, "sessions", "s1", closing=True), "s1 closing: False"),
+    fails("SES-2", "not closed", has(CLOSING, "sessions", "s1", closing=False), "s1 closing: True"),
+    fails("SES-2", "no slot", has(ENDED, "sessions", "s1", slot=None), "slot of s1: kv_committed_len 5"),
+    fails("SES-2", "a slot", has(RUNS, "sessions", "s1", slot=ZERO), "slot of s1: no cursors"),
+    fails("SES-2", "an abort moves it", slot(GIVEN_UP, kv_committed_len=4), "slot of s1 as it was"),
+    fails("SES-2", "a submit moves another's", slot(
+        step_of(PLAIN, *TURN, Finish("r1", 1), Submit("r3", None, 1)), kv_committed_len=4), "as it was"),
+    holds("SES-2", "of a slot that is lent", slot(LENT, kv_committed_len=4)),
+    holds("SES-2", "another command", slot(ENDED, kv_committed_len=4)),
+    holds("SES-2", "not as it should be before", changed(
+        slot(GIVEN_UP, kv_committed_len=4), before=True, sessions=moved("s1", kv_committed_len=4))),
+    holds("SES-2", "nobody before", changed(slot(GIVEN_UP, kv_committed_len=4), before=True, sessions={})),
+    # What the client saw.
+    fails("SES-1", "a token less", has(ENDED, "sessions", "s1", history=()), "history of s1: 6 tokens"),
+    fails("SES-1", "another token", has(
+        ENDED, "sessions", "s1", history=[1, *ENDED.after.sessions["s1"].history[1:]]), "but others"),
+    fails("SES-1", "another's turn", has(RUNS, "requests", "r1", session=None), "r1: session s1"),
+    fails("SES-1", "more input", has(RUNS, "requests", "r1", origin=6), "5 tokens of input"),
+    fails("SES-1", "less text", has(RUNS, "requests", "r1", text=()), "text of r1: 7 tokens"),
+    holds("SES-1", "what it saw", ENDED),
+    holds("SES-1", "what it sees", RUNS),
+    # Rows.
+    fails("OWN-5", "torn", changed(RUNS, torn=("s1 at 2",)), "s1 at 2"),
+    holds("OWN-5", "whole", RUNS),
+    fails("OWN-4", "a row less", changed(RUNS, free_rows=RUNS.after.free_rows[1:]), "3 rows, each"),
+    fails("OWN-4", "a row more", changed(RUNS, free_rows=lambda rows: (*rows, 3)), "3 rows, each"),
+    fails("OWN-4", "held, and free", changed(RUNS, free_rows=lambda rows: (
+        *rows[1:], RUNS.after.holders["s1"].row)), "3 rows, each"),
+    fails("OWN-4", "held twice", changed(BOTH, holders=lambda hs: hs | {
+        "r3": hs["r3"]._replace(row=hs["s1"].row)}), "3 rows, each"),
+    holds("OWN-4", "two hold one each", BOTH),
+    # The mapping.
+    fails("MAP-1", "torn", changed(RUNS, torn_swa=("s1 at 2",)), "s1 at 2"),
+    fails("MAP-1", "two lead to one", changed(RUNS, shared=(7,)), "SWA slots [7] from several"),
+    fails("MAP-2", "no slot", changed(RUNS, unmapped=(("s1", 3), ("s1", 4))), "position 3 of s1"),
+    fails("MAP-3", "leads on", changed(RUNS, swept_mapped=((3, 5), (4, 6))), "2 lead on, one to SWA slot 5"),
+    fails("MAP-4", "leads on", changed(RUNS, unused_mapped=((3, 5),)), "1 lead on, one to SWA slot 5"),
+    *(holds(f"MAP-{number}", "as it should be", RUNS) for number in (1, 2, 3, 4)),
+    # Free lists and owners.
+    fails("OWN-2", "twice", one_twice(RUNS, "full"), "each page once in the full free list"),
+    fails("OWN-2", "twice, SWA", one_twice(RUNS, "swa"), "each page once in the swa free list"),
+    fails("OWN-2", "padding", free_pages(RUNS, 0), "not pages [0]"),
+    fails("OWN-2", "none that is there", free_pages(RUNS, 13), "not pages [13]"),
+    holds("OWN-2", "the first and the last", changed(RUNS, pools=lambda ps: {
+        pool: ps[pool]._replace(free=[1, 12]) for pool in ps})),
+    fails("OWN-1", "twice", also_owned(
+        RUNS, "full", Owned("r9", 0, RUNS.after.pools["full"].owned[0].page)), "belongs to s1 alone"),
+    fails("OWN-1", "free", also_owned(
+        RUNS, "swa", Owned("r9", 1, RUNS.after.pools["swa"].free[0])), "page of r9 at [2, 4) is not free"),
+    holds("OWN-1", "two have some", BOTH),
+    *(fails("OWN-3", f"page {page} of the {pool} pool", without(RUNS, pool, page), f"pages [{page}]")
+      for pool in ("full", "swa") for page in (1, 12)),
+    fails("OWN-3", "one of the free", one_lost(RUNS, "full"), "are neither"),
+    holds("OWN-3", "free or owned", RUNS),
+]  # fmt: skip
+
+
+# What goes back: by name a step, and the pages of the full and of the SWA pool that it frees, by holder.
+IN_TREE = (Insert("h1", text("a4")), Submit("r1", None, 1, 0, text("a4")), Admit("r1"))
+CHUNK = (Submit("r1", None, 0, 0, text("a5")), Admit("r1"), Extend((Chunk("r1", 1),)))
+FULL_TREE = replace(TREE, full_pages=4, swa_pages=4)
+TAIL, ALL = {"s1": [4, 5, 6]}, {"s1": [0, 1, 2]}
+FREEING: dict[str, tuple[Step, dict[str, list[int]], dict[str, list[int]]]] = {
+    "finish": (CUT, TAIL, TAIL),
+    "a finish behind the sweep": (
+        step_of(PLAIN, *TURN, AHEAD, EvictSwa("r1", 12), Finish("r1", 1)), {"s1": [3, 4, 5, 6]}, TAIL),
+    "a finish of all": (step_of(PLAIN, *TURN, Decode(("r1",)), Finish("r1", 2)), {}, {}),
+    "retract": (step_of(PLAIN, *TURN, AHEAD, Retract("r1", 1)), {"s1": [5, 6]}, {"s1": [5, 6]}),
+    "admit": (
+        step_of(PLAIN, *TURN, *[Decode(("r1",))] * 2, Retract("r1", 1), Admit("r1")),
+        {"s1": [3]}, {"s1": [3]}),
+    "close": (step_of(PLAIN, *TURN, Finish("r1", 1), Close("s1")), ALL, ALL),
+    "a close of nothing": (step_of(PLAIN, *TURN, Open("s2"), Close("s2")), {}, {}),
+    "a close that waited": (step_of(PLAIN, *TURN, Close("s1"), Finish("r1", 1)), ALL, ALL),
+    "a close that waits": (step_of(PLAIN, *TURN, Close("s1")), {}, {}),
+    "abort": (step_of(PLAIN, *TURN, Abort("r1")), ALL, ALL),
+    "an abort after a retract": (step_of(PLAIN, *TURN, Retract("r1"), Abort("r1")), ALL, ALL),
+    "an abort that closes": (step_of(PLAIN, *LATER, Close("s1"), Abort("r2")), ALL, ALL),
+    "an abort before anything": (step_of(PLAIN, *LATER, Abort("r2")), {}, {}),
+    "an abort of who has nothing": (step_of(PLAIN, *TURN, *SERVE[:1], Abort("r3")), {}, {}),
+    "an ordinary end": (
+        step_of(PLAIN, *TURN, *SERVE, Finish("r3", 1)), {"r3": [0, 1, 2]}, {"r3": [0, 1, 2]}),
+    "an ordinary retract": (
+        step_of(PLAIN, *TURN, *SERVE, Retract("r3")), {"r3": [0, 1, 2]}, {"r3": [0, 1, 2]}),
+    "an ordinary abort": (step_of(PLAIN, *TURN, *SERVE, Abort("r3")), {"r3": [0, 1, 2]}, {"r3": [0, 1, 2]}),
+    "a sweep": (step_of(PLAIN, *TURN, AHEAD, EvictSwa("r1", 10)), {}, ALL),
+    "a second sweep": (
+        step_of(PLAIN, *TURN, AHEAD, EvictSwa("r1", 8), EvictSwa("r1", 12)), {}, {"s1": [2, 3]}),
+    "decode": (RUNS, {}, {}),
+    "evict": (
+        step_of(TREE, Insert("h1", text("b2")), Insert("h2", text("a2")), Evict(2, 0)),
+        {"tree b2": [0]}, {"tree b2": [0]}),
+    "a tombstone": (step_of(TREE, Insert("h1", text("a4")), Evict(0, 2)), {}, {"tree a2": [0]}),
+    "a tombstone recovered": (
+        step_of(TREE, Insert("h1", text("a4")), Evict(0, 2), Insert("h2", text("a4"))), {"tree a2": [0]}, {}),
+    "a prompt in the tree": (
+        step_of(TREE, *CHUNK, Insert("h1", text("a4")), Extend((Chunk("r1", 4),))), {"r1": [0]}, {"r1": [0]}),
+    "a prompt in the tree, in part": (
+        step_of(TREE, *CHUNK, Insert("h1", text("a2")), Extend((Chunk("r1", 4),))), {"r1": [0]}, {"r1": [0]}),
+    "a prompt taken over": (step_of(TREE, *CHUNK, Extend((Chunk("r1", 4),))), {}, {}),
+    "a finish into the tree": (
+        step_of(TREE, *IN_TREE, Extend((Chunk("r1", 1),)), *[Decode(("r1",))] * 2, Finish("r1", 2)),
+        {"r1": [3]}, {"r1": [3]}),
+    "a close above the tree's": (
+        step_of(
+            TREE, Open("s1"), Submit("r1", "s1", 1, 0, text("a4")), *TURN[2:], Finish("r1", 1), Close("s1")),
+        {"s1": [2]}, {"s1": [2]}),
+    "room": (
+        step_of(FULL_TREE, Insert("h1", text("a6")), Submit("r1", None, 4), Admit("r1"), Extend((
+            Chunk("r1", 4),))), {"tree a6": [2]}, {"tree a6": [2]}),
+}  # fmt: skip
+
+
+def leaked(step: Step, pool: str) -> Step | None:
+    """A page that the step freed is nowhere; none where all are somebody's again."""
+    had = {o.page for o in step.before.pools[pool].owned}
+    page = next((p for p in step.after.pools[pool].free if p in had), None)
+    return None if page is None else without(step, pool, page)
+
+
+@pytest.mark.parametrize("clause, pool", [("FREE-1", "full"), ("FREE-2", "swa")])
+@pytest.mark.parametrize("name", FREEING)
+def test_a_page_more_or_less_is_told(name: str, clause: str, pool: str) -> None:
+    step, *goes = FREEING[name]
+    assert step.owed[pool] == goes[pool == "swa"]
+    is_told(clause, step, None)
+    spoilt = [found] if (found := leaked(step, pool)) is not None else []
+    if any(not holder.startswith("tree ") for holder in step.owed[pool]):
+        spoilt.append(freed_less(step, pool))
+    if any(_stay(step, pool)):
+        spoilt.append(freed_more(step, pool))
+    for wrong in spoilt:
+        is_told(clause, wrong, f"{pool} pages of ")
+        is_told(clause, as_refused(wrong), None)
+
+
+def test_a_model_without_a_window_frees_no_swa_page() -> None:
+    is_told("FREE-2", step_of(BARE, *TURN, AHEAD, Finish("r1", 2)), None)
+
+
+# Locks: of these nodes, in the order of paths, the counters (full, SWA).
+LOCKS: dict[str, tuple[Step, list[tuple[int, int]]]] = {
+    "nobody's": (step_of(TREE, Insert("h1", text("a8"))), [(0, 0), (0, 0)]),
+    "up to a window": (step_of(TREE, Insert("h1", text("a8"), 0, True)), [(1, 0), (1, 1)]),
+    "of two": (step_of(
+        TREE, Insert("h1", text("a4"), 0, True), Insert("h2", text("a4 b2"), 0, True)),
+        [(2, 0), (2, 1), (1, 1)]),
+    "of a request": (step_of(TREE, *IN_TREE), [(1, 0), (1, 1)]),
+    "that a window has left behind": (
+        step_of(TREE, *IN_TREE, Extend((Chunk("r1", 1),)), *[Decode(("r1",))] * 3), [(1, 0), (1, 1)]),
+    "of a session": (step_of(TREE, Open("s1"), Submit("r1", "s1", 0, 0, text("a4")), *TURN[2:3], Extend((
+        Chunk("r1", 4),)), Finish("r1", 1)), [(1, 0), (1, 1)]),
+    "of who was matched again": (step_of(TREE, *IN_TREE, Admit("r1")), [(1, 0), (1, 1)]),
+    "over a node that was split": (step_of(
+        TREE, Insert("h1", text("a8"), 0, True), Match("h2", text("a4"))), [(2, 1), (1, 0), (1, 1)]),
+    "given back": (step_of(TREE, Insert("h1", text("a8"), 0, True), Unlock("h1")), [(0, 0), (0, 0)]),
+    "no window": (step_of(
+        replace(TREE, window=None, swa_pages=0), Insert("h1", text("a8"), 0, True)), [(1, 0)]),
+    "pages of one token": (step_of(
+        ONE, Insert("h1", text("a5")), Match("h2", text("a3"))), [(1, 1), (0, 0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_more_or_less_is_told(name: str) -> None:
+    step, counters = LOCKS[name]
+    assert step.after.tree is not None
+    assert [(n.full_locks, n.swa_locks) for n in step.after.tree.nodes] == counters
+    is_told("TREE-6", step, None)
+    for number, (full, swa) in enumerate(counters):
+        for change in (1, -1):
+            is_told("TREE-6", node(step, number, full_locks=full + change), f"{full} ")
+            if step.config.geometry.window is not None:
+                is_told("TREE-6", node(step, number, swa_locks=swa + change), f"{swa} ")
+
+
+@pytest.mark.parametrize("clause, step, says", CASES)
+def test_a_spoilt_fact_is_told(clause: str, step: Step, says: str | None) -> None:
+    is_told(clause, step, says)

@@ -1,0 +1,153 @@
+"""Steps of the reference, which every clause accepts, with facts that are spoilt by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reference import model
+from reference.clauses import CLAUSES
+from reference.clauses.facts import Facts, NodeFacts, Owned
+from reference.clauses.step import Step
+from reference.commands import Command, Reason, Refused
+from reference.geometry import Geometry
+from reference.prefix_cache import key_of
+from stateful_tests.lockstep.abstraction import facts_of
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.traces.files import prompt_of
+
+TREE = Geometry(2, 2, 12, 12, 3, 16, True)
+ONE = replace(TREE, page_size=1)
+PLAIN = Geometry(2, 2, 12, 12, 3, 16)
+
+
+def step_of(geometry: Geometry, *commands: Command) -> Step:
+    """The last of these commands, on the reference as a system."""
+    system, state = ReferenceSystem(), model.initial(geometry)
+    system.reset(geometry)
+    for command in commands:
+        before, was = facts_of(system.view(), geometry), state
+        state, expected = model.step(was, command)
+        outcome = system.apply(command)
+        after = facts_of(system.view(), geometry)
+    return Step(was.config, command, expected, outcome, was, state, before, after, False)
+
+
+def changed(step: Step, *, before: bool = False, **facts: Any) -> Step:
+    """The step with other facts after it (or before it). A function is given what there is."""
+    side = "before" if before else "after"
+    old: Facts = getattr(step, side)
+    new = {name: value(getattr(old, name)) if callable(value) else value for name, value in facts.items()}
+    return replace(step, **{side: old._replace(**new)})
+
+
+def in_tree(step: Step, *, before: bool = False, **parts: Any) -> Step:
+    """The same for parts of the tree."""
+    old = (step.before if before else step.after).tree
+    assert old is not None
+    new = {name: value(getattr(old, name)) if callable(value) else value for name, value in parts.items()}
+    return changed(step, before=before, tree=old._replace(**new))
+
+
+def node(step: Step, number: int, **parts: Any) -> Step:
+    """The same for one node, in the order of paths."""
+    def change(nodes: Any) -> list[NodeFacts]:
+        return [n._replace(**parts) if i == number else n for i, n in enumerate(nodes)]
+
+    return in_tree(step, nodes=change)
+
+
+def pages(step: Step, pattern: str, *, before: bool = False) -> Step:
+    """The pages of the only path: L live, T a tombstone, - not there."""
+    tree = (step.before if before else step.after).tree
+    assert tree is not None
+    known = sorted(tree.pages.items())
+    made = {path: (slots, mark == "L") for (path, (slots, _)), mark in zip(known, pattern) if mark != "-"}
+    return in_tree(step, before=before, pages=made)
+
+
+def moved(name: str, **cursors: int) -> Callable[[dict], dict]:
+    """Requests or sessions with other cursors of one of them."""
+
+    def change(has: dict) -> dict:
+        field = "slot" if hasattr(has[name], "slot") else "cursors"
+        return has | {name: has[name]._replace(**{field: getattr(has[name], field)._replace(**cursors)})}
+
+    return change
+
+
+def cursors(step: Step, **values: int) -> Step:
+    """The step with other cursors of r1."""
+    return changed(step, requests=moved("r1", **values))
+
+
+def text(letters: str) -> Any:
+    return prompt_of(letters)
+
+
+def path(letters: str) -> tuple[int, ...]:
+    return key_of(prompt_of(letters))
+
+
+def fails(clause: str, what: str, step: Step, says: str) -> Any:
+    return pytest.param(clause, step, says, id=f"{clause}: {what}")
+
+
+def holds(clause: str, what: str, step: Step) -> Any:
+    return pytest.param(clause, step, None, id=f"{clause} holds: {what}")
+
+
+def as_refused(step: Step) -> Step:
+    """The step as one that was refused."""
+    return replace(step, outcome=Refused(Reason.OUT_OF_FULL))
+
+
+def freed_less(step: Step, pool: str) -> Step:
+    """A page that the step freed is still owned."""
+
+    def change(pools: dict) -> dict:
+        was, now = step.before.pools[pool], pools[pool]
+        page = next(o for o in was.owned if o.page in now.free)
+        rest = [p for p in now.free if p != page.page]
+        return pools | {pool: now._replace(free=rest, owned=[*now.owned, page])}
+
+    return changed(step, pools=change)
+
+
+def also_owned(step: Step, pool: str, owned: Owned) -> Step:
+    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(owned=[*ps[pool].owned, owned])})
+
+
+def one_lost(step: Step, pool: str) -> Step:
+    """A free page is nowhere."""
+    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=ps[pool].free[1:])})
+
+
+def one_twice(step: Step, pool: str) -> Step:
+    """A free page is nowhere, another there twice."""
+    free = step.after.pools[pool].free
+    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[1:], free[-1]])})
+
+
+def reads(step: Step, name: str, **reads: Any) -> Step:
+    return changed(step, holders=lambda hs: hs | {name: hs[name]._replace(**reads)})
+
+
+def is_told(clause: str, step: Step, says: str | None) -> None:
+    """The clause holds (says None), or fails and says so; a state clause by the end of the step alone."""
+    failure = CLAUSES[clause].check(step)
+    if says is None:
+        assert failure is None
+    else:
+        assert failure is not None and says in ", not ".join(failure)
+    if CLAUSES[clause].about == "state":
+        assert CLAUSES[clause].check(end_of(step)) == failure, "it reads the end of the step alone"
+
+
+def end_of(step: Step) -> Step:
+    """The step without what only a clause about steps may read."""
+    way: Any = dict.fromkeys(("command", "expected", "outcome", "was", "before"))
+    return replace(step, **way)

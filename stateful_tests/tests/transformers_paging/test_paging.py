@@ -1,0 +1,82 @@
+"""transformers' own scheduler and paged cache, where its files can be had."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from reference.blocks.commands import Add, More, Schedule, Update
+from reference.blocks.config import EngineConfig, LayerGroup, engine_preset
+from reference.commands import Abort, Done, Mode, Piece, Reason, Refused
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.paging_faults import PAGING_FAULTS, VERSION
+from stateful_tests.traces import files as traces
+
+FIXTURES = Path(__file__).parents[3] / "fixtures" / "releases"
+
+
+@pytest.fixture(scope="module")
+def system():
+    try:
+        made = resolve(f"transformers=={VERSION}")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+def outcomes(system, *commands, config=None):
+    run = replay(system, Trace(config or engine_preset("full"), Mode.FAITHFUL, commands))
+    assert run.violation is None
+    return run
+
+
+def test_a_second_request_goes_on_behind_the_blocks_of_the_first(system):
+    step = Schedule(), Update()
+    first, second = Add("r1", 2, 0, (Piece("a", 5),)), Add("r2", 3, 0, (Piece("a", 5),))
+    run = outcomes(system, first, *step, *step, second, *step, *step, *step)
+    assert {type(row.outcome) for row in run.rows} == {Done}
+    assert "r1 computes [0, 5); samples 1" in run.rows[1].tree
+    assert "r2 computes [4, 5); samples 1" in run.rows[6].tree
+    assert "r2 gets 1 token and ends: length" in run.rows[-1].tree
+
+
+def test_clients_are_read_between_steps_and_sessions_are_not_there(system):
+    more = More("r1", 1, 1)
+    run = outcomes(system, Add("r1", 2, 3), more, Schedule(stop=("r1",)), Abort("r1"), Schedule(), Update())
+    assert run.rows[1].outcome == Refused(Reason.UNFAITHFUL)
+    assert [row.outcome for row in run.rows[3:5]] == [Refused(Reason.WRONG_PHASE)] * 2
+    assert "r1 gets 1 token and ends: stop" in run.rows[-1].tree
+
+
+def test_what_it_does_not_drive_is_one_line(system):
+    with pytest.raises(UnusableImplementation, match="one group, without a window"):
+        system.reset(engine_preset("window"))
+    with pytest.raises(UnusableImplementation, match=r"4\.50\.0: there is no .*cache_allocators"):
+        resolve("transformers==4.50.0")
+
+
+def test_a_request_that_finds_no_blocks_starts_again_with_what_it_has(system):
+    config = EngineConfig((LayerGroup(1),), 6, 6, 6, max_seqs=2, caching=False)
+    step = Schedule(), Update()
+    run = outcomes(system, Add("r1", 4, 2), Add("r2", 4, 2), *step * 12, config=config)
+    assert any("PREEMPTED" in line for row in run.rows for line in row.tree)
+    assert sum("ends: length" in line for row in run.rows for line in row.tree) == 2
+
+
+def test_an_abort_leaves_new_requests_blocked(system):
+    [path] = FIXTURES.glob("transformers-*/*.json")
+    assert replay(system, traces.load(path)).violation.clause == "RUN-4"
+
+
+def test_each_fault_is_seen_first_by_its_clause_and_the_release_conforms(system):
+    command = [sys.executable, "-m", "stateful_tests.tests.support.paging_faults"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(done.stdout) == {"": "", **{name: fault[0] for name, fault in PAGING_FAULTS.items()}}
