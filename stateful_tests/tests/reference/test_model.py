@@ -298,6 +298,8 @@ def test_choices_are_followed_within_their_bounds() -> None:
     assert running(further) == Cursors(21, 28, 0, 0)
     with pytest.raises(ChoiceNotAllowed):
         step(state, SpecDecode((Draft("r1", 2, 1),)), [Choice("r1", kv_allocated_len=21)])
+    with pytest.raises(ChoiceNotAllowed):
+        step(state, Decode(("r1",)), [Choice("r1", kv_allocated_len=28)])
 
 
 def test_a_prefill_may_be_swept_after_its_forward_pass() -> None:
