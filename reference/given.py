@@ -1,39 +1,15 @@
 """What is told of a server from outside, where no command says it: state changes that a watched log dictates.
 
-Commands are symbolic and begin with the empty state. A log of a real server has token ids, may begin in the
-middle, and shows steps that are half done: slots taken ahead of a round whose result is still to come, an
-admission whose prefix a tree of unknown content gave. Nothing here judges; that is up to whoever calls.
+Commands are symbolic and begin with the empty state. A log of a real server may begin in the middle, and
+shows steps that are half done: slots taken ahead of a round whose result is still to come, an admission whose
+prefix a tree of unknown content gave. No tree is kept here. Nothing judges; that is up to whoever calls.
 """
 
 from __future__ import annotations
 
-from reference import tree as radix
-from reference.commands import POSITION_BITS
 from reference.cursors import cut
-from reference.ledger import Cursors, Phase, Request, State, Text, text_cut, text_tokens
-from reference.prefix_cache import unlocked
+from reference.ledger import Cursors, Phase, Request, State, Text, text_cut
 from reference.rules.sessions import end_turn
-
-VOCABULARY = (
-    1 << 21
-)  # serial of token id 0 of a real vocabulary: above all others, so that nothing is mixed up
-
-
-def ids_text(ids: list[int]) -> Text:
-    """Real token ids as a text: two texts agree in a prefix exactly where their ids do."""
-    return tuple((VOCABULARY + token, end) for end, token in enumerate(ids, 1))
-
-
-def ids_key(ids: list[int]) -> radix.Key:
-    """The same as a key of the radix tree."""
-    return tuple((VOCABULARY + token) << POSITION_BITS | at for at, token in enumerate(ids))
-
-
-def with_text(state: State, name: str, ids: list[int]) -> State:
-    """The input of a request, and as many of its outputs as are known, by their token ids."""
-    request = state.request(name)
-    assert request is not None
-    return state.with_request(request._replace(history=ids_text(ids)))
 
 
 def with_cursors(state: State, name: str, cursors: Cursors) -> State:
@@ -50,25 +26,6 @@ def with_slot(state: State, session: str, cursors: Cursors | None) -> State:
     return state.with_session(found._replace(slot=cursors))
 
 
-def protected(state: State, name: str, length: int) -> State:
-    """So much of a request's text is the tree's from now on, under its lock."""
-    request = state.request(name)
-    assert request is not None and request.cursors is not None
-    if state.tree is not None:
-        key = tuple(text_tokens(request.text, length))
-        tree = radix.lock(radix.unlock(state.tree, request.holder), request.holder, key)
-        state = state._replace(tree=tree)
-    return state.with_request(request._replace(cursors=request.cursors._replace(cache_protected_len=length)))
-
-
-def matched(state: State, name: str, length: int) -> State:
-    """An admitted request has been given a prefix of this length by the tree."""
-    request = state.request(name)
-    assert request is not None and request.cursors is not None
-    state = state.with_request(request._replace(cursors=Cursors(length, length, 0, length)))
-    return protected(state, name, length)
-
-
 def retracted_before_first_result(state: State, name: str) -> State:
     """A retract of a request whose only output is in flight: it waits again with no output at all.
 
@@ -79,8 +36,6 @@ def retracted_before_first_result(state: State, name: str) -> State:
     session = state.session(request.session)
     if session is not None:
         state = state.with_session(session._replace(slot=cut(request.cursors, request.origin)))
-    else:
-        state = unlocked(state, request.name)
     return state.with_request(request._replace(phase=Phase.QUEUED, output=0, known=(0, 0), cursors=None))
 
 
@@ -90,7 +45,7 @@ def finished_without_output(state: State, name: str) -> State:
     assert request is not None and request.cursors is not None
     state, session = state.without_request(name), state.session(request.session)
     if session is None:
-        return unlocked(state, name)
+        return state
     history, slot = text_cut(request.text, request.origin), cut(request.cursors, request.origin)
     return end_turn(state, session._replace(history=history, slot=slot))
 

@@ -16,7 +16,7 @@ from stateful_tests.traces.schema import MAX_STEPS
 from stateful_tests.watched import deviations as known
 from stateful_tests.watched import events as log
 from stateful_tests.watched.judging import Shown, Verdict, verdict
-from stateful_tests.watched.pages import PageJudge
+from stateful_tests.watched.pages import PageJudge, TextJudge
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import LogParting, Validated
 
@@ -41,7 +41,12 @@ class Beside:
         self.result = Validated()
         self._line = Line("", 0, log.CloseAsked(""))
         self._sweeps: dict[str, Choice] = {}  # of sweeps before the extend that they belong to
-        self._matched: dict[str, int] = {}  # prefix that the tree offered a request, at its last admission
+        self._matched: dict[str, int] = {}  # prefix that a request was given when it was last looked at
+        self._launched: Counter[str] = Counter()  # verify rounds of a request whose results are to come
+        self._lanes = 0  # of a round that was prepared since the last step
+        self._closing: dict[str, bool] = {}  # sessions that are to be closed; True: not at once
+        self._busy: dict[str, str] = {}  # sessions whose turn was aborted in the queue: a known fault
+        self._times_out: set[str] = set()  # sessions that may close by themselves
         self._outside: dict[str, None] = {}  # retracted, and not queued again yet
         self._retracts: Counter[str] = Counter()
         self._orphans: dict[str, str] = {}  # request -> session whose turn it was, and whose text it still is
@@ -51,8 +56,8 @@ class Beside:
         self._conforms = True
         self._kept: dict[str, Text] = {}  # sessions' texts with a turn that was retracted, then aborted
         self._blind = False  # no state follows from what the server did; a snapshot may come
-        self._number = 0  # of the last step
-        self._pages, self._locked = PageJudge(self.geometry), 0
+        self._number: int | None = 0  # of the last step; None before the first of a log that begins later
+        self._pages, self._texts, self._locked = PageJudge(self.geometry), TextJudge(), 0
         self._off: Counter[str] = Counter()  # counts that differ already, and were told
 
     def trace(self) -> Trace | None:

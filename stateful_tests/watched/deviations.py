@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from impl.sglang.server.clients import Config
 from reference.commands import Command, Finish, Retract
 from reference.ledger import Cursors, Request, Session, State, text_cut
 from stateful_tests.watched.events import WatchHeader
@@ -30,8 +31,20 @@ KNOWN = {
     "retract-ends-turn": Deviation(
         (0, 5, 11), (0, 5, 23), "a retract counts as the end of the turn (upstream #40252)",
     ),
+    "queue-abort-keeps-turn": Deviation(
+        (0, 5, 11), (0, 5, 20),
+        "an abort in the queue leaves the session busy: it takes no turn and is never closed (#31765)",
+    ),
     "rejection-ends-turn": Deviation(
         (0, 5, 11), (0, 5, 23), "a rejected second turn clears the mark of the one that runs (#40250)",
+    ),
+    "swept-too-far": Deviation(
+        (0, 5, 18), (0, 5, 22),
+        "a prompt is swept too far before its insert, and row and tree own its pages (fixed in 0.5.23)",
+    ),
+    "parked-chunk": Deviation(
+        (0, 5, 12), (0, 5, 19),
+        "the busy check does not count a request that waits between two chunks while others decode",
     ),
     "rejection-takes-slot": Deviation(
         (0, 5, 22), (0, 5, 23),
@@ -47,9 +60,17 @@ def _has(release: str, name: str) -> str | None:
     return name if KNOWN[name].first <= numbers <= KNOWN[name].last else None
 
 
-def explains_end(release: str, error: str) -> str:
-    """The known fault by which a server ends with this error, "" for none."""
-    return _has(release, "rejection-takes-slot") or "" if "already has a slot" in error else ""
+def explains_end(release: str, error: str, config: Config, parked: bool) -> str:
+    """The known fault by which a server ends with this error, "" for none. parked: a request waited between
+    two chunks."""
+    name, window, page = "", config.window, config.page_size
+    if "already has a slot" in error:
+        name = "rejection-takes-slot"
+    elif "Mem Leak Detected" in error and parked:
+        name = "parked-chunk"
+    elif "Mem Leak Detected" in error and config.tree and window > page and 0 < window % page < page - 1:
+        name = "swept-too-far"
+    return (_has(release, name) or "") if name else ""
 
 
 def explained(header: WatchHeader, command: Command, was: State, now: State, shown: Shown) -> str | None:
@@ -74,6 +95,11 @@ def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | N
     if retracted:
         return _has(header.release, "retract-ends-turn")
     return _has(header.release, "rejection-ends-turn") if rejected else None
+
+
+def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
+    """After an abort in the queue a session is never closed, and may take no turn."""
+    return _has(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
 def without_turn(state: State, session: Session) -> State:

@@ -41,10 +41,11 @@ class _Event(Struct, tag_field="event", forbid_unknown_fields=True):
 
 
 class SessionOpened(_Event, tag="open"):
-    """A streaming session was asked for; done: and opened."""
+    """A streaming session was asked for; done: and opened. times_out: it may close by itself."""
 
     session: str
     done: bool
+    times_out: bool = False
 
 
 class CloseAsked(_Event, tag="close"):
@@ -157,6 +158,7 @@ class SessionState(Struct, forbid_unknown_fields=True):
     closing: bool
     cursors: Cells | None
     ids: list[int] | None = None
+    times_out: bool = False
 
 
 class RequestState(Struct, forbid_unknown_fields=True):

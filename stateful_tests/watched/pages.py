@@ -1,4 +1,4 @@
-"""Level `pages`: rows, free lists, mapping and tree at a step, judged by clauses about states.
+"""Level `pages`: rows, free lists, mapping and tree at a step, judged by clauses about states; token ids.
 
 Contents are not in a log. But what was committed in a row stays where it is: its slots may change only where
 the tree has taken over its pages. So a row that suddenly names others would be read wrong (READ-1).
@@ -19,6 +19,46 @@ from stateful_tests.watched.events import Stepped
 from stateful_tests.watched.judging import Verdict
 
 ASKED = tuple(CLAUSES[name] for name in ("OWN-5", "OWN-4", "MAP-2", "MAP-3", "OWN-2", "OWN-1", "OWN-3"))
+
+
+class TextJudge:
+    """Remembers token ids: of inputs, of outputs as they come, of sessions' histories."""
+
+    def __init__(self) -> None:
+        self.history: dict[str, list[int]] = {}
+        self.inputs: dict[str, list[int]] = {}
+        self._said: dict[str, list[int]] = {}
+
+    def asks(self, request: str, session: str | None, ids: list[int] | None) -> Iterator[Verdict]:
+        """A request comes: its input begins with what its session remembers."""
+        if ids is None:
+            return
+        self.inputs[request] = ids
+        had = self.history.get(session or "", [])
+        if ids[: len(had)] != had:
+            at = next((n for n, (one, two) in enumerate(zip(ids, had)) if one != two), len(ids))
+            yield Verdict("SES-1", f"the history of {session}", f"another token at position {at} of it")
+
+    def says(self, request: str, ids: list[int]) -> None:
+        """Outputs of a result."""
+        if ids:
+            self._said.setdefault(request, []).extend(ids)
+
+    def ends(self, request: str, ids: list[int] | None, goes_on: bool) -> Iterator[Verdict]:
+        """All outputs of a request that gives its row back."""
+        if ids is None:
+            return
+        said = self._said.get(request, [])
+        if ids[: len(said)] != said:
+            yield Verdict("SES-1", f"{request} has said {said[-8:]} up to {len(said)}", f"has {ids[-8:]}")
+        if not goes_on:
+            self._said.pop(request, None)
+
+    def keeps(self, request: str, session: str | None, outputs: list[int] | None, length: int) -> None:
+        """A turn has ended, and its session remembers so much of the text."""
+        text = [*self.inputs.pop(request, []), *(outputs or [])]
+        if session is not None and outputs is not None:
+            self.history[session] = text[:length]
 
 
 class PageJudge:

@@ -13,7 +13,7 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
     found: dict[str, int | bool] = {
         "page_size": page, "tokens": rng.choice((64, 96, 128, 192)) // page * page,
         "running": rng.choice((3, 6)),
-        "chunk": rng.choice((8, 16, 64)) // page * page, "window": rng.choice((0, 0, 4, 8, 12)),
+        "chunk": rng.choice((8, 16, 64)) // page * page, "window": rng.choice((0, 0, 0, 1, 3, 4, 6, 8, 12)),
         "draft": rng.choice((0, 0, 2, 4)), "overlap": rng.random() < 0.5, "tree": rng.random() < 0.7,
         "pressure": rng.random() < 0.7,
     }  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from reference import given
 from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, Decode, Draft, EvictSwa, Extend, Reason, SpecDecode
@@ -24,6 +27,7 @@ class Rounds(Turns):
         if request is None:
             return
         self._interrupts(e.request)
+        self._matched[e.request] = e.prefix
         if session is not None and e.session is None:
             want = f"{e.request} goes on as the turn of {session.name}"
             told = Verdict("SES-2", want, "as a request of nobody's")
@@ -37,7 +41,6 @@ class Rounds(Turns):
                 self._pages.cut(str(request.session), cursors.kv_committed_len)
                 self._do(Admit(e.request), shown=Shown({e.request: cursors}, {str(request.session): cursors}))
             else:
-                self._matched[e.request] = e.prefix
                 offered = e.cursors[3] if self.header.tree and e.cursors[3] <= e.prefix else 0
                 self._untouched(e, Cursors(0, 0, 0, offered))
         elif request.cursors is not None:
@@ -52,10 +55,17 @@ class Rounds(Turns):
     @reads(log.Extended, "admit of those without a slot, extend", "prefix and cursors of each lane")
     def _extend(self, e: log.Extended) -> None:
         shown: dict[str, Cursors] = {}
+        self._prepared(e.lanes)
         for name, prefix, _, cells in e.lanes:
             request = self._request(name)
             if request is None:
                 return
+            offered = self._matched.pop(name, None)
+            if offered != prefix:
+                told = f"{name} goes on at {offered}, as it was admitted"
+                if offered is None:
+                    told = f"refused: {Reason.WRONG_PHASE.value}, as nobody admitted {name}"
+                self._part(None, Verdict("OUT-1", told, f"goes on at {prefix}"))
             if request.phase is Phase.QUEUED:
                 self._do(Admit(name))
                 if self.header.tree:
@@ -73,6 +83,13 @@ class Rounds(Turns):
         phases = [request.phase for name in shown if (request := self.state.request(name))]
         self._reach("a chunked prefill", Phase.EXTENDING in phases)
 
+    def _prepared(self, lanes: Sequence[tuple[Any, ...]]) -> None:
+        """A round of these lanes will be run."""
+        self._lanes, names = len(lanes), {lane[0] for lane in lanes}
+        self.result.parked = any(
+            r.phase is Phase.EXTENDING and r.name not in names for r in self.state.requests
+        )
+
     def _match(self, name: str, prefix: int, got: Cursors) -> None:
         """The tree gave an admitted request its prefix: how much is the tree's choice."""
         protected = got.cache_protected_len
@@ -81,9 +98,7 @@ class Rounds(Turns):
             self._part(
                 None, Verdict("LEN-1", "cache_protected_len of whole pages, in the prefix", str(protected))
             )
-        self.state = given.matched(self.state, name, prefix)
-        if protected != prefix:
-            self.state = given.protected(self.state, name, protected)
+        self.state = given.with_cursors(self.state, name, Cursors(prefix, prefix, 0, protected))
 
     def _with_protected(self, name: str, got: Cursors) -> Cursors:
         """What the server shows; a sweep inside what is the tree's has swept nothing, and moves E alone."""
@@ -128,6 +143,7 @@ class Rounds(Turns):
     @reads(log.Decoded, "decode", "cursors of each lane")
     def _decode(self, e: log.Decoded) -> None:
         self._given_up()
+        self._prepared(e.lanes)
         names = [name for name, _ in e.lanes]
         shown = {name: self._with_protected(name, Cursors(*cells)) for name, cells in e.lanes}
         if all(self._request(name) for name in names):
@@ -136,12 +152,17 @@ class Rounds(Turns):
     @reads(log.Speculated, "", "slots are taken: only kv_allocated_len moves, up and within the row")
     def _speculate(self, e: log.Speculated) -> None:
         self._given_up()
+        self._prepared(e.lanes)
         for name, cells in e.lanes:
             request, got = self._request(name), self._with_protected(name, Cursors(*cells))
             if request is None or request.cursors is None:
                 continue
             mine = (self.state.request(name) or request).cursors
             assert mine is not None
+            self._launched[name] += 1
+            if self._launched[name] > 1 + self.header.overlap:
+                want = f"a result of {name} before its next round"
+                self._part(None, Verdict("OUT-1", want, f"{self._launched[name]} rounds have none"))
             self.result.compared += 1
             ahead = (
                 max(mine.kv_allocated_len, mine.kv_committed_len + 1)
@@ -165,11 +186,14 @@ class Rounds(Turns):
             if draft is not None:
                 drafts.append(draft)
                 shown[name] = Cursors(*cells)
+            else:
+                self._stands(name, Cursors(*cells))
         self._reach("a verify round that accepts several", any(draft.accept > 1 for draft in drafts))
         if drafts:
             self._do(SpecDecode(tuple(drafts)), shown=Shown(shown, {}))
-        for name, outputs, _, _ in e.lanes:
+        for name, outputs, _, new in e.lanes:
             self._outputs(name, outputs)
+            self._texts.says(name, new)
 
     def _accepted(self, name: str, got: Cursors) -> Draft | None:
         """The lane of a verify round whose result moved the commit to what the server shows."""
@@ -180,6 +204,11 @@ class Rounds(Turns):
         accept = got.kv_committed_len - mine.kv_committed_len
         if accept <= 0 or request.phase is not Phase.RUNNING:
             return None
+        self._launched[name] -= 1
+        if self._launched[name] < 0:
+            told = f"no result of {name}: no round of it is in flight"
+            self._part(None, Verdict("OUT-1", told, f"{accept} tokens are accepted"))
+            self._launched[name] = 0
         return Draft(name, max(1, mine.kv_allocated_len - mine.kv_committed_len), accept)
 
     def _catch_up(self, name: str, got: Cursors) -> None:
@@ -191,13 +220,24 @@ class Rounds(Turns):
             moved = mine.cursors._replace(kv_committed_len=got.kv_committed_len)
             self._do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
 
+    def _stands(self, name: str, got: Cursors) -> None:
+        """Nothing has moved this request's cursors since they were told."""
+        got = self._with_protected(name, got)
+        request = self.state.request(name)
+        self.result.compared += 1
+        if request is not None and request.cursors is not None and request.cursors != got:
+            want = f"{name}: {cursors_text(request.cursors)}"
+            self._part(None, Verdict("LEN-4", want, f"shows {cursors_text(got)}"))
+
     def _outputs(self, name: str, outputs: int) -> None:
         """How many outputs the server counts: all, under overlap perhaps without that of a prefill."""
         request = self.state.request(name)
         if request is None or request.phase is not Phase.RUNNING:
             return
         self.result.compared += 1
-        if not request.output - self.header.overlap <= outputs <= request.output:
+        prefill = request.output == 1 or self._retracts[name]  # its result may be to come
+        late = self.header.overlap and bool(prefill or not self.header.speculative)
+        if not request.output - late <= outputs <= request.output:
             told = Verdict("SES-1", f"{name} has {request.output} outputs", f"counts {outputs}")
             self._part(None, told)
 
@@ -208,6 +248,8 @@ class Rounds(Turns):
         if request is None:
             return
         choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
+        if request.cursors is not None:
+            self._stands(e.request, got._replace(swa_evicted_seqlen=request.cursors.swa_evicted_seqlen))
         if request.phase in (Phase.EXTENDING, Phase.RUNNING):
             self._do(EvictSwa(e.request, e.length), choice, shown=Shown({e.request: got}, {}))
         else:

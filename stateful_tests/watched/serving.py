@@ -102,10 +102,10 @@ def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
             (log,) = logs_of([folder])
             validated = Validator(log.header).run(log.lines())
             tail = log.files[-1].read_text().splitlines()[-12:]
-    return JudgedRun(run, outcome, validated, list(_findings(run.release, outcome, validated)), tail)
+    return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)), tail)
 
 
-def _findings(release: str, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
+def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
     ended = validated.ended
     for parting in validated.partings:
         key = f"log {parting.clause} {parting.event}"
@@ -124,7 +124,7 @@ def _findings(release: str, outcome: RunOutcome, validated: Validated) -> Iterat
     if outcome.error:
         where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
         key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
-        known = ended or deviations.explains_end(release, outcome.error)
+        known = ended or deviations.explains_end(run.release, outcome.error, run.config, validated.parked)
         yield ServedFinding("server", key, outcome.error, known)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)

@@ -21,23 +21,41 @@ class Turns(Beside):
     def _open(self, e: log.SessionOpened) -> None:
         if e.done:
             self._do(Open(e.session))
+            self._times_out.update([e.session] if e.times_out else [])
         elif self.state.session(e.session) is None:
             self.result.policy["open"] += 1
 
-    @reads(log.CloseAsked, "", "the session is gone at last (at the end of a run that says so)")
+    @reads(log.CloseAsked, "", "it is closed at once, if no turn is in flight")
     def _close_asked(self, e: log.CloseAsked) -> None:
         session = self.state.session(e.session)
-        self._reach("a close while a turn is in flight", session is not None and session.turn is not None)
+        in_flight = session is not None and session.turn is not None
+        self._reach("a close while a turn is in flight", in_flight)
+        self._closing[e.session] = in_flight
 
-    @reads(log.SessionClosed, "close", "no turn is in flight")
+    @reads(log.SessionClosed, "close", "no turn is in flight; somebody asked for it, or its time is over")
     def _closed(self, e: log.SessionClosed) -> None:
         session = self.state.session(e.session)
+        asked = self._closing.pop(e.session, None) is not None or e.session in self._times_out
+        self._times_out.discard(e.session)
+        if session is not None and not asked:
+            want = f"{e.session} stays open: nobody has closed it, and it has no timeout"
+            self._part(Close(e.session), Verdict("SES-2", want, "closed it"))
         if session is not None and session.turn is not None:
             want = f"{e.session} stays until its turn {session.turn} ends"
             self._orphan(session, Close(e.session), Verdict("SES-2", want, "closed it"), ends=True)
             return
+        self._busy.pop(e.session, None)
         self._do(Close(e.session))
         self._pages.forget(e.session)
+        self._texts.history.pop(e.session, None)
+
+    def _closes_wait(self) -> None:
+        """A close that nothing keeps waiting has happened by the next step."""
+        for name, waits in self._closing.items():
+            if not waits and self.state.session(name) is not None:
+                self._closing[name] = True
+                want = f"{name} is closed: none of its turns is in flight"
+                self._part(Close(name), Verdict("SES-4", want, "it is open"), self._busy.get(name))
 
     @reads(
         log.Submitted, "submit (rejected: submit of a request by itself)", "origin; that a rejection is due"
@@ -47,6 +65,8 @@ class Turns(Beside):
         if e.rejected:
             self._reject(e, session)
             return
+        for found in self._texts.asks(e.request, e.session, e.ids):
+            self._part(None, found)
         command = Submit(e.request, e.session, e.new)
         if session is not None and session.turn is not None:
             want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
@@ -92,7 +112,7 @@ class Turns(Beside):
             told = Verdict(
                 "OUT-1", f"done: no turn of {session.name} is in flight", "refused: turn_in_flight"
             )
-            self._part(Submit(e.request, e.session, e.new), told)
+            self._part(Submit(e.request, e.session, e.new), told, self._busy.get(session.name))
         elif not busy:
             self.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
         else:
@@ -115,7 +135,10 @@ class Turns(Beside):
         assert request is not None
         session = self.state.session(request.session)
         self._interrupts(name)
-        self._rejected.pop(name, None)
+        whose = self.state.session(self._rejected.pop(name, request.session))
+        if whose is not None and whose.turn in (None, name):
+            stays = known.stays_busy(self.header, retracted=request.started)
+            self._busy.update({whose.name: stays} if stays else {})
         self._matched.pop(name, None)
         self._do(Abort(name))
         if session is not None and session.slot is not None and request.started:

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from reference import given, model
+from reference.clauses.step import cursors_text
 from reference.commands import Abort, Finish, Mode, Retract
-from reference.ledger import Cursors, Phase, Request, Session, free, holders, text_cut
+from reference.ledger import Cursors, Phase, Request, Session, free, holders, text_cut, text_len
+from stateful_tests.watched import deviations as known
 from stateful_tests.watched import events as log
 from stateful_tests.watched.judging import Shown, Verdict
 from stateful_tests.watched.reader import Line
@@ -48,10 +50,14 @@ class Validator(Rounds):
             return
         self._interrupts(e.request)
         self._catch_up(e.request, Cursors(*e.before))
+        self._stands(e.request, Cursors(*e.before))
         request = self.state.request(e.request)
         assert request is not None
+        self._launched.pop(e.request, None)
         self._matched.pop(e.request, None)
         self._counts(e)
+        if e.after is not None and e.request in self._rejected:
+            self._kept_rejected(request, e, Cursors(*e.after))
         text = text_cut(request.text, request.origin + min(e.outputs, e.limit or e.outputs))
         if e.reason is not None and (whose := self._orphans.pop(e.request, None)) is not None:
             self.state = given.with_history(self.state, whose, text)
@@ -69,20 +75,38 @@ class Validator(Rounds):
             self._do(Finish(e.request, e.outputs if e.counted is None else e.counted), shown=Shown({}, kept))
         else:
             self._retract(request, e, kept)
+        for found in self._texts.ends(e.request, e.ids, goes_on=e.reason is None):
+            self._part(None, found)
+        session = self.state.session(request.session)
+        if e.reason not in (None, "FINISH_ABORT") and session is not None:
+            self._busy.pop(session.name, None)
+            self._texts.keeps(e.request, session.name, e.ids, text_len(session.history))
         if e.after is None:
             self._pages.forget(request.holder)
         else:
             self._pages.cut(request.holder, e.after[0])
+
+    def _kept_rejected(self, request: Request, e: log.Released, kept: Cursors) -> None:
+        """A request that was rejected has left something in its session."""
+        whose = self._rejected[e.request]
+        want = f"{whose} keeps nothing of {e.request}, which it has rejected"
+        deviation = known.orphaned(self.header, retracted=e.reason is None, rejected=False)
+        self._part(None, Verdict("SES-2", want, f"keeps {cursors_text(kept)}"), deviation)
+        if self.state.session(whose) is not None:
+            self.state = given.with_slot(self.state, whose, kept)
+            text = text_cut(request.text, kept.kv_committed_len)
+            self.state = given.with_history(self.state, whose, text)
 
     def _counts(self, e: log.Released) -> None:
         """Outputs at an end, and how many of them count."""
         if e.reason is not None:
             self._outputs(e.request, e.outputs)
         least = 0 if self.header.speculative else e.outputs  # a verify round may go beyond a stop
+        most = e.outputs if e.limit is None else min(e.outputs, e.limit)
         if e.reason == "FINISH_LENGTH" and e.limit is not None:
-            least = e.limit
-        if e.counted is not None and not least <= e.counted <= e.outputs:
-            told = f"between {least} and {e.outputs} outputs count for {e.request}"
+            least = most = e.limit
+        if e.counted is not None and not least <= e.counted <= most:
+            told = f"between {least} and {most} outputs count for {e.request}"
             self._part(None, Verdict("LEN-2", told, f"counts {e.counted}"))
 
     def _retract(self, request: Request, e: log.Released, kept: dict[str, Cursors | None]) -> None:
@@ -116,11 +140,16 @@ class Validator(Rounds):
     @reads(log.Stepped, "", "counts: free, waiting, open, locked; at level `pages` rows, lists, mapping")
     def _step(self, e: log.Stepped) -> None:
         self._given_up()
+        self._closes_wait()
         self.result.steps += 1
-        if self._number and e.number != self._number + 1:
+        if self._number is not None and e.number != self._number + 1:
             missing = f"steps {self._number + 1} to {e.number - 1} are missing"
             self.result.skipped[missing if e.number > self._number else f"step {e.number} comes again"] += 1
         self._number = e.number
+        if self._lanes != e.batch and self.result.steps > 1:
+            want = f"a batch of {self._lanes}, as the round was prepared"
+            self._part(None, Verdict("OUT-1", want, f"runs one of {e.batch}"))
+        self._lanes = 0
         left, size = free(self.state), self.header.page_size
         waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in self.state.requests)
         swa = left.swa * size if self.geometry.window else 0
@@ -159,6 +188,8 @@ class Validator(Rounds):
     def _begin(self, e: log.Snapshot) -> None:
         """A state of the reference from a server in the middle of its life."""
         state, serial = model.initial(self.geometry, Mode.FAITHFUL), 0
+        self._times_out.clear()
+        self._closing.clear()
         turns: dict[str, Request] = {}
         for r in e.requests:
             serial += 1
@@ -176,11 +207,14 @@ class Validator(Rounds):
             history = ((serial, s.tokens),) if s.tokens else ()
             name = turn.name if turn is not None else None
             state = state.with_session(Session(s.session, history, None if first else slot, name))
+            self._times_out.update([s.session] if s.times_out else [])
+            self._closing.update({s.session: True} if s.closing else {})
+        self._texts.history = {s.session: s.ids for s in e.sessions if s.ids is not None}
         self.state = state._replace(serial=serial)
         self.result.given += len(e.requests) + len(e.sessions)
-        self._outside.clear()
-        self._sweeps.clear()
-        self._blind = False
+        for kept in (self._outside, self._sweeps, self._matched, self._launched):
+            kept.clear()
+        self._blind, self._number = False, None
 
     @reads(log.HookFailed, "", "")
     def _failed(self, e: log.HookFailed) -> None:

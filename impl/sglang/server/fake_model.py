@@ -13,17 +13,18 @@ from typing import Any
 import torch
 
 from impl.sglang.server.clients import Clients
+from impl.sglang.server.reading import row_of
 from impl.sglang.server.whole_scheduler import Misread
-
 
 MOST = 500  # wrong reads that are kept of a run
 
 
 class FakeModel:
-    """The forward pass of one scheduler. misread: wrong reads, each position of a request once."""
+    """The forward pass of one scheduler. draft: tokens of a verify round; misread: wrong reads, each position
+    of a request once."""
 
-    def __init__(self, scheduler: Any, clients: Clients) -> None:
-        self.scheduler, self.clients = scheduler, clients
+    def __init__(self, scheduler: Any, clients: Clients, draft: int) -> None:
+        self.scheduler, self.clients, self.draft = scheduler, clients, draft
         self.allocator = scheduler.token_to_kv_pool_allocator
         self.window: int | None = scheduler.sliding_window_size if scheduler.is_hybrid_swa else None
         self.forwards = 0
@@ -81,8 +82,9 @@ class FakeModel:
             self._write(slots[done : done + tokens], new, start, name)
             done += tokens
         for request, start, tokens in lanes:
-            kv = getattr(request, "kv", None) or request
-            self._read(int(kv.req_pool_idx), start + tokens, request.rid)
+            row = row_of(request)
+            assert row is not None
+            self._read(int(row), start + tokens, request.rid)
         return [self._says(request.rid, start + tokens) for request, start, tokens in lanes]
 
     def decode(self, batch: Any) -> list[int]:

@@ -19,22 +19,24 @@ from typing import IO, Any
 import msgspec
 
 QUEUE = 1 << 16  # events that may wait for the disk; some 50 MB at most at level `lengths`
-PERIOD_S = 0.1  # a killed server loses what is younger than this
+PERIOD_S = 0.25  # a killed server loses what is younger than this
 _ENCODE = msgspec.json.Encoder().encode
+_SNAPSHOT = b'{"event":"snapshot"'
 
 
 class EventLog:
     """One process's log: DIR/kvspec-PID-0001.jsonl, 0002, ... of which the newest `keep` stay.
 
-    wants_snapshot: the next event must be a whole state, as a new file begins or as something was dropped.
+    told: events that came; dropped: of these lost. wants_snapshot: the next event must be a whole state, as a
+    new file begins or as something was dropped.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int, keep: int) -> None:
         self.folder, self.most_bytes, self.keep = folder, most_bytes, keep
         self.header: dict[str, Any] = {}
         self.wants_snapshot = False
-        self.dropped = self.lines = 0
-        self._queue: deque[dict[str, Any]] = deque()
+        self.dropped = self.told = 0
+        self._queue: deque[bytes] = deque()  # encoded at once: that leaves nothing to the garbage collector
         self._file: IO[bytes] | None = None
         self._part = self._size = 0
         self._off = False
@@ -45,14 +47,15 @@ class EventLog:
         atexit.register(self.close)
 
     def put(self, event: dict[str, Any]) -> None:
-        """Have an event written; it must not be changed afterwards."""
+        """Have an event written."""
+        self.told += 1
         if self._off:
             return
         if len(self._queue) >= QUEUE:
             self.dropped += 1
             self.wants_snapshot = True
         else:
-            self._queue.append(event)
+            self._queue.append(_ENCODE(event))
 
     def close(self) -> None:
         """Write what waits."""
@@ -81,23 +84,24 @@ class EventLog:
 
     def _write(self) -> None:
         while self._queue and not self._off:
-            chunk = bytearray()
-            while self._queue and len(chunk) < 1 << 20:
-                event = self._queue.popleft()
-                if event["event"] == "snapshot" and self._size > self.most_bytes:
-                    self._flush(chunk)
-                    chunk = bytearray()
+            lines: list[bytes] = []
+            for _ in range(min(len(self._queue), 4096)):
+                line = self._queue.popleft()
+                if self._size > self.most_bytes and line.startswith(_SNAPSHOT):
+                    self._flush(lines)
+                    lines = []
                     self._next_file()
-                chunk += _ENCODE(event) + b"\n"
-                self.lines += 1
-            self._flush(chunk)
+                lines.append(line)
+            self._flush(lines)
 
-    def _flush(self, chunk: bytearray) -> None:
+    def _flush(self, lines: list[bytes]) -> None:
         if self._file is None:
             self._next_file()
         assert self._file is not None
-        self._file.write(chunk)
-        self._size += len(chunk)
+        left = memoryview(b"".join((b"\n".join(lines), b"\n")) if lines else b"")
+        self._size += len(left)
+        while left:  # a disk that is nearly full takes a part
+            left = left[self._file.write(left) :]
         if self._size > self.most_bytes:
             self.wants_snapshot = True
 

@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from importlib.metadata import version
+from operator import attrgetter
 from typing import Any
+
+Cells = tuple[int, int, int, int]  # C, A, E, R
+# A cursor's names, the newest first. Releases keep them in a record `kv`, or in the request and the slot.
+_CURSORS = (
+    ("kv_committed_len",), ("kv_allocated_len",), ("max_evicted_seqlen", "swa_evicted_seqlen"),
+    ("cache_protected_len",),
+)  # fmt: skip
+# What reads the nodes of a release's tree, in impl.sglang.parts.trees.
+_TREES = {
+    "UnifiedRadixCache": "ComponentTree", "SWARadixCache": "SWARadixTree", "RadixCache": "ReleaseTree",
+}  # fmt: skip
+_READ: dict[type, Callable[[Any], Cells]] = {}  # cursors of a request, of a slot
 
 
 class Reader:
@@ -18,6 +32,13 @@ class Reader:
         self.swa = bool(scheduler.is_hybrid_swa)
         self.shares = not getattr(self.tree, "disable", True)
         self._nodes: Any = None
+        pool, sizes = ("full_available_size", "full_{}_size") if self.swa else ("available_size", "{}_size")
+        self._full_free = getattr(self.allocator, pool)
+        self._swa_free = self.allocator.swa_available_size if self.swa else int
+        if self.shares:
+            self._evictable, self._locked = (
+                getattr(self.tree, sizes.format(kind)) for kind in ("evictable", "protected")
+            )
 
     def header(self) -> dict[str, Any]:
         """What a log says of the server before anything else. Sizes in tokens, rows in rows."""
@@ -33,29 +54,21 @@ class Reader:
             "speculative": not scheduler.spec_algorithm.is_none(),
         }  # fmt: skip
 
-    def free(self) -> dict[str, int]:
-        """Free tokens of each pool, free rows, and tokens that the tree holds."""
-        allocator, tree, swa = self.allocator, self.tree, self.swa
-        counts = {
-            "full": allocator.full_available_size() if swa else allocator.available_size(),
-            "swa": allocator.swa_available_size() if swa else 0,
-            "rows": len(self.rows.free_slots),
-        }
+    def count(self, step: dict[str, Any]) -> None:
+        """Add free tokens of each pool, free rows, and tokens that the tree holds."""
+        step["full"] = self._full_free()
+        step["swa"] = self._swa_free()
+        step["rows"] = len(self.rows.free_slots)
         if self.shares:
-            sized = getattr(tree, "full_evictable_size", None) is not None and swa
-            full = (tree.full_evictable_size, tree.full_protected_size) if sized else (
-                tree.evictable_size, tree.protected_size)  # fmt: skip
-            counts["tree_locked"] = int(full[1]())
-            counts["tree_full"] = int(full[0]()) + counts["tree_locked"]
-            counts["tree_swa"] = int(tree.swa_evictable_size() + tree.swa_protected_size()) if swa else 0
-        return counts
+            locked = step["tree_locked"] = int(self._locked())
+            step["tree_full"] = int(self._evictable()) + locked
+            swa = self.tree.swa_evictable_size() + self.tree.swa_protected_size() if self.swa else 0
+            step["tree_swa"] = int(swa)
 
     # -- a state to begin with ----------------------------------------------------------------------
 
     def snapshot(self, plan: Any, pages: bool) -> dict[str, Any]:
         """Sessions and unfinished requests, as a log that begins here needs them."""
-        from impl.sglang.server.watch import cursors_of, holds, session_of, slot_of
-
         sessions = []
         for name, session in self.scheduler.session_controller.sessions.items():
             if not session.streaming:
@@ -68,7 +81,8 @@ class Reader:
             slot = slot_of(self.tree, name)
             sessions.append({
                 "session": name, "tokens": len(history), "closing": bool(session.close_on_finish),
-                "cursors": None if slot is None else cursors_of(slot), **({"ids": history} if pages else {}),
+                "cursors": None if slot is None else cursors_of(slot),
+                "times_out": session.timeout is not None, **({"ids": history} if pages else {}),
             })  # fmt: skip
         requests: dict[str, dict[str, Any]] = {}
         for request, queued in self._unfinished(plan):
@@ -98,8 +112,6 @@ class Reader:
 
     def view(self, plan: Any) -> dict[str, Any]:
         """Rows by owner, free lists, the mapping of what rows and tree name, and the tree's nodes."""
-        from impl.sglang.server.watch import holds
-
         owners: dict[str, Any] = {}
         slots = getattr(getattr(self.tree, "session", None) or self.tree, "slots", {})
         for name, slot in slots.items():
@@ -128,22 +140,80 @@ class Reader:
         return found
 
     def _row(self, owner: Any) -> list[Any]:
-        from impl.sglang.server.watch import cursors_of
-
-        kv = getattr(owner, "kv", None) or owner
-        cursors = cursors_of(owner)
-        row = int(kv.req_pool_idx)
-        return [row, cursors, self.rows.req_to_token[row, : cursors[1]].tolist()]
+        cursors, row = cursors_of(owner), row_of(owner)
+        assert row is not None
+        return [int(row), cursors, self.rows.req_to_token[row, : cursors[1]].tolist()]
 
     def _tree_nodes(self) -> Any:
         if self._nodes is None:
             trees = importlib.import_module("impl.sglang.parts.trees")
-            in_rust = getattr(self.tree, "_tree_core_backend", "") == "rust"
-            kind = "RustUnifiedTree" if in_rust else "UnifiedTree"
+            tree = getattr(self.tree, "inner", self.tree)
+            kind = _TREES[type(tree).__name__]
+            if getattr(tree, "_tree_core_backend", "") == "rust":
+                kind = "RustUnifiedTree"
             self._nodes = getattr(trees, kind)(
-                self.tree, self.allocator.full_to_swa_index_mapping if self.swa else None)  # fmt: skip
+                tree, self.allocator.full_to_swa_index_mapping if self.swa else None)  # fmt: skip
         return self._nodes
 
 
 def _free(pool: Any) -> list[int]:
     return [int(page) for page in pool.get_all_free_pages().tolist()]
+
+
+def cursors_of(owner: Any) -> Cells:
+    """C, A, E and R of a request or a slot, by the names that its release has."""
+    read = _READ.get(type(owner))
+    if read is None:
+        read = _reader(owner)
+    try:
+        return read(owner)
+    except AttributeError:  # its record is not there before it has a row
+        return owner.kv_committed_len, 0, 0, owner.cache_protected_len
+
+
+def _reader(owner: Any) -> Callable[[Any], Cells]:
+    """What reads the cursors of this kind of owner, remembered once it has all that it reads."""
+    kv = getattr(owner, "kv", None)
+    if hasattr(kv, "component_evicted_seqlens"):
+        return _READ.setdefault(type(owner), _of_components)
+    places = [
+        next((f"kv.{n}" if hasattr(kv, n) else n for n in names if hasattr(kv, n) or hasattr(owner, n)), "?")
+        for names in _CURSORS
+    ]
+    read: Callable[[Any], Cells] = attrgetter(*places)
+    if "?" not in places:
+        _READ[type(owner)] = read
+    return read
+
+
+def _of_components(owner: Any) -> Cells:
+    """As 0.5.23 has them; its own `max_evicted_seqlen` takes as long as all of this."""
+    kv = owner.kv
+    swept = kv.component_evicted_seqlens
+    farthest = max(swept.values()) if swept else 0
+    return kv.kv_committed_len, kv.kv_allocated_len, farthest, kv.cache_protected_len
+
+
+def holds(owner: Any) -> bool:
+    """Whether it has a row."""
+    return row_of(owner) is not None
+
+
+def row_of(owner: Any) -> int | None:
+    """The row of a request or a slot."""
+    kv: Any = getattr(owner, "kv", None)
+    row: int | None = kv.req_pool_idx if hasattr(kv, "req_pool_idx") else owner.req_pool_idx
+    return row
+
+
+def session_of(request: Any) -> str | None:
+    """The streaming session that a request belongs to."""
+    session = request.session
+    return session.session_id if session is not None and session.streaming else None
+
+
+def slot_of(tree: Any, session: str | None) -> Any:
+    """What a session keeps, if it keeps a row."""
+    slots = getattr(getattr(tree, "session", None) or tree, "slots", {})
+    slot = slots.get(session) if session is not None else None
+    return slot if slot is not None and holds(slot) else None

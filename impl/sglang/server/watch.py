@@ -17,16 +17,19 @@ stateful_tests/watched.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
+import pkgutil
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.reading import Reader
+from impl.sglang.server.reading import Reader, cursors_of, holds, session_of, slot_of
 
 FORMAT, VERSION = "kvspec-watch", 1
-Steps = Generator[None, Any, None]  # what a hook does before the function, and after it with its result
+# What a hook does before the function, and after it with its result. A plain method is given the result.
+Steps = Generator[None, Any, None]
 
 
 class Watcher:
@@ -36,13 +39,16 @@ class Watcher:
         self.pages = False
         self.log: EventLog | None = None
         self.reader: Reader | None = None
-        self._early: list[dict[str, Any]] = []  # before the first step, when there is no header yet
+        self._first: list[dict[str, Any]] = []  # before the first step, when there is no header yet
+        self.write: Callable[[dict[str, Any]], None] = self._early
         self._asked: dict[str, int] = {}  # request -> tokens that its client sent
         self._looked_at: dict[str, dict[str, Any]] = {}  # admissions that came to nothing so far
+        self._swept: dict[str, int] = {}  # request -> how far its sweeps were told
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
         self._steps = self._failures = 0
-        self._quiet = True  # nothing has happened since the last step
-        self._on = False
+        self._told = 0  # lines up to the last step
+        self.on = False
+        self.results = True  # are told; without speculation a round has told its result
         if settings is not None:
             self.start(settings)
 
@@ -54,19 +60,17 @@ class Watcher:
             raise ValueError(f"KVSPEC_WATCH_LEVEL: {self.level!r:.40} is neither lengths nor pages")
         self.most_bytes = int(settings.get("KVSPEC_WATCH_MB", "64")) << 20
         self.keep = int(settings.get("KVSPEC_WATCH_FILES", "16"))
-        self.pages, self._on = self.level == "pages", True
+        self.pages, self.on = self.level == "pages", True
 
     # -- events -----------------------------------------------------------------------------------
 
     def put(self, event: str, **fields: Any) -> None:
-        if not self._on:
-            return
-        line = {"event": event, **fields}
-        self._quiet = False
-        if self.log is not None:
-            self.log.put(line)
-        elif len(self._early) < 4096:
-            self._early.append(line)
+        """Have an event written."""
+        self.write({"event": event, **fields})
+
+    def _early(self, line: dict[str, Any]) -> None:
+        if len(self._first) < 4096:
+            self._first.append(line)
 
     def failed(self, where: str, error: Exception) -> None:
         """Note that a hook failed, the first times."""
@@ -76,32 +80,34 @@ class Watcher:
 
     def _begin(self, scheduler: Any) -> None:
         self.reader = Reader(scheduler)
+        self.results = self.pages or not scheduler.spec_algorithm.is_none()
         self.log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
         self.log.header = {
             "format": FORMAT, "version": VERSION, "level": self.level, "process": os.getpid(),
             **self.reader.header(),
         }  # fmt: skip
-        for line in self._early:
-            self.log.put(line)
-        self._early.clear()
+        self.write = self.log.put
+        for line in self._first:
+            self.write(line)
+        self._first.clear()
 
     # -- hooks, in the order of a request's life ----------------------------------------------------
 
-    def open_session(self, _: Any, ask: Any) -> Steps:
-        outcome = yield
+    def open_session(self, outcome: Any, _: Any, ask: Any) -> None:
         if getattr(ask, "streaming", False):
-            self.put("open", session=ask.session_id, done=bool(outcome.success))
+            times_out = getattr(ask, "timeout", None) is not None
+            self.put("open", session=ask.session_id, done=bool(outcome.success), times_out=times_out)
         elif outcome.success:
             self._branching.add(ask.session_id)
 
     def close_session(self, controller: Any, ask: Any) -> Steps:
-        known = ask.session_id in controller.sessions and ask.session_id not in self._branching
-        yield
-        if known:
+        if ask.session_id in controller.sessions and ask.session_id not in self._branching:
             self.put("close", session=ask.session_id)
-
-    def session_gone(self, _: Any, session_id: str) -> Steps:
         yield
+
+    def session_gone(self, _: Any, controller: Any, session_id: str) -> None:
+        if session_id in controller.sessions:
+            return  # a turn is in flight, so it goes later
         if session_id in self._branching:
             self._branching.remove(session_id)
         else:
@@ -126,46 +132,44 @@ class Watcher:
             )  # fmt: skip
         yield
 
-    def admit(self, request: Any, *_: Any, **__: Any) -> Steps:
-        yield
+    def admit(self, _: Any, request: Any, *__: Any, **___: Any) -> None:
         prefix = getattr(request, "prefix_len", None)
         prefix = len(request.prefix_indices) if prefix is None else prefix
-        fields = {"session": session_of(request), "prefix": prefix, "cursors": cursors_of(request)}
+        cursors = cursors_of(request)
+        fields = {"session": session_of(request), "prefix": prefix, "cursors": cursors}
         if self._looked_at.get(request.rid) != fields:  # it waits for room, and is looked at in every round
             self._looked_at[request.rid] = fields
+            self._swept[request.rid] = cursors[2]
             self.put("admit", request=request.rid, **fields)
 
-    def extend(self, batch: Any) -> Steps:
-        yield
+    def extend(self, _: Any, batch: Any) -> None:
         for request in batch.reqs:
             self._looked_at.pop(request.rid, None)
         lanes = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
-        self.put("extend", lanes=[[r.rid, int(p), int(n), cursors_of(r)] for r, p, n in lanes])
+        self.put("extend", lanes=[(r.rid, int(p), int(n), cursors_of(r)) for r, p, n in lanes])
 
-    def decode(self, batch: Any) -> Steps:
-        yield
+    def decode(self, _: Any, batch: Any) -> None:
         event = "decode" if batch.spec_algorithm.is_none() else "spec_decode"
-        self.put(event, lanes=[[r.rid, cursors_of(r)] for r in batch.reqs])
+        self.write({"event": event, "lanes": [(r.rid, cursors_of(r)) for r in batch.reqs]})
 
     def result(self, _: Any, batch: Any, *__: Any) -> Steps:
-        requests = [(r, len(r.output_ids)) for r in batch.reqs] if self.pages or is_spec(batch) else []
+        requests = [(r, len(r.output_ids)) for r in batch.reqs]
         yield
         lanes = [
-            [r.rid, len(r.output_ids), cursors_of(r), list(r.output_ids[had:]) if self.pages else []]
+            (r.rid, len(r.output_ids), cursors_of(r), list(r.output_ids[had:]) if self.pages else [])
             for r, had in requests
             if holds(r)
         ]
         if lanes:
             self.put("result", lanes=lanes)
 
-    def sweep(self, _: Any, request: Any, length: int, *__: Any, **___: Any) -> Steps:
-        before = cursors_of(request)
-        yield
-        after = cursors_of(request)
-        if after[2] != before[2]:
-            self.put("evict_swa", request=request.rid, length=int(length), cursors=after)
+    def sweep(self, _: Any, __: Any, request: Any, length: int, *___: Any, **____: Any) -> None:
+        cursors = cursors_of(request)
+        if self._swept.get(request.rid, 0) != cursors[2]:
+            self._swept[request.rid] = cursors[2]
+            self.put("evict_swa", request=request.rid, length=int(length), cursors=cursors)
 
-    def insert(self, _: Any, request: Any, *__: Any, **___: Any) -> Steps:
+    def insert(self, request: Any, *_: Any, **__: Any) -> Steps:
         before = cursors_of(request)
         yield
         after = cursors_of(request)
@@ -178,6 +182,8 @@ class Watcher:
         outputs, counted = len(request.output_ids), request.finished_len
         tokens = {"ids": list(request.output_ids)} if self.pages else {}
         yield
+        for seen in (self._looked_at, self._swept):
+            seen.pop(request.rid, None)
         keeps = bool(how.get("checkpoint", how.get("is_insert", True)))
         slot = slot_of(tree, session)
         self.put(
@@ -195,68 +201,37 @@ class Watcher:
         if queued:
             self.put("abort", queued=queued)
 
-    def step(self, scheduler: Any, *_: Any, **__: Any) -> Steps:
-        plan = yield
+    def step(self, plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         batch = getattr(plan, "batch_to_run", plan)
-        if not self._on or (batch is None and self._quiet):
-            return  # idle: nothing is noted
         if self.log is None:
+            if batch is None and not self._first:
+                return
             self._begin(scheduler)
+        elif batch is None and self.log.told == self._told:
+            return  # idle: nothing is noted
         assert self.log is not None and self.reader is not None
         self._steps += 1
         if self.log.wants_snapshot:
             self.log.wants_snapshot = False
+            self._looked_at.clear()
             self.put("snapshot", dropped=self.log.dropped, **self.reader.snapshot(plan, self.pages))
-        counts = self.reader.free()
-        view = self.reader.view(plan) if self.pages else {}
-        self.put(
-            "step", number=self._steps, batch=0 if batch is None else len(batch.reqs),
-            queued=len(scheduler.waiting_queue),
-            sessions=len(scheduler.session_controller.sessions) - len(self._branching), **counts, **view,
-        )  # fmt: skip
-        self._quiet = True
+        open_ = len(scheduler.session_controller.sessions) - len(self._branching)
+        line = {
+            "event": "step", "number": self._steps, "batch": 0 if batch is None else len(batch.reqs),
+            "queued": len(scheduler.waiting_queue), "sessions": open_,
+        }  # fmt: skip
+        self.reader.count(line)
+        if self.pages:
+            line.update(self.reader.view(plan))
+        self.write(line)
+        self._told = self.log.told
 
 
-# -- what hooks read of a release -------------------------------------------------------------------
-
-
-def cursors_of(owner: Any) -> list[int]:
-    """C, A, E and R of a request or a slot; of releases that keep them in a record of their own, of that."""
-    kv = getattr(owner, "kv", None) or owner
-    swept = getattr(kv, "max_evicted_seqlen", None)
-    if swept is None:
-        swept = getattr(kv, "swa_evicted_seqlen", 0)
-    return [kv.kv_committed_len, kv.kv_allocated_len, swept, kv.cache_protected_len]
-
-
-def holds(owner: Any) -> bool:
-    """Whether it has a row."""
-    kv = getattr(owner, "kv", None) or owner
-    return kv.req_pool_idx is not None
-
-
-def session_of(request: Any) -> str | None:
-    """The streaming session that a request belongs to."""
-    session = request.session
-    return session.session_id if session is not None and session.streaming else None
-
-
-def slot_of(tree: Any, session: str | None) -> Any:
-    """What a session keeps, if it keeps a row."""
-    slots = getattr(getattr(tree, "session", None) or tree, "slots", {})
-    slot = slots.get(session) if session is not None else None
-    return slot if slot is not None and holds(slot) else None
-
-
-def is_spec(batch: Any) -> bool:
-    return not batch.spec_algorithm.is_none()
-
-
-# Where each hook goes, under sglang.srt; of several that releases know by different names, those that are
-# there.
+# Where each hook goes, under sglang.srt. Of those that releases know by different names some are not there.
 POINTS: tuple[tuple[str, str], ...] = (
     ("session.session_controller.SessionController.open", "open_session"),
     ("session.session_controller.SessionController.close", "close_session"),
+    ("session.session_controller.SessionController._close", "session_gone"),
     ("session.session_controller.Session.create_req", "create_request"),
     ("managers.scheduler.Scheduler._add_request_to_queue", "queue"),
     ("managers.schedule_batch.Req.init_next_round_input", "admit"),
@@ -267,20 +242,29 @@ POINTS: tuple[tuple[str, str], ...] = (
     ("mem_cache.common.release_kv_cache", "release"),
     ("managers.scheduler.Scheduler.abort_request", "abort"),
     ("managers.scheduler.Scheduler.get_next_batch_to_run", "step"),
-    ("mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree", "insert"),
-    ("mem_cache.unified_radix_cache.UnifiedRadixCache.release_session", "session_gone"),
+    ("mem_cache.common.checkpoint_kv_cache", "insert"),
+    ("mem_cache.common.maybe_cache_unfinished_req", "insert"),
 )
 
 
 def around(watcher: Watcher, name: str) -> Callable[..., Any]:
-    """A hook around a function: the watcher's steps before and after, whose failures harm nobody."""
-    steps: Callable[..., Steps] = getattr(watcher, name)
+    """A hook around a function: what the watcher notes before and after, whose failures harm nobody."""
+    note: Callable[..., Any] = getattr(watcher, name)
+    def after(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if watcher.on:
+            try:
+                note(result, *args, **kwargs)
+            except Exception as error:
+                watcher.failed(name, error)
+        return result
 
-    @functools.wraps(steps)
-    def hooked(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def both(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not (watcher.on and (watcher.results or name != "result")):
+            return original(*args, **kwargs)
         noting: Steps | None = None
         try:
-            noting = steps(*args, **kwargs)
+            noting = note(*args, **kwargs)
             next(noting)
         except Exception as error:
             noting = None
@@ -295,15 +279,25 @@ def around(watcher: Watcher, name: str) -> Callable[..., Any]:
                 watcher.failed(name, error)
         return result
 
-    return hooked
+    return functools.wraps(note)(both if inspect.isgeneratorfunction(note) else after)
 
 
 def hook(watcher: Watcher) -> None:
     """Put the watcher's hooks into SGLang's registry."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for target, name in POINTS:
+    there = [(target, name) for target, name in POINTS if _is_there(f"sglang.srt.{target}")]
+    for target, name in there:
         HookRegistry.register(f"sglang.srt.{target}", around(watcher, name), HookType.AROUND)
+    for name in {name for _, name in POINTS} - {name for _, name in there}:
+        watcher.failed(name, LookupError("this release has none of the functions that it belongs to"))
+
+
+def _is_there(target: str) -> bool:
+    try:
+        return callable(pkgutil.resolve_name(target))
+    except (ImportError, AttributeError):
+        return False
 
 
 def register() -> None:

@@ -7,16 +7,19 @@ one set of clients with one configuration, in a process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
 import logging
 import os
+import pkgutil
 import tempfile
 import time
 import traceback
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -125,9 +128,12 @@ _FEED: list[Any] = []
 
 def _doubles() -> None:
     """Sockets, and what has only a CUDA kernel or is forbidden on a CPU."""
+    import torch
     from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
     from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from impl.sglang.parts.doubles import assign_rows, without_kernels
 
     senders = ("send_to_tokenizer", "send_to_detokenizer")
     SchedulerIpcChannels.create = classmethod(
@@ -135,27 +141,20 @@ def _doubles() -> None:
     )
     SchedulerRequestReceiver._pull_raw_reqs = lambda _: _FEED[0]()
     SpeculativeAlgorithm.create_worker = lambda *_: _spec_worker()
-    for module in ("sglang.srt.mem_cache.allocation", "sglang.srt.speculative.spec_utils"):
-        found = importlib.import_module(module)
-        if hasattr(found, "assign_req_to_token_pool_cpu"):
-            setattr(found, "assign_req_to_token_pool_cpu", _assign)  # noqa: B010  (mypy knows no such name)
-    for module, name, double in (
-        ("sglang.srt.arg_groups.speculative_hook", "_disable_overlap_schedule_for_cpu", lambda _: None),
-        ("sglang.srt.managers.overlap_utils", "gather_spec_extras", _gather),
+    without_kernels(importlib.import_module("sglang.srt.mem_cache.allocator.paged"))
+    setattr(torch.Tensor, "record_stream", lambda *_: None)  # noqa: B010  (a CPU has no streams)
+    for target, double in (
+        ("mem_cache.allocation.assign_req_to_token_pool_cpu", assign_rows),
+        ("speculative.spec_utils.assign_req_to_token_pool_cpu", assign_rows),
+        ("arg_groups.speculative_hook._disable_overlap_schedule_for_cpu", lambda _: None),
+        ("managers.overlap_utils.gather_spec_extras", _gather),
+        ("mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup", lambda _: None),
     ):
-        try:
-            found = importlib.import_module(module)
-        except ImportError:
-            continue
-        if hasattr(found, name):
-            setattr(found, name, double)
-
-
-def _assign(rows: Any, table: Any, start: Any, end: Any, slots: Any, _: int) -> None:
-    done = 0
-    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist()):
-        table[row, first:last] = slots[done : done + last - first].to(table.dtype)
-        done += last - first
+        path, _, name = f"sglang.srt.{target}".rpartition(".")
+        with contextlib.suppress(ImportError, AttributeError):  # releases have some of these
+            owner = pkgutil.resolve_name(path)
+            getattr(owner, name)
+            setattr(owner, name, double)
 
 
 def _gather(index: Any, *buffers: Any) -> tuple[Any, ...]:
@@ -165,7 +164,6 @@ def _gather(index: Any, *buffers: Any) -> tuple[Any, ...]:
 def _spec_worker() -> type:
     """An EAGLE v2 worker without a draft model: verify rounds accept as many tokens as the script says."""
     import torch
-    from sglang.srt.managers.scheduler import get_spec
     from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
     from sglang.srt.speculative.eagle_info import EagleDraftInput
 
@@ -175,7 +173,11 @@ def _spec_worker() -> type:
         def __init__(self, *ranks: Any, **named: Any) -> None:
             super().__init__()
             target_worker = named["target_worker"] if "target_worker" in named else ranks[-1]
-            self._target_worker, self._draft_worker, self.model = target_worker, None, None
+            self._target_worker, self.model = target_worker, None
+            self._draft_worker = SimpleNamespace(
+                draft_runner=target_worker.model_runner, draft_runners=(), weight_load_time=0.0,
+                graph_time_usage={}, graph_memory_usage={}, preloaded_weights_bytes=0,
+            )  # fmt: skip
 
         def _nothing(self, *_: Any, **__: Any) -> None:
             pass
@@ -187,13 +189,21 @@ def _spec_worker() -> type:
             return ()
 
         @property
+        def target_worker(self) -> Any:
+            return self._target_worker
+
+        @property
+        def draft_worker(self) -> Any:
+            return self._draft_worker
+
+        @property
         def model_runner(self) -> Any:
             return self._target_worker.model_runner
 
         def forward_batch_generation(self, batch: Any, on_publish: Any = None, *_: Any, **__: Any) -> Any:
             model: Any = self.model
             model.forwards += 1
-            count, draft = len(batch.reqs), get_spec().speculative_num_draft_tokens
+            count, draft = len(batch.reqs), model.draft
             if batch.forward_mode.is_extend():
                 tokens = torch.tensor(model.extend(batch), dtype=torch.int64)
                 newest, lengths, accepted = tokens, batch.seq_lens, {}
@@ -237,7 +247,7 @@ def run(config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str,
     with tempfile.TemporaryDirectory() as folder:
         scheduler = _scheduler(config, model_folder(Path(folder), config.window))
     logging.disable(logging.WARNING)
-    model = FakeModel(scheduler, script)
+    model = FakeModel(scheduler, script, config.draft)
     if config.draft:
         scheduler.draft_worker.model = model
     else:

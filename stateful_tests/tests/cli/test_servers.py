@@ -68,7 +68,7 @@ def test_unusable_input(arguments: list[str], says: str, capsys: pytest.CaptureF
 
 def test_no_such_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["setup-server", "0.4"]) == 2
-    assert "whole servers are there of 0.5.23" in capsys.readouterr().err
+    assert "whole servers are there of 0.5.14" in capsys.readouterr().err
 
 
 def test_serve_check_wants_an_environment(
@@ -86,6 +86,8 @@ def test_serve_check_wants_an_environment(
         (["--set", "page=4"], "FIELD=N with one of page_size"),
         (["--live", "--impatient"], "--live goes neither with"),
         (["--live", "--set", "draft=2"], "--set draft: not"),
+        (["--impl", "sglang==0.5.14", "--set", "draft=2"], "--set draft: not with sglang==0.5.14"),
+        (["--impl", "sglang==0.5.17"], "whole servers are there of 0.5.14, 0.5.18, 0.5.20, 0.5.23"),
         (["--again", "none.json"], "--again none.json"), (["--again", LOG], "--again"),
     ],
 )  # fmt: skip

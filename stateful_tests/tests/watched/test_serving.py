@@ -31,7 +31,7 @@ class Pretends:
         self.runs += 1
         assert job.watch is not None
         lines = LOG.read_text().splitlines(keepends=True)
-        Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[:80]))
+        Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[:240]))
         bad = any(c.session and any(t.tokens >= 3 for t in c.turns[1:]) for c in job.clients)
         return RunOutcome(10, 20, [Misread(7, "c1.2", "full", 4, (11, 4), None)] if bad else [], {})
 
@@ -67,7 +67,8 @@ def test_the_same_seed_gives_the_same_population() -> None:
 def test_a_server_that_broke_has_a_key_without_numbers() -> None:
     one = RunOutcome(1, 1, [], {}, "AssertionError: leak of 3 at srt/mem_cache/common.py:403")
     two = RunOutcome(1, 1, [], {}, "AssertionError: leak of 4 at srt/mem_cache/common.py:403")
-    keys = {f.key for o in (one, two) for f in serving._findings(RELEASE, o, serving.Validated())}
+    run = serving.ServedRun(RELEASE, Config(), (), 1)
+    keys = {f.key for o in (one, two) for f in serving._findings(run, o, serving.Validated())}
     assert len(keys) == 1 and "AssertionError" in keys.pop()
 
 

@@ -1,0 +1,167 @@
+"""The watcher on a release that the driver plays: a log of each run, as a whole scheduler would write it.
+
+The hooks sit where they do in a server, but for the four on methods of the Scheduler itself. Of that class
+nothing is driven here; this module calls their hooks where the driver does what those methods do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from impl.adapter import View
+from impl.sglang.process import worker
+from impl.sglang.process.system import SGLangSystem
+from impl.sglang.server import reading
+from impl.sglang.server.watch import POINTS, Watcher, around
+from impl.vocabulary import RequestPhase
+from reference.commands import Command, Outcome, Retract
+from reference.geometry import Geometry
+
+ONLY_IN_A_SERVER = ("queue", "abort", "result", "step")
+NO_SCHEDULERS = {"Match", "Unlock", "Insert", "Evict", "Account", "CheckBusy", "CheckIdle"}
+
+
+class WatchedRelease(SGLangSystem):
+    """A played release whose runs are watched, each into a folder of its own under `folder`. spec: its rounds
+    are verify rounds, else plain ones."""
+
+    def __init__(self, version: str, folder: Path, *, spec: bool, overlap: bool = False) -> None:
+        super().__init__(version, overlap=overlap)
+        self.folder, self.spec = folder, spec
+        commands = self.capabilities.commands - NO_SCHEDULERS - {"Decode" if spec else "SpecDecode"}
+        self.capabilities = replace(self.capabilities, commands=commands)
+
+    def command_line(self) -> list[str]:
+        own = str(self.folder), str(int(self.spec))
+        return [sys.executable, "-m", __name__, *own, *super().command_line()[3:]]
+
+
+class _Scheduler:
+    """What the watcher reads of a Scheduler, of the server that a driver plays."""
+
+    running_batch = last_batch = chunked_req = None
+
+    def __init__(self, driver: Any, spec_algorithm: Any) -> None:
+        server = driver.server
+        self.server, self.spec_algorithm = server, spec_algorithm
+        self.token_to_kv_pool_allocator, self.req_to_token_pool = server.allocator, server.rows
+        self.tree_cache, self.session_controller = server.cache, server.controller
+        self.is_hybrid_swa, self.enable_overlap = server.swa_pool is not None, driver.overlap
+        self.page_size, self.sliding_window_size = server.geometry.page_size, server.geometry.window
+
+    @property
+    def waiting_queue(self) -> list[Any]:
+        waits = (RequestPhase.QUEUED, RequestPhase.ADMITTED)
+        return [turn.req for turn in self.server.turns.values() if turn.phase in waits]
+
+
+def watched_driver(folder: Path, spec: bool) -> type:
+    """The driver's class, with the watcher's hooks in the release that it plays."""
+    from impl.sglang.parts.doubles import Bag, SpecAlgorithm
+    from impl.sglang.scheduler.driver import Driver
+
+    watcher = Watcher()
+    told: dict[str, Callable[..., Any]] = {name: around(watcher, name) for _, name in POINTS}
+    rounds: list[Any] = []  # the batch that was prepared last
+
+    def prepared(name: str) -> Callable[..., Any]:
+        def hooked(original: Callable[..., Any], batch: Any) -> Any:
+            rounds[:] = [batch]
+            return told[name](original, batch)
+
+        return hooked
+
+    def opened(original: Callable[..., Any], *args: Any) -> Any:
+        return told["open_session"](lambda *_: (original(*args), Bag(success=True))[1], *args)
+
+    own = {"open_session": opened, "extend": prepared("extend"), "decode": prepared("decode")}
+
+    class WatchedDriver(Driver):
+        runs = 0
+
+        def __init__(self, release: Any, **how: Any) -> None:
+            super().__init__(release, **how)
+            reading.version = lambda _: release.version  # type: ignore[assignment]
+            for target, name in POINTS:
+                if name not in ONLY_IN_A_SERVER:
+                    _hooked(f"sglang.srt.{target}", own.get(name, told[name]))
+            _after(release, "abort_queued", lambda _, req: self._aborted(req))
+            _after(release, "prepare_spec", lambda _, batch, *__: own["decode"](_nothing, batch))
+
+        def reset(self, geometry: Geometry) -> View:
+            if watcher.log is not None:
+                watcher.log.close()
+            view = super().reset(geometry)
+            self.runs += 1
+            watcher.__init__({"KVSPEC_WATCH": str(folder / f"{self.runs:04}")})  # type: ignore[misc]
+            self.scheduler = _Scheduler(self, SpecAlgorithm(spec))
+            _after(self.server, "new_request", lambda req, *_: told["queue"](_nothing, None, req))
+            process = self.results.process
+
+            def processed(turn: Any, result: Any) -> None:
+                batch = Bag(reqs=[turn.req], spec_algorithm=self.scheduler.spec_algorithm)
+                told["result"](lambda *_: process(turn, result), None, batch)
+
+            self.results.process = processed  # type: ignore[method-assign]
+            return view
+
+        def apply(self, command: Command) -> tuple[Outcome, View]:
+            outcome, view = super().apply(command)
+            if isinstance(command, Retract) and (turn := self.server.turns.get(command.request)):
+                if turn.phase is RequestPhase.QUEUED:
+                    told["queue"](_nothing, None, turn.req, True)
+            if not any(turn.locked for turn in self.server.turns.values()):  # no server waits with a lock
+                told["step"](lambda _: rounds.pop() if rounds else None, self.scheduler)
+            return outcome, view
+
+        def _aborted(self, req: Any) -> None:
+            asked = Bag(rid=req.rid, abort_all=False)
+            told["abort"](_nothing, Bag(waiting_queue=[req]), asked)
+
+    return WatchedDriver
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _after(owner: Any, name: str, then: Callable[..., Any]) -> None:
+    """Have something done after each call of a method, with its result and its arguments."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def calls(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        then(result, *args, **kwargs)
+        return result
+
+    setattr(owner, name, calls)
+
+
+def _hooked(target: str, hook: Callable[..., Any]) -> None:
+    """As SGLang's registry does it, also where others have imported the function."""
+    path, _, name = target.rpartition(".")
+    try:
+        owner = pkgutil.resolve_name(path)
+        original = getattr(owner, name)
+    except (ImportError, AttributeError):
+        return
+    hooked = functools.wraps(original)(lambda *args, **kwargs: hook(original, *args, **kwargs))
+    setattr(owner, name, hooked)
+    for module in [m for n, m in sys.modules.items() if n.startswith("sglang.")]:
+        for at, value in list(vars(module).items()):
+            if value is original:
+                setattr(module, at, hooked)
+
+
+if __name__ == "__main__":
+    drivers = importlib.import_module("impl.sglang.scheduler.driver")
+    drivers.Driver = watched_driver(Path(sys.argv[1]), sys.argv[2] == "1")  # type: ignore[attr-defined]
+    sys.exit(worker.main(sys.argv[3:]))

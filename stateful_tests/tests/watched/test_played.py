@@ -1,0 +1,111 @@
+"""What the driver plays on a release, watched as a server is, validates; the log says the same commands."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from impl.sglang.releases.catalogue import TABLE
+from reference.commands import (
+    Abort, Command, Decode, Done, Extend, Finish, Mode, Retract, SpecDecode, Submit, prompt_len,
+)  # fmt: skip
+from reference.geometry import preset
+from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.next_command import propose
+from stateful_tests.generate.run_profile import draw_profile
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.tests.support.played_watch import WatchedRelease
+from stateful_tests.watched.judging import Shown
+from stateful_tests.watched.reader import logs_of
+from stateful_tests.watched.validator import Validator
+
+FROM_0_5_14 = list(TABLE)[list(TABLE).index("0.5.14") :]
+RELEASES = FROM_0_5_14 if os.environ.get("KVSPEC_EVERY_RELEASE") else ["0.5.23"]
+SIZES, STEPS = ("page1", "page2", "page4", "no-swa"), 60
+Lives = dict[str, list[tuple[object, ...]]]  # of each request, what was done to it
+
+
+class Tells(Validator):
+    """Notes the commands that the events become."""
+
+    def __init__(self, header: Any) -> None:
+        super().__init__(header)
+        self.lives: Lives = defaultdict(list)
+
+    def _do(self, command: Command, *choices: Any, shown: Shown | None = None) -> bool:
+        done = super()._do(command, *choices, shown=shown)
+        if done:
+            note(self.lives, command, str)
+        return done
+
+
+def note(lives: Lives, command: Command, name: Any) -> None:
+    """Admissions and sweeps are left out: a log has them before the round that they belong to."""
+    match command:
+        case Submit(request, session, tokens):
+            lives[name(request)].append(("submit", session, tokens + prompt_len(command.prompt)))
+        case Extend(lanes):
+            for lane in lanes:
+                lives[name(lane.request)].append(("extend", lane.tokens))
+        case Decode(requests):
+            for request in requests:
+                lives[name(request)].append(("decode",))
+        case SpecDecode(drafts):
+            for draft in drafts:
+                lives[name(draft.request)].append(("accept", draft.accept))
+        case Retract(request, in_flight):
+            lives[name(request)].append(("retract", in_flight))
+        case Finish(request, outputs):
+            lives[name(request)].append(("finish", outputs))
+        case Abort(request):
+            lives[name(request)].append(("abort",))
+
+
+def play(system: WatchedRelease, number: int, tree: bool) -> tuple[Lives, bool]:
+    """A random run, up to a fault of the release; what it did, and whether there was none."""
+    source, names = RandomChoices(f"played {number}"), dict[str, str]()
+    lives: Lives = defaultdict(list)
+    lockstep = Lockstep(system, replace(preset(SIZES[number % len(SIZES)]), tree=tree), Mode.FAITHFUL)
+    profile = draw_profile(source, system.capabilities, "sessions")
+    for _ in range(STEPS):
+        command = propose(lockstep.state, source, profile)
+        if isinstance(command, Abort) and command.marked:
+            continue  # a server marks a request before it queues it
+        outcome = lockstep.do(command)
+        if lockstep.violation is not None:
+            return lives, False
+        if isinstance(outcome, Done):
+            if isinstance(command, Submit):
+                names[command.request] = f"{command.request}#{lockstep.state.serial}"
+            note(lives, command, names.__getitem__)
+    return lives, True
+
+
+@pytest.mark.parametrize("how", ["plain", "spec", "overlap", "tree"])
+@pytest.mark.parametrize("version", RELEASES)
+def test_what_is_played_validates(version: str, how: str, tmp_path: Path) -> None:
+    try:
+        system = WatchedRelease(version, tmp_path, spec=how == "spec", overlap=how == "overlap")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    try:
+        played = [play(system, number, how == "tree") for number in range(8)]
+        system.reset(preset("page1"))  # ends the log of the last
+    finally:
+        system.close()
+    compared = 0
+    for (lives, conforms), folder in zip(played, sorted(tmp_path.iterdir()), strict=False):
+        (log,) = logs_of([folder])
+        told = Tells(log.header)
+        found = told.run(log.lines())
+        assert not found.found, (folder.name, found.found[0])
+        if conforms and not found.partings and how != "overlap":
+            compared += len(lives)
+            assert {name: told.lives[name] for name in lives} == lives, folder.name
+    assert compared > 10 or how == "overlap"
