@@ -29,6 +29,8 @@ class TransformersSystem(WorkerSystem):
         super().__init__(limits)
         self.name = f"transformers=={version}" if path is None else "transformers@checkout"
         self.root = _release(str(version)) if path is None else Path(path).expanduser().resolve() / "src"
+        if path is not None and not self.root.is_dir():
+            raise UnusableImplementation(f"transformers checkout: {path} has no folder src")
         if not (self.root / _FOLDER / "cache_allocators").is_dir():
             said = f"{self.name}: there is no {_FOLDER}/cache_allocators, which later releases have"
             raise UnusableImplementation(said)

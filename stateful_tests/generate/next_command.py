@@ -80,9 +80,10 @@ def _weights(c: Enabled) -> dict[type, int]:
         CheckBusy: (30 if odd else 6 if profile.allocate_ahead else 3) * bool(resumable or c.held),
         CheckIdle: 2 * (bool(resumable) and not c.held),
     }
-    if c.windowless:  # who has lost its window asks for a token
-        weights[Decode] += 4
+    if c.windowless:  # who has lost its window asks for a token, before a sweep takes more
+        weights[Decode] += 8
         weights[SpecDecode] += 4
+        weights[EvictSwa] = min(5, weights[EvictSwa])
     if c.busy:
         weights[Submit] += 3 * (not no_name_left)
     if profile.impolite and c.busy:
@@ -206,7 +207,7 @@ def _extend(c: Enabled) -> Extend:
 
 
 def _spec_decode(c: Enabled) -> SpecDecode:
-    drafts = []
+    drafts, geometry = [], c.state.config.geometry
     for name in c.lanes(c.running):
         request = c.state.request(name)
         room = room_of(c.state, request.cursors if request is not None else None)
@@ -214,13 +215,14 @@ def _spec_decode(c: Enabled) -> SpecDecode:
         accept = allocate if once_in(c.source, 4) else 1 + c.source.upto(allocate - 1)
         if c.profile.allocate_ahead and not once_in(c.source, 3):
             allocate = max(1, room - c.source.upto(room // 3))
-            accept = 1 if once_in(c.source, 2) else 1 + c.source.upto(allocate - 1)
+            begins = request in c.running and cursors_of(request).kv_committed_len < (geometry.window or 0)
+            accept = 1 if begins or once_in(c.source, 2) else 1 + c.source.upto(allocate - 1)
         elif c.profile.allocate_ahead and request in c.running and ahead_of(request) > 1:
             allocate = accept = 1  # what is left of the round before stays ahead
         if c.invalid and once_in(c.source, 4):
             allocate, accept = pick(c.source, ((allocate, allocate + 1), (0, 0), (1, 0), (-1, 1)))
         elif request in c.running and once_in(c.source, 16):  # past the row, where what is accepted fits
-            left = c.state.config.geometry.width - cursors_of(request).kv_committed_len
+            left = geometry.width - cursors_of(request).kv_committed_len
             allocate, accept = left + 1 + c.source.upto(1), 1 + c.source.upto(max(0, left - 1))
         drafts.append(Draft(name, allocate, accept))
     return SpecDecode(tuple(drafts))
@@ -239,8 +241,12 @@ def _evict_swa(c: Enabled) -> EvictSwa:
     if c.invalid and once_in(c.source, 8):
         return EvictSwa(name, -1)
     geometry = c.state.config.geometry
-    if geometry.window is not None and once_in(c.source, 4):  # where the first page goes, or does not yet
-        return EvictSwa(name, min(top, geometry.window + 2 * geometry.page_size - c.source.upto(1)))
+    if geometry.window is not None:  # where the first page goes, or does not yet
+        first = geometry.window + 2 * geometry.page_size
+        if cursors.kv_committed_len <= geometry.window and top >= first:  # and with it the window
+            return EvictSwa(name, pick(c.source, (first, first, top)))
+        if once_in(c.source, 4):
+            return EvictSwa(name, min(top, first - c.source.upto(1)))
     return EvictSwa(name, top if not once_in(c.source, 4) else c.source.upto(top))
 
 

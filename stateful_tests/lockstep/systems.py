@@ -65,6 +65,8 @@ def resolve(
     if engine == "transformers":
         from impl.transformers_paging.loading import TransformersSystem
 
+        if ways:
+            raise UnusableImplementation(f"--impl {spec!r}: nothing goes after a release of transformers")
         return TransformersSystem(version or None, checkout, limits)
     if ":" in spec:
         return made(spec) if in_process else StrangerSystem(spec, limits)

@@ -187,6 +187,8 @@ CASES = [
     # Free lists and owners.
     fails("OWN-2", "twice", one_twice(RUNS, "full"), "each page once in the full free list"),
     fails("OWN-2", "twice, SWA", one_twice(RUNS, "swa"), "each page once in the swa free list"),
+    fails("OWN-2", "which", changed(RUNS, pools=lambda ps: {
+        pool: ps[pool]._replace(free=[3, 4, 4]) for pool in ps}), "pages [4] twice or more"),
     fails("OWN-2", "padding", free_pages(RUNS, 0), "not pages [0]"),
     fails("OWN-2", "none that is there", free_pages(RUNS, 13), "not pages [13]"),
     holds("OWN-2", "the first and the last", changed(RUNS, pools=lambda ps: {

@@ -276,6 +276,14 @@ def test_a_faithful_scheduler_would_not(given: list[Command], command: Command) 
     assert step(state, command) == (state, Refused(Reason.UNFAITHFUL))
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_faithful_scheduler_ends_with_any_output_of_the_rounds_under_way(kept: int) -> None:
+    """It knew of one output when it launched the last round."""
+    state = after(*FIRST, Decode(("r1",)), Decode(("r1",)), mode=Mode.FAITHFUL)
+    outcome = step(state, Finish("r1", kept))[1]
+    assert outcome == (Done() if kept > 1 else Refused(Reason.UNFAITHFUL))
+
+
 def test_choices_are_followed_within_their_bounds() -> None:
     state = after(Open("s1"), *turn("r1", "s1", 20))
     for chosen in (0, 4, 8, 12):  # less than the default, the default, all that no window reaches
@@ -290,6 +298,8 @@ def test_choices_are_followed_within_their_bounds() -> None:
     assert running(further) == Cursors(21, 28, 0, 0)
     with pytest.raises(ChoiceNotAllowed):
         step(state, SpecDecode((Draft("r1", 2, 1),)), [Choice("r1", kv_allocated_len=21)])
+    with pytest.raises(ChoiceNotAllowed):
+        step(state, Decode(("r1",)), [Choice("r1", kv_allocated_len=28)])
 
 
 def test_a_prefill_may_be_swept_after_its_forward_pass() -> None:

@@ -61,6 +61,10 @@ def test_what_it_does_not_drive_is_one_line(system):
         system.reset(engine_preset("window"))
     with pytest.raises(UnusableImplementation, match=r"4\.50\.0: there is no .*cache_allocators"):
         resolve("transformers==4.50.0")
+    with pytest.raises(UnusableImplementation, match="nothing goes after a release of transformers"):
+        resolve(f"transformers=={VERSION}+async")
+    with pytest.raises(UnusableImplementation, match="has no folder src"):
+        resolve("transformers", checkout="/nowhere")
 
 
 def test_a_request_that_finds_no_blocks_starts_again_with_what_it_has(system):

@@ -1,0 +1,101 @@
+"""Faults that show in rare places alone, and how soon a check finds them: ci/README.md has five seeds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.steps import Verdict
+from impl.torch_kv.system import TorchKV
+from reference.commands import CheckBusy, Decode, Reason, Report, SpecDecode
+from reference.geometry import Geometry
+from stateful_tests.check.campaign import first_violation
+from stateful_tests.check.tiers import plan
+
+
+class ClampsDrafts(TorchKV):
+    """Drafts past the row's width are cut where the accepted tokens still fit."""
+
+    def spec_decode(self, command: SpecDecode) -> Verdict:
+        lanes = []
+        for lane in command.lanes:
+            request = self.requests.get(lane.request)
+            room = self.width - request.cursors.kv_committed_len if request is not None else lane.allocate
+            lanes.append(replace(lane, allocate=max(lane.accept, min(lane.allocate, room))))
+        return super().spec_decode(replace(command, lanes=tuple(lanes)))
+
+
+class WindowNeverBeginsAtTheStart(TorchKV):
+    """A window that reaches back to the first token counts as one that does not."""
+
+    def window_live(self, evicted: int, position: int) -> bool:
+        if self.window is None or position == 0:
+            return True
+        return evicted <= max(1, position - self.window)
+
+
+class RemembersSessions(TorchKV):
+    """A reset leaves the sessions of before."""
+
+    def reset(self, geometry: Geometry) -> None:
+        sessions = dict(self.sessions)
+        super().reset(geometry)
+        self.sessions.update(sessions)
+
+
+class WritesNoEntries(TorchKV):
+    """A busy check at level 2 is one at level 1."""
+
+    def check_busy(self, command: CheckBusy) -> Reason | Report | None:
+        return super().check_busy(CheckBusy(1) if command.level == 2 else command)
+
+
+class KeepsASharedLock(TorchKV):
+    """A close leaves its lock where others have locked the same nodes."""
+
+    def close_now(self, session: KVSession) -> None:
+        lock = self.locks.get(session.name)
+        shared = lock is not None and any(node.locks[0] > 1 for node in self.tree.unlocked(lock))
+        kept = self.locks.pop(session.name) if shared else None
+        super().close_now(session)
+        if kept is not None:
+            self.locks[session.name] = kept
+
+
+class EvictsForWhoHasLostItsWindow(TorchKV):
+    """A round makes room before it looks at the windows, and is refused all the same."""
+
+    def decode(self, command: Decode) -> Verdict:
+        found = [self.requests[name] for name in command.requests if name in self.requests]
+        if found and self.window_lost(found) and self.tree is not None and not self.store.full.available:
+            self.tree.evict(self.page_size, 0)
+        return super().decode(command)
+
+
+class ForgetsTheTailWithoutAWindow(TorchKV):
+    """Without a window a retract leaves what was allocated ahead."""
+
+    def drop_overallocated(self, requests: list[KVRequest], targets: list[int]) -> None:
+        if self.window is not None:
+            super().drop_overallocated(requests, targets)
+
+
+# The clause that names each with seed 0, and the commands before that at most.
+RARE: dict[type[TorchKV], tuple[str, int]] = {
+    ClampsDrafts: ("OUT-1", 1_000), WindowNeverBeginsAtTheStart: ("OUT-1", 1_000),
+    RemembersSessions: ("SES-4", 1_000), WritesNoEntries: ("CHK-2", 1_000),
+    KeepsASharedLock: ("TREE-6", 2_000), EvictsForWhoHasLostItsWindow: ("OUT-2", 20_000),
+    ForgetsTheTailWithoutAWindow: ("LEN-2", 2_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", RARE)
+def test_a_check_of_tier_pr_finds_it(fault: type[TorchKV]) -> None:
+    clause, most = RARE[fault]
+    if most > 2_000 and not os.environ.get("KVSPEC_EVERY_RELEASE"):
+        pytest.skip("at night: it takes many commands")
+    found = first_violation(fault(), plan("pr", seed=0))
+    assert found is not None and found[0].clause == clause and found[1] <= most, found
