@@ -102,8 +102,8 @@ def test_a_fault_in_the_scheduler_is_caught(fault: Fault, tmp_path: Path) -> Non
             config = population.configuration(rng, **fault.fixed)
             clients = population.clients(rng, config, count=12, impatient=fault.impatient)
             judged = serving.serve(runner, serving.ServedRun(RELEASE, config, clients, number))
-            if judged.new:
-                break
+            if fault.sees in {each.judge for each in judged.new}:
+                break  # a run that a busy machine has cut short is seen by another judge, and says nothing
     finally:
         runner.close()
     assert fault.sees in {each.judge for each in judged.new}, judged.findings

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace as Bag
 from typing import Any
@@ -84,6 +86,29 @@ def test_a_folder_that_cannot_be_written_is_one_warning(
             log._drain()
     log.close()
     assert [r.message[:26] for r in caplog.records] == ["kvspec watches no longer: "]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from stateful_tests.tests.watched.test_watcher import log_in, step
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+log = log_in(Path(sys.argv[1]))
+for number in range(1, 201):
+    log.put(step(number))
+    if not number % 50:
+        log._drain()
+log.close()
+print("goes on")
+"""
+
+
+def test_a_full_disk_is_one_warning_and_what_is_written_is_read(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout == "goes on\n" and done.stderr.count("kvspec watches no longer") == 1, done.stderr
+    assert done.stderr.count("\n") == 1
+    (found,) = logs_of([tmp_path])
+    assert len(list(found.lines())) > 20 and found.cut is not None and found.bytes == 4000
 
 
 def watching() -> tuple[Watcher, list[dict[str, Any]]]:
