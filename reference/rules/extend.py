@@ -31,7 +31,8 @@ from reference.rules.evict_swa import own_sweep
     " forward pass with the length committed by it.",
     tree="Missing pages are evicted first, if all of them can be had. A request without a slot then inserts"
     " the whole pages of its input that are computed, if it can match all of them again, and moves its lock"
-    " to their end: R = floor(C'). What is freed for that: the table of insert.",
+    " to their end: R = floor(C'), with bigram keys floor(C' - 1). What is freed for that: the table of"
+    " insert.",
 )
 def extend(state: State, command: Extend, context: RuleContext) -> State:
     require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
