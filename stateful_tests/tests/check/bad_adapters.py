@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from impl.adapter import View
+from impl.adapter import UnusableImplementation, View
 from impl.example_engine import ExampleEngine
 from reference.commands import Command, Done, Outcome, Reason, Refused, Submit
 from reference.geometry import Geometry
@@ -27,6 +27,11 @@ class _AtSubmit(ExampleEngine):
 class Raises(_AtSubmit):
     def submit(self) -> None:
         raise IndexError("page 99")
+
+
+class CannotBeAsked(_AtSubmit):
+    def submit(self) -> None:
+        raise UnusableImplementation("this checkout has no such thing")
 
 
 class Exits(_AtSubmit):

@@ -48,6 +48,15 @@ def test_what_comes_and_goes_is_found(adapter: str, kvspec: Kvspec) -> None:
     assert list(Path("traces").iterdir())
 
 
+@pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
+def test_what_an_adapter_says_it_cannot_be_asked_is_no_finding(
+    where: tuple[str, ...], kvspec: Kvspec
+) -> None:
+    code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:CannotBeAsked", *QUICK, *where)
+    assert code == 2 and "this checkout has no such thing" in err
+    assert not Path("traces").exists()
+
+
 def test_an_adapter_that_offers_no_command_is_unusable(kvspec: Kvspec) -> None:
     code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffersTooLittle")
     assert code == 2 and "capabilities.commands: Submt; one or more of Open, Submit" in err
