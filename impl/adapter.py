@@ -35,7 +35,10 @@ class Capabilities:
 
     commands: names of the command classes it understands.
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
+    mixed_batches: an Extend may have lanes of requests that run, each a decode of one token.
     swa: it can be built with a window; full_only: without one; tree: with a radix tree; no_tree: without.
+    bigram: its tree can know each token together with the one that follows it (Geometry.bigram); paths of
+        NodeView are of `tree_key` then.
     tree_policy_is_free: its tree splits nodes and picks what it evicts by rules of its own. The reference
     then takes
         the shape of the tree over from the view after each command, and no order is asked.
@@ -57,10 +60,12 @@ class Capabilities:
 
     commands: frozenset[str] = frozenset(c.__name__ for c in COMMANDS)
     mixed_decode: bool = True
+    mixed_batches: bool = False
     swa: bool = True
     full_only: bool = True
     tree: bool = True
     no_tree: bool = True
+    bigram: bool = False
     tree_policy_is_free: bool = False
     modes: tuple[Mode, ...] = (Mode.FREE, Mode.FAITHFUL)
     exact_reasons: bool = True

@@ -9,8 +9,10 @@ its bearer is gone.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Self, Union, get_args
 
 POSITION_BITS = 20
@@ -32,6 +34,17 @@ def token_id(serial: int, position: int) -> int:
 def shared_serial(text: str) -> int:
     """The serial of the shared text called by one letter of a to z."""
     return SHARED + ord(text) - ord("a")
+
+
+def tree_key(tokens: Iterable[int], bigram: bool) -> tuple[int, ...]:
+    """What a radix tree knows these tokens by: themselves, or each with the one that follows: then the last
+    has no key (EAGLE: what the draft model keeps for a token it computes from the next one too)."""
+    return tuple(a << 32 | b for a, b in pairwise(tokens)) if bigram else tuple(tokens)
+
+
+def token_of(key: int) -> int:
+    """The token whose KV the tree keeps under one element of a key."""
+    return key >> 32 or key
 
 
 class Mode(StrEnum):
@@ -141,7 +154,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One lane of Extend: `tokens` of the request's input still to prefill."""
+    """One lane of Extend: `tokens` of the request's input still to prefill; of a request that runs, 1."""
 
     request: str
     tokens: int
@@ -149,7 +162,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Prefill a batch of chunks, all or nothing. The last chunk of an input samples one token."""
+    """Prefill a batch of chunks, all or nothing. The last chunk of an input samples one token. Requests that
+    run may decode in the same batch (a mixed batch: --enable-mixed-chunk)."""
 
     lanes: tuple[Chunk, ...]
 

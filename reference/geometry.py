@@ -37,6 +37,7 @@ class Geometry:
     """Sizes of one system. `window` None means a model without SWA: one pool, `swa_pages` 0.
 
     tree: prefixes are kept in a radix tree (else nothing outlives its request but a session's slot).
+    bigram: the tree knows each token together with the one that follows it (EAGLE).
     settings: names and values of switches that the system has, in order; those it has not are nothing to it,
         and the rules know of none.
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
@@ -50,6 +51,7 @@ class Geometry:
     width: int
     tree: bool = False
     settings: tuple[tuple[str, str], ...] = ()
+    bigram: bool = False
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -59,7 +61,7 @@ class Geometry:
                     if not re.fullmatch(pattern, text):
                         raise GeometryError(f.name, f"must be like {pattern}, not {text!r:.60}")
                 continue
-            if f.name == "tree":
+            if f.name in ("tree", "bigram"):
                 if not isinstance(value, bool):
                     raise GeometryError(f.name, f"must be true or false, not {value!r:.40}")
                 continue
@@ -70,6 +72,8 @@ class Geometry:
             low = 0 if f.name == "swa_pages" and self.window is None else 1
             if not low <= value <= LIMITS[f.name]:
                 raise GeometryError(f.name, f"must be in [{low}, {LIMITS[f.name]}], not {value}")
+        if self.bigram and not self.tree:
+            raise GeometryError("bigram", "needs a tree")
         if self.window is None and self.swa_pages:
             raise GeometryError("swa_pages", "must be 0 when window is null (no SWA pool)")
         if max(self.full_pages, self.swa_pages) * self.page_size > MAX_POOL_TOKENS:

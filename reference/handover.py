@@ -16,6 +16,7 @@ would be missed. Formulas of the same table are with `insert` in rules/tree.py; 
 from __future__ import annotations
 
 from reference import tree as radix
+from reference.commands import tree_key
 from reference.cursors import ceil_page, floor_page
 from reference.ledger import Cursors, Request, State, text_tokens
 from reference.prefix_cache import Effects, page_name, unlocked
@@ -26,10 +27,11 @@ def insert_prompt(state: State, request: Request, effects: Effects) -> State:
     """A request goes on: the prompt so far goes into the tree, and its lock then reaches to its end (R)."""
     assert state.tree is not None and request.cursors is not None
     c = request.cursors
-    end = floor_page(c.kv_committed_len, state.tree.page_size)
+    bigram = state.config.geometry.bigram
+    end = floor_page(max(0, c.kv_committed_len - bigram), state.tree.page_size)
     if end == c.cache_protected_len:
         return state
-    key = tuple(text_tokens(request.text, end))
+    key = tree_key(text_tokens(request.text, end + bigram), bigram)
     now = _hand_over(state, request.holder, key, _swept(c), effects, goes_on=True, row=True)
     if now is state:
         return state
@@ -40,7 +42,8 @@ def insert_on_finish(state: State, request: Request, length: int, effects: Effec
     """A request has ended: the first `length` tokens of its text go into the tree, its lock goes."""
     assert state.tree is not None and request.cursors is not None
     c = request.cursors
-    key = radix.whole_pages(state.tree, tuple(text_tokens(request.text, length)))
+    key = tree_key(text_tokens(request.text, length), state.config.geometry.bigram)
+    key = radix.whole_pages(state.tree, key)
     if len(key) > c.cache_protected_len:
         state = _hand_over(state, request.holder, key, _swept(c), effects, goes_on=False, row=True)
     return unlocked(state, request.holder)

@@ -9,7 +9,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reference import tree as radix
-from reference.commands import POSITION_BITS, SHARED, Freed, Prompt, Reason, shared_serial
+from reference.commands import (
+    POSITION_BITS, SHARED, Freed, Prompt, Reason, shared_serial, token_of, tree_key,
+)  # fmt: skip
 from reference.ledger import State, Text, free, text_len, text_tokens
 from reference.tree import Key, Tree
 
@@ -40,15 +42,18 @@ def page_name(path: Key) -> str:
 
 
 def path_text(path: Key) -> str:
-    """Tokens as runs of the texts they are from: a8b4, or #3:5 for five that the third Submit brought."""
+    """Tokens as runs of the texts they are from: a8b4, or #3:5 for five that the third Submit brought; of
+    bigrams a8+b, where b follows."""
     parts: list[tuple[int, int]] = []
-    for token in path:
+    for token in map(token_of, path):
         serial = token >> POSITION_BITS
         if parts and parts[-1][0] == serial:
             parts[-1] = (serial, parts[-1][1] + 1)
         else:
             parts.append((serial, 1))
-    return " ".join(f"{_text_name(serial)}{count}" for serial, count in parts)
+    said = " ".join(f"{_text_name(serial)}{count}" for serial, count in parts)
+    after = (path[-1] & (1 << 32) - 1) >> POSITION_BITS if path and path[-1] >> 32 else 0
+    return f"{said}+{_text_name(after).rstrip(':')}" if after else said
 
 
 def _text_name(serial: int) -> str:
@@ -90,9 +95,9 @@ def well_formed(prompt: Prompt) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def key_of(prompt: Prompt) -> Key:
-    """The tokens of a prompt."""
-    return tuple(text_tokens(extended((), prompt)))
+def key_of(prompt: Prompt, bigram: bool = False) -> Key:
+    """What the tree knows a prompt by."""
+    return tree_key(text_tokens(extended((), prompt)), bigram)
 
 
 # Room.

@@ -15,6 +15,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.step import span
 from reference.clauses.tree import lost_end
 from reference.clauses.tree_evictions import walked
+from reference.commands import tree_key
 from reference.ledger import holders, text_tokens
 from reference.prefix_cache import path_text
 from stateful_tests.lockstep.results import Moment
@@ -152,7 +153,8 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     size = moment.state.config.geometry.page_size
     for h in holders(moment.state) if tree is not None else ():
         seen = moment.facts.holders.get(h.name)
-        path = tuple(text_tokens(h.text, h.cursors.cache_protected_len))
+        bigram = moment.state.config.geometry.bigram
+        path = tree_key(text_tokens(h.text), bigram)[: h.cursors.cache_protected_len]
         for end in range(size, len(path) + 1, size):
             page = tree.pages.get(path[:end]) if tree is not None else None
             if seen is not None and page is not None and tuple(seen.prefix[end - size : end]) != page[0]:

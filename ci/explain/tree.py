@@ -10,7 +10,7 @@ from reference.clauses.facts import NodeFacts
 from reference.clauses.tree import half_dead, long_leaf, where, wrong_token
 from reference.clauses.tree_evictions import SIZES, walked
 from reference.clauses.tree_locks import match_of, miscounted_locks, other_slots, unpinned, usable_length
-from reference.commands import Evict
+from reference.commands import Evict, token_of
 from reference.prefix_cache import path_text
 from reference.tree import Key, nodes
 from stateful_tests.lockstep.results import Moment
@@ -256,6 +256,18 @@ def _mapped(m: Moment, path: Key, at: int, slot: int) -> bool:
     return node is not None and at < len(node.mapped) and node.mapped[at] == slot
 
 
+def _orphan(past: History) -> str | None:
+    """TREE-1: a node below none that ends where it starts."""
+    tree = past.now.facts.tree
+    ends = {node.path for node in tree.nodes} if tree is not None else set()
+    nodes = tree.nodes if tree is not None else ()
+    orphan = next((n for n in nodes if n.start and n.path[: n.start] not in ends), None)
+    if orphan is None:
+        return None
+    since = past.first_since(f"{where(orphan)} is a node", lambda m: _node(m, orphan.path) is not None)
+    return f"node {where(orphan)} is there {since}, and no node ends at {orphan.start}, where it begins"
+
+
 def _contents(past: History) -> str | None:
     """TREE-3: a node that holds the KV of other tokens."""
     found = wrong_token(past.now.facts)
@@ -269,7 +281,7 @@ def _contents(past: History) -> str | None:
     return (
         f"node {where(node)} names {pool} slot {slot} for position {position} {since}, which holds"
         f" {stamp_text(stamp) if stamp else 'no committed token'}; it must be"
-        f" {stamp_text(node.path[position])}"
+        f" {stamp_text(token_of(node.path[position]))}"
     )
 
 
@@ -306,7 +318,7 @@ def _inserted(past: History) -> str:
 
 
 RULES: dict[str, Callable[[History], str | None]] = {
-    "TREE-2": _half, "TREE-3": _contents, "TREE-4": _prefix, "TREE-5": _match, "TREE-6": _lock_counts,
-    "TREE-7": _leaf, "TREE-8": _pinned, "TREE-9": _sizes, "TREE-10": _amount, "TREE-11": _shape,
-    "TREE-12": _inserted, "TREE-13": _shape, "TREE-14": _inserted,
+    "TREE-1": _orphan, "TREE-2": _half, "TREE-3": _contents, "TREE-4": _prefix, "TREE-5": _match,
+    "TREE-6": _lock_counts, "TREE-7": _leaf, "TREE-8": _pinned, "TREE-9": _sizes, "TREE-10": _amount,
+    "TREE-11": _shape, "TREE-12": _inserted, "TREE-13": _shape, "TREE-14": _inserted,
 }  # fmt: skip

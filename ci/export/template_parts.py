@@ -56,6 +56,7 @@ def definitions(
         plain=re.search(r"server\.request\((?!.*session=)", code) is not None,
         rewinds="drop_previous_output" in code, spec="spec=True" in code,
         decodes="DECODE" in code or "decode(" in code, lock_holders="compute(" in code, late="late=" in code,
+        mixed="mix_with_running(" in code,
     )  # fmt: skip
     return _used(source, f"unittest\n{code}")
 
@@ -85,7 +86,7 @@ def _alike(versions: set[str]) -> tuple[str, ...]:
 
 def _whole(system: SGLangSystem, versions: set[str]) -> tuple[str, list[str]]:
     """The template for all that a test may do, and the names of its functions, classes and methods."""
-    features = ("paged", "sessions", "plain", "rewinds", "spec", "decodes", "lock_holders", "late")
+    features = ("paged", "sessions", "plain", "rewinds", "spec", "decodes", "lock_holders", "late", "mixed")
     source = _rendered(system, {*_alike(versions)}, **dict.fromkeys(features, True))
     names = re.findall(r"^(?:def|class) (\w+)", source, re.MULTILINE)
     return source, [*names, *(f"server.{m}" for m in re.findall(r"^    def (\w+)", source, re.MULTILINE))]

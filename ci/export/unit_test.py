@@ -138,6 +138,8 @@ def shared_module(system: SGLangSystem, fixed: ReleaseTarget | None = None) -> s
 
 def started(geometry: Geometry, code: str) -> list[str]:
     """The lines before the first command."""
+    if geometry.bigram or "namespaces" in dict(geometry.settings):
+        raise NotExportable("bigram keys and namespaces are no part of the exported tests")
     return [server(geometry, code), "self.addCleanup(server.settings.close)"]
 
 

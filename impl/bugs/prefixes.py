@@ -47,6 +47,18 @@ class _NoCapAboveAPrefix(TorchKV):
         return capped._replace(swa_evicted_seqlen=capped.swa_evicted_seqlen + kept)
 
 
+@bug("bigrams-counted-as-tokens", "TREE-8", "R counts a token that the tree has no key for")
+class _BigramsCountedAsTokens(TorchKV):
+    """A page is lost. n tokens have n - 1 bigrams, but what a request protects after an insert is counted in
+    tokens. Visible with bigram keys (EAGLE) when what is computed ends with a page: that page is neither the
+    row's nor the tree's. Fix: count keys."""
+
+    def insert_unfinished(self, requests: Sequence[KVRequest]) -> None:
+        super().insert_unfinished(requests)
+        lanes = [r for r in requests if self.bigram and self.slot_of(r) is None]
+        self.move(lanes, self.protected_to, [self.floor(r.cursors.kv_committed_len) for r in lanes])
+
+
 @bug("row-keeps-its-duplicates", "TREE-4", "a row goes on naming what an insert has freed")
 class _RowKeepsDuplicates(TorchKV):
     """Two requests with one prompt read each other's KV. The second one's pages are duplicates and freed, but

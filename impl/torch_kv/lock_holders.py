@@ -10,7 +10,7 @@ from impl.torch_kv.nodes import Key
 from impl.torch_kv.sessions import KVSession
 from impl.torch_kv.steps import Steps, Verdict
 from impl.vocabulary import spelled, well_formed
-from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock, prompt_len
+from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock, prompt_len, token_of, tree_key
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,7 @@ class LockHolders(Steps):
             return Reason.NO_TREE
         if prompt_len(command.prompt) > self.width:
             return Reason.ROW_TOO_SHORT
-        key = tuple(spelled(command.prompt))
+        key = tree_key(spelled(command.prompt), self.bigram)
         found = self.tree.match(key)
         self.relock(command.holder, found.node)
         self.lock_holders[command.holder] = LockedPrefix(key[: found.length], found.slots)
@@ -59,7 +59,8 @@ class LockHolders(Steps):
         if lock_holder is None and self.taken(command.holder):
             return Reason.REQUEST_EXISTS
         locked: Key = () if lock_holder is None else lock_holder.key
-        if tuple(spelled(command.prompt, most=len(locked))) != locked:
+        known = tree_key(spelled(command.prompt, most=len(locked) + self.bigram), self.bigram)
+        if known[: len(locked)] != locked:
             return Reason.SHRINKING_PREFIX
         if command.evicted and self.window is None:
             return Reason.NO_SWA
@@ -69,7 +70,8 @@ class LockHolders(Steps):
             return Reason.BAD_LENGTH
         if length > self.width:
             return Reason.ROW_TOO_SHORT
-        key = tuple(spelled(command.prompt))[: self.floor(length)]
+        key = tree_key(spelled(command.prompt), self.bigram)
+        key = key[: self.floor(len(key))]
         reason = self.room_for((len(key) - len(locked)) // self.page_size)
         if reason is not None:
             return reason
@@ -127,7 +129,8 @@ class LockHolders(Steps):
     def compute(self, tokens: Key) -> Tensor:
         """Take pages of both pools for `tokens`, whole pages, and write them: full slots, int64."""
         slots = self.store.alloc_pages(len(tokens) // self.page_size)
-        self.store.write(slots, torch.tensor(tokens, dtype=torch.int64).to(slots.device, non_blocking=True))
+        known = [token_of(token) for token in tokens]
+        self.store.write(slots, torch.tensor(known, dtype=torch.int64).to(slots.device, non_blocking=True))
         return slots
 
     def free_own(self, full: Tensor, swa: Tensor) -> None:

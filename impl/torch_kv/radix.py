@@ -18,7 +18,7 @@ from impl.torch_kv.nodes import Key, NodeLock, TreeNode
 from impl.torch_kv.sessions import KVRequest, KVSession, SessionRules
 from impl.torch_kv.store import BatchSpan
 from impl.torch_kv.tree import RadixTree
-from reference.commands import Reason
+from reference.commands import Reason, tree_key
 
 
 class Room(NamedTuple):
@@ -31,11 +31,12 @@ class Room(NamedTuple):
 class PrefixRules(SessionRules):
     """The radix tree for those who have no slot: ordinary requests, and sessions in their first turn.
 
-    tree: None without one. locks: by holder.
+    tree: None without one. locks: by holder. bigram: the tree knows a token with the one that follows it.
     """
 
     tree: RadixTree | None
     locks: dict[str, NodeLock]
+    bigram: bool
 
     # Locks.
 
@@ -82,7 +83,7 @@ class PrefixRules(SessionRules):
 
     def match_key(self, request: KVRequest) -> Key:
         """Tokens that a prefix may cover: all but the last."""
-        return tuple(request.text[: self.key_length(request)])
+        return tree_key(request.text[: self.key_length(request)], self.bigram)
 
     def matched(self, cursors: RowCursors[N], length: N) -> RowCursors[N]:
         """A request with `length` tokens of prefix, whole pages: C = A = R, and nothing swept."""
@@ -116,7 +117,7 @@ class PrefixRules(SessionRules):
         lengths = [self.unfinished_length(r.cursors) for r in lanes]
         kept, ends, slots = [], [], []
         for request, length, own in zip(lanes, lengths, self.row_slots(lanes, lengths), strict=True):
-            key = tuple(request.text[:length])
+            key = tree_key(request.text[: length + self.bigram], self.bigram)
             if self.keep(self.holder_of(request), key, own, *self.owned_from(request.cursors)):
                 kept.append(request)
                 ends.append(length)
@@ -132,7 +133,7 @@ class PrefixRules(SessionRules):
 
     def unfinished_length(self, cursors: RowCursors[int]) -> int:
         """Tokens that a request which goes on has for the tree: whole pages."""
-        return self.floor(cursors.kv_committed_len)
+        return self.floor(max(0, cursors.kv_committed_len - self.bigram))
 
     def owned_from(self, cursors: RowCursors[int]) -> tuple[int, int]:
         """From where on an inserter brings SWA KV of its own, and full KV: behind its window and R."""
@@ -196,13 +197,13 @@ class PrefixRules(SessionRules):
         assert self.tree is not None
         length = self.finished_length(request.cursors, target)
         if length > request.cursors.cache_protected_len:
-            key = tuple(request.text[:length])
+            key = tree_key(request.text[: length + self.bigram], self.bigram)
             self.tree.insert(key, self.row_slots([request], [length])[0], *self.owned_from(request.cursors))
             self.move([request], self.protected_to, [length])
 
     def finished_length(self, cursors: RowCursors[int], target: int) -> int:
         """Tokens that a finished request has for the tree: what counts and is committed, whole pages."""
-        return self.floor(min(cursors.kv_committed_len, target))
+        return self.floor(max(0, min(cursors.kv_committed_len, target) - self.bigram))
 
     def drop(self, request: KVRequest) -> None:
         """An ordinary request ends or is retracted: what it holds goes, and then its lock."""

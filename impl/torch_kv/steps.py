@@ -34,21 +34,31 @@ class Steps(MemoryChecks):
         if not command.lanes or any(lane.tokens < 1 for lane in command.lanes):
             return Reason.EMPTY
         names = [lane.request for lane in command.lanes]
-        found = self._lanes(names, RequestPhase.ADMITTED, RequestPhase.EXTENDING)
+        found = self._lanes(names, RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
-        tokens = [chunk.tokens for chunk in command.lanes]
-        starts = [request.cursors.kv_committed_len for request in found]
-        ends = [start + count for start, count in zip(starts, tokens, strict=True)]
-        if any(end > len(request.text) for request, end in zip(found, ends, strict=True)):
+        decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
+        if len(decodes) == len(found):
+            return Reason.WRONG_PHASE
+        lanes = list(zip(found, command.lanes, strict=True))
+        if any(r.cursors.kv_committed_len + lane.tokens > len(r.text) for r, lane in lanes):
             return Reason.BAD_LENGTH
-        reason = self.make_room([request.row for request in found], starts, ends)
+        prompts = [request for request in found if request.phase is not RequestPhase.RUNNING]
+        tokens = [lane.tokens for request, lane in lanes if request.phase is not RequestPhase.RUNNING]
+        starts = [request.cursors.kv_committed_len for request in prompts]
+        ends = [start + count for start, count in zip(starts, tokens, strict=True)]
+        rows = [request.row for request in (*prompts, *decodes)]
+        reason = self.window_lost(decodes) or self.make_room(
+            rows, starts + self._allocated(decodes), ends + self._after_decode(decodes)
+        )
         if reason is not None:
             return reason
-        self.take_rows([request for request in found if request.row is None])
-        self.prefill(found, tokens)
-        self.insert_unfinished(found)
-        for request, end in zip(found, ends, strict=True):
+        self.take_rows([request for request in prompts if request.row is None])
+        self.prefill(prompts, tokens)
+        if decodes:
+            self.compute_next(decodes)
+        self.insert_unfinished(prompts)
+        for request, end in zip(prompts, ends, strict=True):
             request.started = True
             request.phase = RequestPhase.EXTENDING
             if end == len(request.text):  # the prompt is in: one token is sampled
@@ -82,12 +92,17 @@ class Steps(MemoryChecks):
         found = self._lanes(command.requests, RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
-        starts = [request.cursors.kv_allocated_len for request in found]
-        ends = [self.decoded(request.cursors).kv_allocated_len for request in found]
+        starts, ends = self._allocated(found), self._after_decode(found)
         reason = self.window_lost(found) or self.make_room([r.row for r in found], starts, ends)
         if reason is not None:
             return reason
-        store = self.store
+        self.compute_next(found)
+        self.launch(found)
+        return None
+
+    def compute_next(self, found: Sequence[KVRequest]) -> None:
+        """Allocate and write the newest token of requests that run, and sample one each."""
+        store, starts, ends = self.store, self._allocated(found), self._after_decode(found)
         lanes = Lanes(store.device, found, tail=self._stamps(found, [1] * len(found), [1] * len(found)))
         before, _ = store.cursors.move(lanes, self.decoded)
         span = store.span_of_one(lanes.row, before.kv_committed_len)
@@ -103,8 +118,14 @@ class Steps(MemoryChecks):
         self.write_decoded(slots, lanes.tail, fresh)
         for request in found:
             request.sample(1)
-        self.launch(found)
-        return None
+
+    @staticmethod
+    def _allocated(requests: Sequence[KVRequest]) -> list[int]:
+        return [request.cursors.kv_allocated_len for request in requests]
+
+    def _after_decode(self, requests: Sequence[KVRequest]) -> list[int]:
+        """kv_allocated_len of requests after a token more."""
+        return [self.decoded(request.cursors).kv_allocated_len for request in requests]
 
     def decoded(self, cursors: RowCursors[N]) -> RowCursors[N]:
         """A token is in: one slot past A, unless a draft has allocated ahead (LEN-4)."""

@@ -68,7 +68,7 @@ class TorchKV(LockHolders):
 
     @property
     def capabilities(self) -> adapter.Capabilities:
-        return adapter.Capabilities()
+        return adapter.Capabilities(mixed_batches=True, bigram=True)
 
     def reset(self, geometry: Geometry) -> None:
         """Start empty: new tensors of these sizes on the device."""
@@ -77,6 +77,7 @@ class TorchKV(LockHolders):
         self.window = geometry.window
         self.width = geometry.width
         self.tree = self.tree_class(self.store, geometry.window) if geometry.tree else None
+        self.bigram = geometry.bigram
         self.last_batch = self.running_batch = Batch()
         self.sessions.clear()
         self.requests.clear()

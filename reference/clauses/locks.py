@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reference.clauses.facts import Facts, TreeFacts
-from reference.commands import Command, Insert, Match, Unlock
+from reference.commands import Command, Insert, Match, Unlock, tree_key
 from reference.prefix_cache import key_of
 from reference.tree import Key, Tree
 
@@ -30,7 +30,7 @@ def locks_of(tree: Tree | None) -> Locks:
 
 def locks_after(
     before: Locks, was: Facts, facts: Facts, command: Command, again: str | None, *,
-    window: int | None, policy_is_free: bool,
+    window: int | None, bigram: bool, policy_is_free: bool,
 ) -> Locks:  # fmt: skip
     """The locks after a command that led from the facts `was` to `facts`.
 
@@ -56,7 +56,8 @@ def locks_after(
         texts |= {r.session or name: r.text for name, r in facts.requests.items()}
         if isinstance(command, (Match, Insert)):
             texts[command.holder] = key_of(command.prompt)
-        taken = {n: tuple(texts[n][:length]) for n, length in lengths.items() if n not in locks and length}
+        new = [n for n, length in lengths.items() if n not in locks and length]
+        taken = {n: tree_key(texts[n][: lengths[n] + bigram], bigram) for n in new}
     for name, key in taken.items():
         # One that another prompt of the same batch has split since may have pinned more than is seen now.
         split = any(n != name and other[:1] == key[:1] for n, other in taken.items())

@@ -12,6 +12,7 @@ from reference.clauses.facts import Facts, computed_once
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Outcome, Retract, SpecDecode,
+    tree_key,
 )  # fmt: skip
 from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
 from reference.prefix_cache import page_name
@@ -176,7 +177,8 @@ class Step:
             again = request.holder if session is None or session.slot is None else None
         return locks_after(
             self.locked_before, self.before, self.after, command, again,
-            window=self.config.geometry.window, policy_is_free=self.tree_policy_is_free,
+            window=self.config.geometry.window, bigram=self.config.geometry.bigram,
+            policy_is_free=self.tree_policy_is_free,
         )  # fmt: skip
 
     # What goes back.
@@ -212,8 +214,9 @@ class Step:
 
     @computed_once
     def _paths(self) -> dict[str, tuple[int, ...]]:
-        """The text of each holder as tokens."""
-        return {h.name: tuple(text_tokens(h.text)) for h in (*self.held, *self.held_before)}
+        """What the tree knows the text of each holder by."""
+        bigram = self.config.geometry.bigram
+        return {h.name: tree_key(text_tokens(h.text), bigram) for h in (*self.held, *self.held_before)}
 
     def _owed_of(self, pool: str) -> PagesByHolder:
         size, swa = self.config.geometry.page_size, pool == "swa"

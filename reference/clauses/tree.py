@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from reference.clauses.base import Failure, clause
 from reference.clauses.facts import Facts, NodeFacts, TreeFacts
 from reference.clauses.step import Step
-from reference.commands import Decode, Extend, Finish, Insert, SpecDecode
+from reference.commands import Decode, Extend, Finish, Insert, SpecDecode, token_of, tree_key
 from reference.cursors import ceil_page
-from reference.ledger import text_tokens
+from reference.ledger import Phase, text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
 
@@ -132,7 +132,7 @@ def wrong_token(facts: Facts) -> tuple[NodeFacts, str, int] | None:
     for node in facts.tree.nodes if facts.tree is not None else ():
         for pool, got in (("full", node.full_read), ("SWA", node.swa_read)):
             for at, (want, stamp) in enumerate(zip(node.path[node.start :], got)):
-                if want != stamp:
+                if token_of(want) != stamp:
                     return node, pool, at
     return None
 
@@ -182,11 +182,11 @@ def _inserted_found(step: Step) -> Failure | None:
 def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
     """Who puts whole pages into the tree, their tokens, up to where it brings no SWA KV, and whether it goes
     on: then only if it could match all of them again."""
-    size, command = step.config.geometry.page_size, step.command
+    size, bigram, command = step.config.geometry.page_size, step.config.geometry.bigram, step.command
     if not step.done or step.after.tree is None:
         return
     if isinstance(command, Insert):
-        key, lock = key_of(command.prompt), step.locked_before.get(command.holder)
+        key, lock = key_of(command.prompt, bigram), step.locked_before.get(command.holder)
         had = len(lock.key) if lock is not None else 0
         yield command.holder, _whole(key, size), ceil_page(max(command.evicted, had), size), command.chunked
     elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
@@ -194,14 +194,15 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
         assert c is not None
         length = min(c.kv_committed_len, was.origin + command.finished_len)
         brought = ceil_page(max(c.swa_evicted_seqlen, c.cache_protected_len), size)
-        yield was.holder, _whole(tuple(text_tokens(was.text, length)), size), brought, False
+        yield was.holder, _whole(tree_key(text_tokens(was.text, length), bigram), size), brought, False
     elif isinstance(command, Extend):
         for name, (committed, _) in step.progress.items():
             was = step.was.request(name)
             assert was is not None and was.cursors is not None
             session, c = step.was.session(was.session), was.cursors
-            if session is None or session.slot is None:  # later turns stay outside of the tree
-                key = tuple(text_tokens(was.text, c.kv_committed_len + committed))
+            later = session is not None and session.slot is not None  # stays outside of the tree
+            if not later and was.phase is not Phase.RUNNING:
+                key = tree_key(text_tokens(was.text, c.kv_committed_len + committed), bigram)
                 brought = ceil_page(max(step.frontier(name), c.cache_protected_len), size)
                 yield was.holder, _whole(key, size), brought, True
 

@@ -6,7 +6,7 @@ from reference.clauses.base import Failure, clause
 from reference.clauses.facts import NodeFacts
 from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, shrank, where
-from reference.commands import Admit, Match
+from reference.commands import Admit, Match, tree_key
 from reference.ledger import text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
@@ -129,15 +129,16 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     """(holder, key, length handed out) of a match."""
     if not step.done or step.before.tree is None or step.after.tree is None:
         return None
+    bigram = step.config.geometry.bigram
     if isinstance(step.command, Match):
-        key = key_of(step.command.prompt)
+        key = key_of(step.command.prompt, bigram)
         return step.command.holder, key, len(step.after.tree.lock_holders.get(step.command.holder, ()))
     request = step.acted
     if isinstance(step.command, Admit) and request is not None:
         session = step.was.session(request.session)
         facts = step.after.requests.get(request.name)
         if (session is None or session.slot is None) and facts is not None and facts.cursors is not None:
-            key = tuple(text_tokens(request.text, request.origin + request.output - 1))
+            key = tree_key(text_tokens(request.text, request.origin + request.output - 1), bigram)
             return request.name, key, facts.cursors.cache_protected_len
     return None
 

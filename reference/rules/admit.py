@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.commands import Admit, Reason
+from reference.commands import Admit, Reason, tree_key
 from reference.cursors import cut, resume
 from reference.ledger import ZERO, Cursors, Phase, State, text_tokens
 from reference.prefix_cache import matched
@@ -36,7 +36,8 @@ def admit(state: State, command: Admit, _: RuleContext) -> State:
     if session is None or session.slot is None:
         restored = ZERO
         if state.tree is not None:
-            state, length = matched(state, request.holder, tuple(text_tokens(request.text, key)))
+            known = tree_key(text_tokens(request.text, key), state.config.geometry.bigram)
+            state, length = matched(state, request.holder, known)
             restored = Cursors(length, length, 0, length)
     else:
         prefix = resume(session.slot, key, state.config.geometry.window or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.commands import Reason
-from reference.cursors import ceil_page
+from reference.cursors import ceil_page, lost_below, window_live
 from reference.ledger import Phase, Request, State, free
 from reference.rules.base import RuleContext, cursors_of, known_request, make_room, require
 from reference.rules.evict_swa import own_sweep
@@ -29,6 +29,12 @@ def batch_of(state: State, names: Sequence[str], *phases: Phase) -> list[Request
     requests = [known_request(state, name) for name in names]
     require(all(r.phase in phases for r in requests), Reason.WRONG_PHASE)
     return requests
+
+
+def require_window(state: State, request: Request) -> None:
+    """Refuse to compute the next token of a request where a sweep has freed SWA KV that it reads."""
+    c, window = cursors_of(request), state.config.geometry.window
+    require(window is None or window_live(lost_below(c), c.kv_committed_len, window), Reason.WINDOW_LOST)
 
 
 def allocate(state: State, grown: Grown, context: RuleContext) -> tuple[State, Grown]:

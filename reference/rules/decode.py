@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.commands import Decode, Reason, SpecDecode
-from reference.cursors import lost_below, window_live
 from reference.ledger import Phase, Request, State
 from reference.rules.base import NOT_RUNNING, Case, ChoiceNotAllowed, RuleContext, cursors_of, require, rule
-from reference.rules.batch import LANES, POOLS, Grown, allocate, batch_of
+from reference.rules.batch import LANES, POOLS, Grown, allocate, batch_of, require_window
 
 _EVICTS_FIRST = "Missing pages are evicted first."
 
@@ -67,11 +66,7 @@ def _round(
     grown: Grown = []
     for request, ahead, _ in lanes:
         cursors = cursors_of(request)
-        require(
-            geometry.window is None
-            or window_live(lost_below(cursors), cursors.kv_committed_len, geometry.window),
-            Reason.WINDOW_LOST,
-        )
+        require_window(state, request)
         allocated = max(cursors.kv_allocated_len, cursors.kv_committed_len + ahead)
         choice = context.choices.get(request.name)
         chosen = None if choice is None else choice.kv_allocated_len

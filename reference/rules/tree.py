@@ -39,7 +39,7 @@ def match(state: State, command: Match, _: RuleContext) -> State:
     require(not is_taken(state, command.holder), Reason.REQUEST_EXISTS)
     require(state.tree is not None, Reason.NO_TREE)
     require(prompt_len(command.prompt) <= state.config.geometry.width, Reason.ROW_TOO_SHORT)
-    return matched(state, command.holder, key_of(command.prompt))[0]
+    return matched(state, command.holder, key_of(command.prompt, state.config.geometry.bigram))[0]
 
 
 @rule(
@@ -98,8 +98,9 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
     require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
     locked = lock_holders(state).get(command.holder)
     require(locked is not None or not is_taken(state, command.holder), Reason.REQUEST_EXISTS)
-    key, geometry = key_of(command.prompt), state.config.geometry
-    length, prefix = len(key), len(locked or ())
+    geometry = state.config.geometry
+    key, length = key_of(command.prompt, geometry.bigram), prompt_len(command.prompt)
+    prefix = len(locked or ())
     require(key[:prefix] == (locked or ()), Reason.SHRINKING_PREFIX)
     require(command.evicted == 0 or geometry.window is not None, Reason.NO_SWA)
     require(state.tree is not None, Reason.NO_TREE)
@@ -108,7 +109,7 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
         reach = sweep_limit(length, geometry.window, geometry.page_size)
         require(command.evicted <= max(prefix, reach), Reason.UNFAITHFUL)
     require(length <= geometry.width, Reason.ROW_TOO_SHORT)
-    whole = key[: floor_page(length, geometry.page_size)]
+    whole = key[: floor_page(len(key), geometry.page_size)]
     state = make_room(state, (len(whole) - prefix) // geometry.page_size, context)
     return insert_by_lock_holder(
         state, command.holder, whole, command.evicted, context.effects, goes_on=command.chunked

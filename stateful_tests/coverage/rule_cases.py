@@ -112,7 +112,8 @@ def _extend(was: State, command: Extend, now: State) -> Labels:
     grows = _grows(was, now, names, _evicts(was, now))
     last = [_request(now, name).phase is Phase.RUNNING for name in names]
     if len(names) > 1:
-        return "batch", "last chunks" if all(last) else "chunks", "", *grows
+        mixed = any(_request(was, name).phase is Phase.RUNNING for name in names)
+        return "mixed batch" if mixed else "batch", "last chunks" if all(last) else "chunks", "", *grows
     before, after = _request(was, names[0]), _request(now, names[0])
     session = was.session(before.session)
     slotless = session is None or session.slot is None
@@ -256,7 +257,7 @@ def _in_tree(tree: Tree, key: Key) -> int:
 
 
 def _whole(state: State, prompt: Prompt) -> Key:
-    key = key_of(prompt)
+    key = key_of(prompt, state.config.geometry.bigram)
     return key[: floor_page(len(key), state.config.geometry.page_size)]
 
 
@@ -347,7 +348,7 @@ CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...
         ("", "part of its key from the tree", "all of its key from the tree", *TAILS),
     )),
     Extend: (_extend, (
-        ("takes a row", "resumes a slot", "goes on", "batch"), ("chunks", "last chunks"),
+        ("takes a row", "resumes a slot", "goes on", "batch", "mixed batch"), ("chunks", "last chunks"),
         ("", "into the tree", "kept out of the tree"), *_ROOM,
     )),
     Decode: (_decode, (("", "batch"), *_ROOM)),

@@ -128,7 +128,13 @@ def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
             yield Extend(lanes)
             if scope.geometry.tree:
                 yield Extend(lanes[::-1])
-    if all(r.phase is Phase.RUNNING for r in (one, two)):
+    running = [r for r in (one, two) if r.phase is Phase.RUNNING]
+    if scope.decode and len(running) == 1:  # a mixed batch
+        other = two if running[0] is one else one
+        if other.phase in (Phase.ADMITTED, Phase.EXTENDING):
+            for n in _chunks(scope, other):
+                yield Extend((Chunk(other.name, n), Chunk(running[0].name, 1)))
+    if len(running) == 2:
         if scope.decode:
             yield Decode(names)
         for a, b in product(_drafts(scope), _drafts(scope)):

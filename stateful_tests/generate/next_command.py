@@ -189,8 +189,13 @@ def _prompted(c: Enabled, plain: Submit) -> Submit:
 
 
 def _extend(c: Enabled) -> Extend:
-    chunks = []
-    for name in c.lanes(c.extending):
+    chunks, names = [], c.lanes(c.extending)
+    running = {r.name for r in c.running}
+    if c.profile.mixed and running and not once_in(c.source, 3):
+        names += [name for name in c.lanes(c.windowless or c.running) if name not in names]
+    elif not c.profile.mixed and not running.issuperset(names):
+        names = [name for name in names if name not in running]
+    for name in names:
         request = c.state.request(name)
         done = request.cursors.kv_committed_len if request is not None and request.cursors else 0
         left = request.origin + request.output - done if request is not None else 1
@@ -293,7 +298,9 @@ def _match(c: Enabled) -> Match:
 
 def _insert(c: Enabled) -> Insert:
     """Half the time somebody new inserts, else a lock holder whose lock can be spelt goes on from there."""
-    staying = {name: key for name, key in lock_holders(c.state).items() if prompt_len(spelt(key)) == len(key)}
+    more = c.state.config.geometry.bigram
+    locks = lock_holders(c.state).items()
+    staying = {name: key for name, key in locks if prompt_len(spelt(key)) == len(key) + (more and bool(key))}
     new = [g for g in c.profile.lock_holders if g not in lock_holders(c.state)]
     name = c.lock_holder(new if new and (not staying or once_in(c.source, 2)) else list(staying))
     locked: Key = staying.get(name, ())
@@ -312,7 +319,7 @@ def _insert(c: Enabled) -> Insert:
     if c.state.config.mode is Mode.FAITHFUL and not c.invalid:
         reach = sweep_limit(prompt_len(prompt), geometry.window, geometry.page_size)
         limit = min(limit, max(len(locked), reach))
-    evicted = draw_evicted(c.state, c.source, key_of(prompt), len(locked), limit)
+    evicted = draw_evicted(c.state, c.source, key_of(prompt, geometry.bigram), len(locked), limit)
     return Insert(name, prompt, -1 if c.invalid and once_in(c.source, 8) else evicted, chunked)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import takewhile
 
-from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len
+from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len, token_of
 from reference.ledger import Request, State
 from reference.tree import Key, nodes, path_of
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
@@ -19,7 +19,10 @@ from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
 @lru_cache(maxsize=1 << 14)
 def spelt(key: Key) -> Prompt:
     """The prompt that spells `key`, as far as its texts are shared ones."""
-    serials = takewhile(lambda serial: serial >= SHARED, (token >> POSITION_BITS for token in key))
+    tokens = [token_of(known) for known in key]
+    if key and key[-1] != tokens[-1]:  # of bigrams
+        tokens.append(key[-1] & (1 << 32) - 1)
+    serials = takewhile(lambda serial: serial >= SHARED, (token >> POSITION_BITS for token in tokens))
     return joined(tuple(Piece(_letter(serial), 1) for serial in serials))
 
 
@@ -126,7 +129,7 @@ def _overlong(state: State) -> list[Prompt]:
         spelt(lock.key[:end])
         for lock in state.tree.locks
         for end in range(lock.swa_from + size, len(lock.key) - window + 1, size)
-        if lock.key[0] >> POSITION_BITS >= SHARED
+        if token_of(lock.key[0]) >> POSITION_BITS >= SHARED
     ]
 
 

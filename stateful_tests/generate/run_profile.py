@@ -32,7 +32,8 @@ class RunProfile:
     long_prompts: of half a row instead of a page. own_tokens: prompts end with tokens that nobody shares.
     sessions, requests, lock_holders, texts: names in use; few make long conversations, many make crowds.
     allocate_ahead: slots are allocated far past the commit and, in free mode, sweeps are driven with all
-    of them. synchronise: requests wait for each other, so that batches are large.
+    of them. synchronise: requests wait for each other, so that batches are large. mixed: prefill batches take
+    requests along that decode.
     """
 
     machine: str = "sessions"
@@ -47,6 +48,7 @@ class RunProfile:
     texts: str = TEXTS
     allocate_ahead: bool = False
     synchronise: bool = False
+    mixed: bool = False
 
     @property
     def impolite(self) -> bool:
@@ -70,7 +72,10 @@ def draw_geometry(source: ChoiceSource, like: Geometry) -> Geometry:
 
 
 def with_settings(source: ChoiceSource, sizes: Geometry, capabilities: Capabilities) -> Geometry:
-    """These sizes, with each of the system's settings at its default or at a value that it names."""
+    """These sizes, with each of the system's settings at its default or at a value that it names, and once in
+    four times with a tree of bigrams."""
+    if sizes.tree and capabilities.bigram:
+        sizes = replace(sizes, bigram=once_in(source, 4))
     drawn = ((name, pick(source, ("", *values))) for name, values in sorted(capabilities.settings.items()))
     return replace(sizes, settings=tuple((name, value) for name, value in drawn if value))
 
@@ -99,6 +104,7 @@ def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str 
         boosted=frozenset(pick(source, MACHINES[machine]).__name__ for _ in range(source.upto(3))),
         allocate_ahead=ahead,
         synchronise=once_in(source, 4),
+        mixed=capabilities.mixed_batches and "Decode" not in disabled and once_in(source, 3),
     )
     if machine == "sessions":
         return profile

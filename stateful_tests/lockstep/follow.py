@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reference import tree as radix
 from reference.clauses.facts import Facts
-from reference.commands import Command, Decode, Extend, Insert, SpecDecode
+from reference.commands import Command, Decode, Extend, Insert, SpecDecode, tree_key
 from reference.ledger import State, text_tokens
 from reference.prefix_cache import key_of, lock_holders
 
@@ -26,6 +26,7 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     after it. Inside of that its swa_evicted_seqlen says nothing (lost_below).
     """
     assert state.tree is not None and facts.tree is not None
+    bigram = state.config.geometry.bigram
     tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
     for name in launched(command):
         before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
@@ -42,7 +43,7 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         else:
             taken = had < length <= before.cursors.kv_committed_len
         if whole and taken:
-            key = tuple(text_tokens(request.text, length))
+            key = tree_key(text_tokens(request.text), bigram)[:length]
             tree = radix.lock(radix.unlock(tree, request.holder), request.holder, key)
             cursors = cursors._replace(cache_protected_len=length)
         swept = seen.cursors.swa_evicted_seqlen
@@ -54,7 +55,7 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         locked = lock_holders(was).get(command.holder, ())
         length = len(facts.tree.lock_holders.get(command.holder, ()))
         if len(locked) <= length and length % tree.page_size == 0:
-            key = key_of(command.prompt)[:length]
+            key = key_of(command.prompt, bigram)[:length]
             tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)
     if tree.window is not None:  # what a holder's window has left behind may be given back
         past = {r.holder: r.cursors.kv_committed_len - tree.window for r in state.requests if r.cursors}

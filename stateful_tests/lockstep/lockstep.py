@@ -23,11 +23,11 @@ from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
-    SHARED, Broken, CheckBusy, Command, Done, Mode, Outcome, Reason, Refused, Report, Submit,
+    SHARED, Broken, CheckBusy, Command, Done, Extend, Mode, Outcome, Reason, Refused, Report, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
 from reference.geometry import Geometry
-from reference.ledger import State, full_pages, holders, swa_pages
+from reference.ledger import Phase, State, full_pages, holders, swa_pages
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed
@@ -93,12 +93,17 @@ class Lockstep:
         was = self.state
         now, expected = model.step(was, command)
         check_serial(now)
+        can = self.system.capabilities
+        if not can.mixed_batches and isinstance(command, Extend) and _mixed(was, command):
+            raise UnusableImplementation(f"{self.system.name} has no mixed batches")
         if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
             return self._count(expected)  # no scheduler would do it: the system is not asked
         try:
             outcome = self._unstarted or checked(self.system.apply(command))
             if not isinstance(outcome, Broken):
                 view, facts = self._seen()
+        except UnusableImplementation:  # the adapter's own fault, or nothing that the system can be asked
+            raise
         except (Exception, SystemExit) as error:
             outcome = Broken(described(error))
         if isinstance(outcome, Broken):
@@ -111,7 +116,6 @@ class Lockstep:
                 now, expected = model.step(was, command, outcome.choices)
             except model.ChoiceNotAllowed as error:
                 overreach = str(error)
-        can = self.system.capabilities
         if isinstance(outcome, Refused):
             if isinstance(expected, Done) and outcome.reason in can.may_refuse:
                 now, expected = was, outcome  # its policy: the reference follows
@@ -246,11 +250,19 @@ def check_fits(
     if not (can.tree if geometry.tree else can.no_tree):
         lacks = "radix tree" if geometry.tree else "variant without a radix tree"
         raise UnusableImplementation(f"{system.name} has no {lacks}")
+    if geometry.bigram and not can.bigram:
+        raise UnusableImplementation(f"{system.name} has no tree of bigrams")
     kinds = {type(c).__name__ for c in commands}
     if kinds - can.commands:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(kinds - can.commands)}")
     if not can.mixed_decode and {"Decode", "SpecDecode"} <= kinds:
         raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
+
+
+def _mixed(state: State, batch: Extend) -> bool:
+    """Some of its requests run, and some do not."""
+    found = (state.request(lane.request) for lane in batch.lanes)
+    return len({r.phase is Phase.RUNNING for r in found if r is not None}) > 1
 
 
 def turned_away(run: Run) -> set[int]:

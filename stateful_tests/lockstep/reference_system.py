@@ -13,7 +13,7 @@ from impl.adapter import (
 )  # fmt: skip
 from reference import model
 from reference import tree as radix
-from reference.commands import Command, Decode, Done, Extend, Outcome, SpecDecode
+from reference.commands import Command, Decode, Done, Extend, Outcome, SpecDecode, token_of, tree_key
 from reference.geometry import Geometry
 from reference.ledger import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
@@ -24,7 +24,7 @@ class ReferenceSystem:
     """`model.step` behind the adapter. Pages are assigned where the ledger says that one is owned."""
 
     name = "reference"
-    capabilities = Capabilities()
+    capabilities = Capabilities(mixed_batches=True, bigram=True)
 
     def reset(self, geometry: Geometry) -> None:
         self.state: State = model.initial(geometry)
@@ -62,7 +62,7 @@ class ReferenceSystem:
         size, pages = self.geometry.page_size, self.pages[pool]
         texts = {h.name: h.text for h in holders(was)}
         for holder, at in sorted(adopted & pages.keys()):
-            path = _tokens(texts[holder], (at + 1) * size)
+            path = self._key(texts[holder])[: (at + 1) * size]
             pages[page_name(path), at] = pages.pop((holder, at))
 
     def _assign(self) -> None:
@@ -91,7 +91,7 @@ class ReferenceSystem:
                 for pool, pages in self.pages.items():
                     if key in pages:
                         first = pages[key] * size
-                        self.stamps[pool][first : first + size] = placed.path[end - size : end]
+                        self.stamps[pool][first : first + size] = map(token_of, placed.path[end - size : end])
 
     def _forward(self, was: State) -> None:
         """Write the KV of what each named request committed; allocated-ahead slots hold nothing."""
@@ -118,7 +118,7 @@ class ReferenceSystem:
             if other is not None:
                 mapping[page * page_size : (page + 1) * page_size] = self._slots("swa", key)
         for holder in holders(self.state):
-            row = self._cached_slots(_tokens(holder.text, holder.cursors.cache_protected_len))
+            row = self._cached_slots(self._key(holder.text)[: holder.cursors.cache_protected_len])
             for i in full_pages(holder.cursors, page_size):
                 row += self._slots("full", (holder.name, i))
             cells[self.rows[holder.name]] = row
@@ -143,6 +143,9 @@ class ReferenceSystem:
             swa_stamps=self.stamps.get("swa", ()),
             tree=self._tree_view(),
         )
+
+    def _key(self, text: Text) -> Key:
+        return tree_key(_tokens(text), self.geometry.bigram)
 
     def _row(self, holder: str, cursors: Cursors | None) -> int | None:
         return self.rows.get(holder) if cursors is not None else None

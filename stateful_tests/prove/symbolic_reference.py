@@ -74,6 +74,7 @@ class SymbolicReference:
             "with_room": self._asked,
             "matched": lambda state, *_: (state, Int.of("R")),
             "text_tokens": lambda *_: (),
+            "tree_key": lambda *_: (),
             "_hand_over": lambda state, *_, **__: state._replace() if Bool.unknown("taken") else state,
         }
         for name, value in names.items():

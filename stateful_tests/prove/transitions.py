@@ -155,10 +155,10 @@ def _faithful(ref: SymbolicReference, state: Any) -> Any:
 
 
 def config(ref: SymbolicReference, mode: Mode) -> Any:
-    """Sizes of which nothing is known but that they are positive."""
-    width = Int.of("width")
-    assume(P >= 1, W >= 1, width >= 1)
-    geometry = SimpleNamespace(page_size=P, window=W, width=width, tree=False)
+    """Sizes of which nothing is known but that they are positive; bigram: 0 or 1."""
+    width, bigram = Int.of("width"), Int.of("bigram")
+    assume(P >= 1, W >= 1, width >= 1, bigram >= 0, bigram <= 1)
+    geometry = SimpleNamespace(page_size=P, window=W, width=width, tree=False, bigram=bigram)
     return ref.ledger.RunConfig(geometry, mode)
 
 
@@ -244,9 +244,10 @@ TREE = SimpleNamespace(page_size=P, window=W)  # as much of one as a row sees
 
 
 def _insert_prompt(ref: SymbolicReference, state: Any) -> Move:
-    """The radix tree takes over what the first turn has computed of its prompt."""
+    """The radix tree takes over what the first turn has computed of its prompt: a token past R at least."""
     was = state.request("r")
-    assume(was.cursors.kv_committed_len <= was.origin)
+    c = was.cursors
+    assume(c.kv_committed_len <= was.origin, c.cache_protected_len < c.kv_committed_len)
     now = ref.handover.insert_prompt(state._replace(tree=TREE), was, None)
     return Move(ref, state, now, None, was.cursors, now.request("r").cursors)
 

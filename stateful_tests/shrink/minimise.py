@@ -58,7 +58,8 @@ def _minimised(
         if isinstance(smallest.geometry, EngineConfig):
             smallest = _shrink_config(failing, smallest)
             continue
-        if system.capabilities.no_tree:
+        smallest = _shrink_size(failing, smallest, "bigram")
+        if system.capabilities.no_tree and not smallest.geometry.bigram:
             smallest = _shrink_size(failing, smallest, "tree")
         for name in ("page_size", "window", "full_pages", "swa_pages", "rows", "width"):
             smallest = _shrink_size(failing, smallest, name)
@@ -162,13 +163,13 @@ def failing_prefix(
     try:
         check_fits(system, trace.geometry, trace.commands)
         lockstep: Any = lockstep_on(system, trace.geometry, trace.mode, clause)
+        for command in trace.commands:
+            if lockstep.violation is None:
+                lockstep.do(command)
     except UnusableImplementation:
         return None
-    for command in trace.commands:
-        lockstep.do(command)
-        if (seen := lockstep.violation) is not None:
-            commands = trace.commands[: lockstep.steps]
-            alone = base is None or violated(base, replace(trace, commands=commands), clause) == ()
-            same = clause in seen.clauses and kind in (None, kind_of(seen.observed))
-            return commands if alone and same else None
-    return None
+    if (seen := lockstep.violation) is None:
+        return None
+    commands = trace.commands[: lockstep.steps]
+    alone = base is None or violated(base, replace(trace, commands=commands), clause) == ()
+    return commands if alone and clause in seen.clauses and kind in (None, kind_of(seen.observed)) else None

@@ -149,6 +149,7 @@ class GeometryBody(_Struct, frozen=True):
     rows: Annotated[int, Meta(ge=1, le=LIMITS["rows"])]
     width: Annotated[int, Meta(ge=1, le=LIMITS["width"])]
     tree: bool = False
+    bigram: bool = False
     settings: Annotated[dict[SettingName, SettingValue], Meta(max_length=16)] = {}
 
 

@@ -37,6 +37,7 @@ class ServerArgs(Bag):
     disable_overlap_schedule: bool
     disable_radix_cache: bool
     speculative_algorithm: str | None
+    speculative_num_draft_tokens: int
 
     def __init__(self) -> None:
         super().__init__(
@@ -111,6 +112,9 @@ class ForwardMode(IntEnum):
 
 class CaptureHiddenMode(IntEnum):
     NULL = 0
+
+    def need_capture(self) -> bool:
+        return False
 
 
 class DisaggregationMode(Enum):

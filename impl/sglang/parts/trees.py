@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from impl.adapter import NodeView, TreeSizes
+from impl.sglang.parts.namespaces import elements_of
 from reference.commands import Freed
 
 
@@ -50,7 +51,8 @@ class ReleaseTree:
 
         Returns the slots of what was found.
         """
-        key = self._key(token_ids=ids, extra_key=None)
+        salt = {"cache_salt": req.cache_salt} if getattr(req, "cache_salt", None) else {}
+        key = self._key(token_ids=ids, extra_key=req.extra_key, **salt)
         found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
         req.prefix_indices, req.last_node = found.device_indices, found.last_device_node
         req.cache_protected_len = len(found.device_indices)
@@ -84,7 +86,7 @@ class ReleaseTree:
         waiting: list[tuple[Any, list[int]]] = [(child, []) for child in first]
         while waiting:
             node, path = waiting.pop()
-            path = [*path, *node.key]
+            path = [*path, *elements_of(node.key)]
             yield self._node(node, path)
             waiting += [(child, path) for child in node.children.values()]
 
@@ -221,7 +223,7 @@ class _Rust(NumberedTree):
         for number, locks in re.findall(r"\[(\d+)\] [1-9]\d* full_lock=(\d+)", _printed(core.pretty_print)):
             node, full_locks = int(number), int(locks)
             snapshot = core.snapshot_buffer_backup(node, False)
-            path = paths[node] = [*paths.get(snapshot.parent_node_id, []), *snapshot.key.token_ids]
+            path = paths[node] = [*paths.get(snapshot.parent_node_id, []), *elements_of(snapshot.key)]
             full = core.get_component_device_value(node, self._full).tolist()
             swa = None if self.mapping is None else core.get_component_device_value(node, self._swa)
             swa_locks = 0 if swa is None or full[0] in free else max(1, full_locks)

@@ -32,6 +32,8 @@ class SGLangSystem(WorkerSystem):
     remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
         mixed_decode=False,
+        mixed_batches=True,
+        bigram=True,
         tree_policy_is_free=True,
         exact_reasons=False,
         lists_holders=False,

@@ -15,6 +15,7 @@ NEEDS = """
 0.5.10 ...    managers/schedule_batch.py | Req.to_finish; Req.output_ids; Req.origin_input_ids; Req.last_node
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch(reqs=_, req_to_token_pool=_, token_to_kv_pool_allocator=_, tree_cache=_)
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch.prepare_for_extend(); ScheduleBatch.prepare_for_decode()
+0.5.10 ...    managers/schedule_batch.py | ScheduleBatch.mix_with_running(_)
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch._evict_swa(_, _); FINISH_ABORT(); FINISH_LENGTH(length=_)
 0.5.10 0.5.19 managers/schedule_batch.py | ScheduleBatch.release_req(_, _, _); ScheduleBatch.retract_decode(_)
 0.5.19 ...    managers/schedule_batch.py | ScheduleBatch.release_req(_, _); ScheduleBatch.retract_decode()
@@ -71,7 +72,7 @@ NEEDS = """
 0.5.10 ...    mem_cache/swa_memory_pool.py | SWAKVPool
 0.5.10 ...    mem_cache/memory_pool.py | ReqToTokenPool(size=_, max_context_len=_, device=_, enable_memory_saver=_)
 0.5.10 ...    mem_cache/memory_pool.py | ReqToTokenPool.free_slots; ReqToTokenPool.req_to_token; ReqToTokenPool.size
-0.5.10 ...    mem_cache/cache_init_params.py | CacheInitParams(disable=_, req_to_token_pool=_, token_to_kv_pool_allocator=_, page_size=_, sliding_window_size=_)
+0.5.10 ...    mem_cache/cache_init_params.py | CacheInitParams(disable=_, req_to_token_pool=_, token_to_kv_pool_allocator=_, page_size=_, sliding_window_size=_, is_eagle=_)
 0.5.16 ...    mem_cache/cache_init_params.py | CacheInitParams.tree_components
 0.5.10 ...    mem_cache/base_prefix_cache.py | MatchPrefixParams(key=_, req=_); EvictParams(num_tokens=_, swa_num_tokens=_)
 0.5.10 0.5.17 mem_cache/base_prefix_cache.py | DecLockRefParams(swa_uuid_for_lock=_)

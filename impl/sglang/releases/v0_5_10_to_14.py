@@ -92,12 +92,12 @@ class Release0510:
         self.session_cache_class = getattr(load(module), name)
         self._import_checks(load)
         self.draft_len = 1  # what get_alloc_len_per_decode answers; set before each round
-        env = {
-            **self._spec_environment(),
-            "torch": torch,
+        lengths = {
             "get_alloc_len_per_decode": lambda *_: self.draft_len,
             "get_alloc_reserve_per_decode": lambda *_: 2 * self.draft_len,
         }
+        vars(self.batch).update(lengths)
+        env = {**self._spec_environment(), "torch": torch, **lengths}
         prepare = cut(root / self.spec_file, frozenset({self.spec_prepare}), env)
         self._prepare_spec = prepare[self.spec_prepare.rpartition(".")[2]]
 
@@ -167,6 +167,7 @@ class Release0510:
             token_to_kv_pool_allocator=allocator,
             page_size=geometry.page_size,
             sliding_window_size=geometry.window,
+            is_eagle=geometry.bigram,
         )
         if geometry.tree:
             kinds = self.radix_cache.RadixCache, self.swa_radix_cache.SWARadixCache
@@ -246,8 +247,9 @@ class Release0510:
         """Scheduler.abort_request on a request that waits: none of these informs the session."""
 
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
-        """Free positions [start, end) of a lock holder that the tree did not take; these take all."""
-        raise NotImplementedError(f"{self.version}: the tree left [{start}, {end}) to a lock holder")
+        """Free positions [start, end) of a lock holder that the tree did not take."""
+        rows = cache.req_to_token_pool.req_to_token
+        cache.token_to_kv_pool_allocator.free(rows[self.row(req), start:end])
 
     def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
         """A lock holder has finished: what it has computed goes into the tree, its lock is given back."""

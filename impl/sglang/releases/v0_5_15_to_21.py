@@ -44,6 +44,7 @@ class Unified(Release0511):
                 token_to_kv_pool_allocator=allocator,
                 page_size=geometry.page_size,
                 sliding_window_size=geometry.window,
+                is_eagle=geometry.bigram,
                 tree_components=(kinds.FULL,) if geometry.window is None else (kinds.FULL, kinds.SWA),
             )
         )
@@ -119,10 +120,6 @@ class Release0516(Unified, Release0515):
         vars(self.allocation)["assign_req_to_token_pool_func"] = doubles.assign_rows
 
     # -- requests ---------------------------------------------------------------------------------
-
-    def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
-        rows = cache.req_to_token_pool.req_to_token
-        cache.token_to_kv_pool_allocator.free(rows[self.row(req), start:end])
 
     def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
         del rows

@@ -85,7 +85,9 @@ class Calls:
             self._wrap(release, name, told)
         for owner, names in {
             batch.Req: ("init_next_round_input", "set_finish_with_abort"),
-            batch.ScheduleBatch: ("prepare_for_extend", "prepare_for_decode", "_evict_swa"),
+            batch.ScheduleBatch: (
+                "prepare_for_extend", "prepare_for_decode", "mix_with_running", "_evict_swa",
+            ),
         }.items():
             for name in names:
                 self._wrap_method(owner, name)
@@ -104,7 +106,7 @@ class Calls:
         for name in ("free_group_begin", "free_group_end"):
             self._wrap(server.allocator, name, lambda name=name: f"server.allocator.{name}()")
         self._wrap(server, "new_request", self._request, after=True)
-        self._wrap(server, "new_batch", self._batch)
+        self._wrap(server, "new_batch", self._batch, after=True)
         self._wrap(server.scheduler, "busy", self._busy)
         idle = "checks = memory_checks(server, ForwardMode.IDLE, [])"
         self._wrap(server.scheduler, "idle", lambda *_: idle)
@@ -212,7 +214,10 @@ class Calls:
             whose += f", drop_previous_output={undo.drop_previous_output}, offset={undo.offset}"
         return f"{name} = server.request({quoted(rid.removeprefix(LOCK_HOLDER))}, {ids_text(tokens)}{whose})"
 
-    def _batch(self, turns: Sequence[LiveRequest], mode: ForwardMode) -> str:
+    def _batch(self, batch: Any, turns: Sequence[LiveRequest], mode: ForwardMode) -> str:
+        mixes = mode is ForwardMode.DECODE and self._lines[-1:] == ["batch.prepare_for_extend()"]
+        name = "running" if mixes else "batch"
+        self._call_it(batch, name)
         names = ", ".join(self._name(t.req) for t in turns)
         server, how, before = self._driver.server, "", ""
         if any(turn.pending for turn in turns) and mode is ForwardMode.DECODE:
@@ -223,7 +228,7 @@ class Calls:
         if swept and self._chunk != SERVER_ARGS.chunked_prefill_size:
             self._chunk = SERVER_ARGS.chunked_prefill_size
             before = f"server.chunks_of({self._chunk})\n"
-        return f"{before}batch = server.batch(ForwardMode.{mode.name}, {names}{how})"
+        return f"{before}{name} = server.batch(ForwardMode.{mode.name}, {names}{how})"
 
     # -- the tree ---------------------------------------------------------------------------------
 
@@ -247,7 +252,7 @@ class Calls:
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> str:
         self._newcomers.discard(id(holder.req))
         page = self._driver.server.geometry.page_size
-        swept = f", swept={-(-evicted // page) * page}" if evicted > len(holder.tokens) else ""
+        swept = f", swept={-(-evicted // page) * page}" if evicted > len(holder.slots) else ""
         return f"compute(server, {self._name(holder.req)}, {ids_text(tokens)}{swept})"
 
     # -- memory checks ----------------------------------------------------------------------------

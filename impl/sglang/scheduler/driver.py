@@ -46,7 +46,8 @@ class Driver(TreeCommands):
         self.serial = 0
         self.results: Results
         self._settings = settings_of(release.version, list(TABLE))
-        self._environment = {name: os.environ.get(name) for name in self._settings}
+        inherited = {name: os.environ.get(name) for name in self._settings}
+        self._environment = {name: value for name, value in inherited.items() if name.startswith("SGLANG_")}
 
     def reset(self, geometry: Geometry) -> View:
         for name, inherited in self._environment.items():
@@ -151,7 +152,9 @@ class Driver(TreeCommands):
             undo = Bag(
                 id=name, replace=False, drop_previous_output=left <= 0, offset=left if left > 0 else None
             )
-        req = server.new_request(f"{command.request}#{serial}", tokens, name, undo)
+        before = [] if name is None else server.history(name)
+        namespace = server.namespace_of([*before, *tokens])
+        req = server.new_request(f"{command.request}#{serial}", tokens, name, undo, **namespace)
         if req.to_finish is not None:
             taken_back = command.rewind and not (name is not None and server.in_flight(name))
             if server.has_room_for_one():
@@ -160,7 +163,11 @@ class Driver(TreeCommands):
                 )
             raise CommandRefused(Reason.SHRINKING_PREFIX if taken_back else Reason.TURN_IN_FLIGHT)
         self.serial = serial
-        server.turns[command.request] = LiveRequest(self.release, command.request, name, serial, req, history)
+        if name is not None:
+            server.others[name] = bool(namespace)
+        server.turns[command.request] = LiveRequest(
+            self.release, command.request, name, serial, req, history, other=bool(namespace)
+        )
 
     def _reap(self) -> None:
         """The scheduler reaps sessions about once a second; here after every turn."""
@@ -199,16 +206,28 @@ class Driver(TreeCommands):
     def extend(self, command: c.Extend) -> list[Choice]:
         server, lanes = self.server, command.lanes
         require(lanes and all(lane.tokens >= 1 for lane in lanes), Reason.EMPTY)
-        turns = self._lanes([n.request for n in lanes], RequestPhase.ADMITTED, RequestPhase.EXTENDING)
-        ends = [self._chunk_from(t) + n.tokens for t, n in zip(turns, lanes, strict=True)]
+        everybody = self._lanes(
+            [n.request for n in lanes], RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING
+        )
+        decodes = [t for t in everybody if t.phase is RequestPhase.RUNNING]
+        turns = [t for t in everybody if t not in decodes]
+        require(turns, Reason.WRONG_PHASE)
+        asked = {n.request: n.tokens for n in lanes}
+        require(all(asked[t.name] == 1 for t in decodes), Reason.BAD_LENGTH)
+        ends = [self._chunk_from(t) + asked[t.name] for t in turns]
         require(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
+        self._window(decodes)
+        require(not (decodes and server.spec), Reason.UNFAITHFUL)
         fresh = sum(self.release.row(t.req) is None for t in turns)
-        self.server.require_room([(t.prefix, end) for t, end in zip(turns, ends, strict=True)], fresh)
+        spans = [(t.prefix, end) for t, end in zip(turns, ends, strict=True)]
+        self.server.require_room([*spans, *((t.fill - 1, t.fill) for t in decodes)], fresh)
 
         if self.overlap:  # a sweep keeps clear of the chunk in flight, which is at most that long
-            longest = max(n.tokens for n in lanes)
+            longest = max(asked.values())
             SERVER_ARGS.chunked_prefill_size = max(SERVER_ARGS.chunked_prefill_size, longest)
-        swept, spans = self._swept(turns), []
+        if decodes:
+            self._kind_of_run(spec=False)
+        swept, spans = self._swept(everybody), []
         for turn, end in zip(turns, ends, strict=True):
             req = turn.req
             if turn.locked:
@@ -223,10 +242,16 @@ class Driver(TreeCommands):
                 self.release.in_chunks(req, 1)
         batch = server.new_batch(turns, ForwardMode.EXTEND)
         batch.prepare_for_extend()
-        self._launch(turns, ForwardMode.EXTEND)
+        if decodes:  # Scheduler._get_new_batch_prefill
+            for turn in decodes:
+                self.results.before_round(turn)
+            running = server.new_batch(decodes, ForwardMode.DECODE)
+            running.prepare_for_decode()
+            batch.mix_with_running(running)
+        self._launch(everybody, ForwardMode.EXTEND)
         for turn, (start, end) in zip(turns, spans, strict=True):
             server.forward(turn, start, end)
-        launched = self._swept(turns)
+        launched = self._swept(everybody)
         last = all(end == t.fill for t, end in zip(turns, ends, strict=True))
         with server.results_of_prefill(last):  # what is no last chunk goes into the tree after it
             for turn, end in zip(turns, ends, strict=True):
@@ -238,8 +263,11 @@ class Driver(TreeCommands):
                 else:
                     turn.phase = RequestPhase.RUNNING
                     self.results.arrived(turn, Result(server.sample(turn, 1), prefill=True))
-        late = {choice.request for choice in self._sweeps(turns, launched)}
-        sweeps = self._own_sweeps(turns, swept, launched)
+            for turn in decodes:
+                server.forward(turn, turn.fill - 1, turn.fill)
+                self.results.arrived(turn, Result(server.sample(turn, 1)))
+        late = {choice.request for choice in self._sweeps(everybody, launched)}
+        sweeps = self._own_sweeps(everybody, swept, launched)
         return [replace(c, after=c.request in late) for c in sweeps]
 
     def _chunk_from(self, turn: LiveRequest) -> int:
@@ -302,6 +330,7 @@ class Driver(TreeCommands):
         for turn in turns:
             self.results.before_round(turn)
         batch = server.new_batch(turns, ForwardMode.DECODE)
+        SERVER_ARGS.speculative_num_draft_tokens = draft_len
         self.release.prepare_spec(batch, draft_len)
         self._launch(turns, ForwardMode.DECODE)
         launched = self._swept(turns)
@@ -372,7 +401,7 @@ class Driver(TreeCommands):
         others go on; else as retract_all and priority preemption do it, which take whom they like."""
         running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING and t is not turn]
         others = [t for t in running if _standing(t) >= _standing(turn)]
-        if others and not self.server.spec and self._fits(others):
+        if others and self._fits(others):
             batch = self.server.new_batch([*others, turn], ForwardMode.DECODE)
             if self.release.retract_decode(batch) != ([turn.req], []):
                 raise RuntimeError("retract_decode has taken other requests than by its order")
@@ -384,12 +413,16 @@ class Driver(TreeCommands):
         page, server = self.server.geometry.page_size, self.server
         pools = [p.available_size() // page for p in (server.full_pool, server.swa_pool) if p is not None]
         room = min(server.free_counts()[1:] if evicting else pools)
-        return sum(server.cursors(t).kv_committed_len % page == 0 for t in turns) <= room
+        cursors = [server.cursors(t) for t in turns]
+        if not server.spec:
+            return sum(c.kv_committed_len % page == 0 for c in cursors) <= room
+        ends = [self.release.spec_end(c, self.release.draft_len, page) for c in cursors]
+        return sum(-(-e // page) - -(-c.kv_allocated_len // page) for e, c in zip(ends, cursors)) <= room
 
     def _last_resort(self, turn: LiveRequest) -> bool:
         """Give up the one request that runs, as retract_decode does where its next step does not fit."""
         running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING]
-        if running != [turn] or self.server.spec or self._fits(running, evicting=True):
+        if running != [turn] or self._fits(running, evicting=True):
             return False
         if any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn):
             return False

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from impl.adapter import Cursors, LockHolderView, RequestView, SessionView, TreeView, View
+from impl.sglang.parts import namespaces
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
@@ -38,7 +39,7 @@ class LiveRequest:
 
     history: how many tokens of its input the session put there. locked: it waits with a prefix of the
     radix tree locked; once it has a row, the lock is the release's business. pending: results of launched
-    batches that are not processed yet, the oldest first.
+    batches that are not processed yet, the oldest first. other: it is in the namespace (namespaces.py).
     """
 
     release: Release0510
@@ -50,6 +51,7 @@ class LiveRequest:
     phase: RequestPhase = RequestPhase.QUEUED
     started: bool = False
     locked: bool = False
+    other: bool = False
     pending: list[Result] = field(default_factory=list)
 
     @property
@@ -63,7 +65,8 @@ class LiveRequest:
     @property
     def text(self) -> list[int]:
         waiting = [token for result in self.pending for token in result.tokens]
-        return [*self.req.origin_input_ids, *self.req.output_ids, *waiting]
+        tokens = [*self.req.origin_input_ids, *self.req.output_ids, *waiting]
+        return namespaces.exchanged(tokens) if self.other else tokens
 
     @property
     def fill(self) -> int:
@@ -78,7 +81,8 @@ class LiveRequest:
 
 @dataclass(slots=True)
 class LockHolder:
-    """Who holds a lock on the tree: the release's own `req`; tokens and slots of the locked prefix."""
+    """Who holds a lock on the tree: the release's own `req`; slots of the locked prefix, and the tokens that
+    tell it."""
 
     req: Any
     tokens: list[int]
@@ -95,6 +99,7 @@ class Server:
         page = geometry.page_size
         SERVER_ARGS.page_size = page
         SERVER_ARGS.speculative_algorithm = None
+        SERVER_ARGS.speculative_num_draft_tokens = release.draft_len = 1  # as of the last round
         SERVER_ARGS.disable_radix_cache = not geometry.tree
         SERVER_ARGS.disable_overlap_schedule = not overlap
         SERVER_ARGS.chunked_prefill_size = -1
@@ -113,6 +118,8 @@ class Server:
         self.spec: bool | None = None  # unknown until the first decode round
         self.batches = 0  # made so far
         self.grouped = False  # what is freed waits for the end of the batch
+        self.namespace = dict(geometry.settings).get(namespaces.SETTING, "")
+        self.others: dict[str, bool] = {}  # sessions -> whether they are in the namespace
         self.full_stamps = [0] * ((geometry.full_pages + 1) * page)
         self.swa_stamps = [] if swa is None else [0] * ((geometry.swa_pages + 1) * page)
 
@@ -175,8 +182,10 @@ class Server:
         """
         turn = self.in_flight(session)
         if turn is not None:
-            return list(turn.req.origin_input_ids[: turn.history])
-        return self.release.history(self.controller.get(session))
+            tokens = list(turn.req.origin_input_ids[: turn.history])
+        else:
+            tokens = self.release.history(self.controller.get(session))
+        return namespaces.exchanged(tokens) if self.others.get(session) else tokens
 
     def hands_prompt_in(self, turn: LiveRequest) -> bool:
         """Processing the result of the request's prefill hands its prompt to the radix tree."""
@@ -185,22 +194,30 @@ class Server:
 
     # -- making release objects -------------------------------------------------------------------
 
-    def new_request(self, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> Any:
+    def namespace_of(self, tokens: Sequence[int]) -> dict[str, str]:
+        """What a request for these says of its namespace."""
+        return {self.namespace: namespaces.NAME} if self.namespace and namespaces.begins_other(tokens) else {}
+
+    def new_request(
+        self, rid: str, tokens: list[int], session: str | None, undo: Bag | None, **namespace: str
+    ) -> Any:
         """The release's Req: of a session by its create_req, else by itself.
 
-        undo: session parameters of a client that takes tokens back.
+        undo: session parameters of a client that takes tokens back. namespace: the field that names one.
         """
         sampling = SamplingParams()
+        if namespace:
+            tokens = namespaces.exchanged(tokens)
         if session is None:
             return self.release.batch.Req(
                 rid=rid, origin_input_text=None, origin_input_ids=self.release.ids(tokens),
-                sampling_params=sampling, vocab_size=VOCABULARY,
+                sampling_params=sampling, vocab_size=VOCABULARY, **namespace,
             )  # fmt: skip
         asked = Bag(
             rid=rid, input_ids=self.release.ids(tokens), sampling_params=sampling, stream=False,
             return_logprob=False, top_logprobs_num=0, return_hidden_states=False, return_routed_experts=False,
             require_reasoning=False,
-            session_params=undo or Bag(id=session, replace=False, drop_previous_output=False),
+            session_params=undo or Bag(id=session, replace=False, drop_previous_output=False), **namespace,
         )  # fmt: skip
         return self.controller.get(session).create_req(asked, None, VOCABULARY)
 
@@ -219,7 +236,9 @@ class Server:
         batch.spec_info = Bag() if self.spec else None
         batch.return_logprob = False
         batch.hisparse_coordinator = None
-        batch.sampling_info = Bag(penalizer_orchestrator=Bag(is_required=False))
+        batch.sampling_info = Bag(
+            penalizer_orchestrator=Bag(is_required=False), merge_batch=lambda _: None,
+        )  # fmt: skip
         batch.forward_mode = mode
         self.batches += 1
         batch.forward_iter = self.batches
@@ -233,6 +252,7 @@ class Server:
             batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
             batch.seq_lens_sum = sum(lengths)
             batch.output_ids = torch.zeros(len(lengths), dtype=torch.int64)
+            batch.multimodal_inputs = [None for _ in turns]
         return batch
 
     # -- the model's part -------------------------------------------------------------------------

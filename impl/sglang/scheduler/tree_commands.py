@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.refusals import require, spelled
@@ -32,9 +33,9 @@ class TreeCommands:
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
         holder = self._newcomer(command.holder)
         tree.unlock(holder.req)
-        holder.slots = tree.match(holder.req, self.release.ids(tokens))
+        holder.slots = tree.match(holder.req, self.release.ids(self._named(holder, tokens)))
         tree.lock(holder.req)
-        holder.tokens = tokens[: len(holder.slots)]
+        holder.tokens = self._spelling(tokens, len(holder.slots))
         server.lock_holders[command.holder] = holder
 
     def unlock(self, command: Unlock) -> None:
@@ -48,8 +49,8 @@ class TreeCommands:
         holder = server.lock_holders.get(command.holder)
         require(holder is not None or not server.named(command.holder), Reason.REQUEST_EXISTS)
         locked = [] if holder is None else holder.tokens
-        prefix = len(locked)
-        require(tokens[:prefix] == locked, Reason.SHRINKING_PREFIX)
+        prefix = 0 if holder is None else len(holder.slots)
+        require(tokens[: len(locked)] == locked, Reason.SHRINKING_PREFIX)
         require(geometry.window is not None or command.evicted == 0, Reason.NO_SWA)
         self._tree()
         require(0 <= command.evicted <= len(tokens), Reason.BAD_LENGTH)
@@ -58,18 +59,19 @@ class TreeCommands:
             limit = release.sweep_limit(len(tokens), geometry.window, geometry.page_size)
             require(not command.chunked and command.evicted <= limit, Reason.UNFAITHFUL)
         require(len(tokens) <= geometry.width, Reason.ROW_TOO_SHORT)
-        end = len(tokens) // geometry.page_size * geometry.page_size
+        computed = self._spelling(tokens, self._whole(len(tokens)))
+        end = len(computed)
         server.require_room([(prefix, end)])
 
         holder = holder or self._newcomer(command.holder)
-        self._compute(holder, tokens[:end], command.evicted)
+        self._compute(holder, computed, command.evicted)
         if not command.chunked:
             release.hand_in(holder.req, server.cache, server.rows)
             server.lock_holders.pop(command.holder, None)
             return
         release.checkpoint(holder.req, server.cache, chunked=True)
         locked_len = release.cursors(holder.req).cache_protected_len
-        holder.tokens = tokens[:locked_len]
+        holder.tokens = self._spelling(tokens, locked_len)
         # A request would go on with what the tree did not take; a lock holder has nothing of its own.
         holder.slots = server.rows.req_to_token[server.spare_row, :locked_len].to(torch.int64)
         if locked_len < end:
@@ -89,6 +91,22 @@ class TreeCommands:
         assert tree is not None
         return tree
 
+    def _whole(self, tokens: int) -> int:
+        """How much of so many tokens the tree can know, whole pages."""
+        page = self.server.geometry.page_size
+        return max(0, tokens - self.server.geometry.bigram) // page * page
+
+    def _spelling(self, tokens: list[int], length: int) -> list[int]:
+        """The tokens that tell the first `length` positions of a text: of bigrams one more."""
+        return tokens[: length + self.server.geometry.bigram] if length else []
+
+    def _named(self, holder: LockHolder, tokens: list[int]) -> list[int]:
+        """The tokens as the release has them, in the namespace that its request is in from now on."""
+        namespace = self.server.namespace_of(tokens)
+        if field := self.server.namespace:
+            setattr(holder.req, field, namespace.get(field))
+        return exchanged(tokens) if namespace else tokens
+
     def _newcomer(self, name: str) -> LockHolder:
         """A lock holder that has locked nothing."""
         req = self.server.new_request(f"lock holder {name}", [], None, None)
@@ -96,12 +114,12 @@ class TreeCommands:
         return LockHolder(req, [], torch.empty((0,), dtype=torch.int64))
 
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> None:
-        """Give the lock holder the row of a request that has computed `tokens`, whole pages of them.
+        """Give the lock holder the row of a request that has computed `tokens`, whole pages for the tree.
 
         evicted: a sweep has freed its SWA pages below this, as far as they are its own.
         """
         server, req, row = self.server, holder.req, self.server.spare_row
-        prefix, end, page = len(holder.tokens), len(tokens), server.geometry.page_size
+        prefix, end, page = len(holder.slots), len(tokens), server.geometry.page_size
         cells = server.rows.req_to_token[row]
         cells[:prefix] = holder.slots.to(cells.dtype)
         if prefix < end:
@@ -110,5 +128,5 @@ class TreeCommands:
             server.stamp(slots, tokens[prefix:])
         swept = -(-evicted // page) * page if evicted > prefix else 0
         if swept:
-            server.allocator.free_swa(cells[prefix : min(swept, end)].to(torch.int64))
-        self.release.computed(req, list(tokens), row, swept)
+            server.allocator.free_swa(cells[prefix : min(swept, self._whole(end))].to(torch.int64))
+        self.release.computed(req, self._named(holder, list(tokens)), row, swept)

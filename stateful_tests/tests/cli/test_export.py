@@ -194,6 +194,13 @@ def test_what_no_class_of_the_release_shows_is_refused(exported: Exported) -> No
         export.unit_test(trace, "x", exported.system)
 
 
+def test_keys_that_the_exported_server_has_not_are_refused(exported: Exported) -> None:
+    trace = load(OLD / "overshoot_stays_after_a_finish.json")
+    for sizes in ({"tree": True, "bigram": True}, {"settings": (("namespaces", "extra_key"),)}):
+        with pytest.raises(NotExportable, match="bigram keys and namespaces"):
+            export.unit_test(replace(trace, geometry=replace(trace.geometry, **sizes)), "x", exported.system)
+
+
 def test_a_trace_that_conforms_is_refused(exported: Exported) -> None:
     with pytest.raises(NotExportable, match="conforms on sglang@checkout"):
         export.unit_test(changed(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system)

@@ -47,6 +47,7 @@ _REFUSING = (
     replace(_ONE, mode=Mode.FAITHFUL),
     _TWO,
     replace(_TWO, geometry=Geometry(1, 1, 4, 2, 2, 2)),
+    replace(_TWO, geometry=Geometry(1, 1, 6, 6, 2, 4), ahead=3, retracts=False, aborts=False),
     _LOCKING,
     replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,)),
     Scope(
@@ -142,6 +143,7 @@ def _names(
         "closing": session is not None and session.closing,
         "turn": session is not None and session.turn is not None,
         "started": request is not None and request.started,
+        "runs": request is not None and request.phase is Phase.RUNNING,
         "origin": request.origin if request is not None else 0,
         "output": request.output if request is not None else 0,
     }  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,9 +42,9 @@ def run(request: str, session: str | None, tokens: int) -> tuple[Command, ...]:
     return (*started(request, session, tokens), Extend((Chunk(request, tokens),)))
 
 
-def play(system: System, name: str, *commands: Command, tree: bool = True) -> Lockstep:
+def play(system: System, name: str, *commands: Command, tree: bool = True, **sizes: Any) -> Lockstep:
     """All done, beside the reference, which may have nothing to object to."""
-    lockstep = Lockstep(system, replace(preset(name), tree=tree), Mode.FAITHFUL)
+    lockstep = Lockstep(system, replace(preset(name), tree=tree, **sizes), Mode.FAITHFUL)
     for command in commands:
         assert isinstance(lockstep.do(command), Done), command
         assert lockstep.violation is None, (command, lockstep.violation)
@@ -56,6 +57,10 @@ SHARED_TURN = (Open("s"), *started("a", "s", 2, a(8)), Extend((Chunk("a", 10),))
 SECOND_TURN = (*started("b", "s", 2), Admit("b"), Extend((Chunk("b", 3),)), Decode(("b",)))
 AGAIN = (Admit("b"), Extend((Chunk("b", 1),)))
 PAIR = (*started("p", None, 1, a(8)), *started("q", None, 1, a(8)), Extend((Chunk("p", 9), Chunk("q", 9))))
+MIXED = (
+    *run("p", None, 3), *started("q", None, 6), Extend((Chunk("q", 4), Chunk("p", 1))),
+    Extend((Chunk("q", 2), Chunk("p", 1))), Decode(("p", "q")), Finish("p", 4),
+)  # fmt: skip
 # What happens -> the sizes at which it does, and the commands. The names of sizes are those of presets.
 WITHOUT_A_TREE: dict[str, tuple[str, tuple[Command, ...]]] = {
     "a turn of two chunks": ("page1 page2 page4 no-swa", (
@@ -70,6 +75,7 @@ WITHOUT_A_TREE: dict[str, tuple[str, tuple[Command, ...]]] = {
     "a verify round": ("page2", (
         *TWO_CHUNKS, SpecDecode((Draft("a", 3, 2),)), SpecDecode((Draft("a", 3, 1),)), Finish("a", 3),
     )),
+    "one decodes while another prefills": ("page1 page2 no-swa", MIXED),
     "requests that still prefill": ("no-swa", (
         *started("o", None, 9), *run("p", None, 1), Extend((Chunk("o", 3),)), CheckBusy(2), Retract("p"),
         CheckBusy(),
@@ -88,6 +94,7 @@ WITH_A_TREE: dict[str, tuple[str, tuple[Command, ...]]] = {
         Insert("g", a(8)), *started("r", None, 3, a(8)), Admit("r"), Abort("r"),
     )),
     "two requests of one batch": ("page4", PAIR),
+    "one decodes while another goes into the tree": ("page2 no-swa", MIXED),
     "a busy check of a shared prefix": ("no-swa", (*PAIR, CheckBusy())),
     "a turn that is aborted midway": ("page2 no-swa", (
         Open("s"), *run("a", "s", 5), Finish("a", 1), *started("b", "s", 5), Extend((Chunk("b", 6),)),
@@ -125,6 +132,29 @@ def test_a_scene_and_the_end_of_all_conform(real: System, tree: int, name: str, 
     if real.name == "sglang==0.5.10" and what in NOT_IN_0_5_10:
         pytest.skip("fixtures/releases/sglang-0.5.10 has the fault")
     lockstep = play(real, name, *(WITHOUT_A_TREE, WITH_A_TREE)[tree][what][1], tree=bool(tree))
+    for command in finale(lockstep.state, real.capabilities):
+        lockstep.do(command)
+        assert lockstep.violation is None, (command, lockstep.violation)
+
+
+# Prompts that part at the end of a page, or by their namespace alone (b is spelt as a, in another one).
+ALIKE = (
+    Insert("g", a(8)), Match("h", a(8)), Insert("h", a(8, ("b", 4)), chunked=True), Unlock("h"),
+    Match("i", (Piece("b", 9),)), Unlock("i"), Open("s"), *started("x", "s", 1, (Piece("b", 8),)),
+    Extend((Chunk("x", 9),)), Finish("x", 1), *started("y", "s", 2), Extend((Chunk("y", 3),)), Finish("y", 1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("bigram", [False, True])
+@pytest.mark.parametrize("namespaces", ["", "extra_key", "cache_salt"])
+@pytest.mark.parametrize("name", ["page1", "page4", "no-swa"])
+def test_keys_of_bigrams_and_in_namespaces(real: System, name: str, namespaces: str, bigram: bool) -> None:
+    if namespaces not in ("", *real.capabilities.settings["namespaces"]):
+        pytest.skip("the release has no such field")
+    if real.name == "sglang==0.5.10" and namespaces:
+        pytest.skip("fixtures/releases/sglang-0.5.10 has the fault")
+    settings = (("namespaces", namespaces),) if namespaces else ()
+    lockstep = play(real, name, *ALIKE, bigram=bigram, settings=settings)
     for command in finale(lockstep.state, real.capabilities):
         lockstep.do(command)
         assert lockstep.violation is None, (command, lockstep.violation)

@@ -177,8 +177,8 @@ FAULTS: tuple[Fault, ...] = (
         ("text/spec_decode",), ("spec-commits-drafts",),
     ),
     Fault(
-        "decode goes on without its window", DECODE,
-        "or window_live(lost_below(cursors), cursors.kv_committed_len, geometry.window),", "or True,",
+        "decode goes on without its window", "reference.rules.batch",
+        "or window_live(lost_below(c), c.kv_committed_len, window),", "or True,",
         ("window/decode", "reads/decode"), ("decode-past-lost-window",),
     ),
 )  # fmt: skip

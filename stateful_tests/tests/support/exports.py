@@ -62,8 +62,10 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
     machine = "sessions" if number % 3 == 0 else "both"
     geometry = draw_geometry(source, pick(source, list(PRESETS.values())))
     geometry = replace(geometry, tree=machine == "both")
-    geometry = with_settings(RandomChoices(f"settings {number}"), geometry, system.capabilities)
-    profile = draw_profile(source, replace(system.capabilities, mixed_decode=False), machine)
+    settings = {name: values for name, values in system.capabilities.settings.items() if name != "namespaces"}
+    can = replace(system.capabilities, settings=settings, bigram=False)  # that cannot be exported
+    geometry = with_settings(RandomChoices(f"settings {number}"), geometry, can)
+    profile = draw_profile(source, can, machine)
     lockstep, steps = Lockstep(system, geometry, Mode.FAITHFUL), []
     while len(steps) < 30 and lockstep.violation is None:
         command = propose(lockstep.state, source, profile)

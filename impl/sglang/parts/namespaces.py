@@ -1,0 +1,37 @@
+"""Two texts of the same tokens, told apart by a namespace alone (extra_key or cache_salt of a request).
+
+With the setting `namespaces` the shared texts b, d, f, ... are spelt with the tokens of a, c, e, ..., and
+whoever's text begins with one of them asks for it in a namespace; there the two of a pair are exchanged.
+What the specification tells apart by its tokens a release then has to tell apart by namespaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from reference.commands import POSITION_BITS, SHARED, tree_key
+
+SETTING = "namespaces"  # its values are names of a request's fields
+NAME = "kvspec"
+
+
+def begins_other(tokens: Sequence[int]) -> bool:
+    """A text that begins like this is asked for in the namespace."""
+    serial = tokens[0] >> POSITION_BITS if tokens else 0
+    return serial >= SHARED and (serial - SHARED) % 2 == 1
+
+
+def exchanged(tokens: Iterable[int]) -> list[int]:
+    """The tokens with the texts of each pair exchanged; twice is none."""
+    pairs = ((token >> POSITION_BITS, token) for token in tokens)
+    return [token ^ 1 << POSITION_BITS if serial >= SHARED else token for serial, token in pairs]
+
+
+def elements_of(key: Any) -> list[int]:
+    """The elements of a RadixKey as the specification has them (`tree_key`)."""
+    inside = key.extra_key is not None or getattr(key, "cache_salt", None) is not None
+    tokens, bigram = list(key.token_ids), bool(key.is_bigram)
+    if tokens and isinstance(tokens[0], tuple):  # up to 0.5.12, where a slice forgets that it has bigrams
+        tokens, bigram = [first for first, _ in tokens] + [tokens[-1][1]], True
+    return list(tree_key(exchanged(tokens) if inside else tokens, bigram))
