@@ -43,6 +43,7 @@ class Beside:
         self._sweeps: dict[str, Choice] = {}  # of sweeps before the extend that they belong to
         self._matched: dict[str, int] = {}  # prefix that a request was given when it was last looked at
         self._launched: Counter[str] = Counter()  # verify rounds of a request whose results are to come
+        self._midway: set[str] = set()  # requests that were there when the log began: theirs are not known
         self._lanes = 0  # of a round that was prepared since the last step
         self._closing: dict[str, bool] = {}  # sessions that are to be closed; True: not at once
         self._busy: dict[str, str] = {}  # sessions whose turn was aborted in the queue: a known fault

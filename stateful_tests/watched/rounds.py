@@ -160,7 +160,7 @@ class Rounds(Turns):
             mine = (self.state.request(name) or request).cursors
             assert mine is not None
             self._launched[name] += 1
-            if self._launched[name] > 1 + self.header.overlap:
+            if self._launched[name] > 1 + self.header.overlap and name not in self._midway:
                 want = f"a result of {name} before its next round"
                 self._part(None, Verdict("OUT-1", want, f"{self._launched[name]} rounds have none"))
             self.result.compared += 1
@@ -205,10 +205,10 @@ class Rounds(Turns):
         if accept <= 0 or request.phase is not Phase.RUNNING:
             return None
         self._launched[name] -= 1
-        if self._launched[name] < 0:
+        if self._launched[name] < 0 and name not in self._midway:
             told = f"no result of {name}: no round of it is in flight"
             self._part(None, Verdict("OUT-1", told, f"{accept} tokens are accepted"))
-            self._launched[name] = 0
+        self._launched[name] = max(0, self._launched[name])
         return Draft(name, max(1, mine.kv_allocated_len - mine.kv_committed_len), accept)
 
     def _catch_up(self, name: str, got: Cursors) -> None:

@@ -54,6 +54,7 @@ class Validator(Rounds):
         request = self.state.request(e.request)
         assert request is not None
         self._launched.pop(e.request, None)
+        self._midway.discard(e.request)
         self._matched.pop(e.request, None)
         self._counts(e)
         if e.after is not None and e.request in self._rejected:
@@ -189,6 +190,7 @@ class Validator(Rounds):
         """A state of the reference from a server in the middle of its life."""
         state, serial = model.initial(self.geometry, Mode.FAITHFUL), 0
         self._times_out.clear()
+        self._midway = {r.request for r in e.requests}
         self._closing.clear()
         turns: dict[str, Request] = {}
         for r in e.requests:

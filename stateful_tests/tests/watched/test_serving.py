@@ -16,6 +16,8 @@ from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.whole_scheduler import Misread, RunOutcome
 from impl.sglang.server.worker import Job
 from stateful_tests.watched import population, serving
+from stateful_tests.watched.reader import WatchLog
+from stateful_tests.watched.validator import Validator
 
 WATCHED = Path(__file__).parents[3] / "fixtures" / "watched"
 LOG = WATCHED / "sglang-0.5.23-tree_under_overlap.jsonl"
@@ -101,3 +103,15 @@ def test_a_known_fault_is_told_by_name(scheduler: WholeScheduler) -> None:
     judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(), (second,), 1))
     assert {each.known for each in judged.findings} == {"rejection-ends-turn"}
     assert not judged.new
+
+
+def test_a_log_may_begin_at_any_part(scheduler: WholeScheduler, tmp_path: Path) -> None:
+    rng = random.Random("parts")
+    config = population.configuration(rng, draft=4, overlap=True)
+    watch = {"KVSPEC_WATCH": str(tmp_path), "KVSPEC_WATCH_MB": "0", "KVSPEC_WATCH_FILES": "1000"}
+    scheduler.run(Job(config, population.clients(rng, config, count=30), 1, watch))
+    files = sorted(tmp_path.glob("*.jsonl"))
+    for at in range(len(files)):
+        log = WatchLog(files[at:])
+        found = Validator(log.header).run(log.lines())
+        assert not found.found, (at, found.found)
