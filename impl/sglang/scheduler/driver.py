@@ -17,6 +17,7 @@ from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.scheduler.ends import Ends
 from impl.sglang.scheduler.refusals import CommandRefused, require, spelled
 from impl.sglang.scheduler.results import LateResults, Results
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
@@ -32,7 +33,7 @@ from reference.geometry import Geometry
 Played = Sequence[Choice] | Report | Freed | None
 
 
-class Driver(TreeCommands):
+class Driver(Ends, TreeCommands):
     """One release in this process; `reset` starts a server, `apply` plays one command.
 
     overlap: the scheduler launches a batch before it processes the result of the one before (results.py).
@@ -76,18 +77,6 @@ class Driver(TreeCommands):
         return Done(tuple(played or ())), self.server.view()
 
     # -- refusals ---------------------------------------------------------------------------------
-
-    def _turn(self, name: str) -> LiveRequest:
-        turn = self.server.turns.get(name)
-        if turn is None:
-            raise CommandRefused(Reason.UNKNOWN_REQUEST)
-        return turn
-
-    def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[LiveRequest]:
-        require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
-        turns = [self._turn(name) for name in names]
-        require(all(t.phase in phases for t in turns), Reason.WRONG_PHASE)
-        return turns
 
     def _window(self, turns: Iterable[LiveRequest]) -> None:
         """Refuse to decode where a sweep ran ahead of the commit: no scheduler gets there."""
@@ -169,11 +158,6 @@ class Driver(TreeCommands):
             self.release, command.request, name, serial, req, history, other=bool(namespace)
         )
 
-    def _reap(self) -> None:
-        """The scheduler reaps sessions about once a second; here after every turn."""
-        controller = self.server.controller
-        controller.maybe_reap(controller._last_reap_time + 2.0)
-
     # -- prefill ----------------------------------------------------------------------------------
 
     def admit(self, command: c.Admit) -> None:
@@ -186,22 +170,6 @@ class Driver(TreeCommands):
             self.server.tree.lock(turn.req)
             turn.locked = True
         turn.phase = RequestPhase.ADMITTED
-
-    def _let_go(self, turn: LiveRequest) -> None:
-        """Give back the lock that a request waits with."""
-        if turn.locked:
-            assert self.server.tree is not None
-            self.server.tree.unlock(turn.req)
-            turn.locked = False
-
-    def _matched(self, turn: LiveRequest) -> None:
-        """Match and lock in the very cycle in which the request extends, as the scheduler does."""
-        server = self.server
-        turn.req.init_next_round_input(server.cache)
-        if server.tree is not None:
-            server.tree.lock(turn.req)
-        else:
-            self.release.hold(server.cache, turn.req)
 
     def extend(self, command: c.Extend) -> list[Choice]:
         server, lanes = self.server, command.lanes
@@ -377,126 +345,7 @@ class Driver(TreeCommands):
         given = {name for name, c in now.items() if c.swa_evicted_seqlen <= c.cache_protected_len}
         return [c for c in self._sweeps(turns, before) if c.request not in late & given]
 
-    # -- ends -------------------------------------------------------------------------------------
-
-    def _kept_less(self, turn: LiveRequest, allocated: int, target: int) -> list[Choice]:
-        """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`."""
-        slot = None if turn.session is None else self.release.slot(self.server.cache, turn.session)
-        kept = None if slot is None else self.release.cursors(slot).kv_allocated_len
-        return [] if kept is None or kept >= min(allocated, target) else [Choice(turn.name, None, kept)]
-
-    def finish(self, command: c.Finish) -> list[Choice]:
-        turn = self._turn(command.request)
-        require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
-        require(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
-        self.results.before_finish(turn, command.finished_len)
-        # The turn was to have that many outputs, so that is what the client saw of it.
-        turn.req.sampling_params.max_new_tokens = command.finished_len
-        allocated = self.release.cursors(turn.req).kv_allocated_len
-        self._end(turn)
-        return self._kept_less(turn, allocated, turn.origin + command.finished_len)
-
-    def _retract(self, turn: LiveRequest) -> None:
-        """ScheduleBatch.retract_decode, where that picks this request of a batch of those that run and the
-        others go on; else as retract_all and priority preemption do it, which take whom they like."""
-        running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING and t is not turn]
-        others = [t for t in running if _standing(t) >= _standing(turn)]
-        if others and self._fits(others):
-            batch = self.server.new_batch([*others, turn], ForwardMode.DECODE)
-            if self.release.retract_decode(batch) != ([turn.req], []):
-                raise RuntimeError("retract_decode has taken other requests than by its order")
-        else:
-            self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
-
-    def _fits(self, turns: Sequence[LiveRequest], evicting: bool = False) -> bool:
-        """The next step of these has room. evicting: in the radix tree too."""
-        page, server = self.server.geometry.page_size, self.server
-        pools = [p.available_size() // page for p in (server.full_pool, server.swa_pool) if p is not None]
-        room = min(server.free_counts()[1:] if evicting else pools)
-        cursors = [server.cursors(t) for t in turns]
-        if not server.spec:
-            return sum(c.kv_committed_len % page == 0 for c in cursors) <= room
-        ends = [self.release.spec_end(c, self.release.draft_len, page) for c in cursors]
-        return sum(-(-e // page) - -(-c.kv_allocated_len // page) for e, c in zip(ends, cursors)) <= room
-
-    def _last_resort(self, turn: LiveRequest) -> bool:
-        """Give up the one request that runs, as retract_decode does where its next step does not fit."""
-        running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING]
-        if running != [turn] or self._fits(running, evicting=True):
-            return False
-        if any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn):
-            return False
-        self.results.before_retract(turn, False)
-        batch = self.server.new_batch(running, ForwardMode.DECODE)
-        if self.release.retract_decode(batch) != ([], [turn.req]):
-            return False
-        self.results.skip(turn)
-        self.server.scheduler.leave(turn.req)
-        del self.server.turns[turn.name]
-        self._reap()
-        return True
-
-    def retract(self, command: c.Retract) -> list[Choice]:
-        turn = self._turn(command.request)
-        require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
-        lost = command.in_flight
-        require(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
-        self.results.before_retract(turn, bool(lost))
-        allocated = self.release.cursors(turn.req).kv_allocated_len
-        self._retract(turn)
-        self.server.scheduler.leave(turn.req)
-        self.results.skip(turn)
-        turn.phase = RequestPhase.QUEUED
-        return self._kept_less(turn, allocated, turn.fill)
-
-    def abort(self, command: c.Abort) -> None:
-        turn = self._turn(command.request)
-        if command.marked:
-            require(turn.phase is RequestPhase.QUEUED and not turn.started, Reason.WRONG_PHASE)
-            self.server.require_room([(0, 1)], 1)
-            turn.req.set_finish_with_abort("marked")
-            self._one_token_prefill(turn)
-            del self.server.turns[turn.name]
-            self._reap()
-        elif turn.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED):
-            # Scheduler.abort_request takes it out of the waiting queue, also when it waits after a
-            # retract. There it has no lock.
-            self._let_go(turn)
-            self.release.abort_queued(turn.req)
-            del self.server.turns[turn.name]
-            self._reap()
-        elif not (turn.phase is RequestPhase.RUNNING and self._last_resort(turn)):
-            turn.req.to_finish = self.release.batch.FINISH_ABORT()
-            self._end(turn)
-
-    def _end(self, turn: LiveRequest) -> None:
-        """Process the last result of a running request: it is found finished and is released."""
-        req, allocator = turn.req, self.server.allocator
-        allocator.free_group_begin()
-        self.results.ending(turn)
-        self.release.end(req, self.server.cache)
-        allocator.free_group_end()
-        self.results.skip(turn)
-        del self.server.turns[turn.name]
-        self._reap()
-
-    def _one_token_prefill(self, turn: LiveRequest) -> None:
-        """What becomes of a queued request that was marked aborted: it prefills its one token."""
-        server, req = self.server, turn.req
-        self._matched(turn)
-        self.release.set_chunk(req, turn.prefix, turn.fill)
-        server.new_batch([turn], ForwardMode.EXTEND).prepare_for_extend()
-        self._launch([turn], ForwardMode.EXTEND)
-        server.forward(turn, turn.prefix, turn.fill)
-        req.output_ids.extend(server.sample(turn, 1))
-        self.release.check_finished(req)
-        with server.results_of_prefill():
-            self.release.end(req, server.cache)
-
     # -- memory checks ----------------------------------------------------------------------------
-
-    def _launch(self, turns: Sequence[LiveRequest], mode: ForwardMode) -> None:
-        self.server.scheduler.launch([t.req for t in turns], mode)
 
     def check_busy(self, command: c.CheckBusy) -> Report | None:
         require(command.level in (0, 1, 2), Reason.BAD_LENGTH)
@@ -510,11 +359,6 @@ class Driver(TreeCommands):
         locked = bool(server.lock_holders) or any(t.locked for t in turns)
         report: Report = server.scheduler.idle([t.req for t in turns], locked)
         return report
-
-
-def _standing(turn: LiveRequest) -> tuple[int, int]:
-    """retract_decode takes the lowest first; of equals the last of the batch."""
-    return len(turn.req.output_ids), -turn.origin
 
 
 _METHODS: dict[type, Callable[[Driver, Any], Played]] = {

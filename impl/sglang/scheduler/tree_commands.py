@@ -13,17 +13,14 @@ import torch
 
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.trees import ReleaseTree
-from impl.sglang.releases.v0_5_10_to_14 import Release0510
+from impl.sglang.scheduler.on_server import OnServer
 from impl.sglang.scheduler.refusals import require, spelled
-from impl.sglang.scheduler.server import LockHolder, Server
+from impl.sglang.scheduler.server import LockHolder
 from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock
 
 
-class TreeCommands:
-    """What the driver does for lock holders. release: what the server is of."""
-
-    release: Release0510
-    server: Server
+class TreeCommands(OnServer):
+    """What the driver does for lock holders."""
 
     def match(self, command: Match) -> None:
         server, tokens = self.server, spelled(command.prompt)

@@ -1,0 +1,136 @@
+"""How a turn ends: it finishes, is retracted or aborted; also what becomes of one that was turned away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from impl.sglang.parts.doubles import ForwardMode
+from impl.sglang.scheduler.on_server import OnServer
+from impl.sglang.scheduler.refusals import require
+from impl.sglang.scheduler.server import LiveRequest
+from impl.vocabulary import RequestPhase
+from reference import commands as c
+from reference.commands import Choice, Reason
+
+
+class Ends(OnServer):
+    """Finish, Retract and Abort."""
+
+    def _kept_less(self, turn: LiveRequest, allocated: int, target: int) -> list[Choice]:
+        """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`."""
+        slot = None if turn.session is None else self.release.slot(self.server.cache, turn.session)
+        kept = None if slot is None else self.release.cursors(slot).kv_allocated_len
+        return [] if kept is None or kept >= min(allocated, target) else [Choice(turn.name, None, kept)]
+
+    def finish(self, command: c.Finish) -> list[Choice]:
+        turn = self._turn(command.request)
+        require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
+        require(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
+        self.results.before_finish(turn, command.finished_len)
+        # The turn was to have that many outputs, so that is what the client saw of it.
+        turn.req.sampling_params.max_new_tokens = command.finished_len
+        allocated = self.release.cursors(turn.req).kv_allocated_len
+        self._end(turn)
+        return self._kept_less(turn, allocated, turn.origin + command.finished_len)
+
+    def _retract(self, turn: LiveRequest) -> None:
+        """ScheduleBatch.retract_decode, where that picks this request of a batch of those that run and the
+        others go on; else as retract_all and priority preemption do it, which take whom they like."""
+        running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING and t is not turn]
+        others = [t for t in running if _standing(t) >= _standing(turn)]
+        if others and self._fits(others):
+            batch = self.server.new_batch([*others, turn], ForwardMode.DECODE)
+            if self.release.retract_decode(batch) != ([turn.req], []):
+                raise RuntimeError("retract_decode has taken other requests than by its order")
+        else:
+            self.release.retract(self.server.new_batch([turn], ForwardMode.DECODE))
+
+    def _fits(self, turns: Sequence[LiveRequest], evicting: bool = False) -> bool:
+        """The next step of these has room. evicting: in the radix tree too."""
+        page, server = self.server.geometry.page_size, self.server
+        pools = [p.available_size() // page for p in (server.full_pool, server.swa_pool) if p is not None]
+        room = min(server.free_counts()[1:] if evicting else pools)
+        cursors = [server.cursors(t) for t in turns]
+        if not server.spec:
+            return sum(c.kv_committed_len % page == 0 for c in cursors) <= room
+        ends = [self.release.spec_end(c, self.release.draft_len, page) for c in cursors]
+        return sum(-(-e // page) - -(-c.kv_allocated_len // page) for e, c in zip(ends, cursors)) <= room
+
+    def _last_resort(self, turn: LiveRequest) -> bool:
+        """Give up the one request that runs, as retract_decode does where its next step does not fit."""
+        running = [t for t in self.server.turns.values() if t.phase is RequestPhase.RUNNING]
+        if running != [turn] or self._fits(running, evicting=True):
+            return False
+        if any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn):
+            return False
+        self.results.before_retract(turn, False)
+        batch = self.server.new_batch(running, ForwardMode.DECODE)
+        if self.release.retract_decode(batch) != ([], [turn.req]):
+            return False
+        self.results.skip(turn)
+        self.server.scheduler.leave(turn.req)
+        del self.server.turns[turn.name]
+        self._reap()
+        return True
+
+    def retract(self, command: c.Retract) -> list[Choice]:
+        turn = self._turn(command.request)
+        require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
+        lost = command.in_flight
+        require(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
+        self.results.before_retract(turn, bool(lost))
+        allocated = self.release.cursors(turn.req).kv_allocated_len
+        self._retract(turn)
+        self.server.scheduler.leave(turn.req)
+        self.results.skip(turn)
+        turn.phase = RequestPhase.QUEUED
+        return self._kept_less(turn, allocated, turn.fill)
+
+    def abort(self, command: c.Abort) -> None:
+        turn = self._turn(command.request)
+        if command.marked:
+            require(turn.phase is RequestPhase.QUEUED and not turn.started, Reason.WRONG_PHASE)
+            self.server.require_room([(0, 1)], 1)
+            turn.req.set_finish_with_abort("marked")
+            self._one_token_prefill(turn)
+            del self.server.turns[turn.name]
+            self._reap()
+        elif turn.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED):
+            # Scheduler.abort_request takes it out of the waiting queue, also when it waits after a
+            # retract. There it has no lock.
+            self._let_go(turn)
+            self.release.abort_queued(turn.req)
+            del self.server.turns[turn.name]
+            self._reap()
+        elif not (turn.phase is RequestPhase.RUNNING and self._last_resort(turn)):
+            turn.req.to_finish = self.release.batch.FINISH_ABORT()
+            self._end(turn)
+
+    def _end(self, turn: LiveRequest) -> None:
+        """Process the last result of a running request: it is found finished and is released."""
+        req, allocator = turn.req, self.server.allocator
+        allocator.free_group_begin()
+        self.results.ending(turn)
+        self.release.end(req, self.server.cache)
+        allocator.free_group_end()
+        self.results.skip(turn)
+        del self.server.turns[turn.name]
+        self._reap()
+
+    def _one_token_prefill(self, turn: LiveRequest) -> None:
+        """What becomes of a queued request that was marked aborted: it prefills its one token."""
+        server, req = self.server, turn.req
+        self._matched(turn)
+        self.release.set_chunk(req, turn.prefix, turn.fill)
+        server.new_batch([turn], ForwardMode.EXTEND).prepare_for_extend()
+        self._launch([turn], ForwardMode.EXTEND)
+        server.forward(turn, turn.prefix, turn.fill)
+        req.output_ids.extend(server.sample(turn, 1))
+        self.release.check_finished(req)
+        with server.results_of_prefill():
+            self.release.end(req, server.cache)
+
+
+def _standing(turn: LiveRequest) -> tuple[int, int]:
+    """retract_decode takes the lowest first; of equals the last of the batch."""
+    return len(turn.req.output_ids), -turn.origin
