@@ -159,3 +159,11 @@ def test_a_match_refreshes_swa_inside_its_window_alone() -> None:
     assert drawn(tree)["|abcd"] == "dead" and "|pq" in drawn(tree)
     tree, _ = evict(tree, 0, 1)
     assert "|pq" not in drawn(tree) and drawn(tree)["abcd|ef"] == "live"
+
+
+def test_an_insert_is_the_first_use_of_all_that_it_brings() -> None:
+    """Also of what is outside of its window: that does not go before what was there already."""
+    tree = grown(1, 2, "xy", "abc")
+    assert drawn(tree) == {"|a": "live", "a|bc": "live", "|xy": "live"}
+    tree, _ = evict(tree, 0, 1)
+    assert drawn(tree) == {"|a": "live", "a|bc": "live"}
