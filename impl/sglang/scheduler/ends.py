@@ -53,8 +53,11 @@ class Ends(OnServer):
         cursors = [server.cursors(t) for t in turns]
         if not server.spec:
             return sum(c.kv_committed_len % page == 0 for c in cursors) <= room
-        ends = [self.release.spec_end(c, self.release.draft_len, page) for c in cursors]
-        return sum(-(-e // page) - -(-c.kv_allocated_len // page) for e, c in zip(ends, cursors)) <= room
+        ahead = self.release.draft_len
+        ends = [self.release.spec_end(c, ahead, page) for c in cursors]
+        needs = sum(-(-e // page) - -(-c.kv_allocated_len // page) for e, c in zip(ends, cursors))
+        # Up to 0.5.12 what is allocated already does not count.
+        return max(needs, 2 * -(-ahead // page) * len(turns)) <= room
 
     def _last_resort(self, turn: LiveRequest) -> bool:
         """Give up the one request that runs, as retract_decode does where its next step does not fit."""
