@@ -96,7 +96,8 @@ class Release0510:
             "get_alloc_len_per_decode": lambda *_: self.draft_len,
             "get_alloc_reserve_per_decode": lambda *_: 2 * self.draft_len,
         }
-        vars(self.batch).update(lengths)
+        for asked in (self.batch, load("sglang.srt.managers.utils")):
+            vars(asked).update(lengths)
         env = {**self._spec_environment(), "torch": torch, **lengths}
         prepare = cut(root / self.spec_file, frozenset({self.spec_prepare}), env)
         self._prepare_spec = prepare[self.spec_prepare.rpartition(".")[2]]

@@ -16,7 +16,10 @@ import pytest
 from ci.explain import explanation_of
 from impl.adapter import System
 from impl.sglang.releases.catalogue import TABLE
+from reference.commands import Abort, Admit, Chunk, Draft, Extend, Mode, Open, SpecDecode, Submit
+from reference.geometry import Geometry
 from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.release_faults import (
     ANOTHER, DRIVEN, FOLDER, PATHS, RELEASES, UNIFIED, first, found, last,
@@ -62,6 +65,17 @@ def test_a_setting_of_the_trace_is_that_of_the_release(
     switched = replace(trace, geometry=replace(trace.geometry, settings=((name, value), ("PATH", "x"))))
     for asked, fault in ((trace, not shows), (switched, shows), (trace, not shows)):
         assert (found(release(version), asked) is not None) is fault
+
+
+@pytest.mark.parametrize("name", ["0.5.11+overlap", "0.5.14", "0.5.18", "0.5.23", "0.5.23+overlap"])
+def test_the_last_resort_is_taken_where_the_next_verify_round_does_not_fit(
+    name: str, release: Callable[[str], System]
+) -> None:
+    rounds = SpecDecode((Draft("a", 2, 2),)), Abort("a")
+    turn = Open("s"), Submit("a", "s", 1), Admit("a"), Extend((Chunk("a", 1),)), *rounds
+    for pages, seen in ((4, ("SES-2", 5)), (9, None)):
+        sizes = Geometry(1, None, pages, 0, 2, 12)
+        assert found(release(name), Trace(sizes, Mode.FAITHFUL, turn)) == seen
 
 
 def test_of_a_page_that_row_and_tree_own_the_cause_is_told(release: Callable[[str], System]) -> None:
