@@ -145,9 +145,10 @@ ALIKE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("bigram", [False, True])
-@pytest.mark.parametrize("namespaces", ["", "extra_key", "cache_salt"])
-@pytest.mark.parametrize("name", ["page1", "page4", "no-swa"])
+@pytest.mark.parametrize(
+    ("name", "namespaces", "bigram"),
+    [("page4", "", True), ("page1", "extra_key", False), ("no-swa", "cache_salt", True)],
+)
 def test_keys_of_bigrams_and_in_namespaces(real: System, name: str, namespaces: str, bigram: bool) -> None:
     if namespaces not in ("", *real.capabilities.settings["namespaces"]):
         pytest.skip("the release has no such field")
