@@ -129,7 +129,7 @@ NOT_IN_0_5_10 = "a retract", "a close that waits", "a verify round", "a turn tha
     ],
 )
 def test_a_scene_and_the_end_of_all_conform(real: System, tree: int, name: str, what: str) -> None:
-    if real.name == "sglang==0.5.10" and what in NOT_IN_0_5_10:
+    if real.name.startswith("sglang==0.5.10") and what in NOT_IN_0_5_10:
         pytest.skip("fixtures/releases/sglang-0.5.10 has the fault")
     lockstep = play(real, name, *(WITHOUT_A_TREE, WITH_A_TREE)[tree][what][1], tree=bool(tree))
     for command in finale(lockstep.state, real.capabilities):
@@ -152,7 +152,7 @@ ALIKE = (
 def test_keys_of_bigrams_and_in_namespaces(real: System, name: str, namespaces: str, bigram: bool) -> None:
     if namespaces not in ("", *real.capabilities.settings["namespaces"]):
         pytest.skip("the release has no such field")
-    if real.name == "sglang==0.5.10" and namespaces:
+    if real.name.startswith("sglang==0.5.10") and namespaces:
         pytest.skip("fixtures/releases/sglang-0.5.10 has the fault")
     settings = (("namespaces", namespaces),) if namespaces else ()
     lockstep = play(real, name, *ALIKE, bigram=bigram, settings=settings)
