@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
 from reference.clauses.step import Step, cursors_text, swept_below
-from reference.commands import Admit, EvictSwa, Finish, Retract, SpecDecode
+from reference.commands import Admit, EvictSwa, Finish, Launch, Retract, Settle, SpecDecode
 from reference.ledger import ZERO, Cursors
 
 
@@ -103,6 +103,31 @@ def _restored(step: Step) -> Failure | None:
 
 
 @clause(
+    "LEN-5",
+    "slots for every round in flight",
+    "kv_allocated_len covers all that the rounds in flight may accept, from what is committed by results that"
+    " are there.",
+    about="state",
+    why="A round is launched before it is known where the one before ends; the device writes there.",
+    settled="SGLang takes slots for two rounds from the commit that lags (get_alloc_reserve_per_decode); with"
+    " what is drafted counted as committed, one from there is the same.",
+    rule="rules.decode.launch",
+    source="kvspec",
+    scope="Requests with results in flight (Launch).",
+    situation=lambda s: any(len(r.in_flight) > 1 for r in s.now.requests),
+)
+def _covered(step: Step) -> Failure | None:
+    for request in step.now.requests:
+        facts = step.after.requests.get(request.name)
+        if not request.in_flight or facts is None or facts.cursors is None:
+            continue
+        most = request.settled_len + sum(r.allocate for r in request.in_flight)
+        if facts.cursors.kv_allocated_len < most:
+            return f"{request.name}: kv_allocated_len {most} or more", cursors_text(facts.cursors)
+    return None
+
+
+@clause(
     "LEN-1",
     "cursors in order",
     "0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len <= row width,"
@@ -133,13 +158,14 @@ def _order(step: Step) -> Failure | None:
 @clause(
     "LEN-4",
     "progress",
-    "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a sweep"
-    " moves neither; no cursor of a request that the command does not name moves.",
+    "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a launch the"
+    " former by what it claims; a result leaves of that what was accepted; a sweep moves neither; no cursor"
+    " of a request that the command does not name moves.",
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
-    rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode",
+    rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode, rules.decode.settle",
     source="#22753",
     situation=lambda s: (
-        len(s.progress) > 1 or (isinstance(s.command, SpecDecode) and s.done)
+        len(s.progress) > 1 or (isinstance(s.command, (SpecDecode, Launch, Settle)) and s.done)
     ),
 )
 def _moved(step: Step) -> Failure | None:
@@ -167,6 +193,10 @@ def _moved(step: Step) -> Failure | None:
             )
         elif isinstance(step.command, EvictSwa) and was.name == one:
             want = want._replace(swa_evicted_seqlen=step.frontier(was.name))
+        elif isinstance(step.command, Settle) and was.name == one:
+            result = was.in_flight[0]
+            committed = want.kv_committed_len - result.claimed + result.accept
+            want = want._replace(kv_committed_len=committed)
         elif was.name == one:
             continue
         if (facts.cursors or ZERO) != want:  # admitted without a slot: nothing either way

@@ -16,7 +16,8 @@ from reference.rules.evict_swa import own_sweep
     " input samples has no KV yet, and the request runs. A lane of a request that runs is a decode of it.",
     {
         **LANES,
-        Reason.WRONG_PHASE: "a lane's request was not admitted, or the requests of all lanes run",
+        Reason.WRONG_PHASE: "a lane's request was not admitted, or the requests of all lanes run, or a result"
+        " is in flight",
         Reason.BAD_LENGTH: "C + tokens > origin + output: more than there is to compute",
         Reason.WINDOW_LOST: "a request runs, and not live(C)",
         Reason.ROW_TOO_SHORT: "C + tokens > width",

@@ -15,7 +15,7 @@ from reference.rules.finish import KEEPS_LESS, cut_of_turn
     Retract,
     "It is queued again with the outputs that are left, and has no cursors of its own until it is admitted."
     " For a session turn, the slot keeps the KV, trimmed as by finish: kv_allocated_len is min(A, target)"
-    " there. An ordinary request keeps none.",
+    " there. An ordinary request keeps none. Results in flight are never processed.",
     {
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: NOT_RUNNING,
@@ -40,5 +40,7 @@ def retract(state: State, command: Retract, context: RuleContext) -> State:
     else:
         state = unlocked(state, request.name)
     return state.with_request(
-        request._replace(phase=Phase.QUEUED, output=output, known=(output, output), cursors=None)
+        request._replace(
+            phase=Phase.QUEUED, output=output, known=(output, output), cursors=None, in_flight=()
+        )
     )

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match, Prompt,
-    Reason, Retract, SpecDecode, Submit, Unlock,
+    Abort, Admit, CheckBusy, CheckIdle, Close, Command, Decode, Evict, EvictSwa, Extend, Finish, Insert,
+    Launch, Match, Prompt, Reason, Retract, Settle, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State, free
@@ -148,9 +148,31 @@ def _spec_decode(was: State, command: SpecDecode, now: State) -> Labels:
     return size, taken, ahead, *_grows(was, now, names, _evicts(was, now))
 
 
+def _launch(was: State, command: Launch, now: State) -> Labels:
+    names = [lane.request for lane in command.lanes]
+    behind = any(_request(was, name).in_flight for name in names)
+    size = "batch" if len(names) > 1 else ""
+    return size, "behind another" if behind else "", *_grows(was, now, names, _evicts(was, now))
+
+
+def _settle(was: State, command: Settle, _now: State) -> Labels:
+    oldest, *others = _request(was, command.request).in_flight
+    taken = "all accepted" if oldest.accept == oldest.allocate else "some rejected"
+    return taken, "another in flight" if others else ""
+
+
+def late(was: State, command: Command) -> bool:
+    """Results of whom the command is about are in flight."""
+    names = [getattr(command, "request", None), *(n.request for n in getattr(command, "lanes", ()))]
+    session = was.session(getattr(command, "session", None))
+    names += [session.turn if session is not None else None, *getattr(command, "requests", ())]
+    return any(r.in_flight and r.name in names for r in was.requests)
+
+
 def _evict_swa(was: State, command: EvictSwa, now: State) -> Labels:
-    before, after = _cursors(_request(was, command.request)), _cursors(_request(now, command.request))
-    reach = "past the commit" if command.length > before.kv_committed_len else ""
+    request = _request(was, command.request)
+    before, after = _cursors(request), _cursors(_request(now, command.request))
+    reach = "past the commit" if command.length > request.settled_len else ""
     if after.swa_evicted_seqlen == before.swa_evicted_seqlen:
         return reach, "does not move"
     low = max(before.swa_evicted_seqlen, before.cache_protected_len)
@@ -331,8 +353,13 @@ _HELD = ("nothing held", "slots", "running", "slots and running")
 
 _TREE_TEXT = ("", "for the tree, with a prompt")
 
+# Of these kinds it tells apart whether results are in flight.
+LATE = "results in flight"
+MAY_BE_LATE = (EvictSwa, Finish, Retract, Abort, Close)
+
 # What sets a refusal apart from others with its reason.
 REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
+    **{(kind, Reason.WRONG_PHASE): (LATE, late) for kind in (Extend, Decode, SpecDecode, Launch)},
     (SpecDecode, Reason.ROW_TOO_SHORT): ("what is accepted would fit", _accepted_fits),
     (Decode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
     (SpecDecode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
@@ -355,6 +382,8 @@ CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...
     SpecDecode: (_spec_decode, (
         ("", "batch"), ("all accepted", "some rejected"), ("", "ahead by a window"), *_ROOM,
     )),
+    Launch: (_launch, (("", "batch"), ("", "behind another"), *_ROOM)),
+    Settle: (_settle, (("all accepted", "some rejected"), ("", "another in flight"))),
     EvictSwa: (_evict_swa, (
         ("", "past the commit"), ("does not move", "frees pages", "to the tree's prefix, frees nothing"),
     )),

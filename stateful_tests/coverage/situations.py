@@ -18,7 +18,9 @@ from reference.commands import kind_name as kind_name
 from reference.geometry import Geometry
 from reference.ledger import State
 from reference.rules import RULES
-from stateful_tests.coverage.rule_cases import CASES, REFUSED, SLOTLESS, TAILS, Labels
+from stateful_tests.coverage.rule_cases import (
+    CASES, LATE, MAY_BE_LATE, REFUSED, SLOTLESS, TAILS, Labels, late,
+)  # fmt: skip
 
 
 def situation(was: State, command: Command, outcome: Outcome, now: State) -> str:
@@ -27,7 +29,8 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
     if isinstance(outcome, Refused):
         label = REFUSED.get((kind, outcome.reason))
         return _refused(kind, outcome.reason, label is not None and label[1](was, command))
-    return _said(kind, CASES[kind][0](was, command, now) if kind in CASES else ())
+    labels = CASES[kind][0](was, command, now) if kind in CASES else ()
+    return _said(kind, (*labels, LATE) if kind in MAY_BE_LATE and late(was, command) else labels)
 
 
 def catalogue(geometry: Geometry, kinds: Iterable[type], absent: Container[str] = ()) -> list[str]:
@@ -42,7 +45,7 @@ def catalogue(geometry: Geometry, kinds: Iterable[type], absent: Container[str] 
         for reason in (reason for reason in reasons if _fits(geometry, reason)):
             found.append(_refused(kind, reason))
             label = REFUSED.get((kind, reason))
-            if label is not None and (geometry.tree or "tree" not in label[0]):
+            if label is not None and label[0] not in absent and (geometry.tree or "tree" not in label[0]):
                 found.append(_refused(kind, reason, True))
     return found
 
@@ -66,6 +69,9 @@ def _combinations(kind: type, geometry: Geometry, absent: Container[str]) -> Ite
             continue
         if _sense(kind, labels, geometry) and not any(label in absent for label in labels):
             yield labels
+            runs = kind not in (Abort, Close) or labels[0] in ("in a batch", "deferred")
+            if kind in MAY_BE_LATE and runs and LATE not in absent:
+                yield (*labels, LATE)
 
 
 def _sense(kind: type, labels: Labels, geometry: Geometry) -> bool:

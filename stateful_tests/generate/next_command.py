@@ -13,10 +13,10 @@ from itertools import accumulate
 from impl.adapter import Capabilities
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish,
-    Insert, Match, Mode, Open, Retract, SpecDecode, Submit, Unlock, prompt_len,
+    Insert, Launch, Match, Mode, Open, Retract, Settle, SpecDecode, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from reference.cursors import sweep_limit
-from reference.ledger import Phase, State, free, text_len
+from reference.ledger import Phase, Request, State, free, text_len
 from reference.prefix_cache import key_of, lock_holders
 from reference.tree import Key, Sizes, nodes, sizes
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
@@ -70,8 +70,10 @@ def _weights(c: Enabled) -> dict[type, int]:
         Submit: 0 if no_name_left else submit,
         Admit: 8 * queued + (8 if c.wiped else 2) * admitted,
         Extend: 10 * bool(c.extending),
-        Decode: 5 * bool(c.running),
-        SpecDecode: (24 if short else 6) * bool(c.running),
+        Decode: 5 * bool(c.settled),
+        SpecDecode: (24 if short else 6) * bool(c.settled),
+        Launch: 10 * bool(c.launchable),
+        Settle: 10 * bool(c.late),
         EvictSwa: (20 if ahead else 5) * bool(c.held) * (state.config.geometry.window is not None),
         Finish: (20 if swept else 1 if short else 6) * bool(c.running),
         Retract: (30 if swept else 3) * bool(c.running),
@@ -96,7 +98,7 @@ def _weights(c: Enabled) -> dict[type, int]:
         if queued:
             weights[Extend] = min(1, weights[Extend])
         if queued or c.extending:
-            for kind in (Decode, SpecDecode, Finish, Retract):
+            for kind in (Decode, SpecDecode, Launch, Finish, Retract):
                 weights[kind] = min(1, weights[kind])
     return weights
 
@@ -192,7 +194,7 @@ def _extend(c: Enabled) -> Extend:
     chunks, names = [], c.lanes(c.extending)
     running = {r.name for r in c.running}
     if c.profile.mixed and running and not once_in(c.source, 3):
-        names += [name for name in c.lanes(c.windowless or c.running) if name not in names]
+        names += [name for name in c.lanes(c.windowless or c.settled) if name not in names]
     elif not c.profile.mixed and not running.issuperset(names):
         names = [name for name in names if name not in running]
     for name in names:
@@ -211,9 +213,9 @@ def _extend(c: Enabled) -> Extend:
     return Extend(tuple(chunks))
 
 
-def _spec_decode(c: Enabled) -> SpecDecode:
+def _drafts(c: Enabled, fitting: list[Request]) -> tuple[Draft, ...]:
     drafts, geometry = [], c.state.config.geometry
-    for name in c.lanes(c.running):
+    for name in c.lanes(fitting):
         request = c.state.request(name)
         room = room_of(c.state, request.cursors if request is not None else None)
         allocate = c.length(room + c.invalid)
@@ -230,7 +232,7 @@ def _spec_decode(c: Enabled) -> SpecDecode:
             left = geometry.width - cursors_of(request).kv_committed_len
             allocate, accept = left + 1 + c.source.upto(1), 1 + c.source.upto(max(0, left - 1))
         drafts.append(Draft(name, allocate, accept))
-    return SpecDecode(tuple(drafts))
+    return tuple(drafts)
 
 
 def _evict_swa(c: Enabled) -> EvictSwa:
@@ -240,7 +242,7 @@ def _evict_swa(c: Enabled) -> EvictSwa:
     cursors = request.cursors if request is not None else None
     if cursors is None:
         return EvictSwa(name, c.source.upto(4))
-    top = cursors.kv_committed_len
+    top = request.settled_len if request is not None and not c.invalid else cursors.kv_committed_len
     if (c.state.config.mode is Mode.FREE or c.invalid) and (c.profile.allocate_ahead or once_in(c.source, 3)):
         top = cursors.kv_allocated_len + (c.invalid and once_in(c.source, 3))
     if c.invalid and once_in(c.source, 8):
@@ -344,8 +346,10 @@ def _evict(c: Enabled) -> Evict:
 # The order is that of the draws: another one makes other runs of every seed.
 GENERATORS: dict[type, Callable[[Enabled], Command]] = {
     Open: _open, Submit: _submit, Admit: lambda c: Admit(c.request(c.waiting)), Extend: _extend,
-    Decode: lambda c: Decode(tuple(c.lanes(c.running))), SpecDecode: _spec_decode, EvictSwa: _evict_swa,
+    Decode: lambda c: Decode(tuple(c.lanes(c.settled))),
+    SpecDecode: lambda c: SpecDecode(_drafts(c, c.settled)), EvictSwa: _evict_swa,
     Finish: _finish, Retract: _retract, Abort: _abort, Close: _close, CheckBusy: _check_busy,
     CheckIdle: lambda _: CheckIdle(), Match: _match,
     Unlock: lambda c: Unlock(c.lock_holder(list(lock_holders(c.state)))), Insert: _insert, Evict: _evict,
+    Launch: lambda c: Launch(_drafts(c, c.launchable)), Settle: lambda c: Settle(c.request(c.late)),
 }  # fmt: skip

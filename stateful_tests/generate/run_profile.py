@@ -58,6 +58,7 @@ class RunProfile:
 
 # Without these nothing ever runs.
 _ESSENTIAL = {"Open", "Submit", "Admit", "Extend", "Insert"}
+LATE = {"Launch", "Settle"}
 
 
 def draw_geometry(source: ChoiceSource, like: Geometry) -> Geometry:
@@ -93,6 +94,8 @@ def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str 
         disabled -= {"SpecDecode", "EvictSwa", "Finish"}
         if not capabilities.mixed_decode:
             disabled.add("Decode")
+    if capabilities.commands & kinds >= LATE and not once_in(source, 3):
+        disabled |= LATE
     disabled |= {c.__name__ for c in COMMANDS} - (capabilities.commands & kinds)
     profile = RunProfile(
         machine,
