@@ -104,7 +104,7 @@ def draw(mode: Mode, seed: int, run: int, steps: int = STEPS, machine: str = "se
     geometry = sizes_for(machine, tuple(PRESETS)[run % len(PRESETS)])
     if run % 4 == 3:
         geometry = draw_geometry(source, geometry)
-    return _closed(geometry, mode, lambda state, _: propose(state, source, profile), steps)
+    return _closed(geometry, mode, lambda state: propose(state, source, profile), steps)
 
 
 def fixtures(folder: Path = FIXTURES) -> dict[str, list[Drive]]:
@@ -112,13 +112,13 @@ def fixtures(folder: Path = FIXTURES) -> dict[str, list[Drive]]:
     found: dict[str, list[Drive]] = {}
     for trace in map(load, sorted(folder.glob("*.json"))):
         if trace.bug is not None:
-            commands = trace.commands
-            made = _closed(trace.geometry, trace.mode, lambda _, at, c=commands: c[at], len(commands))
+            commands = iter(trace.commands)
+            made = _closed(trace.geometry, trace.mode, lambda _: next(commands), len(trace.commands))  # noqa: B023
             found.setdefault(trace.bug, []).append(made)
     return found
 
 
-def _closed(geometry: Geometry, mode: Mode, next_one: Callable[[State, int], Command], steps: int) -> Drive:
+def _closed(geometry: Geometry, mode: Mode, next_one: Callable[[State], Command], steps: int) -> Drive:
     commands: list[Command] = []
 
     def follow(state: State, command: Command) -> State:
@@ -128,8 +128,8 @@ def _closed(geometry: Geometry, mode: Mode, next_one: Callable[[State, int], Com
         return now
 
     state = model.initial(geometry, mode)
-    for at in range(steps):
-        state = follow(state, next_one(state, at))
+    for _ in range(steps):
+        state = follow(state, next_one(state))
     for command in finale(state):
         state = follow(state, command)
     return Drive(geometry, mode, tuple(commands))
