@@ -308,8 +308,8 @@ class CheckIdle:
 
 
 Command = Union[
-    Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
-    CheckBusy, CheckIdle, Match, Unlock, Insert, Evict, Launch, Settle,
+    Open, Submit, Admit, Extend, Decode, SpecDecode, Launch, Settle, EvictSwa, Finish, Retract, Abort, Close,
+    CheckBusy, CheckIdle, Match, Unlock, Insert, Evict,
 ]  # fmt: skip
 COMMANDS: tuple[type, ...] = get_args(Command)
 TREE_COMMANDS = (Match, Unlock, Insert, Evict)

@@ -207,7 +207,7 @@ class TorchKV(LockHolders):
             return found
         request, lost = found[0], command.in_flight
         kept = len(request.text) - lost
-        if lost not in (0, 1) or kept - request.origin < 1:
+        if not 0 <= lost <= (not request.in_flight) or kept - request.origin < 1:
             return Reason.BAD_LENGTH
         del request.text[kept:]
         self.skip_results(request)

@@ -82,12 +82,12 @@ def launch(state: State, command: Launch, context: RuleContext) -> State:
 
 @rule(
     Settle,
-    "What was accepted counts as output. Of what it had claimed the round keeps no more than that.",
+    "The tokens of the oldest round that were accepted count as output. With `accepted` for their number and"
+    " `claimed` for what C has counted of the round:",
     {
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: "no result of it is in flight",
     },
-    where=(("claimed", "what C counts of the round"), ("accepted", "the tokens of it that were accepted")),
     cases=(Case("always", after={"C": "C - claimed + accepted"}),),
 )
 def settle(state: State, command: Settle, _: RuleContext) -> State:

@@ -19,7 +19,8 @@ from reference.rules.finish import KEEPS_LESS, cut_of_turn
     {
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: NOT_RUNNING,
-        Reason.BAD_LENGTH: "in_flight is not 0 or 1, or no output is left",
+        Reason.BAD_LENGTH: "in_flight is not 0 or 1, or no output is left; it is 1 and results are in flight:"
+        " those are lost, and no other",
         Reason.UNFAITHFUL: "target - 1 is below a length that a sweep of the turn was driven with",
     },
     where=(("target", "origin + output - in_flight"),),
@@ -31,7 +32,8 @@ def retract(state: State, command: Retract, context: RuleContext) -> State:
     request = known_request(state, command.request)
     require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     output = request.output - command.in_flight
-    require(command.in_flight in (0, 1) and output >= 1, Reason.BAD_LENGTH)
+    may_lose = 0 if request.in_flight else 1
+    require(0 <= command.in_flight <= may_lose and output >= 1, Reason.BAD_LENGTH)
     target = request.origin + output
     require(state.config.mode is Mode.FREE or target - 1 >= request.swept, Reason.UNFAITHFUL)
     session = state.session(request.session)

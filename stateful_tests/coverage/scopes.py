@@ -130,7 +130,8 @@ _ALL: Sequence[Scope] = (
     ),
     Scope(
         "late-two", "two ordinary requests whose results are in flight, less room in the SWA pool",
-        _sizes(1, 1, 5, 4, 2, 4), ordinary=2, ahead=2, late=True, submits=(1,), retracts=False, marked=False,
+        _sizes(1, 1, 7, 6, 2, 4), ordinary=2, ahead=2, late=True, submits=(1,), aborts=False, retracts=False,
+        decode=False, sweeps=False,
     ),
     # Several: batches, room, rows.
     Scope(

@@ -69,8 +69,7 @@ def _combinations(kind: type, geometry: Geometry, absent: Container[str]) -> Ite
             continue
         if _sense(kind, labels, geometry) and not any(label in absent for label in labels):
             yield labels
-            runs = kind not in (Abort, Close) or labels[0] in ("in a batch", "deferred")
-            if kind in MAY_BE_LATE and runs and LATE not in absent:
+            if kind in MAY_BE_LATE and LATE not in absent and _sense_late(kind, labels):
                 yield (*labels, LATE)
 
 
@@ -79,6 +78,13 @@ def _sense(kind: type, labels: Labels, geometry: Geometry) -> bool:
     if labels[-2:] == ("no page opened", "tree evicts for room"):
         return False
     return kind not in _SENSE or _SENSE[kind](labels, geometry)
+
+
+def _sense_late(kind: type, labels: Labels) -> bool:
+    """Whether results may be in flight: the request runs, and no output but theirs is lost."""
+    if kind in (Abort, Close):
+        return labels[0] in ("in a batch", "deferred")
+    return kind is not Retract or not labels[1]
 
 
 def _sense_admit(labels: Labels, _geometry: Geometry) -> bool:

@@ -274,7 +274,8 @@ def _finish(c: Enabled) -> Finish:
 
 
 def _retract(c: Enabled) -> Retract:
-    return Retract(c.request(c.running), c.source.upto(3) - 1 if c.invalid else c.source.upto(1))
+    name, lost = c.request(c.running), c.source.upto(3) - 1 if c.invalid else c.source.upto(1)
+    return Retract(name, 0 if name in {r.name for r in c.late} and not c.invalid else lost)
 
 
 def _abort(c: Enabled) -> Abort:

@@ -27,10 +27,10 @@ __all__ = [
     "PRESETS", "Abort", "Account", "Admit", "Broken", "Capabilities", "CheckBusy", "CheckIdle",
     "Choice", "Chunk", "ClauseViolated", "Close", "Command", "Cursors", "Decode", "Done", "Draft",
     "Entry", "Evict", "EvictSwa", "Extend", "Finish", "Freed", "Geometry", "Insert", "Launch",
-    "LockHolderView", "Match", "Mode", "NodeView", "Open", "Outcome", "Piece", "Prompt", "Reason", "Refused", "Report",
-    "RequestView", "Retract", "SessionView", "Settle", "SpecDecode", "Submit", "System", "TreeSizes",
-    "TreeView", "Unlock", "UnusableImplementation", "View", "check", "machine", "preset", "prompt_len", "replay",
-    "shared_serial", "token_id",
+    "LockHolderView", "Match", "Mode", "NodeView", "Open", "Outcome", "Piece", "Prompt", "Reason",
+    "Refused", "Report", "RequestView", "Retract", "SessionView", "Settle", "SpecDecode", "Submit", "System",
+    "TreeSizes", "TreeView", "Unlock", "UnusableImplementation", "View", "check", "machine", "preset",
+    "prompt_len", "replay", "shared_serial", "token_id",
 ]  # fmt: skip
 
 _HOMES = ("impl.adapter", "reference.commands", "reference.geometry")

@@ -31,6 +31,7 @@ class SGLangSystem(WorkerSystem):
     root: Path
     remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
+        commands=Capabilities().commands - {"Launch", "Settle"},
         mixed_decode=False,
         mixed_batches=True,
         bigram=True,

@@ -39,7 +39,7 @@ _FAITHFUL = Scope(
     checks=True,
 )  # fmt: skip
 _ONE = Scope("", "", Geometry(1, 1, 4, 4, 1, 4), sessions=1, submits=(1,), ahead=3)
-_TWO = Scope("", "", Geometry(1, 1, 2, 4, 2, 2), ordinary=2, submits=(1,), ahead=1)
+_TWO = Scope("", "", Geometry(1, 1, 2, 4, 2, 2), ordinary=2, submits=(1,), ahead=1, late=True)
 _LOCKING = Scope("", "", Geometry(1, None, 2, 0, 1, 2, True), lock_holders=1, texts="a", prompts=("a1",))
 _REFUSING = (
     _FAITHFUL,
@@ -47,9 +47,8 @@ _REFUSING = (
     replace(_ONE, mode=Mode.FAITHFUL),
     replace(_ONE, late=True),
     _TWO,
-    replace(_TWO, late=True),
     replace(_TWO, geometry=Geometry(1, 1, 4, 2, 2, 2)),
-    replace(_TWO, geometry=Geometry(1, 1, 6, 6, 2, 4), ahead=3, retracts=False, aborts=False),
+    replace(_TWO, geometry=Geometry(1, 1, 6, 6, 2, 4), ahead=3, late=False, retracts=False, aborts=False),
     _LOCKING,
     replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,)),
     Scope(
@@ -59,7 +58,8 @@ _REFUSING = (
 )  # fmt: skip
 # What the scopes do not say: batches that name a request twice, eviction without a tree.
 _SAID = (
-    Extend((Chunk("r", 1),) * 2), SpecDecode((Draft("r", 1, 1),) * 2), Launch((Draft("r", 1, 1),) * 2), Evict(1),
+    Extend((Chunk("r", 1),) * 2), SpecDecode((Draft("r", 1, 1),) * 2), Launch((Draft("r", 1, 1),) * 2),
+    Evict(1),
 )  # fmt: skip
 
 
