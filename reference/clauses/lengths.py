@@ -19,7 +19,8 @@ def capped(c: Cursors, target: int) -> Cursors:
     "finish and retract cap at target",
     "After finish and retract, kv_committed_len, kv_allocated_len and swa_evicted_seqlen of the slot"
     " are each the smaller of what they were and target = origin + outputs that count; or less, a page"
-    " boundary from cache_protected_len on, if the window behind what would be kept was swept.",
+    " boundary from cache_protected_len on, if the window behind what would be kept was swept. With results"
+    " in flight the slot may count the token that the oldest round computes first, claimed or not.",
     why="What lies past target is given back; a cursor left above it skips slots that later tokens"
     " will be written to.",
     settled="#22900 caps E too; in free mode open, submit 1, admit, extend 1, spec_decode 12, evict_swa 13,"
@@ -50,7 +51,10 @@ def _capped(step: Step) -> Failure | None:
     session = step.after.sessions.get(holder)
     if session is None or session.slot is None:
         return None  # SES-2 says so
-    want = capped(before, target)
+    want, request = capped(before, target), step.acted
+    if request is not None and request.in_flight:  # the token that a round computes first may count
+        first = min(request.settled_len + 1, target, session.slot.kv_committed_len)
+        want = want._replace(kv_committed_len=max(want.kv_committed_len, first))
     if session.slot == want:
         return None
     return f"target {target}: {cursors_text(want)}", f"slot of {holder}: {cursors_text(session.slot)}"

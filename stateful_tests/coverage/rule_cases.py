@@ -354,12 +354,12 @@ _HELD = ("nothing held", "slots", "running", "slots and running")
 _TREE_TEXT = ("", "for the tree, with a prompt")
 
 # Of these kinds it tells apart whether results are in flight.
-LATE = "results in flight"
+IN_FLIGHT = "results in flight"
 MAY_BE_LATE = (EvictSwa, Finish, Retract, Abort, Close)
 
 # What sets a refusal apart from others with its reason.
 REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
-    **{(kind, Reason.WRONG_PHASE): (LATE, late) for kind in (Extend, Decode, SpecDecode, Launch)},
+    **{(kind, Reason.WRONG_PHASE): (IN_FLIGHT, late) for kind in (Extend, Decode, SpecDecode, Launch)},
     (SpecDecode, Reason.ROW_TOO_SHORT): ("what is accepted would fit", _accepted_fits),
     (Decode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
     (SpecDecode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),

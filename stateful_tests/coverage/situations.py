@@ -19,7 +19,7 @@ from reference.geometry import Geometry
 from reference.ledger import State
 from reference.rules import RULES
 from stateful_tests.coverage.rule_cases import (
-    CASES, LATE, MAY_BE_LATE, REFUSED, SLOTLESS, TAILS, Labels, late,
+    CASES, IN_FLIGHT, MAY_BE_LATE, REFUSED, SLOTLESS, TAILS, Labels, late,
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
         label = REFUSED.get((kind, outcome.reason))
         return _refused(kind, outcome.reason, label is not None and label[1](was, command))
     labels = CASES[kind][0](was, command, now) if kind in CASES else ()
-    return _said(kind, (*labels, LATE) if kind in MAY_BE_LATE and late(was, command) else labels)
+    return _said(kind, (*labels, IN_FLIGHT) if kind in MAY_BE_LATE and late(was, command) else labels)
 
 
 def catalogue(geometry: Geometry, kinds: Iterable[type], absent: Container[str] = ()) -> list[str]:
@@ -69,8 +69,8 @@ def _combinations(kind: type, geometry: Geometry, absent: Container[str]) -> Ite
             continue
         if _sense(kind, labels, geometry) and not any(label in absent for label in labels):
             yield labels
-            if kind in MAY_BE_LATE and LATE not in absent and _sense_late(kind, labels):
-                yield (*labels, LATE)
+            if kind in MAY_BE_LATE and IN_FLIGHT not in absent and _sense_late(kind, labels):
+                yield (*labels, IN_FLIGHT)
 
 
 def _sense(kind: type, labels: Labels, geometry: Geometry) -> bool:

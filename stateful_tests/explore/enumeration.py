@@ -20,7 +20,7 @@ from reference.geometry import Geometry
 from reference.ledger import IN_BATCH, Phase, Request, Session
 from reference.prefix_cache import key_of
 from reference.tree import Key
-from stateful_tests.coverage.rule_cases import LATE
+from stateful_tests.coverage.rule_cases import IN_FLIGHT
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.traces.files import prompt_of
 
@@ -63,7 +63,7 @@ def absent(scope: Scope) -> set[str]:
     if scope.mode is Mode.FREE:
         labels.add("unfaithful")
     if not scope.late:
-        labels.add(LATE)
+        labels.add(IN_FLIGHT)
     if not scope.invalid:
         labels |= {"unknown_request", "duplicate_lane", "empty", "request_exists", "shrinking_prefix"}
     return labels

@@ -94,7 +94,8 @@ def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str 
         disabled -= {"SpecDecode", "EvictSwa", "Finish"}
         if not capabilities.mixed_decode:
             disabled.add("Decode")
-    if capabilities.commands & kinds >= LATE and not once_in(source, 3):
+    late = capabilities.commands & kinds >= LATE and once_in(source, 3)
+    if not late or (not capabilities.mixed_decode and "SpecDecode" in disabled):
         disabled |= LATE
     disabled |= {c.__name__ for c in COMMANDS} - (capabilities.commands & kinds)
     profile = RunProfile(

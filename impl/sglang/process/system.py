@@ -16,6 +16,9 @@ from impl.sglang.releases.variants import variant
 from reference.commands import Mode, Reason
 
 
+_LATE = frozenset({"Launch", "Settle"})  # what its overlapped loop does, and no other
+
+
 class SGLangSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`) of SGLang behind the adapter.
 
@@ -31,7 +34,7 @@ class SGLangSystem(WorkerSystem):
     root: Path
     remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
-        commands=Capabilities().commands - {"Launch", "Settle"},
+        commands=Capabilities().commands - _LATE,
         mixed_decode=False,
         mixed_batches=True,
         bigram=True,
@@ -77,6 +80,7 @@ class SGLangSystem(WorkerSystem):
         settings = settings_of(release.version, list(TABLE))
         self.capabilities = replace(
             self.capabilities,
+            commands=self.capabilities.commands | (_LATE if overlap else frozenset()),
             uncounted=release.uncounted,
             waived=release.waived,
             known=release.known,
