@@ -67,9 +67,10 @@ def _combinations(kind: type, geometry: Geometry, absent: Container[str]) -> Ite
             continue
         if geometry.page_size == 1 and ("inside" in text or "within" in text):
             continue
-        if _sense(kind, labels, geometry) and not any(label in absent for label in labels):
-            yield labels
-            if kind in MAY_BE_LATE and IN_FLIGHT not in absent and _sense_late(kind, labels):
+        if not any(label in absent for label in labels):
+            if _sense(kind, labels, geometry):
+                yield labels
+            if kind in MAY_BE_LATE and IN_FLIGHT not in absent and _sense_late(kind, labels, geometry):
                 yield (*labels, IN_FLIGHT)
 
 
@@ -80,11 +81,13 @@ def _sense(kind: type, labels: Labels, geometry: Geometry) -> bool:
     return kind not in _SENSE or _SENSE[kind](labels, geometry)
 
 
-def _sense_late(kind: type, labels: Labels) -> bool:
-    """Whether results may be in flight: the request runs, and no output but theirs is lost."""
-    if kind in (Abort, Close):
-        return labels[0] in ("in a batch", "deferred")
-    return kind is not Retract or not labels[1]
+def _sense_late(kind: type, labels: Labels, geometry: Geometry) -> bool:
+    """The same with results in flight: the request runs, and a retract loses no output but theirs."""
+    if kind is Retract:
+        who, lost, *cut = labels
+        return not lost and (_sense_cut(tuple(cut)) if who == "turn" else not any(cut))
+    runs = kind not in (Abort, Close) or labels[0] in ("in a batch", "deferred")
+    return runs and _sense(kind, labels, geometry)
 
 
 def _sense_admit(labels: Labels, _geometry: Geometry) -> bool:
