@@ -171,6 +171,12 @@ def cursors_of(owner: Any) -> Cells:
         return owner.kv_committed_len, 0, 0, owner.cache_protected_len
 
 
+def lanes_of(requests: Any) -> list[tuple[str, Cells]]:
+    """The name and cursors of each request of a batch."""
+    read = _READ.get(type(requests[0]), cursors_of) if requests else cursors_of
+    return [(r.rid, read(r)) for r in requests]
+
+
 def _reader(owner: Any) -> Callable[[Any], Cells]:
     """What reads the cursors of this kind of owner, remembered once it has all that it reads."""
     kv = getattr(owner, "kv", None)
