@@ -167,7 +167,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rejected drafts are committed", DECODE,
-        "committed = cursors.kv_committed_len + accept", "committed = allocated",
+        "Cursors(committed + accept, allocated", "Cursors(allocated, allocated",
         ("text/spec_decode",), ("spec-commits-drafts",),
     ),
     Fault(
