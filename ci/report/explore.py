@@ -128,7 +128,7 @@ def text(out: Console, data: Data) -> None:
     out.print(met)
     if data["missing"]:
         out.print()
-        out.print(Text(f"{data['missing_means']}: {len(data['missing'])} situations"))
+        out.print(Text(f"{data['missing_means']}: {len(data['missing'])} situations of other scopes"))
         for name in data["missing"]:
             out.print(Text(f"  {name}"))
     _end(out, data)

@@ -52,5 +52,5 @@ def allocate(state: State, grown: Grown, context: RuleContext) -> tuple[State, G
         pages += opened // geometry.page_size
         session = state.session(request.session)
         rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
-    require(rows <= free(state).rows, Reason.NO_ROW)
+    require(not rows or rows <= free(state).rows, Reason.NO_ROW)
     return make_room(state, pages, context), swept

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.commands import Decode, Draft, Launch, Reason, Settle, SpecDecode
-from reference.ledger import Phase, Request, Round, State
+from reference.ledger import Cursors, Phase, Request, Round, State
 from reference.rules.base import (
     NO_REQUEST, NOT_RUNNING, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
 )  # fmt: skip
@@ -135,24 +135,22 @@ def _round(
             allocated = chosen
         grown.append((request, allocated))
     state, grown = allocate(state, grown, context)
+    moved = {}
     for (request, allocated), lane in zip(grown, lanes):
-        cursors, output, in_flight = cursors_of(request), request.output, request.in_flight
-        committed = cursors.kv_committed_len + lane.accept
+        committed, _, swept, protected = cursors_of(request)
+        output, in_flight, gain = request.output, request.in_flight, lane.accept
         if late:
-            claimed = _claimed(request, lane.allocate, context)
-            committed = cursors.kv_committed_len + claimed
-            in_flight = (*in_flight, Round(lane.allocate, lane.accept, claimed))
+            gain = _claimed(request, lane.allocate, context)
+            in_flight = (*in_flight, Round(lane.allocate, lane.accept, gain))
         else:
-            output += lane.accept
-        state = state.with_request(
-            request._replace(
-                cursors=cursors._replace(kv_committed_len=committed, kv_allocated_len=allocated),
-                output=output,
-                known=(request.known[1], request.output),
-                in_flight=in_flight,
-            )
+            output += gain
+        moved[request.name] = request._replace(
+            cursors=Cursors(committed + gain, allocated, swept, protected),
+            output=output,
+            known=(request.known[1], request.output),
+            in_flight=in_flight,
         )
-    return state
+    return state.with_those(moved)
 
 
 def _claimed(request: Request, allocate: int, context: RuleContext) -> int:

@@ -12,7 +12,7 @@ outputs of the last round, that no other was launched with this request (a prefi
 left it out: `_reqs_finishing_inflight`). in_flight of Retract is a round whose result is skipped. Until a
 command tells, up to two results of a request wait here. The view shows them as processed, their tokens and
 what they commit: all else that moves memory has moved at the launch. Launch and Settle say the same in so
-many words: a result of a Launch shows from its Settle on, and whether the turn goes on then is told as before.
+many words: a result of a Launch shows from its Settle on; whether the turn goes on then is told as before.
 """
 
 from __future__ import annotations
