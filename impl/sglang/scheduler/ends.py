@@ -16,9 +16,9 @@ from reference.commands import Choice, Reason
 class Ends(OnServer):
     """Finish, Retract and Abort."""
 
-    def _kept_less(self, turn: LiveRequest, allocated: int, target: int, first: int | None) -> list[Choice]:
-        """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`; that
-        it counts up to `first`, the token that a round in flight computes first."""
+    def _kept(self, turn: LiveRequest, allocated: int, target: int, first: int | None) -> list[Choice]:
+        """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`; or
+        that it counts up to `first`, with the token that a round in flight computes first."""
         slot = None if turn.session is None else self.release.slot(self.server.cache, turn.session)
         if slot is None:
             return []
@@ -42,7 +42,7 @@ class Ends(OnServer):
         turn.req.sampling_params.max_new_tokens = command.finished_len
         allocated = self.release.cursors(turn.req).kv_allocated_len
         self._end(turn)
-        return self._kept_less(turn, allocated, turn.origin + command.finished_len, first)
+        return self._kept(turn, allocated, turn.origin + command.finished_len, first)
 
     def _retract(self, turn: LiveRequest) -> None:
         """ScheduleBatch.retract_decode, where that picks this request of a batch of those that run and the
@@ -99,7 +99,7 @@ class Ends(OnServer):
         self.server.scheduler.leave(turn.req)
         self.results.skip(turn)
         turn.phase = RequestPhase.QUEUED
-        return self._kept_less(turn, allocated, target, first)
+        return self._kept(turn, allocated, target, first)
 
     def abort(self, command: c.Abort) -> None:
         turn = self._turn(command.request)
