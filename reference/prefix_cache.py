@@ -143,11 +143,11 @@ def unlocked(state: State, holder: str) -> State:
     return state._replace(tree=radix.unlock(state.tree, holder))
 
 
-def matched(state: State, holder: str, key: Key) -> tuple[State, int]:
+def matched(state: State, holder: str, key: Key, full_only: bool = False) -> tuple[State, int]:
     """The holder has the longest usable prefix of `key` locked, and no other; its length."""
     assert state.tree is not None
-    tree, length = radix.match(radix.unlock(state.tree, holder), key)
-    return state._replace(tree=radix.lock(tree, holder, key[:length])), length
+    tree, length = radix.match(radix.unlock(state.tree, holder), key, full_only)
+    return state._replace(tree=radix.lock(tree, holder, key[:length], full_only)), length
 
 
 def lock_holders(state: State) -> dict[str, Key]:

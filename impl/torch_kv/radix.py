@@ -44,10 +44,10 @@ class PrefixRules(SessionRules):
         """Under whose name a request's prefix is locked: its session's, whose slot carries R on."""
         return request.name if request.session is None else request.session.name
 
-    def relock(self, holder: str, node: TreeNode) -> None:
+    def relock(self, holder: str, node: TreeNode, full_only: bool = False) -> None:
         """The holder's lock reaches to the end of `node`; what it had is let go after that."""
         assert self.tree is not None
-        lock = self.tree.lock(node)
+        lock = self.tree.lock(node, full_only)
         self.let_go(holder)
         self.locks[holder] = lock
 

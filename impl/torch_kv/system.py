@@ -62,6 +62,7 @@ class TorchKV(LockHolders):
             c.CheckIdle: self.check_idle,
             c.Match: self.match,
             c.Unlock: self.unlock,
+            c.UnlockSwa: self.unlock_swa,
             c.Insert: self.insert,
             c.Evict: self.evict,
         }

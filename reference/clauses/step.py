@@ -12,7 +12,7 @@ from reference.clauses.facts import Facts, computed_once
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Outcome, Retract, SpecDecode,
-    tree_key,
+    UnlockSwa, tree_key,
 )  # fmt: skip
 from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
 from reference.prefix_cache import page_name
@@ -253,7 +253,7 @@ class Step:
                     owed.get(holder, set()).discard(at)
                 elif (holder, at) in own:
                     owed.setdefault(holder, set()).add(at)
-        if isinstance(self.command, (Extend, Decode, SpecDecode, Finish, Abort, Insert, Evict)):
+        if isinstance(self.command, (Extend, Decode, SpecDecode, Finish, Abort, UnlockSwa, Insert, Evict)):
             for gone in had - has:
                 if gone.holder.startswith("tree "):
                     owed.setdefault(gone.holder, set()).add(gone.at)

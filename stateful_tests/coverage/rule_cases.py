@@ -11,12 +11,12 @@ from typing import Any
 
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match, Prompt,
-    Reason, Retract, SpecDecode, Submit, Unlock,
+    Reason, Retract, SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State, free
 from reference.prefix_cache import key_of, lock_holders, shares_lock
-from reference.tree import Key, Node, Tree, nodes, path_of, shared, sizes
+from reference.tree import Key, Node, Tree, nodes, path_of, shared, sizes, usable
 
 Labels = tuple[str, ...]
 
@@ -271,7 +271,18 @@ def _match(was: State, command: Match, now: State) -> Labels:
     there = _in_tree(was.tree, key)
     how = "nothing" if not found else "all of it" if found == len(key) else "part of it"
     split = _count(now.tree.children) > _count(was.tree.children)
-    return how, "tombstones keep it short" if found < there else "", "splits a node" if split else ""
+    short, alone = found < there, "full KV alone" if command.full_only else ""
+    over = command.full_only and found > usable(was.tree, key[:found])
+    return (
+        how, "tombstones keep it short" if short else "over a tombstone" if over else "",
+        "splits a node" if split else "", alone,
+    )  # fmt: skip
+
+
+def _unlock_swa(was: State, command: UnlockSwa, now: State) -> Labels:
+    request = was.request(command.holder)
+    who = "lock holder" if request is None else "turn" if request.session is not None else "ordinary"
+    return who, "has none" if was.tree == now.tree else ""
 
 
 def _unlock(was: State, command: Unlock, _now: State) -> Labels:
@@ -307,12 +318,15 @@ def _evict(was: State, command: Evict, now: State) -> Labels:
     full, swa = ((len(had) - len(has)) * size, (sum(had.values()) - sum(has.values())) * size)
     asked = "both pools" if command.full and command.swa else "full" if command.full else "window's pool"
     if not full and (not swa or was.tree.window is None):
-        return asked, "nothing to be had", "", ""
+        return asked, "nothing to be had", "", "", ""
     short = full < command.full or swa < command.swa
     gone = {p.node.live for p in nodes(was.tree) if p.node.children and p.path not in has}
     parent = "a parent after its child" if True in gone else ""
     above = "tombstones above go along" if False in gone else ""
-    return asked, "less than asked" if short else "what was asked", parent, above
+    left = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
+    read = any(not node.live and had[path] for path, node in left)
+    stays = "a leaf that is read becomes a tombstone" if read else ""
+    return asked, "less than asked" if short else "what was asked", parent, above, stays
 
 
 _ROOM: tuple[Labels, Labels] = (("no page opened", "opens pages"), ("", "tree evicts for room"))
@@ -371,8 +385,10 @@ CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...
     CheckBusy: (_check_busy, (("level 0", "level 1", "level 2"), _HELD)),
     CheckIdle: (_check_idle, (_HELD[:2],)),
     Match: (_match, (
-        ("nothing", "part of it", "all of it"), ("", "tombstones keep it short"), ("", "splits a node"),
+        ("nothing", "part of it", "all of it"), ("", "tombstones keep it short", "over a tombstone"),
+        ("", "splits a node"), ("", "full KV alone"),
     )),
+    UnlockSwa: (_unlock_swa, (("lock holder", "ordinary", "turn"), ("", "has none"))),
     Unlock: (_unlock, (("pins nothing", "pins some"),)),
     Insert: (_insert, (
         ("ends", "goes on"), ("nothing there", "part there", "all there", "nothing new"),
@@ -382,5 +398,6 @@ CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...
     Evict: (_evict, (
         ("full", "window's pool", "both pools"), ("what was asked", "less than asked", "nothing to be had"),
         ("", "a parent after its child"), ("", "tombstones above go along"),
+        ("", "a leaf that is read becomes a tombstone"),
     )),
 }  # fmt: skip

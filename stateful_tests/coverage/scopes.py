@@ -25,8 +25,8 @@ class Scope:
     number). ahead: SpecDecode allocates 1 to so many, 0: never; decode: whether there is Decode.
     sweeps: EvictSwa, with every length. retracts, aborts: whether there are any. marked: marked aborts.
     batches: Extend, Decode and SpecDecode with two lanes as well. evicts: Evict, with every number of
-    pages. checks: CheckBusy at every level and CheckIdle. invalid: commands that are ill-formed, or name
-    somebody who is not there or is somebody else, as well.
+    pages. parts: UnlockSwa, and Match of full KV alone. checks: CheckBusy at every level and CheckIdle.
+    invalid: commands that are ill-formed, or name somebody who is not there or is somebody else, as well.
     takes: seconds (twenty or so at most, on one core with every clause), minutes (five at most) or nightly.
     """
 
@@ -49,6 +49,7 @@ class Scope:
     marked: bool = True
     batches: bool = True
     evicts: bool = True
+    parts: bool = False
     checks: bool = False
     invalid: bool = True
     takes: str = "seconds"
@@ -202,6 +203,10 @@ _ALL: Sequence[Scope] = (
         "tree-three-pages", "two lock holders, two texts, room for three pages",
         _cached(1, 1, 3, 3, 1, 2), lock_holders=2, texts="ab", prompts=spelt_in("ab", 2), takes="minutes",
     ),
+    Scope(
+        "tree-parts", "two lock holders that give parts of their locks back, or have locked full KV alone",
+        _cached(1, 1, 2, 2, 1, 2), lock_holders=2, texts="a", prompts=("a1", "a2"), parts=True,
+    ),
     # Both together.
     *_both_modes(Scope(
         "both-session", "a session whose turns leave prompts in the tree, with every memory check",
@@ -242,6 +247,15 @@ _ALL: Sequence[Scope] = (
         "both-ahead", "a session over the tree, pages of two, overshoot past window and target",
         _cached(2, 1, 4, 4, 1, 8), sessions=1, submits=(), prompts=("a2",), texts="a", ahead=5, marked=False,
         decode=False, evicts=False,
+    ),
+    Scope(
+        "both-parts", "an ordinary request that gives the SWA part of its lock back",
+        _cached(1, 1, 3, 2, 1, 3), ordinary=1, submits=(1,), prompts=("a1", "a2"), texts="a", parts=True,
+    ),
+    Scope(
+        "both-parts-faithful", "a session whose turns give the SWA part of its lock back",
+        _cached(1, 1, 3, 2, 1, 3), Mode.FAITHFUL, sessions=1, submits=(1,), prompts=("a1",), texts="a",
+        marked=False, parts=True,
     ),
     Scope(
         "both-longer", "a session, rows of three, room for three pages",

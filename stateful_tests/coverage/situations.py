@@ -135,7 +135,10 @@ def _sense_close(labels: Labels, _: Geometry) -> bool:
 
 
 def _sense_match(labels: Labels, _: Geometry) -> bool:
-    how, short, splits = labels
+    how, short, splits, alone = labels
+    if (short == "over a tombstone") > bool(alone) or (short and how == "nothing" and alone):
+        return False
+    short = short if not alone else ""
     return not (short and how == "all of it") and not (splits and not short and how == "nothing")
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from impl.adapter import Capabilities
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish,
-    Insert, Match, Mode, Open, Retract, SpecDecode, Submit, Unlock, prompt_len,
+    Insert, Match, Mode, Open, Retract, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
 )  # fmt: skip
 from reference.cursors import sweep_limit
 from reference.ledger import Phase, State, free, text_len
@@ -110,6 +110,7 @@ def _tree_weights(c: Enabled) -> dict[type, int]:
     weights: dict[type, int] = {
         Match: (6 if alone else 2) * (staying < names) * (1 + cached),
         Unlock: (4 if alone else 2) * min(staying, 2),
+        UnlockSwa: 2 * bool(_with_swa_part(c)),
         Insert: 12 if alone else 4 * bool(names),
         Evict: (5 if alone else 1) * cached,
     }
@@ -293,7 +294,22 @@ def _check_busy(c: Enabled) -> CheckBusy:
 def _match(c: Enabled) -> Match:
     staying = lock_holders(c.state)
     name = c.lock_holder([g for g in c.profile.lock_holders if g not in staying])
-    return Match(name, c.prompt(c.state.config.geometry.width))
+    prompt, window = c.prompt(c.state.config.geometry.width), c.state.config.geometry.window
+    return Match(name, prompt, window is not None and once_in(c.source, 4))
+
+
+def _with_swa_part(c: Enabled) -> list[str]:
+    """Who may give the SWA part of its lock back, and has one."""
+    state, window = c.state, c.state.config.geometry.window
+    if state.tree is None or window is None:
+        return []
+    parted = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
+    past = [
+        r.name for r in c.held
+        if r.holder in parted and (r.session is None or state.config.mode is Mode.FAITHFUL)
+        and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len
+    ]  # fmt: skip
+    return [*past, *(name for name in lock_holders(state) if name in parted)]
 
 
 def _insert(c: Enabled) -> Insert:
@@ -348,4 +364,5 @@ GENERATORS: dict[type, Callable[[Enabled], Command]] = {
     Finish: _finish, Retract: _retract, Abort: _abort, Close: _close, CheckBusy: _check_busy,
     CheckIdle: lambda _: CheckIdle(), Match: _match,
     Unlock: lambda c: Unlock(c.lock_holder(list(lock_holders(c.state)))), Insert: _insert, Evict: _evict,
+    UnlockSwa: lambda c: UnlockSwa(c.lock_holder(_with_swa_part(c))),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 from reference.blocks.commands import ENGINE_COMMANDS, Add, EngineCommand, More, Schedule
 from reference.commands import (
     COMMANDS, Broken, CheckBusy, Choice, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish,
-    Insert, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name,
+    Insert, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name,
 )  # fmt: skip
 from stateful_tests.traces.files import TraceError, check_command
 from stateful_tests.traces.schema import prompt_of, prompt_text
@@ -165,6 +165,7 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     ),
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),
+    Match: (_HOLDER, _OF_PROMPT, _flag("full_only", "(full KV alone)")),
     Insert: (_HOLDER, _OF_PROMPT, _number("evicted", "SWA from", default=0), _flag("chunked", "(goes on)")),
 }  # fmt: skip
 NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in (*COMMANDS, *ENGINE_COMMANDS)}

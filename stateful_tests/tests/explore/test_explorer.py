@@ -38,6 +38,7 @@ COUNTS = {
     "ordinary": (535, 4599, 19826, 14),
     "batches": (55, 925, 2519, 6),
     "tree-tiny": (99, 4009, 843, 7),
+    "tree-parts": (257, 6002, 4269, 9),
     "tree-page2-long": (229, 9040, 1950, 9),
     "both-session": (696, 12885, 18312, 24),
     "both-ordinary-page2": (677, 10885, 17004, 17),
