@@ -7,25 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from ci import Data
 from ci.report import render
 from impl.bugs import BUGS, broken
 from reference.commands import Mode
 from stateful_tests.blindspots import measure as blindspots
-from stateful_tests.blindspots.measure import CHECKS, LOCKSTEP, STEPS, SUMS, BugResult, Detection, Drive
+from stateful_tests.blindspots.measure import CHECKS, LOCKSTEP, STEPS, SUMS, BugResult, Drive
 from stateful_tests.blindspots.monitors import MONITORS
-from stateful_tests.blindspots.partitions import KINDS, balanced, seen_by, smallest
 from stateful_tests.lockstep.systems import resolve
 
-PAGES = 3  # of the pools whose partitions are all enumerated
 HEALTHY = "torch (no bug)"
-HEADS = {
-    "sums-busy": "busy", "sums-idle": "idle", "free-list": "list", "free-owned": "freed",
-    "owned-twice": "twice", "lost": "lost", "mapping": "map", "cursors": "curs", "window": "wind",
-    "tree": "tree", "contents": "KV", LOCKSTEP: "ref",
-}  # fmt: skip
 _SHORT = {"at once": "now", "later": "late", "never": "-", "false alarm": "false", "broken": "dies"}
 
 Progress = Callable[[str, int, int], None]
@@ -58,128 +50,63 @@ def collect(bugs: Sequence[str], runs: int, seed: int, progress: Progress) -> Da
         return row
 
     both = [drive for drives in drawn.values() for drive in drives]
-    rows = [measure(HEALTHY, resolve("torch"), both)]
-    modes = {HEALTHY: [mode.value for mode in Mode]}
+    healthy, faulty = measure(HEALTHY, resolve("torch"), both), []
     for name in bugs or BUGS:
-        mode = Mode.FAITHFUL if Mode.FAITHFUL in BUGS[name].modes else Mode.FREE
-        modes[name] = [mode.value]
         own = kept.get(name, [])
         tree = any(drive.geometry.tree for drive in own)  # it shows with a radix tree
-        rows.append(measure(name, broken(name), [*drawn[mode, tree], *own]))
-    healthy, faulty = rows[0], rows[1:]
+        faulty.append(measure(name, broken(name), [*drawn[_mode(name), tree], *own]))
     return {
         "format": "kvspec-blindspots",
-        "version": 1,
+        "version": 2,
         "runs_asked": runs,
         "steps_asked": STEPS,
         "seed": seed,
         "commands": commands,
         "seconds": round(time.monotonic() - began, 1),
-        "checks": _checks(),
-        "healthy": _row_data(healthy, modes),
-        "bugs": [_row_data(row, modes) for row in faulty],
-        "conclusion": _conclusion(faulty),
-        "partitions": _partitions(faulty),
-    }
-
-
-def _checks() -> list[Data]:
-    part = [(c, looks_for, "lengths, counts") for c, (_, looks_for) in SUMS.items()]
-    part += [(m.id, m.looks_for, m.reads) for m in MONITORS.values()]
-    return [{"id": c, "head": HEADS[c], "looks_for": what, "reads": reads} for c, what, reads in part]
-
-
-def _row_data(row: BugResult, modes: dict[str, list[str]]) -> Data:
-    return {
-        "bug": row.bug,
-        "title": BUGS[row.bug].title if row.bug in BUGS else "",
-        "modes": modes[row.bug],
-        "runs": row.runs,
-        "shown": row.shown,
-        "commands": row.commands,
-        "pages_right": row.pages_right,
-        "lockstep_clauses": list(row.clauses),
-        "cells": {check: _cell_data(cell) for check, cell in row.cells.items()},
-        "balanced_and_wrong": [
-            {"kind": kind, "run": drive.origin, "after_commands": at + 1}
-            for kind, (drive, at) in row.wrong.items()
+        "checks": [
+            {"id": name, "looks_for": looks_for, "reads": reads}
+            for name, looks_for, reads in (
+                *((name, looks_for, "lengths, counts") for name, (_, looks_for) in SUMS.items()),
+                *((m.name, m.looks_for, m.reads) for m in MONITORS.values()),
+            )
         ],
-        "balanced_and_wrong_later": list(row.wrong_later),
+        "healthy": _row_data(healthy),
+        "bugs": [_row_data(row) for row in faulty],
+        "conclusion": _conclusion(faulty),
     }
 
 
-def _cell_data(cell: Detection) -> Data:
-    return {
-        "verdict": cell.verdict,
-        "shown": cell.shown,
-        "seen": cell.seen,
-        "at_once": cell.at_once,
-        "late_after": dict(cell.after.most_common()),
-        "median_commands_late": cell.median_delay,
+def _mode(bug: str) -> Mode:
+    return Mode.FAITHFUL if Mode.FAITHFUL in BUGS[bug].modes else Mode.FREE
+
+
+def _row_data(row: BugResult) -> Data:
+    return row._asdict() | {
+        "title": BUGS[row.bug].title if row.bug in BUGS else "",
+        "modes": [_mode(row.bug).value] if row.bug in BUGS else [mode.value for mode in Mode],
+        "cells": {check: cell._asdict() for check, cell in row.cells.items()},
     }
 
 
 def _conclusion(rows: Sequence[BugResult]) -> Data:
     seen = [row for row in rows if row.sees]
-    right = [row for row in rows if row.pages_right and row.shown]
-    alone = [row for row in rows if row.shown and not row.sees and row not in right]
-    alone += [row for row in right if all(row.cells[c].verdict == "never" for c in CHECKS)]
-    verdicts = ("at once", "later", "never", "false alarm", "broken")
-    by_sums = [row for row in seen if any(row.cells[c].sees for c in SUMS)]
+    by_sums = [row.bug for row in seen if any(row.cells[c].sees for c in SUMS)]
+    of_checks = [row.bug for row in rows if row.pages_right and not row.sees
+                 and any(row.cells[c].verdict != "never" for c in CHECKS)]  # fmt: skip
+    known = {*(row.bug for row in seen), *of_checks}
     return {
         "bugs": len(rows),
         "seen_by_a_check": len(seen),
+        "seen_at_once": sum(any(row.cells[c].verdict == "at once" for c in CHECKS) for row in rows),
+        "sums_see": len(by_sums),
+        "sums_never_see": [row.bug for row in seen if row.bug not in by_sums],
+        "faults_of_checks": of_checks,
+        "lockstep_alone": [row.bug for row in rows if row.shown and row.bug not in known],
         "not_met": [row.bug for row in rows if not row.shown],
-        "lockstep_alone": [row.bug for row in alone],
-        "faults_of_checks": [row.bug for row in right if row not in alone],
         "counts": {
-            check: {v: sum(row.cells[check].verdict == v for row in rows) for v in verdicts}
+            check: {v: sum(row.cells[check].verdict == v for row in rows) for v in _SHORT}
             for check in (*CHECKS, LOCKSTEP)
         },
-        "sums_see": len(by_sums),
-        "sums_see_at_once": sum(any(row.cells[c].verdict == "at once" for c in SUMS) for row in seen),
-        "sums_never_see": [row.bug for row in seen if row not in by_sums],
-        "smallest_sets": [list(some) for some in blindspots.smallest_sets(rows)],
-        "smallest_sets_first": [list(some) for some in blindspots.smallest_sets(rows, first=True)],
-        "by_cost": _by_cost(seen),
-        "seen_at_once": sum(any(row.cells[c].verdict == "at once" for c in CHECKS) for row in rows),
-    }
-
-
-# What a check reads, cheapest first: a server has the first at hand, the last it cannot afford.
-_COSTS = ("lengths", "free lists", "rows", "mapping", "KV")
-
-
-def _by_cost(seen: Sequence[BugResult]) -> list[Data]:
-    """How many bugs the checks see that read no more than lengths, than free lists as well, and so on."""
-    steps = []
-    for number, what in enumerate(_COSTS):
-        dear = _COSTS[number + 1 :]
-        cheap = [c["id"] for c in _checks() if not any(word in c["reads"] for word in dear)]
-        count = sum(any(row.cells[check].sees for check in cheap) for row in seen)
-        steps.append({"reads": what, "checks": cheap, "see": count})
-    return steps
-
-
-def _partitions(rows: Sequence[BugResult]) -> Data:
-    counted = [partition for size in range(1, PAGES + 1) for partition in balanced(size)]
-    wrong = [partition for partition in counted if not partition.right]
-    found = smallest(PAGES)
-    return {
-        "pages_up_to": PAGES,
-        "balanced": len(counted),
-        "wrong": len(wrong),
-        "wrong_with_a_page_nowhere": sum(bool(partition.nowhere) for partition in wrong),
-        "kinds": [
-            {
-                "kind": kind,
-                "smallest": found[kind].text(),
-                "clauses": list(seen_by(found[kind])),
-                "bugs": [row.bug for row in rows if kind in row.wrong],
-                "bugs_later": [row.bug for row in rows if kind in row.wrong_later],
-            }
-            for kind in KINDS
-        ],
     }
 
 
@@ -192,129 +119,66 @@ def text(out: Console, data: Data, *, detailed: bool) -> None:
         f" commands in {data['seconds']:.0f} s. Checks see the system's own state alone.",
     )
     out.print()
-    made = render.table("bug", "shown", *HEADS.values(), right=("shown",))
+    heads = (*CHECKS, LOCKSTEP)
+    made = render.table("bug", "shown", *heads, right=("shown",))
     made.padding = (0, 0, 0, 0)
     for row in (data["healthy"], *data["bugs"]):
-        met = row["shown"] or row is data["healthy"]
-        cells = (_short(row["cells"][check]) if met else "?" for check in HEADS)
+        hidden = not row["shown"] and row is not data["healthy"]
+        cells = ("?" if hidden else _short(row["cells"][check], row["shown"]) for check in heads)
         made.add_row(row["bug"], f"{row['shown']}/{row['runs']} ", *cells)
     counts = data["conclusion"]["counts"]
     for verdict in () if detailed else ("at once", "later", "never"):
-        made.add_row(f"all: {verdict}", "", *(str(counts[c][verdict]) for c in HEADS), style="bold")
+        made.add_row(f"all: {verdict}", "", *(str(counts[c][verdict]) for c in heads), style="bold")
     out.print(made)
     out.print()
-    _legend(out, data)
-    if detailed:
-        for row in data["bugs"]:
-            out.print()
-            _moments(out, row)
-    out.print()
-    _conclude(out, data["conclusion"])
-    if not detailed:
-        out.print()
-        _wrong_partitions(out, data["partitions"])
-
-
-def _short(cell: Data) -> str:
-    if cell["verdict"] == "later" and cell["at_once"]:
-        return f"{max(1, 100 * cell['at_once'] // cell['shown'])}%"
-    return _SHORT[cell["verdict"]]
-
-
-
-def _legend(out: Console, data: Data) -> None:
     words = {
         "shown": "runs in which something, a check or the lockstep, showed the bug: its first sign",
         "now": "in every run in which the bug showed, at its first sign",
         "90%": "at the first sign in so many of the runs, later or not at all in the others",
         "late": "never at the first sign, some commands later; --bug NAME tells after which",
-        "-": "in none of these runs",
         "false": "an alarm while every page is right: a fault of the check",
         "dies": "the check raises",
+        "?": "the bug did not show in these runs",
+        **{c["id"]: f"{c['looks_for']} (reads {c['reads']})" for c in data["checks"]},
+        LOCKSTEP: "lockstep with the reference: every clause, after every command",
     }
-    if data["conclusion"]["not_met"]:
-        words["?"] = "the bug did not show in these runs"
-    for check in data["checks"]:
-        words[check["head"]] = f"{check['id']}: {check['looks_for']} (reads {check['reads']})"
-    words[HEADS[LOCKSTEP]] = (
-        "lockstep with the reference: every clause, after every command; a fault of a check only where the"
-        " run has one"
-    )
-    free = [row["bug"] for row in data["bugs"] if row["modes"] == [Mode.FREE.value]]
     render.labelled(out, words)
-    if free:
-        render.say(out, f"Driven in free mode, all others in faithful mode: {', '.join(free)}.")
+    for row in data["bugs"] if detailed else ():
+        out.print()
+        met = f"showed in {row['shown']} of {row['runs']} runs, {row['modes'][0]} mode"
+        render.say(out, f"{row['bug']}: {row['title']} ({met})", style="bold")
+        render.labelled(out, {check: moment(cell, row["shown"]) for check, cell in row["cells"].items()})
+    out.print()
+    _conclude(out, data["conclusion"])
 
 
-def _moments(out: Console, row: Data) -> None:
-    head = f"{row['bug']}: {row['title']}" if row["title"] else row["bug"]
-    render.say(out, f"{head} (showed in {row['shown']} of {row['runs']} runs)", style="bold")
-    render.labelled(out, {check: moment(cell) for check, cell in row["cells"].items()})
+def _short(cell: Data, shown: int) -> str:
+    if cell["verdict"] == "later" and cell["at_once"]:
+        return f"{max(1, 100 * cell['at_once'] // shown)}%"
+    return _SHORT[cell["verdict"]]
 
 
-def moment(cell: Data) -> str:
+def moment(cell: Data, shown: int) -> str:
     """A cell in words."""
     if cell["verdict"] in ("at once", "never"):
         return str(cell["verdict"])
-    parts = [f"at once in {cell['at_once']}"] if cell["at_once"] else []
     late = cell["seen"] - cell["at_once"]
-    if late:
-        after = ", ".join(f"{kind} {count}" for kind, count in cell["late_after"].items())
-        parts.append(f"late in {late} (after {after}; median {cell['median_commands_late']:g} commands)")
-    if cell["seen"] < cell["shown"]:
-        parts.append(f"not in {cell['shown'] - cell['seen']}")
-    verdict = "partly" if cell["verdict"] == "later" and cell["at_once"] else cell["verdict"]
-    return f"{verdict}: {', '.join(parts)} of {cell['shown']} runs"
+    after = ", ".join(f"{kind} {count}" for kind, count in cell["late_after"].items())
+    parts = [f"at once in {cell['at_once']}"] * bool(cell["at_once"])
+    parts += [f"late in {late} (after {after}; median {cell['median_commands_late']} commands)"] * bool(late)
+    return f"{cell['verdict']}: {', '.join(parts)} of {shown} runs"
 
 
 def _conclude(out: Console, part: Data) -> None:
-    def names(bugs: list[str]) -> str:
-        return f"{len(bugs)}: {', '.join(bugs)}" if bugs else "none"
+    def names(what: str) -> str:
+        return f"{len(part[what])}: {', '.join(part[what])}" if part[what] else "none"
 
-    def sets(some: list[list[str]]) -> str:
-        if not some or not some[0]:
-            return "none"
-        others = len(some) - 1
-        more = f" (and {others} other set{'s' * (others > 1)} of that size)" if others else ""
-        return " + ".join(some[0]) + more
-
-    words = {
-        "seen": f"{part['seen_by_a_check']} of {part['bugs']} bugs by some check,"
-        f" {part['seen_at_once']} of them at once by some check",
-        "sums": f"see {part['sums_see']} of these, {part['sums_see_at_once']} at once",
-        "sums saw nothing of": names(part["sums_never_see"]),
-        "by cost": _ladder(part["by_cost"]),
-        "faults of checks": names(part["faults_of_checks"]),
-        "lockstep alone": names(part["lockstep_alone"]),
-        "smallest set that sees all": sets(part["smallest_sets"]),
-        "and as early as any": sets(part["smallest_sets_first"]),
-    }
-    if part["not_met"]:
-        words["did not show"] = names(part["not_met"])
     render.say(out, "What follows", style="bold")
-    render.labelled(out, words)
-
-
-def _ladder(steps: list[Data]) -> str:
-    """How many bugs are seen as checks may read more."""
-    first, *more = [f"{step['reads']}: {step['see']}" for step in steps]
-    return ", ".join([f"checks that read {first}", *(f"and {part}" for part in more)])
-
-
-def _wrong_partitions(out: Console, part: Data) -> None:
-    render.say(out, "Smallest wrong partitions that sums cannot see", style="bold")
-    render.say(
-        out,
-        f"Pages 1 to n in a free list, rows and slots, n up to {part['pages_up_to']}, all enumerated:"
-        f" {part['balanced']} balance, {part['wrong']} of these are wrong, and in"
-        f" {part['wrong_with_a_page_nowhere']} of the wrong a page is nowhere, so a search for lost pages"
-        " sees each of them. 0: no page.",
-    )
-    out.print()
-    made = render.table("kind", "smallest", "clauses", "named bugs that produce it")
-    for kind in part["kinds"]:
-        bugs = ", ".join(kind["bugs"]) or "none"
-        if kind["bugs_later"]:
-            bugs += f" (later, as a consequence: {len(kind['bugs_later'])})"
-        made.add_row(kind["kind"], Text(kind["smallest"]), "\n".join(kind["clauses"]), bugs)
-    out.print(made)
+    render.labelled(out, {
+        "seen": f"{part['seen_by_a_check']} of {part['bugs']} bugs by some check, {part['seen_at_once']} of"
+        " them at once by some check",
+        "sums": f"see {part['sums_see']} of these, and nothing of {names('sums_never_see')}",
+        "faults of checks": names("faults_of_checks"),
+        "lockstep alone": names("lockstep_alone"),
+        "did not show": names("not_met"),
+    })  # fmt: skip

@@ -1,253 +1,121 @@
 """Run-time checks that look at a system's own state alone; contents take stamps, which no server has.
 
-Each is a predicate over the facts of two moments, before and after a command; it returns what it found
-in words, "" when it is content. They are weaker than clauses on purpose: nothing here knows what the
-command should have done. The sums are not among them: those are commands of the system itself.
+Most are clauses that read nothing but the facts of this moment. They see less than all clauses do: nothing
+here knows what a command should have done. The sums are not among them: those are commands of the system.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from reference.clauses.facts import Facts, HolderFacts, SessionFacts
-from reference.commands import Mode
-from reference.cursors import in_order, lost_below, window_live, window_start
-from reference.geometry import Geometry
-from reference.ledger import Cursors
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What a monitor sees: the system's facts now and at its last look."""
-
-    geometry: Geometry
-    mode: Mode
-    before: Facts
-    after: Facts
+from reference.clauses import CLAUSES
+from reference.clauses.facts import Facts, HolderFacts
+from reference.clauses.step import Step
+from reference.commands import CheckIdle, Done, Mode
+from reference.cursors import lost_below, window_live, window_start
+from reference.ledger import Cursors, State
 
 
-@dataclass(frozen=True, slots=True)
-class Monitor:
+class Monitor(NamedTuple):
     """A check. looks_for: what it finds, in a line; reads: what it has to read for that."""
 
-    id: str
+    name: str
     looks_for: str
     reads: str
-    sign: Callable[[Observation], str]
+    fires: Callable[[State, Facts], bool]
 
 
-MONITORS: dict[str, Monitor] = {}
+class Held(NamedTuple):
+    """Cursors that a system shows, and texts that it may hold KV of. reach: how long one has to be."""
+
+    cursors: Cursors
+    reach: int
+    row: HolderFacts | None
+    texts: list[Sequence[int]]
 
 
-def _monitor(
-    name: str, looks_for: str, reads: str
-) -> Callable[[Callable[[Observation], str]], Callable[[Observation], str]]:
-    def add(sign: Callable[[Observation], str]) -> Callable[[Observation], str]:
-        MONITORS[name] = Monitor(name, looks_for, reads, sign)
-        return sign
+def _asks(*clauses: str) -> Callable[[State, Facts], bool]:
+    """Clauses about facts, asked of this moment. state: an empty one, with the sizes."""
 
-    return add
+    def fires(state: State, facts: Facts) -> bool:
+        step = Step(state.config, CheckIdle(), Done(), Done(), state, state, facts, facts, unchanged=True)
+        return any(CLAUSES[clause].check(step) is not None for clause in clauses)
 
-
-def _held_rows(facts: Facts) -> list[int]:
-    return [holder.row for holder in facts.holders.values()]
+    return fires
 
 
-@_monitor("free-list", "a page or row twice in its free list, padding, a page out of range", "free lists")
-def _free_list(m: Observation) -> str:
-    for name, pool in m.after.pools.items():
-        if len(set(pool.free)) < len(pool.free):
-            return f"{name} free list holds a page twice"
-        if any(not 1 <= page <= pool.size for page in pool.free):
-            return f"{name} free list holds a page that does not exist"
-    if len(set(m.after.free_rows)) < len(m.after.free_rows):
-        return "a row is free twice"
-    return ""
-
-
-@_monitor("free-owned", "a page or row that is free and owned", "free lists, rows")
-def _free_and_owned(m: Observation) -> str:
-    for name, pool in m.after.pools.items():
-        free = set(pool.free)
-        for owned in pool.owned:
-            if owned.page in free:
-                return f"{name} page {owned.page} of {owned.holder} is free"
-    return "a held row is free" if set(_held_rows(m.after)) & set(m.after.free_rows) else ""
-
-
-@_monitor("owned-twice", "a page or row with two owners, a row of broken pages", "rows")
-def _owned_twice(m: Observation) -> str:
-    for name, pool in m.after.pools.items():
-        if len({o.page for o in pool.owned}) < len(pool.owned):
-            return f"a {name} page is owned twice"
-    if m.after.torn:
-        return m.after.torn[0]
-    rows = _held_rows(m.after)
-    return "a row is held twice" if len(set(rows)) < len(rows) else ""
-
-
-@_monitor("lost", "a page or row neither free nor owned", "free lists, rows")
-def _lost(m: Observation) -> str:
-    for name, pool in m.after.pools.items():
-        lost = set(range(1, pool.size + 1)).difference(pool.free, (o.page for o in pool.owned))
-        if lost:
-            return f"{name} pages {sorted(lost)} are neither free nor owned"
-    known = len({*m.after.free_rows, *_held_rows(m.after)})
-    return f"{m.after.rows - known} rows are neither free nor held" if known < m.after.rows else ""
-
-
-@_monitor("mapping", "a live slot unmapped, a dead one mapped, an SWA slot mapped twice", "rows, mapping")
-def _mapping(m: Observation) -> str:
-    facts = m.after
-    if facts.unmapped:
-        holder, position = facts.unmapped[0]
-        return f"position {position} of {holder} has no SWA slot"
-    if facts.swept_mapped:
-        return f"swept full slot {facts.swept_mapped[0][0]} is mapped"
-    if facts.unused_mapped:
-        return f"unused full slot {facts.unused_mapped[0][0]} is mapped"
-    if facts.shared:
-        return f"SWA slot {facts.shared[0]} is mapped twice"
-    return facts.torn_swa[0] if facts.torn_swa else ""
-
-
-def _texts(facts: Facts, name: str, session: SessionFacts) -> list[Sequence[int]]:
-    """Texts that an idle slot may hold KV of: its session's history, or that of a turn that waits."""
-    return [session.history, *(r.text for r in facts.requests.values() if r.session == name)]
-
-
-def _idle_slots(facts: Facts) -> Iterator[tuple[str, SessionFacts, Cursors]]:
-    """Slots that no turn has borrowed."""
-    lent = {r.session for r in facts.requests.values() if r.cursors is not None}
+def _held(facts: Facts) -> Iterator[Held]:
+    """Requests in a batch, and slots that no request has borrowed."""
+    lent = {request.session for request in facts.requests.values() if request.cursors is not None}
+    for name, request in facts.requests.items():
+        if (c := request.cursors) is not None:
+            row = facts.holders.get(f"{request.session}/{name}") or facts.holders.get(request.session or name)
+            mine = row if row is not None and row.cursors == c else None
+            yield Held(c, c.kv_committed_len + 1, mine, [request.text])
     for name, session in facts.sessions.items():
-        if session.slot is not None and name not in lent:
-            yield name, session, session.slot
+        if (c := session.slot) is not None and name not in lent:
+            waiting = [request.text for request in facts.requests.values() if request.session == name]
+            yield Held(c, max(c[:3]), facts.holders.get(name), [session.history, *waiting])
 
 
-def _holder(facts: Facts, request: str) -> HolderFacts | None:
-    """The row that a request runs on."""
-    record = facts.requests[request]
-    found = facts.holders.get(f"{record.session}/{request}") or facts.holders.get(record.session or request)
-    return found if found is not None and found.cursors == record.cursors else None
+def _past_its_text(_: State, facts: Facts) -> bool:
+    return any(held.reach > max(map(len, held.texts)) for held in _held(facts))
 
 
-@_monitor("cursors", "cursors out of order or off a page, past the text, slot and turn at odds", "lengths")
-def _cursors(m: Observation) -> str:
-    facts = m.after
-    shown = [(name, r.cursors) for name, r in facts.requests.items()]
-    shown += [(f"slot of {name}", s.slot) for name, s in facts.sessions.items()]
-    for name, c in shown:
-        if c is not None and not _well_formed(m, c):
-            return f"{name}: {tuple(c)} out of order, out of bounds or off a page"
-    for name, session, slot in _idle_slots(facts):
-        longest = max(len(text) for text in _texts(facts, name, session))
-        if max(slot[:3]) > longest:
-            return f"slot of {name}: {tuple(slot)} is past its text of {longest}"
-    for name, request in facts.requests.items():
-        mine = request.cursors
-        if mine is None:
-            continue
-        if mine.kv_committed_len >= len(request.text):
-            return f"{name}: committed {mine.kv_committed_len} of a text of {len(request.text)}"
-        lender = facts.sessions.get(request.session) if request.session is not None else None
-        lent = lender.slot if lender is not None else None
-        if lent is None or mine == lent:
-            continue
-        grown = all(now >= then for now, then in zip(mine, lent)) and mine[3] == lent[3]
-        if not grown or mine.kv_committed_len == lent.kv_committed_len:
-            return f"{name}: {tuple(mine)} does not follow from its slot's {tuple(lent)}"
-    return ""
-
-
-def _well_formed(m: Observation, c: Cursors) -> bool:
-    """LEN-1; E is at a page boundary too, but for free mode, where a cut may cap it at any target."""
-    size = m.geometry.page_size
-    swept = m.mode is Mode.FREE or c.swa_evicted_seqlen % size == 0
-    bounded = c.kv_allocated_len <= m.geometry.width
-    return in_order(c) and bounded and swept and c.cache_protected_len % size == 0
-
-
-@_monitor("window", "the next token's window swept or unmapped", "lengths, rows, mapping")
-def _window(m: Observation) -> str:
-    window = m.geometry.window
-    if window is None:
-        return ""
-    facts = m.after
-    seen = [(name, r.cursors, _holder(facts, name)) for name, r in facts.requests.items()]
-    seen += [(f"slot of {name}", slot, facts.holders.get(name)) for name, _, slot in _idle_slots(facts)]
-    for name, c, holder in seen:
-        if c is None or min(c) < 0:
-            continue
+def _window_lost(state: State, facts: Facts) -> bool:
+    """In free mode a sweep may run ahead of the commit: the turn may end then, not go on."""
+    window = state.config.geometry.window
+    for c, _, row, _ in _held(facts) if window is not None else ():
+        assert window is not None
         if not window_live(lost_below(c), c.kv_committed_len, window):
-            # In free mode a sweep may run ahead of the commit: the turn may end, not go on.
-            if m.mode is Mode.FAITHFUL:
-                return f"{name} at {c.kv_committed_len}: swept up to {c.swa_evicted_seqlen}"
+            if state.config.mode is Mode.FAITHFUL:
+                return True
+        elif row is not None:
+            start = window_start(c.kv_committed_len, window)
+            if None in row.swa_read[start : c.kv_committed_len]:
+                return True
+    return False
+
+
+def _not_in_the_tree(_: State, facts: Facts) -> bool:
+    nodes = facts.tree.nodes if facts.tree is not None else ()
+    known = {slot for node in nodes for slot in node.slots}
+    return facts.tree is not None and any(not known.issuperset(h.prefix) for h in facts.holders.values())
+
+
+def _misread(state: State, facts: Facts) -> bool:
+    """A row that reads other KV than that of a text of its own: full KV up to C, SWA KV from E on."""
+    for c, _, row, texts in _held(facts):
+        if row is None or row.cursors != c:
             continue
-        start = window_start(c.kv_committed_len, window)
-        if holder is not None and None in list(holder.swa_read[start : c.kv_committed_len]):
-            return f"{name} at {c.kv_committed_len}: its window has positions without SWA slot"
-    return _went_on(m, window)
+        end = c.kv_committed_len
+        live = max(lost_below(c), c.cache_protected_len) if state.config.geometry.window else end
+        read = (list(row.full_read[:end]), list(row.swa_read[live:end]))
+        if read not in [(list(text[:end]), list(text[live:end])) for text in texts if len(text) >= end]:
+            return True
+    return False
 
 
-def _went_on(m: Observation, window: int) -> str:
-    """A request that was admitted onto a window that is gone, or committed more behind one."""
-    for name, now in m.after.requests.items():
-        was = m.before.requests.get(name)
-        if was is None or now.cursors is None:
-            continue
-        c = was.cursors if was.cursors is not None else now.cursors
-        moved = was.cursors is None or now.cursors.kv_committed_len > c.kv_committed_len
-        if moved and min(c) >= 0 and not window_live(lost_below(c), c.kv_committed_len, window):
-            return f"{name} goes on at {c.kv_committed_len}, swept up to {c.swa_evicted_seqlen}"
-    return ""
-
-
-@_monitor("tree", "a node of half a page or half dead, a counter that is no sum, a lost prefix", "tree, rows")
-def _tree(m: Observation) -> str:
-    tree, size = m.after.tree, m.geometry.page_size
-    if tree is None:
-        return ""
-    sums = [0, 0, 0, 0]
-    for node in tree.nodes:
-        if not node.slots or len(node.slots) % size or node.start % size:
-            return f"the node that ends at {len(node.path)} is not whole pages"
-        if node.live and (len(node.swa_slots) != len(node.slots) or not all(node.swa_slots)):
-            return f"the node that ends at {len(node.path)} has SWA KV for some of its tokens"
-        if not node.full_locks >= node.swa_locks >= 0:
-            return f"the node that ends at {len(node.path)} counts {node.full_locks}, {node.swa_locks} locks"
-        sums[node.full_locks > 0] += len(node.slots)
-        sums[2 + (node.swa_locks > 0)] += len(node.swa_slots)
-    if tree.sizes is not None and tuple(sums) != tuple(tree.sizes):
-        return f"a walk gives {sums}, the counters say {list(tree.sizes)}"
-    known = {slot for node in tree.nodes for slot in node.slots}
-    for name, holder in m.after.holders.items():
-        if not known.issuperset(holder.prefix):
-            return f"the row of {name} names slots below its protected length that the tree has not"
-    return ""
-
-
-@_monitor("contents", "KV below kv_committed_len that is not that of the text", "rows, mapping, all KV")
-def _contents(m: Observation) -> str:
-    facts = m.after
-    for name, request in facts.requests.items():
-        holder = _holder(facts, name)
-        if holder is not None and not _reads(m, holder, request.text):
-            return f"{name} reads KV that is not its text's"
-    for name, session, slot in _idle_slots(facts):
-        holder = facts.holders.get(name)
-        if holder is None or holder.cursors != slot:
-            continue
-        if not any(_reads(m, holder, text) for text in _texts(facts, name, session)):
-            return f"slot of {name} holds KV that is not its text's"
-    return ""
-
-
-def _reads(m: Observation, holder: HolderFacts, text: Sequence[int]) -> bool:
-    """A row holds the full KV of the text's first C tokens, and the SWA KV of those from E on."""
-    committed, _, evicted, protected = holder.cursors
-    want = list(text[: max(0, committed)])
-    if len(want) < committed or list(holder.full_read[: len(want)]) != want:
-        return False
-    live = max(0, evicted, protected)
-    return m.geometry.window is None or list(holder.swa_read[live : len(want)]) == want[live:]
+MONITORS: dict[str, Monitor] = {
+    monitor.name: monitor
+    for monitor in (
+        Monitor("list", "a page twice in its free list, padding, a page out of range", "free lists",
+                _asks("OWN-2")),
+        Monitor("owner", "a page with two owners, or with one and free", "free lists, rows", _asks("OWN-1")),
+        Monitor("lost", "a page neither free nor owned", "free lists, rows", _asks("OWN-3")),
+        Monitor("rows", "a row that is held twice, held and free, or lost; a row of broken pages", "rows",
+                _asks("OWN-4", "OWN-5")),
+        Monitor("map", "a live slot unmapped, a dead one mapped, an SWA slot mapped twice", "rows, mapping",
+                _asks("MAP-1", "MAP-2", "MAP-3", "MAP-4")),
+        Monitor("order", "cursors out of order, out of bounds or off a page", "lengths", _asks("LEN-1")),
+        Monitor("text", "cursors past the text that they are of", "lengths", _past_its_text),
+        Monitor("window", "the next token's window swept or unmapped", "lengths, rows, mapping",
+                _window_lost),
+        Monitor("tree", "a node of half a page or half dead, a counter that is no sum", "tree",
+                _asks("TREE-1", "TREE-2", "TREE-9")),
+        Monitor("prefix", "a row whose prefix is not the tree's", "tree, rows", _not_in_the_tree),
+        Monitor("KV", "KV below kv_committed_len that is not that of the text", "rows, mapping, all KV",
+                _misread),
+    )
+}  # fmt: skip
