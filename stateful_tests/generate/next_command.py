@@ -295,7 +295,8 @@ def _match(c: Enabled) -> Match:
     staying = lock_holders(c.state)
     name = c.lock_holder([g for g in c.profile.lock_holders if g not in staying])
     prompt, window = c.prompt(c.state.config.geometry.width), c.state.config.geometry.window
-    return Match(name, prompt, window is not None and once_in(c.source, 4))
+    parts = window is not None and "UnlockSwa" not in c.profile.disabled
+    return Match(name, prompt, parts and once_in(c.source, 4))
 
 
 def _with_swa_part(c: Enabled) -> list[str]:
