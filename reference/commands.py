@@ -154,10 +154,15 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One lane of Extend: `tokens` of the request's input still to prefill; of a request that runs, 1."""
+    """One lane of Extend: `tokens` of the request's input still to prefill; of a request that runs, 1.
+
+    `tail`: their KV comes from another server, which sends SWA KV of the last window alone; no SWA slots are
+    taken for what is before.
+    """
 
     request: str
     tokens: int
+    tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,8 @@ class LockHolders(Steps):
             return Reason.ROW_TOO_SHORT
         key = tree_key(spelled(command.prompt), self.bigram)
         key = key[: self.floor(len(key))]
-        reason = self.room_for((len(key) - len(locked)) // self.page_size)
+        pages = (len(key) - len(locked)) // self.page_size
+        reason = self.room_for(pages, pages)
         if reason is not None:
             return reason
         if lock_holder is None:

@@ -226,12 +226,12 @@ class PrefixRules(SessionRules):
 
     # Room.
 
-    def room_for(self, pages: int) -> Reason | None:
-        """Have `pages` pages free in each pool, or say why that cannot be, with nothing evicted.
+    def room_for(self, pages: int, swa_pages: int) -> Reason | None:
+        """Have so many pages free in each pool, or say why that cannot be, with nothing evicted.
 
         Both pools are looked at before anything goes: what no lock pins can be had.
         """
-        missing = self.missing(pages)
+        missing = self.missing(pages, swa_pages)
         if not any(missing):
             return None
         evictable = self.evictable()
@@ -243,12 +243,12 @@ class PrefixRules(SessionRules):
         self.tree.evict(*missing)
         return None
 
-    def missing(self, pages: int) -> Room:
-        """Tokens by which either pool falls short of `pages` free pages."""
+    def missing(self, pages: int, swa_pages: int) -> Room:
+        """Tokens by which either pool falls short of so many free pages."""
         full, swa = self.store.full, self.store.swa
         return Room(
             max(pages - full.available, 0) * self.page_size,
-            max(pages - swa.available, 0) * self.page_size if swa is not None else 0,
+            max(swa_pages - swa.available, 0) * self.page_size if swa is not None else 0,
         )
 
     def evictable(self) -> Room:

@@ -111,9 +111,12 @@ def _extend(was: State, command: Extend, now: State) -> Labels:
     names = [lane.request for lane in command.lanes]
     grows = _grows(was, now, names, _evicts(was, now))
     last = [_request(now, name).phase is Phase.RUNNING for name in names]
+    tails = [(_cursors(_request(was, n.request)), _cursors(_request(now, n.request)))
+             for n in command.lanes if n.tail]  # fmt: skip
+    tail = TAIL if any(c.swa_evicted_seqlen > had.cache_protected_len for had, c in tails) else ""
     if len(names) > 1:
         mixed = any(_request(was, name).phase is Phase.RUNNING for name in names)
-        return "mixed batch" if mixed else "batch", "last chunks" if all(last) else "chunks", "", *grows
+        return "mixed batch" if mixed else "batch", "last chunks" if all(last) else "chunks", "", tail, *grows
     before, after = _request(was, names[0]), _request(now, names[0])
     session = was.session(before.session)
     slotless = session is None or session.slot is None
@@ -127,7 +130,7 @@ def _extend(was: State, command: Extend, now: State) -> Labels:
             kept = "into the tree"
         elif floor_page(_cursors(after).kv_committed_len, was.config.geometry.page_size) > r:
             kept = "kept out of the tree"
-    return start, "last chunks" if last[0] else "chunks", kept, *grows
+    return start, "last chunks" if last[0] else "chunks", kept, tail, *grows
 
 
 def _decode(was: State, command: Decode, now: State) -> Labels:
@@ -271,7 +274,7 @@ def _match(was: State, command: Match, now: State) -> Labels:
     there = _in_tree(was.tree, key)
     how = "nothing" if not found else "all of it" if found == len(key) else "part of it"
     split = _count(now.tree.children) > _count(was.tree.children)
-    short, alone = found < there, "full KV alone" if command.full_only else ""
+    short, alone = found < there, FULL_ONLY if command.full_only else ""
     over = command.full_only and found > usable(was.tree, key[:found])
     return (
         how, "tombstones keep it short" if short else "over a tombstone" if over else "",
@@ -325,7 +328,7 @@ def _evict(was: State, command: Evict, now: State) -> Labels:
     above = "tombstones above go along" if False in gone else ""
     left = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
     read = any(not node.live and had[path] for path, node in left)
-    stays = "a leaf that is read becomes a tombstone" if read else ""
+    stays = READ_LEAF if read else ""
     return asked, "less than asked" if short else "what was asked", parent, above, stays
 
 
@@ -334,6 +337,12 @@ _ROOM: tuple[Labels, Labels] = (("no page opened", "opens pages"), ("", "tree ev
 TAILS = ("no tail", "gives back within a page", "frees pages")
 
 SLOTLESS = ("no slot", "slot wiped")
+
+TAIL = "SWA slots for the last window alone"  # of an extend
+
+FULL_ONLY = "full KV alone"  # of a match
+
+READ_LEAF = "a leaf that is read becomes a tombstone"
 
 _BELOW = ("", "target below evicted", "target below evicted, above a prefix of the tree")
 
@@ -363,7 +372,7 @@ CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...
     )),
     Extend: (_extend, (
         ("takes a row", "resumes a slot", "goes on", "batch", "mixed batch"), ("chunks", "last chunks"),
-        ("", "into the tree", "kept out of the tree"), *_ROOM,
+        ("", "into the tree", "kept out of the tree"), ("", TAIL), *_ROOM,
     )),
     Decode: (_decode, (("", "batch"), *_ROOM)),
     SpecDecode: (_spec_decode, (
@@ -386,7 +395,7 @@ CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...
     CheckIdle: (_check_idle, (_HELD[:2],)),
     Match: (_match, (
         ("nothing", "part of it", "all of it"), ("", "tombstones keep it short", "over a tombstone"),
-        ("", "splits a node"), ("", "full KV alone"),
+        ("", "splits a node"), ("", FULL_ONLY),
     )),
     UnlockSwa: (_unlock_swa, (("lock holder", "ordinary", "turn"), ("", "has none"))),
     Unlock: (_unlock, (("pins nothing", "pins some"),)),
@@ -398,6 +407,6 @@ CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...
     Evict: (_evict, (
         ("full", "window's pool", "both pools"), ("what was asked", "less than asked", "nothing to be had"),
         ("", "a parent after its child"), ("", "tombstones above go along"),
-        ("", "a leaf that is read becomes a tombstone"),
+        ("", READ_LEAF),
     )),
 }  # fmt: skip

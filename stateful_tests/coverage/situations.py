@@ -87,7 +87,9 @@ def _sense_admit(labels: Labels, _geometry: Geometry) -> bool:
 
 
 def _sense_extend(labels: Labels, geometry: Geometry) -> bool:
-    start, _, kept, opened, _ = labels
+    start, _, kept, tail, opened, _ = labels
+    if tail and (opened == "no page opened" or start == "resumes a slot"):
+        return False
     small = geometry.page_size == 1
     if opened == "no page opened" and (start == "takes a row" or small):
         return False

@@ -20,6 +20,7 @@ from reference.geometry import Geometry
 from reference.ledger import IN_BATCH, Phase, Request, Session
 from reference.prefix_cache import key_of
 from reference.tree import Key
+from stateful_tests.coverage.rule_cases import FULL_ONLY, READ_LEAF, TAIL
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.traces.files import prompt_of
 
@@ -61,6 +62,10 @@ def absent(scope: Scope) -> set[str]:
         labels |= {"batch"}
     if scope.mode is Mode.FREE:
         labels.add("unfaithful")
+    if not scope.tails:
+        labels.add(TAIL)
+    if not scope.parts:
+        labels |= {FULL_ONLY, READ_LEAF}
     if not scope.invalid:
         labels |= {"unknown_request", "duplicate_lane", "empty", "request_exists", "shrinking_prefix"}
     return labels
@@ -91,9 +96,10 @@ def of_request(scope: Scope, request: Request) -> Iterator[Command]:
         yield Admit(name)
     if phase in (Phase.ADMITTED, Phase.EXTENDING):
         assert c is not None
-        yield from (Extend((Chunk(name, n),)) for n in _chunks(scope, request, over=1))
+        for tail in {False, scope.tails}:
+            yield from (Extend((Chunk(name, n, tail),)) for n in _chunks(scope, request, over=1))
     elif invalid:
-        yield Extend((Chunk(name, 1),))
+        yield Extend((Chunk(name, 1, scope.tails),))
     runs = phase is Phase.RUNNING
     if scope.decode and (runs or invalid):
         yield Decode((name,))

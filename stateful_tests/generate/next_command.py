@@ -16,7 +16,7 @@ from reference.commands import (
     Insert, Match, Mode, Open, Retract, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
 )  # fmt: skip
 from reference.cursors import sweep_limit
-from reference.ledger import Phase, State, free, text_len
+from reference.ledger import Phase, Request, State, free, text_len
 from reference.prefix_cache import key_of, lock_holders
 from reference.tree import Key, Sizes, nodes, sizes
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
@@ -202,14 +202,24 @@ def _extend(c: Enabled) -> Extend:
         left = request.origin + request.output - done if request is not None else 1
         whole = not once_in(c.source, 3)
         tokens = left if whole else c.length(left)
-        if c.profile.machine != "sessions" and request is not None and not once_in(c.source, 3):
+        tail = c.profile.tails and _may_be_tail(c, request) and not once_in(c.source, 3)
+        if not tail and c.profile.machine != "sessions" and request is not None and not once_in(c.source, 3):
             tokens = max(1, min(tokens, room_of(c.state, request.cursors)))
             if tokens == left > 1 and free(c.state).full < 2:  # a chunk for which the tree makes room
                 tokens = c.length(left - 1)
         if c.invalid and once_in(c.source, 3):
             tokens = pick(c.source, (left + 1, 0, -1))
-        chunks.append(Chunk(name, tokens))
+        chunks.append(Chunk(name, tokens, tail))
     return Extend(tuple(chunks))
+
+
+def _may_be_tail(c: Enabled, request: Request | None) -> bool:
+    """Nothing of its own has been computed yet, and there is a window; or nobody cares."""
+    windowless = c.state.config.geometry.window is None
+    if c.invalid or windowless or request is None or request.cursors is None:
+        return c.invalid
+    begun = request.cursors.kv_allocated_len > request.cursors.cache_protected_len
+    return request not in c.running and not begun
 
 
 def _spec_decode(c: Enabled) -> SpecDecode:

@@ -146,8 +146,9 @@ def _plain(kind: Any) -> tuple[NotationPart, ...]:
 _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0)),
     Extend: (_lanes(
-        "lanes", "REQUEST +TOKENS", rf"{_NAME} {_LENGTH}", lambda lane: f"{lane.request} {lane.tokens:+}",
-        lambda name, tokens: Chunk(name, int(tokens)),
+        "lanes", "REQUEST +TOKENS [tail]", rf"{_NAME} {_LENGTH}(?: tail)?",
+        lambda lane: f"{lane.request} {lane.tokens:+}" + " tail" * lane.tail,
+        lambda name, tokens, *tail: Chunk(name, int(tokens), bool(tail)),
     ),),
     Decode: (_lanes("requests", "REQUEST", _NAME, str, str),),
     SpecDecode: (_lanes(

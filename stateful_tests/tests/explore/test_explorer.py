@@ -32,6 +32,7 @@ from stateful_tests.lockstep.abstraction import facts_of
 # Scope -> states, transitions, refused commands, depth. A changed rule shows here; so does a changed scope.
 COUNTS = {
     "session-tiny": (906, 7448, 32404, 17),
+    "session-tails": (627, 4382, 20104, 17),
     "session-tiny-faithful": (719, 5695, 26977, 17),
     "session-no-window": (647, 3634, 23262, 15),
     "checks": (998, 11563, 41706, 18),

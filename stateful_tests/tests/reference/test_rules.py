@@ -55,7 +55,7 @@ _REFUSING = (
     replace(_TWO, geometry=Geometry(1, 1, 4, 2, 2, 2)),
     replace(_TWO, geometry=Geometry(1, 1, 6, 6, 2, 4), ahead=3, retracts=False, aborts=False),
     _LOCKING,
-    replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,)),
+    replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,), tails=True),
     _PARTS,
     replace(_PARTS, geometry=Geometry(1, 1, 3, 3, 1, 2), sessions=0, ordinary=1, submits=(1,), prompts=()),
     Scope(
@@ -116,6 +116,7 @@ _MOVING = (
     replace(_FAR, geometry=Geometry(2, 1, 3, 3, 1, 5), ahead=3),
     replace(_FAR, geometry=Geometry(2, None, 2, 0, 1, 4), ahead=2),
     replace(_FAR, geometry=Geometry(1, 1, 2, 2, 2, 2), ordinary=1, ahead=1, checks=True),
+    replace(_FAR, geometry=Geometry(1, 1, 4, 2, 1, 4), submits=(1, 4), ahead=1, tails=True),
 )
 
 
@@ -128,7 +129,7 @@ def transitions() -> list[Transition]:
 def _lanes(command: Command) -> Iterator[tuple[str, dict[str, int]]]:
     """(request, what the command says of it), of each request that a command is about."""
     if isinstance(command, Extend):
-        yield from ((lane.request, {"tokens": lane.tokens}) for lane in command.lanes)
+        yield from ((lane.request, {"tokens": lane.tokens, "tail": lane.tail}) for lane in command.lanes)
     elif isinstance(command, Decode):
         yield from ((name, {}) for name in command.requests)
     elif isinstance(command, SpecDecode):
