@@ -122,10 +122,7 @@ class Checkout:
             found = self._find(module, base.id) if isinstance(base, ast.Name) else None
             if isinstance(found, ast.ClassDef) and found is not node:
                 members |= self._members(self._home(found) or module, found)
-        for member in ast.walk(node):
-            if isinstance(member, ast.Attribute) and isinstance(member.ctx, ast.Store):
-                if isinstance(member.value, ast.Name) and member.value.id == "self":
-                    members.setdefault(member.attr, member)
+        members = _stored(node) | members
         for statement in node.body:
             if isinstance(statement, ast.FunctionDef):
                 members[statement.name] = statement
@@ -162,6 +159,14 @@ class _Module:
 @lru_cache(maxsize=128)
 def _parsed(text: str) -> _Module:
     return _Module(ast.parse(text))
+
+
+@lru_cache(maxsize=1024)
+def _stored(node: ast.ClassDef) -> dict[str, ast.AST]:
+    """What methods of a class give a value to, as `self.NAME`: where they first do."""
+    stores = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+    mine = [n for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"]
+    return {store.attr: store for store in reversed(mine)}
 
 
 def _targets(node: ast.stmt) -> list[str]:

@@ -8,8 +8,10 @@ free.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from bisect import insort
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import NamedTuple, TypeVar
 
 from reference.commands import Mode, Said, token_id
 from reference.cursors import Cursors as Cursors
@@ -102,6 +104,17 @@ class Session(NamedTuple):
     closing: bool = False
 
 
+Named = TypeVar("Named", Session, Request)
+_NAME = attrgetter("name")
+
+
+def _put(those: tuple[Named, ...], one: Named) -> tuple[Named, ...]:
+    """Those with one of them, or another, in the order of their names."""
+    found = [each for each in those if each.name != one.name]
+    insort(found, one, key=_NAME)
+    return tuple(found)
+
+
 class RunConfig(NamedTuple):
     """What does not change during a run."""
 
@@ -135,16 +148,17 @@ class State(NamedTuple):
         return None
 
     def with_session(self, session: Session) -> State:
-        others = [s for s in self.sessions if s.name != session.name]
-        sessions = tuple(sorted([*others, session])) if others else (session,)
-        return State(self.config, sessions, self.requests, self.serial, self.tree)
+        return State(self.config, _put(self.sessions, session), self.requests, self.serial, self.tree)
 
     def without_session(self, name: str) -> State:
         return self._replace(sessions=tuple(s for s in self.sessions if s.name != name))
 
     def with_request(self, request: Request) -> State:
-        others = [r for r in self.requests if r.name != request.name]
-        requests = tuple(sorted([*others, request], key=lambda r: r.name)) if others else (request,)
+        return State(self.config, self.sessions, _put(self.requests, request), self.serial, self.tree)
+
+    def with_those(self, moved: Mapping[str, Request]) -> State:
+        """The state with these in the place of the requests of their names."""
+        requests = tuple(moved.get(r.name, r) for r in self.requests)
         return State(self.config, self.sessions, requests, self.serial, self.tree)
 
     def without_request(self, name: str) -> State:
@@ -160,19 +174,30 @@ class Holder(NamedTuple):
     request: Request | None
 
 
-def holders(state: State) -> Iterator[Holder]:
-    """All holders that have a row. A session and its running turn are one holder, by session name."""
+def _rows(state: State) -> Iterator[tuple[Session | None, Request | None, Cursors]]:
+    """Whose each row is: a session's, lent to its turn or not, or a request's."""
+    requests = {request.name: request for request in state.requests}
     for session in state.sessions:
-        turn = state.request(session.turn) if session.turn is not None else None
+        turn = requests.get(session.turn or "")
         if turn is not None and turn.cursors is not None:
             if session.slot is not None or turn.phase in IN_BATCH:
-                yield Holder(session.name, turn.cursors, turn.text, turn)
+                yield session, turn, turn.cursors
         elif session.slot is not None:
-            text = turn.text if turn is not None and turn.started else session.history
-            yield Holder(session.name, session.slot, text, None)
+            yield session, None, session.slot
     for request in state.requests:
         if request.session is None and request.cursors is not None and request.phase in IN_BATCH:
-            yield Holder(request.name, request.cursors, request.text, request)
+            yield None, request, request.cursors
+
+
+def holders(state: State) -> Iterator[Holder]:
+    """All holders that have a row. A session and its running turn are one holder, by session name."""
+    for session, request, cursors in _rows(state):
+        if request is not None:
+            yield Holder(request.holder, cursors, request.text, request)
+        elif session is not None:
+            turn = state.request(session.turn or "")
+            text = turn.text if turn is not None and turn.started else session.history
+            yield Holder(session.name, cursors, text, None)
 
 
 def full_pages(cursors: Cursors, page_size: int) -> range:
@@ -198,10 +223,10 @@ def free(state: State) -> Free:
     """Total less owned."""
     geometry = state.config.geometry
     full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
-    for holder in holders(state):
-        full -= len(full_pages(holder.cursors, geometry.page_size))
+    for _, _, cursors in _rows(state):
+        full -= len(full_pages(cursors, geometry.page_size))
         if geometry.window is not None:
-            swa -= len(swa_pages(holder.cursors, geometry.page_size))
+            swa -= len(swa_pages(cursors, geometry.page_size))
         rows -= 1
     if state.tree is not None:
         cached_full, cached_swa = tokens_held(state.tree)

@@ -145,9 +145,6 @@ def serve_check(
     for field, why in NOT_LIVE.items():
         if live and given.get(field):
             raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
-    if release in environment.PLAIN:
-        if given.setdefault("draft", 0):
-            raise Unusable(f"--set draft: not with sglang=={release}: {environment.PLAIN[release]}")
     try:
         root = None if sglang_path is None else checkout_root(sglang_path)
         if live:

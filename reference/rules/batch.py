@@ -59,5 +59,5 @@ def allocate(
         swa += len(swa_pages(now, geometry.page_size)) - len(swa_pages(c, geometry.page_size))
         session = state.session(request.session)
         rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
-    require(rows <= free(state).rows, Reason.NO_ROW)
+    require(not rows or rows <= free(state).rows, Reason.NO_ROW)
     return make_room(state, pages, context, swa), swept

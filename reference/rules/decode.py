@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.commands import Decode, Reason, SpecDecode
-from reference.ledger import Phase, Request, State
+from reference.ledger import Cursors, Phase, Request, State
 from reference.rules.base import NOT_RUNNING, Case, ChoiceNotAllowed, RuleContext, cursors_of, require, rule
 from reference.rules.batch import LANES, POOLS, Grown, allocate, batch_of, require_window
 
@@ -78,14 +78,12 @@ def _round(
             allocated = chosen
         grown.append((request, allocated))
     state, grown = allocate(state, grown, context)
+    moved = {}
     for (request, allocated), (_, _, accept) in zip(grown, lanes):
-        cursors = cursors_of(request)
-        committed = cursors.kv_committed_len + accept
-        state = state.with_request(
-            request._replace(
-                cursors=cursors._replace(kv_committed_len=committed, kv_allocated_len=allocated),
-                output=request.output + accept,
-                known=(request.known[1], request.output),
-            )
+        committed, _, swept, protected = cursors_of(request)
+        moved[request.name] = request._replace(
+            cursors=Cursors(committed + accept, allocated, swept, protected),
+            output=request.output + accept,
+            known=(request.known[1], request.output),
         )
-    return state
+    return state.with_those(moved)

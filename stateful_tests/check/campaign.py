@@ -254,8 +254,8 @@ class _Campaign:
             known.modes |= modes
             # A trace that a faithful scheduler can produce says more than a shorter free one.
             # It may be smaller as it shows another fault, which has a trace of its own by then.
-            if len(self._ways(clause)) < 2 and self._rank(smallest) < self._rank(known.trace):
-                known.trace = smallest
+            if known.trace is not smallest and len(self._ways(clause)) < 2:
+                known.trace = min(known.trace, smallest, key=self._rank)
             self._tell()
 
     def _ways(self, clause: str) -> list[_Caught]:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 settings.register_profile(
-    "ci", derandomize=True, database=None, deadline=None, print_blob=True, suppress_health_check=_QUIET
-)
+    "ci", derandomize=True, database=None, deadline=None, print_blob=True, suppress_health_check=_QUIET,
+    max_examples=50,
+)  # fmt: skip
 _NIGHTLY = settings(deadline=None, print_blob=True, suppress_health_check=_QUIET)
 if url := os.environ.get("KVSPEC_REDIS"):  # one failure database for all who run: redis://host:port
     from hypothesis.extra.redis import RedisExampleDatabase

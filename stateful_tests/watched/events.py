@@ -16,7 +16,9 @@ Cells = tuple[int, int, int, int]  # C, A, E, R
 
 
 class WatchHeader(Struct, forbid_unknown_fields=True):
-    """The first line of each file. Pools and widths in tokens; part: which file of its process this is."""
+    """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
+    claims: tokens of a verify round that are committed as it is launched, before any result.
+    """
 
     format: str
     version: int
@@ -33,6 +35,7 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     tree: bool
     overlap: bool
     speculative: bool
+    claims: int = 0
     part: int = 1
 
 

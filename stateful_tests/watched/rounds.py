@@ -149,7 +149,7 @@ class Rounds(Turns):
         if all(self._request(name) for name in names):
             self._do(Decode(tuple(names)), shown=Shown(shown, {}))
 
-    @reads(log.Speculated, "", "slots are taken: only kv_allocated_len moves, up and within the row")
+    @reads(log.Speculated, "spec_decode of what it claims", "slots: A goes up, within the row")
     def _speculate(self, e: log.Speculated) -> None:
         self._given_up()
         self._prepared(e.lanes)
@@ -159,7 +159,8 @@ class Rounds(Turns):
                 continue
             mine = (self.state.request(name) or request).cursors
             assert mine is not None
-            self._launched[name] += 1
+            claims = self.header.claims
+            self._launched[name] += not claims  # else a result that accepts the claim alone cannot be told
             if self._launched[name] > 1 + self.header.overlap and name not in self._midway:
                 want = f"a result of {name} before its next round"
                 self._part(None, Verdict("OUT-1", want, f"{self._launched[name]} rounds have none"))
@@ -169,13 +170,19 @@ class Rounds(Turns):
                 <= got.kv_allocated_len
                 <= self.header.width
             )
-            if not ahead or got != mine._replace(kv_allocated_len=got.kv_allocated_len):
+            taken = mine._replace(kv_allocated_len=got.kv_allocated_len)
+            if not ahead or got != taken._replace(kv_committed_len=mine.kv_committed_len + claims):
                 want = f"{name}: {tuple(mine)} with kv_allocated_len up to {self.header.width}"
                 self._part(None, Verdict("LEN-4", want, f"shows {tuple(got)}"))
             if request.phase is not Phase.RUNNING:
                 told = Verdict("OUT-1", f"refused: {Reason.WRONG_PHASE.value}", f"runs a round of {name}")
                 self._part(None, told)
-            self.state = given.with_cursors(self.state, name, got)
+            self.state = given.with_cursors(self.state, name, taken)
+            if claims:
+                draft = Draft(name, taken.kv_allocated_len - taken.kv_committed_len, claims)
+                self._do(SpecDecode((draft,)), shown=Shown({name: got}, {}))
+                if (claimed := self.state.request(name)) is not None:  # the round is told by its result
+                    self.state = self.state.with_request(claimed._replace(known=request.known))
 
     @reads(log.Resulted, "spec_decode with what was accepted", "outputs and cursors of each lane")
     def _result(self, e: log.Resulted) -> None:
@@ -204,7 +211,7 @@ class Rounds(Turns):
         accept = got.kv_committed_len - mine.kv_committed_len
         if accept <= 0 or request.phase is not Phase.RUNNING:
             return None
-        self._launched[name] -= 1
+        self._launched[name] -= not self.header.claims
         if self._launched[name] < 0 and name not in self._midway:
             told = f"no result of {name}: no round of it is in flight"
             self._part(None, Verdict("OUT-1", told, f"{accept} tokens are accepted"))
@@ -237,7 +244,8 @@ class Rounds(Turns):
         self.result.compared += 1
         prefill = request.output == 1 or self._retracts[name]  # its result may be to come
         late = self.header.overlap and bool(prefill or not self.header.speculative)
-        if not request.output - late <= outputs <= request.output:
+        ahead = self.header.claims if self.header.overlap else 0  # of the round that is in flight
+        if not request.output - late - ahead <= outputs <= request.output:
             told = Verdict("SES-1", f"{name} has {request.output} outputs", f"counts {outputs}")
             self._part(None, told)
 

@@ -160,8 +160,8 @@ class Validator(Rounds):
         self._counted("OWN-4", "rows free", left.rows, e.rows)
         self._counted("SES-2", "requests wait", waiting, e.queued)
         self._counted("SES-2", "sessions are open", len(self.state.sessions), e.sessions)
-        held = sum(holder.cursors.cache_protected_len for holder in holders(self.state))
         self.result.compared += 1
+        held = sum(h.cursors.cache_protected_len for h in holders(self.state)) if e.tree_locked else 0
         if e.tree_locked > held + self._locked:
             self._locked = e.tree_locked - held
             want = f"at most {held} tokens of the tree locked: who has a row protects no more"

@@ -23,7 +23,6 @@ from impl.adapter import UnusableImplementation
 from impl.fetch import cache_folder, pip_trouble
 
 RELEASES = ("0.5.14", "0.5.18", "0.5.20", "0.5.23")  # what was tried
-PLAIN = {"0.5.14": "its rounds claim a token before they run, which no line of a log tells"}  # no EAGLE
 DISK_MB, DOWNLOAD_MB, MINUTES = 1500, 400, 2
 # What a text-only scheduler and its HTTP server import, by the names of the release's own requirements.
 _NAMES = """

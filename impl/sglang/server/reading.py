@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import pkgutil
 from collections.abc import Callable
 from importlib.metadata import version
 from operator import attrgetter
@@ -52,6 +54,7 @@ class Reader:
             "rows": self.rows.size, "width": self.rows.req_to_token.shape[1],
             "tree": self.shares, "overlap": bool(scheduler.enable_overlap),
             "speculative": not scheduler.spec_algorithm.is_none(),
+            "claims": claims(),
         }  # fmt: skip
 
     def count(self, step: dict[str, Any]) -> None:
@@ -171,6 +174,12 @@ def cursors_of(owner: Any) -> Cells:
         return owner.kv_committed_len, 0, 0, owner.cache_protected_len
 
 
+def lanes_of(requests: Any) -> list[tuple[str, Cells]]:
+    """The name and cursors of each request of a batch."""
+    read = _READ.get(type(requests[0]), cursors_of) if requests else cursors_of
+    return [(r.rid, read(r)) for r in requests]
+
+
 def _reader(owner: Any) -> Callable[[Any], Cells]:
     """What reads the cursors of this kind of owner, remembered once it has all that it reads."""
     kv = getattr(owner, "kv", None)
@@ -192,6 +201,16 @@ def _of_components(owner: Any) -> Cells:
     swept = kv.component_evicted_seqlens
     farthest = max(swept.values()) if swept else 0
     return kv.kv_committed_len, kv.kv_allocated_len, farthest, kv.cache_protected_len
+
+
+def claims() -> int:
+    """Tokens that preparing a verify round commits already, as releases up to 0.5.14 do."""
+    try:
+        prepare = pkgutil.resolve_name(
+            "sglang.srt.speculative.eagle_info_v2.EagleDraftInputV2Mixin.prepare_for_decode")
+        return int("kv_committed_len += 1" in inspect.getsource(prepare))
+    except (ImportError, AttributeError, OSError):
+        return 0
 
 
 def holds(owner: Any) -> bool:

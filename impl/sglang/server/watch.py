@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.reading import Reader, cursors_of, holds, session_of, slot_of
+from impl.sglang.server.reading import Reader, cursors_of, holds, lanes_of, session_of, slot_of
 
 FORMAT, VERSION = "kvspec-watch", 1
 # What a hook does before the function, and after it with its result. A plain method is given the result.
@@ -49,6 +49,7 @@ class Watcher:
         self._told = 0  # lines up to the last step
         self.on = False
         self.results = True  # are told; without speculation a round has told its result
+        self.decodes = "decode"
         if settings is not None:
             self.start(settings)
 
@@ -80,7 +81,8 @@ class Watcher:
 
     def _begin(self, scheduler: Any) -> None:
         self.reader = Reader(scheduler)
-        self.results = self.pages or not scheduler.spec_algorithm.is_none()
+        speculates = not scheduler.spec_algorithm.is_none()
+        self.results, self.decodes = self.pages or speculates, "spec_decode" if speculates else "decode"
         self.log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
         self.log.header = {
             "format": FORMAT, "version": VERSION, "level": self.level, "process": os.getpid(),
@@ -149,8 +151,7 @@ class Watcher:
         self.put("extend", lanes=[(r.rid, int(p), int(n), cursors_of(r)) for r, p, n in lanes])
 
     def decode(self, _: Any, batch: Any) -> None:
-        event = "decode" if batch.spec_algorithm.is_none() else "spec_decode"
-        self.write({"event": event, "lanes": [(r.rid, cursors_of(r)) for r in batch.reqs]})
+        self.write({"event": self.decodes, "lanes": lanes_of(batch.reqs)})
 
     def result(self, _: Any, batch: Any, *__: Any) -> Steps:
         requests = [(r, len(r.output_ids)) for r in batch.reqs]

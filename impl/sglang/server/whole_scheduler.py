@@ -146,6 +146,7 @@ def _doubles() -> None:
     for target, double in (
         ("mem_cache.allocation.assign_req_to_token_pool_cpu", assign_rows),
         ("speculative.spec_utils.assign_req_to_token_pool_cpu", assign_rows),
+        ("speculative.spec_utils.assign_req_to_token_pool_func", assign_rows),
         ("arg_groups.speculative_hook._disable_overlap_schedule_for_cpu", lambda _: None),
         ("managers.overlap_utils.gather_spec_extras", _gather),
         ("mem_cache.memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup", lambda _: None),

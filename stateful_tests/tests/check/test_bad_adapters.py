@@ -12,7 +12,7 @@ from stateful_tests.tests.check import bad_adapters
 from stateful_tests.traces import files
 
 Kvspec = Callable[..., tuple[int, str, str]]
-QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--timeout", "2", "--memory", "400")
+QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--timeout", "0.7", "--memory", "200")
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--timeout", "
         ("LeavesAtOnce", "exit status 0: the process ended"),
         ("Aborts", "SIGABRT: the process crashed at bad_adapters.py:"),
         ("Segfaults", "SIGSEGV: the process crashed at bad_adapters.py:"),
-        ("Hangs", "hang: nothing in answer to Submit in 2 s at bad_adapters.py:"),
-        ("Eats", "memory: more than 400 MB in answer to Submit at bad_adapters.py:"),
+        ("Hangs", "hang: nothing in answer to Submit in 0.7 s at bad_adapters.py:"),
+        ("Eats", "memory: more than 200 MB in answer to Submit at bad_adapters.py:"),
         ("WrongType", "TypeError: apply(): gave 'done', not Done, Refused or Broken"),
         ("Garbage", "TypeError: view().free_full[0]: expected int, got None"),
         ("RaisesInView", "KeyError: 'r1' at bad_adapters.py:"),
@@ -38,7 +38,7 @@ def test_what_an_adapter_does_is_found(adapter: str, says: str, kvspec: Kvspec) 
     assert says in said, out
     [trace] = Path("traces").iterdir()
     assert len(files.load(trace).commands) == 1
-    assert f"kvspec replay {trace} --impl {bad_adapters.__name__}:{adapter} --timeout 2" in said
+    assert f"kvspec replay {trace} --impl {bad_adapters.__name__}:{adapter} --timeout 0.7" in said
 
 
 @pytest.mark.parametrize("adapter", ["Forgets", "ComesAndGoes"])

@@ -210,7 +210,7 @@ RETRACTED_ABORTED_CLOSED = (
 
 
 def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens() -> None:
-    asked = plan("smoke", presets=["page1"], machines=["sessions"], examples=40)
+    asked = plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=40)
     result = run(WaitsForEver(), asked)
     closed = next(f.run for f in result.findings if f.clause == "SES-4")
     violation = closed.violation

@@ -47,7 +47,7 @@ def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
 
 
 def test_a_tour_that_is_ended(tmp_path: Path) -> None:
-    options = ["--scope", "session-page1", "--impl", "torch+pr22897", "--json", "report.json"]
+    options = ["--scope", "session-tiny", "--impl", "torch+pr22897", "--json", "report.json"]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
         [sys.executable, "-m", cli.__name__, "tour", *options], cwd=tmp_path, text=True,

@@ -86,7 +86,6 @@ def test_serve_check_wants_an_environment(
         (["--set", "page=4"], "FIELD=N with one of page_size"),
         (["--live", "--impatient"], "--live goes neither with"),
         (["--live", "--set", "draft=2"], "--set draft: not"),
-        (["--impl", "sglang==0.5.14", "--set", "draft=2"], "--set draft: not with sglang==0.5.14"),
         (["--impl", "sglang==0.5.17"], "whole servers are there of 0.5.14, 0.5.18, 0.5.20, 0.5.23"),
         (["--again", "none.json"], "--again none.json"), (["--again", LOG], "--again"),
     ],

@@ -103,7 +103,7 @@ def test_clauses_hold_where_they_are_not_asked(name: str, monkeypatch: pytest.Mo
         return step
 
     monkeypatch.setattr(inductive_check, "Step", step_of)
-    assert search.run(SCOPES[name], states=250).transitions
+    assert search.run(SCOPES[name], states=120).transitions
     assert skipped >= {"LEN-2", "LEN-3", "SES-3", "SWA-1", "CHK-3", "TREE-5", "TREE-7", "TREE-10", "TREE-12"}
 
 

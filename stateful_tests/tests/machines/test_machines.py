@@ -13,6 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from impl.adapter import UnusableImplementation
+from impl.torch_kv.sessions import KVRequest
 from reference.commands import Mode
 from reference.geometry import PRESETS
 from stateful_tests.check.campaign import run
@@ -24,16 +25,15 @@ from stateful_tests.machines.operations import Operations, MachineTarget, Violat
 from stateful_tests.shrink.minimise import minimise
 from stateful_tests.tests.support.closing import WaitsForEver
 
-FEW = settings(max_examples=50)
-TestSessions = FEW(kvspec.machine(machines=["sessions"])).TestCase
-TestTree = FEW(kvspec.machine(machines=["tree"])).TestCase
-TestBoth = FEW(kvspec.machine(machines=["both"])).TestCase
+TestSessions = kvspec.machine(machines=["sessions"]).TestCase
+TestTree = kvspec.machine(machines=["tree"]).TestCase
+TestBoth = kvspec.machine(machines=["both"]).TestCase
 
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_volume(name: str) -> None:
     try:
-        kvspec.check(machines=[name], examples=8, seed=1)
+        kvspec.check(machines=[name], examples=4, seed=1)
     except UnusableImplementation as error:
         pytest.skip(str(error))
 
@@ -56,24 +56,26 @@ def test_they_find_bugs(name: str, bug: str) -> None:
     assert len(smallest.commands) <= 8
 
 
+class LosesAnyTurn(WaitsForEver):
+    """An abort keeps the KV of every turn that has started, so that few commands show it."""
+
+    def wipes(self, request: KVRequest) -> bool:
+        if request.started and request.session is not None:
+            self.lost.add(request.session)
+        return False
+
+
 def test_they_ask_for_a_close_past_what_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the traces are saved here
-
-    class Buggy(Operations):
-        target = MachineTarget(WaitsForEver, ["sessions"], [PRESETS["tight"]], [Mode.FAITHFUL])
-
-    asked = settings(max_examples=2000, phases=[Phase.generate], derandomize=True, database=None)
-    with pytest.raises(Violated) as found:
-        run_state_machine_as_test(Buggy, settings=asked)
-    assert [violation.clause for violation, _ in found.value.met] == ["SES-2", "SES-4"]
-    with pytest.raises(kvspec.ClauseViolated, match=r"SES-2(.|\n)*violation 2 of 2\): SES-4"):
-        asked(kvspec.machine(WaitsForEver, presets=["tight"], modes=[Mode.FAITHFUL])).TestCase().runTest()
+    buggy = kvspec.machine(LosesAnyTurn, presets=["tight"], modes=[Mode.FAITHFUL])
+    with pytest.raises(kvspec.ClauseViolated, match=r"1 of 2\): FREE-1(.|\n)*violation 2 of 2\): SES-4"):
+        buggy.TestCase().runTest()
 
 
 def test_the_model_satisfies_the_clauses() -> None:
     """Operational model against declarative clauses, with nothing else in between; all reached."""
-    result = run(ReferenceSystem(), plan("smoke", examples=6, seed=2))
+    result = run(ReferenceSystem(), plan("smoke", examples=4, seed=2))
     assert not result.findings
     assert result.unreached == ()

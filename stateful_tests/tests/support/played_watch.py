@@ -89,6 +89,7 @@ def watched_driver(folder: Path, spec: bool) -> type:
         def __init__(self, release: Any, **how: Any) -> None:
             super().__init__(release, **how)
             reading.version = lambda _: release.version  # type: ignore[assignment]
+            reading.claims = lambda: release.claimed
             for target, name in POINTS:
                 if name not in ONLY_IN_A_SERVER:
                     _hooked(f"sglang.srt.{target}", own.get(name, told[name]))
