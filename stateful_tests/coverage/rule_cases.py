@@ -338,7 +338,7 @@ TAILS = ("no tail", "gives back within a page", "frees pages")
 
 SLOTLESS = ("no slot", "slot wiped")
 
-TAIL = "SWA slots for the last window alone"  # of an extend
+TAIL = "SWA KV of the last window alone"  # of an extend
 
 FULL_ONLY = "full KV alone"  # of a match
 

@@ -88,7 +88,7 @@ def _sense_admit(labels: Labels, _geometry: Geometry) -> bool:
 
 def _sense_extend(labels: Labels, geometry: Geometry) -> bool:
     start, _, kept, tail, opened, _ = labels
-    if tail and (opened == "no page opened" or start == "resumes a slot"):
+    if tail and opened == "no page opened":
         return False
     small = geometry.page_size == 1
     if opened == "no page opened" and (start == "takes a row" or small):
