@@ -1,7 +1,6 @@
 """The case of a rule that a command met, in labels.
 
-A function for each kind of command gives one label of each row of its table in CASES, or "". A kind without a
-table has one case.
+A function for each kind of command gives labels, or "" in their places. A kind without one has one case.
 """
 
 from __future__ import annotations
@@ -332,6 +331,7 @@ def _evict(was: State, command: Evict, now: State) -> Labels:
     return asked, "less than asked" if short else "what was asked", parent, above, stays
 
 
+<<<<<<< HEAD
 _ROOM: tuple[Labels, Labels] = (("no page opened", "opens pages"), ("", "tree evicts for room"))
 
 TAILS = ("no tail", "gives back within a page", "frees pages")
@@ -344,15 +344,11 @@ FULL_ONLY = "full KV alone"  # of a match
 
 READ_LEAF = "a leaf that is read becomes a tombstone"
 
+=======
+>>>>>>> main
 _BELOW = ("", "target below evicted", "target below evicted, above a prefix of the tree")
 
-_CUT = (("", "commit past target"), _BELOW, ("", "target inside a page"), ("", *TAILS))
-
 _ALL_BACK = ("", "", "", "")  # everything is given back, whatever the target is
-
-_HELD = ("nothing held", "slots", "running", "slots and running")
-
-_TREE_TEXT = ("", "for the tree, with a prompt")
 
 # What sets a refusal apart from others with its reason.
 REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
@@ -361,6 +357,7 @@ REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
     (SpecDecode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
 }
 
+<<<<<<< HEAD
 # Kind -> its function, and the labels that it may give, row by row.
 CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...]]] = {
     Submit: (_submit, (("ordinary", "first turn", "later turn", "turn without a slot"), _TREE_TEXT)),
@@ -409,4 +406,11 @@ CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...
         ("", "a parent after its child"), ("", "tombstones above go along"),
         ("", READ_LEAF),
     )),
+=======
+CASES: dict[type, Callable[[State, Any, State], Labels]] = {
+    Submit: _submit, Admit: _admit, Extend: _extend, Decode: _decode, SpecDecode: _spec_decode,
+    EvictSwa: _evict_swa, Finish: _finish, Retract: _retract, Abort: _abort, Close: _close,
+    CheckBusy: _check_busy, CheckIdle: _check_idle, Match: _match, Unlock: _unlock, Insert: _insert,
+    Evict: _evict,
+>>>>>>> main
 }  # fmt: skip

@@ -12,8 +12,12 @@ from typing import NamedTuple
 
 from reference.commands import (
     COMMANDS, Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa,
+<<<<<<< HEAD
     Extend, Finish, Insert, Match, Mode, Open, Prompt, Retract, SpecDecode, Submit, Unlock, UnlockSwa,
     prompt_len,
+=======
+    Extend, Finish, Insert, Match, Open, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
+>>>>>>> main
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.geometry import Geometry
@@ -48,6 +52,7 @@ def kinds(scope: Scope) -> list[type]:
     return [kind for kind in COMMANDS if used[kind]]
 
 
+<<<<<<< HEAD
 def absent(scope: Scope) -> set[str]:
     """Labels of situations, and reasons, that a scope leaves out by what it is."""
     labels: set[str] = set()
@@ -71,6 +76,8 @@ def absent(scope: Scope) -> set[str]:
     return labels
 
 
+=======
+>>>>>>> main
 def of_session(scope: Scope, session: Session, turn: Request | None, fresh: Names) -> Iterator[Command]:
     """Commands about a session and its turn."""
     name = session.name
