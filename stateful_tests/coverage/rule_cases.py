@@ -112,7 +112,8 @@ def _extend(was: State, command: Extend, now: State) -> Labels:
     last = [_request(now, name).phase is Phase.RUNNING for name in names]
     tails = [(_cursors(_request(was, n.request)), _cursors(_request(now, n.request)))
              for n in command.lanes if n.tail]  # fmt: skip
-    tail = TAIL if any(c.swa_evicted_seqlen > had.cache_protected_len for had, c in tails) else ""
+    less = any(c.swa_evicted_seqlen > had.cache_protected_len for had, c in tails)
+    tail = "SWA KV of the last window alone" if less else ""
     if len(names) > 1:
         mixed = any(_request(was, name).phase is Phase.RUNNING for name in names)
         return "mixed batch" if mixed else "batch", "last chunks" if all(last) else "chunks", "", tail, *grows
@@ -273,7 +274,7 @@ def _match(was: State, command: Match, now: State) -> Labels:
     there = _in_tree(was.tree, key)
     how = "nothing" if not found else "all of it" if found == len(key) else "part of it"
     split = _count(now.tree.children) > _count(was.tree.children)
-    short, alone = found < there, FULL_ONLY if command.full_only else ""
+    short, alone = found < there, "full KV alone" if command.full_only else ""
     over = command.full_only and found > usable(was.tree, key[:found])
     return (
         how, "tombstones keep it short" if short else "over a tombstone" if over else "",
@@ -327,25 +328,10 @@ def _evict(was: State, command: Evict, now: State) -> Labels:
     above = "tombstones above go along" if False in gone else ""
     left = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
     read = any(not node.live and had[path] for path, node in left)
-    stays = READ_LEAF if read else ""
+    stays = "a leaf that is read becomes a tombstone" if read else ""
     return asked, "less than asked" if short else "what was asked", parent, above, stays
 
 
-<<<<<<< HEAD
-_ROOM: tuple[Labels, Labels] = (("no page opened", "opens pages"), ("", "tree evicts for room"))
-
-TAILS = ("no tail", "gives back within a page", "frees pages")
-
-SLOTLESS = ("no slot", "slot wiped")
-
-TAIL = "SWA KV of the last window alone"  # of an extend
-
-FULL_ONLY = "full KV alone"  # of a match
-
-READ_LEAF = "a leaf that is read becomes a tombstone"
-
-=======
->>>>>>> main
 _BELOW = ("", "target below evicted", "target below evicted, above a prefix of the tree")
 
 _ALL_BACK = ("", "", "", "")  # everything is given back, whatever the target is
@@ -357,60 +343,9 @@ REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
     (SpecDecode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
 }
 
-<<<<<<< HEAD
-# Kind -> its function, and the labels that it may give, row by row.
-CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...]]] = {
-    Submit: (_submit, (("ordinary", "first turn", "later turn", "turn without a slot"), _TREE_TEXT)),
-    Admit: (_admit, (
-        ("", "again"),
-        (*SLOTLESS, "commit past its key", "commit at its key", "commit below its key",
-         "from R, its window lost"),
-        ("", "part of its key from the tree", "all of its key from the tree", *TAILS),
-    )),
-    Extend: (_extend, (
-        ("takes a row", "resumes a slot", "goes on", "batch", "mixed batch"), ("chunks", "last chunks"),
-        ("", "into the tree", "kept out of the tree"), ("", TAIL), *_ROOM,
-    )),
-    Decode: (_decode, (("", "batch"), *_ROOM)),
-    SpecDecode: (_spec_decode, (
-        ("", "batch"), ("all accepted", "some rejected"), ("", "ahead by a window"), *_ROOM,
-    )),
-    EvictSwa: (_evict_swa, (
-        ("", "past the commit"), ("does not move", "frees pages", "to the tree's prefix, frees nothing"),
-    )),
-    Finish: (_finish, (
-        ("ordinary", "turn", "turn of a closing session"), *_CUT,
-        ("", "leaves pages in the tree", "leaves the tree as it is"),
-    )),
-    Retract: (_retract, (("ordinary", "turn"), ("", "one output in flight"), *_CUT)),
-    Abort: (_abort, (
-        ("queued", "admitted", "in a batch", "waits after a retract", "marked"),
-        ("ordinary", "slot", "no slot"), ("", "session closing"), ("", "with a prefix of the tree"),
-    )),
-    Close: (_close, (("no slot", "slot", "deferred"), ("", "others lock its path in the tree"))),
-    CheckBusy: (_check_busy, (("level 0", "level 1", "level 2"), _HELD)),
-    CheckIdle: (_check_idle, (_HELD[:2],)),
-    Match: (_match, (
-        ("nothing", "part of it", "all of it"), ("", "tombstones keep it short", "over a tombstone"),
-        ("", "splits a node"), ("", FULL_ONLY),
-    )),
-    UnlockSwa: (_unlock_swa, (("lock holder", "ordinary", "turn"), ("", "has none"))),
-    Unlock: (_unlock, (("pins nothing", "pins some"),)),
-    Insert: (_insert, (
-        ("ends", "goes on"), ("nothing there", "part there", "all there", "nothing new"),
-        ("", "revives a tombstone", "brings a tombstone", "brings a tombstone, swept to inside a page"),
-        ("", "kept out"), ("", "evicts for room"),
-    )),
-    Evict: (_evict, (
-        ("full", "window's pool", "both pools"), ("what was asked", "less than asked", "nothing to be had"),
-        ("", "a parent after its child"), ("", "tombstones above go along"),
-        ("", READ_LEAF),
-    )),
-=======
 CASES: dict[type, Callable[[State, Any, State], Labels]] = {
     Submit: _submit, Admit: _admit, Extend: _extend, Decode: _decode, SpecDecode: _spec_decode,
     EvictSwa: _evict_swa, Finish: _finish, Retract: _retract, Abort: _abort, Close: _close,
-    CheckBusy: _check_busy, CheckIdle: _check_idle, Match: _match, Unlock: _unlock, Insert: _insert,
-    Evict: _evict,
->>>>>>> main
+    CheckBusy: _check_busy, CheckIdle: _check_idle, Match: _match, Unlock: _unlock,
+    UnlockSwa: _unlock_swa, Insert: _insert, Evict: _evict,
 }  # fmt: skip
