@@ -110,7 +110,7 @@ def _tree_weights(c: Enabled) -> dict[type, int]:
     weights: dict[type, int] = {
         Match: (6 if alone else 2) * (staying < names) * (1 + cached),
         Unlock: (4 if alone else 2) * min(staying, 2),
-        UnlockSwa: 2 * bool(_with_swa_part(c)),
+        UnlockSwa: 2 * bool(_may_unlock_swa(c)),
         Insert: 12 if alone else 4 * bool(names),
         Evict: (5 if alone else 1) * cached,
     }
@@ -190,7 +190,7 @@ def _prompted(c: Enabled, plain: Submit) -> Submit:
 
 
 def _extend(c: Enabled) -> Extend:
-    chunks, names = [], c.lanes(c.extending)
+    chunks, names, shared = [], c.lanes(c.extending), c.profile.machine != "sessions"
     running = {r.name for r in c.running}
     if c.profile.mixed and running and not once_in(c.source, 3):
         names += [name for name in c.lanes(c.windowless or c.running) if name not in names]
@@ -203,7 +203,9 @@ def _extend(c: Enabled) -> Extend:
         whole = not once_in(c.source, 3)
         tokens = left if whole else c.length(left)
         tail = c.profile.tails and _may_be_tail(c, request) and not once_in(c.source, 3)
-        if not tail and c.profile.machine != "sessions" and request is not None and not once_in(c.source, 3):
+        if tail and not whole:
+            tokens = max(1, left - 1 - c.source.upto(1))
+        elif request is not None and shared and not tail and not once_in(c.source, 3):
             tokens = max(1, min(tokens, room_of(c.state, request.cursors)))
             if tokens == left > 1 and free(c.state).full < 2:  # a chunk for which the tree makes room
                 tokens = c.length(left - 1)
@@ -309,16 +311,16 @@ def _match(c: Enabled) -> Match:
     return Match(name, prompt, parts and once_in(c.source, 4))
 
 
-def _with_swa_part(c: Enabled) -> list[str]:
-    """Who may give the SWA part of its lock back, and has one."""
+def _may_unlock_swa(c: Enabled) -> list[str]:
+    """Who may give the SWA part of its lock back; of lock holders those who have one."""
     state, window = c.state, c.state.config.geometry.window
     if state.tree is None or window is None:
         return []
     parted = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
     past = [
         r.name for r in c.held
-        if r.holder in parted and (r.session is None or state.config.mode is Mode.FAITHFUL)
-        and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len
+        if (r.session is None or state.config.mode is Mode.FAITHFUL)
+        and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
     ]  # fmt: skip
     return [*past, *(name for name in lock_holders(state) if name in parted)]
 
@@ -375,5 +377,5 @@ GENERATORS: dict[type, Callable[[Enabled], Command]] = {
     Finish: _finish, Retract: _retract, Abort: _abort, Close: _close, CheckBusy: _check_busy,
     CheckIdle: lambda _: CheckIdle(), Match: _match,
     Unlock: lambda c: Unlock(c.lock_holder(list(lock_holders(c.state)))), Insert: _insert, Evict: _evict,
-    UnlockSwa: lambda c: UnlockSwa(c.lock_holder(_with_swa_part(c))),
+    UnlockSwa: lambda c: UnlockSwa(c.lock_holder(_may_unlock_swa(c))),
 }  # fmt: skip
