@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from reference.commands import (
         Abort, Account, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Command, Decode, Done,
         Draft, Entry, Evict, EvictSwa, Extend, Finish, Freed, Insert, Launch, Match, Mode, Open, Outcome,
-        Piece, Prompt, Reason, Refused, Report, Retract, Settle, SpecDecode, Submit, Unlock, prompt_len,
+        Piece, Prompt, Reason, Refused, Report, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
+        prompt_len,
         shared_serial, token_id,
     )  # fmt: skip
     from reference.geometry import PRESETS, Geometry, preset
@@ -29,8 +30,8 @@ __all__ = [
     "Entry", "Evict", "EvictSwa", "Extend", "Finish", "Freed", "Geometry", "Insert", "Launch",
     "LockHolderView", "Match", "Mode", "NodeView", "Open", "Outcome", "Piece", "Prompt", "Reason",
     "Refused", "Report", "RequestView", "Retract", "SessionView", "Settle", "SpecDecode", "Submit", "System",
-    "TreeSizes", "TreeView", "Unlock", "UnusableImplementation", "View", "check", "machine", "preset",
-    "prompt_len", "replay", "shared_serial", "token_id",
+    "TreeSizes", "TreeView", "Unlock", "UnlockSwa", "UnusableImplementation", "View", "check", "machine",
+    "preset", "prompt_len", "replay", "shared_serial", "token_id",
 ]  # fmt: skip
 
 _HOMES = ("impl.adapter", "reference.commands", "reference.geometry")
