@@ -19,8 +19,7 @@ if TYPE_CHECKING:
         Abort, Account, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Command, Decode, Done,
         Draft, Entry, Evict, EvictSwa, Extend, Finish, Freed, Insert, Launch, Match, Mode, Open, Outcome,
         Piece, Prompt, Reason, Refused, Report, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
-        prompt_len,
-        shared_serial, token_id,
+        prompt_len, shared_serial, token_id,
     )  # fmt: skip
     from reference.geometry import PRESETS, Geometry, preset
 
