@@ -74,7 +74,7 @@ def unlock(state: State, command: Unlock, _: RuleContext) -> State:
         Reason.WRONG_PHASE: "the request has no KV of its own: it waits",
         Reason.NO_SWA: "the model has no window",
         Reason.NO_TREE: _NO_TREE,
-        Reason.BAD_LENGTH: "C - W < R, C less what rounds in flight claim of it: the request's next token still"
+        Reason.BAD_LENGTH: "C - W < R, C less what rounds in flight claim: the request's next token still"
         " reads what is locked",
         Reason.UNFAITHFUL: "a turn in free mode: a sweep past its commit sends the next turn back to R",
     },

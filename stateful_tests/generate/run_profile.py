@@ -109,7 +109,7 @@ def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str 
         allocate_ahead=ahead,
     )
     how = source.upto(3)  # of four runs one is synchronised, and one has results in flight
-    if how != 1 or (not capabilities.mixed_decode and "SpecDecode" in disabled):
+    if how != 0 or (not capabilities.mixed_decode and "SpecDecode" in disabled):
         disabled |= LATE
     profile = replace(
         profile,
