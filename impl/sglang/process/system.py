@@ -82,6 +82,7 @@ class SGLangSystem(WorkerSystem):
         self.capabilities = replace(
             self.capabilities,
             commands=self.capabilities.commands | (_LATE if overlap else frozenset()),
+            swa_tail=list(TABLE).index(release.version) >= list(TABLE).index("0.5.12"),
             uncounted=release.uncounted,
             waived=release.waived,
             known=release.known,
