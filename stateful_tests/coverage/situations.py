@@ -25,8 +25,13 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
     """The situation of one step of the reference, such as "finish, turn, target inside a page"."""
     kind = type(command)
     if isinstance(outcome, Refused):
-        label = REFUSED.get((kind, outcome.reason))
-        return _refused(kind, outcome.reason, label is not None and label[1](was, command))
+        text = _PLAIN.get((kind, outcome.reason))
+        if text is None:
+            label = REFUSED.get((kind, outcome.reason))
+            text = _refused(kind, outcome.reason, label is not None and label[1](was, command))
+            if label is None:
+                _PLAIN[kind, outcome.reason] = text
+        return text
     return _said(kind, CASES[kind][0](was, command, now) if kind in CASES else ())
 
 
@@ -160,6 +165,7 @@ _SENSE: dict[type, Callable[[Labels, Geometry], bool]] = {
 
 
 _TEXTS: dict[object, str] = {}
+_PLAIN: dict[tuple[type, Reason], str] = {}  # of refusals that are all alike
 
 
 def _refused(kind: type, reason: Reason, special: bool = False) -> str:

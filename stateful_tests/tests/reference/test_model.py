@@ -102,7 +102,7 @@ def test_a_later_turn_resumes_at_its_prefix() -> None:
     assert running(state, "r2") == slot(state) == Cursors(11, 11, 0, 0)
     request = state.request("r2")
     assert request is not None and request.origin == 16
-    tokens = text_tokens(request.text)
+    tokens = list(text_tokens(request.text))
     assert tokens[:12] == [1 << 20 | p for p in range(12)]
     assert tokens[12:] == [2 << 20 | p for p in range(12, 16)]
 
@@ -318,7 +318,7 @@ def test_states_compare_and_hash_by_content() -> None:
 
 def test_texts() -> None:
     text = ((1, 3), (4, 5))
-    assert text_tokens(text) == [1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4]
+    assert text_tokens(text) == (1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4)
     assert [text_cut(text, n) for n in (0, 2, 3, 4)] == [(), ((1, 2),), ((1, 3),), ((1, 3), (4, 4))]
 
 
