@@ -102,7 +102,7 @@ def check(
         ray_address=ray_address, save_dir=save_dir, html=html,
     )  # fmt: skip
     if names := release_row.names(impl):
-        elsewhere = {"sglang-path": checkout, "junit": junit, "device cuda": device != "cpu"}
+        elsewhere = {"sglang-path": checkout, "junit": junit, f"device {device}": device != "cpu"}
         for option in (name for name, given in elsewhere.items() if given):
             raise Unusable(f"--{option}: goes with one system, not with --impl {impl}")
         return release_row.check(names, one, plan, json_file, detailed=verbose)
@@ -140,7 +140,7 @@ def _driven(
         system = opened.enter_context(closing(resolve(impl, device, checkout)))
         plan = tiers.for_system(plan, system)
         strange = ":" in impl  # a stranger's system may hold what there is once
-        running = executor(jobs, ray_address, pays=not strange and device == "cpu", fork=device == "cpu")
+        running = executor(jobs, ray_address, pays=not strange and device != "cuda", fork=device != "cuda")
         named = driving.Named(impl, device, checkout, **worker_limits())
         with running as where, Progress(render.console(sys.stderr)) as progress:
             saved = Saved(system.name, save_dir, progress.say)

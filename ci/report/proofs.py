@@ -149,7 +149,6 @@ _HEADS = {
     "contract": "the contracts in reference/cursors.py, which CrossHair searches too",
     "hole-only-if": "here and below, a row is swept with length L, cut at a target, and goes on at p ="
     " min(C, key)",
-    "law": "the contracts in stateful_tests/prove/laws.py, which CrossHair searches too",
 }
 
 

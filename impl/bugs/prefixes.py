@@ -8,7 +8,7 @@ from impl.bugs.register import FREE_ONLY, bug
 from impl.bugs.tree_locks import Trusting
 from impl.torch_kv.cursors import N, RowCursors
 from impl.torch_kv.lazy import Tensor
-from impl.torch_kv.nodes import Key
+from impl.torch_kv.nodes import FULL, Key
 from impl.torch_kv.radix import Room
 from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.steps import Verdict
@@ -271,5 +271,7 @@ class _CountsEachLock(TorchKV):
 
     def protected(self) -> Room:
         found = super().protected()
-        nodes = self.tree.view(self.store.full_to_swa.tolist()) if self.tree is not None else []
-        return Room(sum(len(n.slots) * n.full_locks for n in nodes), found.swa)
+        nodes = [] if self.tree is None else [self.tree.root]
+        for node in nodes:
+            nodes += node.children.values()
+        return Room(sum(len(node.key) * node.locks[FULL] for node in nodes), found.swa)

@@ -254,7 +254,7 @@ class _DecodeTrustsRejectedDrafts(TorchKV):
     accepted less than it drafted. Fix: write every committed position."""
 
     def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
-        lanes = torch.tensor(fresh, dtype=torch.int64, device=tokens.device)
+        lanes = torch.tensor(fresh, dtype=torch.int64).to(tokens.device, non_blocking=True)
         super().write_decoded(slots.take(lanes), tokens.take(lanes), fresh)
 
 

@@ -16,7 +16,8 @@ _IMPL = Path(__file__).resolve().parents[1]
 _OURS = __name__.removesuffix("process.failures")
 
 Place = tuple[str, int, str]  # file, line, function
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+_DEVICE = str(_IMPL / "counting_device.py")  # raises for whoever called an operator
+_LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), _DEVICE)
 
 
 class SystemFailed(RuntimeError):

@@ -1,30 +1,22 @@
 """Situations: kind of command, outcome, and the case of its rule, in words.
 
 `situation` is a pure function of one step and cheap, so that exhaustive and random runs count the same
-things. `catalogue` lists every combination that could be thought of: what a fixed point does not have is
-proved unreachable in its scope.
+things.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
-from itertools import product
-
-from reference.commands import (
-    Abort, Admit, Close, Command, Evict, Extend, Finish, Insert, Match, Outcome, Reason, Refused, Retract,
-    SpecDecode,
-)  # fmt: skip
+from reference.commands import Command, Outcome, Reason, Refused
 from reference.commands import kind_name as kind_name
-from reference.geometry import Geometry
 from reference.ledger import State
-from reference.rules import RULES
-from stateful_tests.coverage.rule_cases import CASES, REFUSED, SLOTLESS, TAILS, Labels
+from stateful_tests.coverage.rule_cases import CASES, REFUSED, Labels
 
 
 def situation(was: State, command: Command, outcome: Outcome, now: State) -> str:
     """The situation of one step of the reference, such as "finish, turn, target inside a page"."""
     kind = type(command)
     if isinstance(outcome, Refused):
+<<<<<<< HEAD
         text = _PLAIN.get((kind, outcome.reason))
         if text is None:
             label = REFUSED.get((kind, outcome.reason))
@@ -162,6 +154,11 @@ _SENSE: dict[type, Callable[[Labels, Geometry], bool]] = {
     Retract: _sense_retract, Abort: _sense_abort, Close: _sense_close, Match: _sense_match,
     Insert: _sense_insert, Evict: _sense_evict,
 }  # fmt: skip
+=======
+        label = REFUSED.get((kind, outcome.reason))
+        return _refused(kind, outcome.reason, label is not None and label[1](was, command))
+    return _said(kind, CASES[kind](was, command, now) if kind in CASES else ())
+>>>>>>> main
 
 
 _TEXTS: dict[object, str] = {}

@@ -79,15 +79,17 @@ def resolve(
 def _torch(bug: str, device: str) -> System:
     import torch
 
+    from impl.bugs import BUGS
+    from impl.torch_kv import TorchKV
+
     if device == "cuda" and not torch.cuda.is_available():
         raise UnusableImplementation("--device cuda: torch sees no CUDA device here")
     torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
-    if not bug:
-        from impl.torch_kv.system import TorchKV
-
-        return TorchKV(device=device)
-    from impl.bugs import BUGS, broken
-
-    if bug not in BUGS:
+    if bug and bug not in BUGS:
         raise UnusableImplementation(f"torch+{bug}: unknown bug; `kvspec bugs` lists them")
-    return broken(bug, device=device)
+    system = BUGS[bug].system if bug else TorchKV
+    if device != "counting":
+        return system(device)
+    from impl.counting_device import counted
+
+    return counted(system)

@@ -1,9 +1,8 @@
 """What is proved of the cursors for all page sizes, windows and lengths, by name, and how to prove it.
 
-Obligations come from four places: the contracts in reference/cursors.py ("contract/cut"), the statements
-page by page in `laws` ("law/..."; CrossHair reads both as well), the properties of every rule of the model
-("order/extend"), and the theorem on windows ("hole-if/default"). The code that is proved is the reference's
-own, see `symbolic_reference`.
+Obligations come from three places: the contracts in reference/cursors.py ("contract/cut"; CrossHair reads
+them as well), the properties of every rule of the model ("order/extend"), and the theorem on windows
+("hole-if/default"). The code that is proved is the reference's own, see `symbolic_reference`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
+from reference import cursors
 from reference.commands import Mode
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -104,10 +104,10 @@ LIMITS: tuple[Limit, ...] = (
 )  # fmt: skip
 
 
-def _functions(module: Any) -> dict[str, Any]:
-    """Those with a contract that says something of the result."""
-    named = {n: f for n, f in vars(module).items() if callable(f) and f.__module__ == module.__name__}
-    return {n: f for n, f in named.items() if contract(f)["post"]}
+def _contracts(cursors: Any) -> dict[str, Any]:
+    """Functions with a contract that says something of the result, by the name of their obligation."""
+    named = {n: f for n, f in vars(cursors).items() if callable(f) and f.__module__ == cursors.__name__}
+    return {f"contract/{n.replace('_', '-')}": f for n, f in named.items() if contract(f)["post"]}
 
 
 def _first_line(function: Any) -> str:
@@ -115,12 +115,8 @@ def _first_line(function: Any) -> str:
 
 
 def _obligations() -> Iterator[Obligation]:
-    from reference import cursors
-    from stateful_tests.prove import laws
-
-    for kind, module in (("contract", cursors), ("law", laws)):
-        for name, function in _functions(module).items():
-            yield Obligation(f"{kind}/{name.replace('_', '-')}", _first_line(function))
+    for name, function in _contracts(cursors).items():
+        yield Obligation(name, _first_line(function))
     for prop in PROPERTIES.values():
         for rule in prop.rules:
             yield Obligation(f"{prop.name}/{rule}", prop.claim, prop.clauses, rule, prop.name)
@@ -155,16 +151,7 @@ class Prover:
         self.exploring = 0.0
         self._moves = Moves(self.ref)
         self._parts = {part.name: part for part in PARTS}
-
-    @cached_property
-    def _contracts(self) -> dict[str, Any]:
-        """Every function with a contract, by the name of its obligation."""
-        laws = self.ref.load("stateful_tests.prove.laws")
-        found = {}
-        for kind, module in (("contract", self.ref.cursors), ("law", laws)):
-            for name, function in _functions(module).items():
-                found[f"{kind}/{name.replace('_', '-')}"] = function
-        return found
+        self._contracts = _contracts(self.ref.cursors)
 
     def prove(self, obligations: Iterable[Obligation], *, traces: bool = True) -> Iterator[Proof]:
         """Each in turn. traces: look for commands that lead to a counterexample, and replay them."""

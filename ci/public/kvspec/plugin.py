@@ -27,7 +27,7 @@ chosen = Options()
 _OPTIONS = {
     "impl": "system to drive, as `kvspec check --impl` takes it",
     "tier": "how much a test does: smoke, pr or nightly",
-    "device": "where the torch implementation keeps its pools: cpu or cuda",
+    "device": "where the torch implementation keeps its pools: cpu, cuda or counting",
     "sglang_path": "a checkout of SGLang, for --kvspec-impl sglang",
     "save": "folder for smallest traces (default: traces)",
 }

@@ -1,6 +1,6 @@
-"""The reference by example: every rule and every refusal once, in numbers a reader can check.
+"""What the reference refuses, which choices it follows, and what sizes and texts there are.
 
-What must hold in general is said by the clauses and driven by the machines.
+What each rule does is in test_rules.py, on every transition of small scopes, and drawn in SPEC.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from reference.commands import (
     Reason, Refused, Retract, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry, GeometryError, preset
-from reference.ledger import ZERO, Cursors, Free, Phase, State, free, text_cut, text_len, text_tokens
+from reference.ledger import Cursors, State, text_cut, text_tokens
 from reference.model import ChoiceNotAllowed, initial, step
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.systems import resolve
@@ -41,135 +41,7 @@ def running(state: State, name: str = "r1") -> Cursors:
     return request.cursors
 
 
-def slot(state: State, name: str = "s1") -> Cursors:
-    session = state.session(name)
-    assert session is not None and session.slot is not None
-    return session.slot
-
-
 FIRST = [Open("s1"), *turn("r1", "s1", 10)]
-
-
-def test_prefill_commits_the_input_and_samples_one_token() -> None:
-    state = after(*FIRST)
-    request = state.request("r1")
-    assert request is not None
-    assert (request.phase, request.output, running(state)) == (Phase.RUNNING, 1, Cursors(10, 10, 0, 0))
-    assert free(state) == Free(full=12 - 3, swa=9 - 3, rows=2)
-
-
-def test_chunks_fill_the_open_page_first() -> None:
-    state = after(Open("s1"), Submit("r1", "s1", 10), Admit("r1"), Extend((Chunk("r1", 3),)))
-    assert free(state).full == 12 - 1
-    state, _ = step(state, Extend((Chunk("r1", 1),)))
-    assert free(state).full == 12 - 1
-    state, _ = step(state, Extend((Chunk("r1", 6),)))
-    assert (free(state).full, running(state)) == (12 - 3, Cursors(10, 10, 0, 0))
-
-
-def test_finish_trims_overshoot_and_keeps_the_open_page() -> None:
-    """Target 12 + 0 lies on a page boundary, 11 inside a page: that page stays."""
-    state = after(*FIRST, SpecDecode((Draft("r1", 9, 5),)))
-    assert running(state) == Cursors(15, 19, 0, 0)
-    state, _ = step(state, Finish("r1", 1))
-    assert slot(state) == Cursors(11, 11, 0, 0)
-    assert free(state) == Free(full=12 - 3, swa=9 - 3, rows=2)
-
-
-def test_the_scenario_of_pr_22900() -> None:
-    """origin 26, committed 40, allocated 44, evicted 42, finished_len 12: all three capped at 38."""
-    geometry = Geometry(page_size=1, window=1, full_pages=64, swa_pages=64, rows=2, width=64)
-    state = after(
-        Open("s1"), *turn("r1", "s1", 26), SpecDecode((Draft("r1", 18, 14),)), EvictSwa("r1", 44),
-        geometry=geometry,
-    )  # fmt: skip
-    assert running(state) == Cursors(40, 44, 42, 0)
-    state, _ = step(state, Finish("r1", 12))
-    assert slot(state) == Cursors(38, 38, 38, 0)
-    session = state.session("s1")
-    assert session is not None and text_len(session.history) == 38
-    assert free(state) == Free(full=64 - 38, swa=64, rows=1)
-
-
-def test_a_sweep_stops_one_page_and_one_window_short() -> None:
-    state = after(Open("s1"), *turn("r1", "s1", 20), EvictSwa("r1", 20))
-    assert running(state).swa_evicted_seqlen == 8  # floor(20 - 6 - 4)
-    assert free(state) == Free(full=12 - 5, swa=9 - 3, rows=2)
-
-
-def test_a_later_turn_resumes_at_its_prefix() -> None:
-    state = after(*FIRST, Decode(("r1",)), Finish("r1", 2), Submit("r2", "s1", 4), Admit("r2"))
-    assert running(state, "r2") == slot(state) == Cursors(11, 11, 0, 0)
-    request = state.request("r2")
-    assert request is not None and request.origin == 16
-    tokens = list(text_tokens(request.text))
-    assert tokens[:12] == [1 << 20 | p for p in range(12)]
-    assert tokens[12:] == [2 << 20 | p for p in range(12, 16)]
-
-
-def test_admitting_again_changes_nothing() -> None:
-    state = after(*FIRST, Finish("r1", 1), Submit("r2", "s1", 4), Admit("r2"))
-    assert step(state, Admit("r2")) == (state, Done())
-
-
-def test_a_retract_in_flight_gives_one_token_back_on_retry() -> None:
-    """The text is one shorter than the commit: the key is C - 1 (#22862)."""
-    state = after(*FIRST, Decode(("r1",)), Decode(("r1",)), Retract("r1", 1))
-    assert slot(state) == Cursors(12, 12, 0, 0)
-    state, _ = step(state, Admit("r1"))
-    assert running(state) == slot(state) == Cursors(11, 11, 0, 0)
-
-
-def test_a_turn_behind_its_window_starts_again() -> None:
-    """The sweep of free mode ran past what the retract keeps: resuming would read dead SWA slots."""
-    commands = [*FIRST, SpecDecode((Draft("r1", 20, 1),)), EvictSwa("r1", 30)]
-    state = after(*commands)
-    assert running(state) == Cursors(11, 30, 20, 0)
-    assert step(state, Decode(("r1",))) == (state, Refused(Reason.WINDOW_LOST))
-    state = after(*commands, Retract("r1"))
-    assert slot(state) == Cursors(11, 12, 12, 0)
-    state, _ = step(state, Admit("r1"))
-    assert running(state) == ZERO
-    assert free(state) == Free(full=12, swa=9, rows=2)
-
-
-def test_abort_before_admission_leaves_the_slot() -> None:
-    state = after(*FIRST, Finish("r1", 1), Submit("r2", "s1", 4))
-    for abort in (Abort("r2"), Abort("r2", marked=True)):
-        done, outcome = step(state, abort)
-        assert outcome == Done() and slot(done) == slot(state)
-
-
-def test_abort_midway_wipes_and_forgets_the_turn() -> None:
-    state = after(*FIRST, Finish("r1", 1), *turn("r2", "s1", 4, fill=5), Abort("r2"))
-    session = state.session("s1")
-    assert session is not None and session.slot is None and text_len(session.history) == 11
-    assert free(state) == Free(full=12, swa=9, rows=3)
-
-
-def test_abort_of_a_retracted_turn_wipes_too() -> None:
-    state = after(*FIRST, Decode(("r1",)), Retract("r1"), Abort("r1"))
-    session = state.session("s1")
-    assert session is not None and session.slot is None and session.history == ()
-
-
-def test_close_is_deferred_while_a_turn_is_in_flight() -> None:
-    for end in (Finish("r1", 1), Abort("r1")):
-        state = after(*FIRST, Close("s1"))
-        assert free(state).full == 12 - 3
-        state, _ = step(state, end)
-        assert (state.sessions, free(state)) == ((), Free(full=12, swa=9, rows=3))
-
-
-def test_ordinary_requests_share_the_pools() -> None:
-    state = after(*FIRST, *turn("r2", None, 9))
-    assert free(state) == Free(full=12 - 6, swa=9 - 6, rows=1)
-    state, _ = step(state, Retract("r2"))
-    assert free(state) == Free(full=12 - 3, swa=9 - 3, rows=2)
-    state, _ = step(state, Admit("r2"))
-    state, _ = step(state, Extend((Chunk("r2", 10),)))
-    state, _ = step(state, Finish("r2", 2))
-    assert state.request("r2") is None and free(state).full == 12 - 3
 
 
 NEARLY_FULL = [*FIRST, *turn("r2", None, 20)]  # 8 of 9 SWA pages are taken

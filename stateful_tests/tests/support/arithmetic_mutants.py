@@ -20,8 +20,7 @@ class Fault:
     """right: text in `module` that is replaced by `wrong`.
 
     refuted: obligations that it must refute; the first about a rule, if there is one, has a trace that
-    shows it on `torch+bug`. crosshair: the function whose contract CrossHair must refute, "laws.name" or
-    "cursors.name"; none where the fault is in a rule, which has no contract.
+    shows it on `torch+bug`. crosshair: the function of `cursors` whose contract CrossHair must refute.
     """
 
     name: str
@@ -43,66 +42,62 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "E is not capped", CURSORS,
         "        min(c.swa_evicted_seqlen, target),", "        c.swa_evicted_seqlen,",
-        ("caps/finish", "contract/cut"), ("pr22900",), "cursors.cut",
+        ("caps/finish", "contract/cut"), ("pr22900",), "cut",
     ),
     Fault(
         "C is not capped", CURSORS,
         "        min(c.kv_committed_len, target),", "        c.kv_committed_len,",
-        ("caps/finish", "contract/cut"), ("pr22897",), "cursors.cut",
+        ("caps/finish", "contract/cut"), ("pr22897",), "cut",
     ),
     Fault(
         "A is not capped", CURSORS,
         "        min(c.kv_allocated_len, target),", "        c.kv_allocated_len,",
-        ("caps/retract", "contract/cut"), ("pr22213-tail",), "cursors.cut",
+        ("caps/retract", "contract/cut"), ("pr22213-tail",), "cut",
     ),
     Fault(
         "R is taken from the prefix", CURSORS,
         "        c.cache_protected_len,\n    )", "        min(c.kv_committed_len, target),\n    )",
-        ("caps/admit", "contract/cut"), ("pr20070",), "cursors.cut",
+        ("caps/admit", "contract/cut"), ("pr20070",), "cut",
     ),
     Fault(
         "a free starts inside a page", CURSORS,
         "    return ceil_page(target, page_size), ceil_page(c.kv",
         "    over = target < c.kv_allocated_len\n"
         "    return (floor_page if over else ceil_page)(target, page_size), ceil_page(c.kv",
-        ("full-pages/finish", "law/a-cut-frees-full-pages"), ("pr22862-align",),
-        "cursors.owed_full",
+        ("full-pages/finish",), ("pr22862-align",),
+        "owed_full",
     ),
     Fault(
         "swept pages are freed again", CURSORS,
         "    live = max(target, c.swa_evicted_seqlen, c.cache_protected_len)",
         "    live = max(target, c.cache_protected_len)",
-        ("swa-pages/finish", "law/a-cut-frees-swa-pages"), ("cut-frees-swept-twice",),
-        "cursors.owed_swa",
+        ("swa-pages/finish",), ("cut-frees-swept-twice",), "owed_swa",
     ),
     Fault(
         "a trim forgets the SWA pool", CURSORS,
         _OWED_SWA, _OWED_SWA.replace("ceil_page(live", "ceil_page(max(live, c.kv_allocated_len)"),
-        ("swa-pages/finish", "law/a-cut-frees-swa-pages"), ("trim-forgets-swa",),
-        "laws.a_cut_frees_as_many_swa_pages",
+        ("swa-pages/finish",), ("trim-forgets-swa",),
     ),
     Fault(
         "the prefix is one short", CURSORS,
         "    prefix = min(c.kv_committed_len, key)",
         "    prefix = max(c.cache_protected_len, min(c.kv_committed_len, key - 1))",
-        ("literal-resume/admit", "law/a-turn-resumes-at-its-prefix"), ("pr22862-prefix",),
-        "laws.a_turn_resumes_at_its_prefix",
+        ("literal-resume/admit",), ("pr22862-prefix",),
     ),
     Fault(
         "resumed on a dead window", CURSORS,
         "    if window == 0 or window_live(lost_below(c), prefix, window):", "    if True:",
-        ("window/admit", "contract/resume"), ("resume-on-dead-window",), "cursors.resume",
+        ("window/admit", "contract/resume"), ("resume-on-dead-window",), "resume",
     ),
     Fault(
         "a window too long", CURSORS,
         "return max(0, position - window)", "return max(0, position - window - 1)",
-        ("contract/window-start",), (), "cursors.window_start",
+        ("contract/window-start",), (), "window_start",
     ),
     Fault(
         "a sweep moves back", CURSORS,
         "max(c.swa_evicted_seqlen, c.cache_protected_len, frontier)", "max(c.cache_protected_len, frontier)",
-        ("sweep/evict_swa", "law/a-sweep-leaves-windows"), ("sweep-moves-back",),
-        "laws.a_sweep_leaves_windows",
+        ("sweep/evict_swa",), ("sweep-moves-back",),
     ),
     Fault(
         "a sweep reaches into the window", CURSORS,
@@ -110,35 +105,34 @@ FAULTS: tuple[Fault, ...] = (
         "    frontier = floor_page(length - window + 1, page_size) + page_size\n"
         "    if frontier > c.kv_allocated_len:\n"
         "        frontier = floor_page(length - window - page_size, page_size)",
-        ("sweep/evict_swa", "law/a-sweep-leaves-windows"), ("sweep-into-window",), "cursors.sweep",
+        ("sweep/evict_swa",), ("sweep-into-window",), "sweep",
     ),
     Fault(
         "a sweep ends inside a page", CURSORS,
         "floor_page(length - window - page_size, page_size)", "length - window - page_size",
-        ("frontier/evict_swa", "law/a-sweep-ends-at-a-page"), ("sweep-off-the-page",),
-        "laws.a_sweep_ends_at_a_page",
+        ("frontier/evict_swa",), ("sweep-off-the-page",),
     ),
     Fault(
         "tokens are counted, not pages", CURSORS,
         "return ceil_page(c.kv_allocated_len, page_size) - c.cache_protected_len",
         "return c.kv_allocated_len - c.cache_protected_len",
-        ("law/a-check-counts-full-pages",), ("check-forgets-page-rounding",), "cursors.counted_full",
+        ("contract/counted-full",), ("check-forgets-page-rounding",), "counted_full",
     ),
     Fault(
         "a check ignores the sweep", CURSORS,
         "    dead = max(c.cache_protected_len, c.swa_evicted_seqlen)", "    dead = c.cache_protected_len",
-        ("law/a-check-counts-swa-pages",), ("check-ignores-the-sweep",), "cursors.counted_swa",
+        ("contract/counted-swa",), ("check-ignores-the-sweep",), "counted_swa",
     ),
     Fault(
         "E is taken for a page boundary", CURSORS,
         "- ceil_page(dead, page_size)", "- dead",
-        ("law/a-check-counts-swa-pages",), ("check-frontier-inside-a-page",), "cursors.counted_swa",
+        ("contract/counted-swa",), ("check-frontier-inside-a-page",), "counted_swa",
     ),
     Fault(
         "full pages end at the commit", LEDGER,
         "range(cursors.cache_protected_len // page_size, -(-cursors.kv_allocated_len // page_size))",
         "range(cursors.cache_protected_len // page_size, -(-cursors.kv_committed_len // page_size))",
-        ("full-pages/spec_decode", "law/a-check-counts-full-pages"), (), "laws.a_check_counts_full_pages",
+        ("full-pages/spec_decode",), (),
     ),
     Fault(
         "finish does not trim", FINISH,
@@ -173,7 +167,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rejected drafts are committed", DECODE,
-        "committed = cursors.kv_committed_len + accept", "committed = allocated",
+        "Cursors(committed + accept, allocated", "Cursors(allocated, allocated",
         ("text/spec_decode",), ("spec-commits-drafts",),
     ),
     Fault(

@@ -7,13 +7,14 @@ import random
 import pytest
 import torch
 
+from impl.counting_device import counting, device
 from impl.torch_kv.nodes import Key, LostPrefixError, NotLockedError, StaleNodeError
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.tree import RadixTree
 from reference.commands import Freed
 from reference.geometry import Geometry
-from stateful_tests.tests.support.torch_operators import Operators, extend
+from stateful_tests.tests.support.allocation import extend
 
 CPU = torch.device("cpu")
 ALL = 10**6
@@ -128,22 +129,22 @@ class Counting(KVStore):
 
 def test_an_operation_frees_once_per_pool_and_waits_for_nothing() -> None:
     def work(tokens: int) -> int:
-        store = Counting(Geometry(1, 8, 256, 256, rows=1, width=64), CPU)
-        tree, operators = RadixTree(store, 8), Operators()
+        store = Counting(Geometry(1, 8, 256, 256, rows=1, width=64), device())
+        tree, operators = RadixTree(store, 8), 0
         for letter in (2, 3, 4):
             for swept in (tokens, 0):  # the second recovers what the first left a tombstone of
                 slots = extend(store, [0], [0], [tokens])
                 store.free_starts(slots[:0], slots[:swept])
                 CountsGives.gives = 0
-                with operators:
+                with counting(may_wait=0) as counted:
                     tree.insert((1,) * (tokens // 2) + (letter,) * (tokens // 2), slots, swept)
                     tree.unlock(tree.lock(tree.match((1,) * (tokens // 2)).node))
+                operators += sum(counted.operators.values())
                 assert CountsGives.gives <= 2
         CountsGives.gives = 0
-        with operators:
+        with counting(may_wait=0) as counted:
             assert tree.evict(ALL, ALL) == Freed(2 * tokens, 2 * tokens)
         assert CountsGives.gives == 2
-        assert operators.waits == []
-        return sum(operators.seen.values())
+        return operators + sum(counted.operators.values())
 
     assert work(24) == work(48)

@@ -13,13 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from impl import counting_device
 from impl.torch_kv import TorchKV
 from impl.torch_kv.cursors import RowCursors
 from impl.torch_kv.pool import DoubleFreeError, ForeignSlotError, OutOfPagesError, PaddingFreedError, PagePool
 from impl.torch_kv.sessions import KVRequest
 from impl.torch_kv.store import KVStore
 from reference.geometry import Geometry
-from stateful_tests.tests.support.torch_operators import Operators, extend, lanes
+from stateful_tests.tests.support.allocation import extend, lanes
 
 CPU = torch.device("cpu")
 
@@ -31,14 +32,14 @@ def geometry(page_size: int, window: int | None = 4, pages: int = 64) -> Geometr
 
 def decode(store: KVStore, rows: list[int], starts: list[int]) -> torch.Tensor:
     """alloc_decode of host lists."""
-    row, start = lanes(rows, starts)
+    row, start = lanes(store.device, rows, starts)
     pages = store.pages(starts, [s + 1 for s in starts])
     return store.alloc_decode(row, start, store.span_of_one(row, start), pages)
 
 
 def free(store: KVStore, rows: list[int], first: list[int], end: list[int]) -> None:
     """The same pages of both pools, of host lists."""
-    row, start, stop = lanes(rows, first, end)
+    row, start, stop = lanes(store.device, rows, first, end)
     pages = sum(max(e - f, 0) for f, e in zip(first, end, strict=True))
     store.free(row, start, start, stop, pages, pages)
 
@@ -177,7 +178,7 @@ def ready(size: Geometry, lengths: list[tuple[int, int, int]]) -> tuple[TorchKV,
         row = system.store.take_row()
         extend(system.store, [row], [0], [allocated])
         swept = evicted // size.page_size
-        system.store.free_swa(*lanes([row], [0], [swept]), swept)
+        system.store.free_swa(*lanes(CPU, [row], [0], [swept]), swept)
         request = KVRequest(f"r{row}", None, 1, [], 0, row=row)
         system.put(request, RowCursors(committed, allocated, evicted, 0))
         requests.append(request)
@@ -210,9 +211,9 @@ def test_a_batch_is_trimmed_as_one_by_one(data: st.DataObject, page_size: int) -
 
 
 def cost_of_free(pages: int, freed: int, width: int = 512) -> int:
-    store = KVStore(Geometry(4, 8, pages, pages, rows=2, width=width), CPU)
+    store = KVStore(Geometry(4, 8, pages, pages, rows=2, width=width), counting_device.device())
     extend(store, [0], [0], [width])
-    with Operators() as counted:
+    with counting_device.counting() as counted:
         free(store, [0], [width // 4 - freed], [width // 4])
     return counted.elements
 
@@ -228,7 +229,7 @@ SCRIPT = """
 import random, torch
 from impl.torch_kv.store import KVStore
 from reference.geometry import Geometry
-from stateful_tests.tests.support.torch_operators import extend
+from stateful_tests.tests.support.allocation import extend
 choose = random.Random(7)
 for case in range(25):
     page, window = choose.choice([1, 2, 4, 16]), choose.choice([None, 3])

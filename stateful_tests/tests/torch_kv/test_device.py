@@ -1,0 +1,158 @@
+"""torch_kv where the device is not the host: what it shows there, what it moves, and what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from impl.bugs import BUGS
+from impl.counting_device import DeviceMixError, counted, counting, device
+from impl.torch_kv import TorchKV
+from reference import model
+from reference.commands import Admit, Chunk, Command, Decode, Draft, Extend, Mode, SpecDecode, Submit
+from reference.geometry import PRESETS, Geometry
+from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.next_command import finale, propose
+from stateful_tests.generate.run_profile import draw_profile
+from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.traces.files import load
+
+REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
+THERE = device()
+
+
+def random_commands(preset: str, seed: int) -> list[Command]:
+    """Commands as a client and a scheduler would give them, then everything ended."""
+    source = RandomChoices(f"{preset} {seed}")
+    profile, commands = draw_profile(source, TorchKV().capabilities), list[Command]()
+    state = model.initial(PRESETS[preset], Mode.FREE)
+    for _ in range(40):
+        commands.append(propose(state, source, profile))
+        state, _ = model.step(state, commands[-1])
+    return commands + finale(state)
+
+
+def shown_alike(here: TorchKV, there: TorchKV) -> None:
+    for preset in PRESETS:
+        for seed in range(2):
+            here.reset(PRESETS[preset])
+            there.reset(PRESETS[preset])
+            for command in random_commands(preset, seed):
+                assert here.apply(command) == there.apply(command)
+                assert here.view() == there.view(), command
+
+
+def test_it_shows_what_the_cpu_shows_and_only_a_check_waits() -> None:
+    there = resolve("torch", device="counting")
+    shown_alike(TorchKV(), there)
+    waits = {name: waits for name, (_, waits) in there.most.items() if waits}
+    assert waits == {"CheckBusy": 1, "CheckIdle": 1}
+    most = {
+        "Admit": 3, "Extend": 2, "Decode": 2, "SpecDecode": 2, "EvictSwa": 1, "Finish": 4, "Retract": 3,
+        "Abort": 3, "Close": 1, "CheckBusy": 1, "CheckIdle": 1,
+    }  # fmt: skip
+    assert {name for name in most if there.most[name][0] > most[name]} == set()
+    assert {name for name, (transfers, _) in there.most.items() if transfers} <= set(most)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_shows_what_the_cpu_shows() -> None:
+    shown_alike(TorchKV(), TorchKV("cuda"))
+
+
+def test_a_named_bug_shows_there_by_the_same_clause() -> None:
+    for file in REGRESSIONS.glob("*.json"):
+        trace = load(file)
+        if trace.bug in BUGS:
+            violation = replay(counted(BUGS[trace.bug].system), trace).violation
+            assert violation is not None and violation.clause == trace.clause, (file, violation)
+
+
+ON_DEVICE, ON_CPU = torch.tensor([1, 2, 3]).to(THERE, non_blocking=True), torch.tensor([1, 2, 0])
+
+
+def waits(work: Callable[[], Any]) -> int:
+    with counting() as counts:
+        work()
+    return len(counts.waits)
+
+
+def test_reading_waits() -> None:
+    x = ON_DEVICE
+    for number, work in enumerate((
+        x[0].item, x.tolist, x.cpu, x.nonzero, x.any().__bool__, x[1].__index__, x.__repr__,
+        lambda: x[x > 1], lambda: x.clone().__setitem__(x > 1, 0), lambda: x.masked_select(x > 1),
+        lambda: torch.unique(x), lambda: torch.equal(x, x), lambda: torch.repeat_interleave(x),
+        lambda: ON_CPU.clone().copy_(x), lambda: ON_CPU.to(THERE), lambda: torch.tensor([1], device=THERE),
+    )):  # fmt: skip
+        assert waits(work) == 1, number
+
+
+def test_what_has_a_known_size_does_not_wait() -> None:
+    x = ON_DEVICE
+    for number, work in enumerate((
+        lambda: x[1:].view(-1, 1), lambda: x.take(x - 1), lambda: torch.cat((x, x)), lambda: x + 1,
+        lambda: torch.repeat_interleave(x, output_size=6), lambda: ON_CPU.to(THERE, non_blocking=True),
+        lambda: x.clone().put_(x - 1, x), lambda: torch.zeros(2, device=THERE), lambda: len(x.split(1)),
+    )):  # fmt: skip
+        assert waits(work) == 0, number
+
+
+def test_a_fresh_tensor_holds_anything() -> None:
+    assert torch.empty(2, dtype=torch.int64, device=THERE).tolist() != [0, 0]
+
+
+def test_devices_do_not_mix() -> None:
+    for work in (ON_DEVICE.add, ON_DEVICE.take, ON_DEVICE.__getitem__, ON_CPU.sub):
+        with pytest.raises(DeviceMixError, match="on counting and on the CPU"):
+            work(ON_DEVICE if work == ON_CPU.sub else ON_CPU)
+    assert (ON_DEVICE + torch.tensor(1)).tolist() == [2, 3, 4]  # but for single numbers, as on a GPU
+
+
+class ReadsALength(TorchKV):
+    def write_decoded(self, slots: torch.Tensor, tokens: torch.Tensor, fresh: list[int]) -> None:
+        super().write_decoded(slots[: int(tokens.numel() * slots[0].sign())], tokens, fresh)
+
+
+class StaysOnTheHost(TorchKV):
+    def write_decoded(self, slots: torch.Tensor, tokens: torch.Tensor, fresh: list[int]) -> None:
+        super().write_decoded(slots, torch.tensor(tokens.shape), fresh)
+
+
+@pytest.mark.parametrize(
+    "system, error",
+    [
+        (ReadsALength, "HostWaitError: _local_scalar_dense waits for the device at test_device.py:"),
+        (StaysOnTheHost, "DeviceMixError: put_ of tensors on counting and on the CPU at store.py:"),
+    ],
+)
+def test_a_command_that_should_not_breaks_and_names_the_line(system: type[TorchKV], error: str) -> None:
+    lockstep = Lockstep(counted(system), PRESETS["page4"], Mode.FREE)
+    for command in (Submit("r", None, 3), Admit("r"), Extend((Chunk("r", 3),)), Decode(("r",))):
+        lockstep.do(command)
+    assert lockstep.violation is not None and lockstep.violation.observed.startswith(error)
+
+
+def test_device_work_does_not_grow_with_the_batch() -> None:
+    def operators(batch: int) -> list[int]:
+        system = TorchKV("counting")
+        system.reset(Geometry(4, 8, 400, 400, rows=16, width=64))
+        names = [f"r{i}" for i in range(batch)]
+        for name in names:
+            system.apply(Submit(name, None, 9))
+            system.apply(Admit(name))
+        chunks = [Extend(tuple(Chunk(name, tokens) for name in names)) for tokens in (6, 3)]
+        verify = SpecDecode(tuple(Draft(name, 5, 2) for name in names))
+        counts = []
+        for command in (*chunks, Decode(tuple(names)), verify, verify):
+            with counting() as seen:
+                system.apply(command)
+            counts.append(sum(seen.operators.values()))
+        return counts
+
+    assert operators(1) == operators(2) == operators(16)
