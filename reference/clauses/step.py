@@ -89,6 +89,15 @@ class Step:
         return before is not None and after is not None and after.nodes is before.nodes
 
     @computed_once
+    def grew(self) -> bool:
+        """The tree has nodes that it did not have."""
+        before, after = self.before.tree, self.after.tree
+        if after is None or (before is not None and before.nodes is after.nodes):
+            return False
+        known = {node.path for node in before.nodes} if before is not None else set()
+        return any(node.path not in known for node in after.nodes)
+
+    @computed_once
     def swept_any(self) -> bool:
         """Some holder's window has moved on."""
         return any(h.cursors.swa_evicted_seqlen > 0 for h in self.held)
@@ -265,7 +274,8 @@ class Step:
         for was in self.was.requests if swa and goes is None else ():  # swept
             if was.cursors is not None:
                 start = max(was.cursors.cache_protected_len, was.cursors.swa_evicted_seqlen)
-                owed[was.holder] = {*range(-(-start // size), self.frontier(was.name) // size)}
+                if start < (end := self.frontier(was.name)):
+                    owed[was.holder] = {*range(-(-start // size), end // size)}
         if self.after.tree is not None:
             self._hand_over(pool, owed)
         return {holder: sorted(pages) for holder, pages in owed.items() if pages}
@@ -273,11 +283,11 @@ class Step:
     def _hand_over(self, pool: str, owed: dict[str, set[int]]) -> None:
         """What a row hands to the tree is owed, but for pages that the tree did not have: those it takes
         over, each from the first of a batch who has it. What the tree gives up is owed."""
-        if self.after is self.before and not self._handed:
+        before, after = self.before.pools[pool], self.after.pools[pool]
+        if after is before and not self._handed:
             return
-        size = self.config.geometry.page_size
-        had, has = self.before.pools[pool].owned_once, self.after.pools[pool].owned_once
-        own = {(o.holder, o.at) for o in had}
+        size, own = self.config.geometry.page_size, before.places
+        had, has = before.owned_once, after.owned_once
         taken = {o.holder for o in has - had}
         for holder, start, end, frontier in self._handed:
             for at in range(start // size, -(-end // size)):

@@ -25,12 +25,6 @@ def where(node: NodeFacts) -> str:
     return f"[{node.start}, {len(node.path)}) of {path_text(node.path)}"
 
 
-def grew(step: Step) -> bool:
-    """The tree has nodes that it did not have."""
-    before = {n.path for n in step.before.tree.nodes} if step.before.tree is not None else set()
-    return step.after.tree is not None and any(n.path not in before for n in step.after.tree.nodes)
-
-
 def shrank(step: Step) -> bool:
     """The tree has given pages back."""
     return any(holder.startswith("tree ") for freed in step.freed.values() for holder in freed)
@@ -47,7 +41,7 @@ def shrank(step: Step) -> bool:
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    situation=grew,
+    situation=lambda s: s.grew,
 )
 def _shape(step: Step) -> Failure | None:
     tree, size = tree_of(step), step.config.geometry.page_size
@@ -81,7 +75,7 @@ def _shape(step: Step) -> Failure | None:
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA.",
     needs=("tree", "window"),
-    situation=lambda s: (t := s.after.tree) is not None and grew(s) and any(not n.live for n in t.nodes)
+    situation=lambda s: (t := s.after.tree) is not None and s.grew and any(not n.live for n in t.nodes)
     and "swa" in s.after.pools,
 )  # fmt: skip
 def _live_or_dead(step: Step) -> Failure | None:
@@ -113,7 +107,7 @@ def half_dead(step: Step) -> NodeFacts | None:
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    situation=grew,
+    situation=lambda s: s.grew,
 )
 def _contents(step: Step) -> Failure | None:
     found = wrong_token(step)
@@ -271,7 +265,7 @@ def lost_end(step: Step) -> tuple[Key, int, bool] | None:
     source="#26919",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
     of=(Extend, Decode, SpecDecode, Finish, Insert), needs=("tree", "window"),
-    situation=lambda s: grew(s) and any(True for _ in _fresh(s)),
+    situation=lambda s: s.grew and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:
     found = long_leaf(step)
