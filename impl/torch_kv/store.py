@@ -143,6 +143,28 @@ class KVStore:
         at = torch.where(full, self._lane_offset(full.long()) + len(row), span.lane)
         return self._lay(start, span, at, pages)
 
+    def alloc_tail(
+        self, full: BatchSpan, tail: BatchSpan, start: Tensor, live: Tensor, end: Tensor, pages: list[int]
+    ) -> Tensor:
+        """Full slots for positions [start[i], end[i]) of each row, SWA slots for [live[i], end[i]) alone: new
+        pages of either pool, so many; start and live are where a page begins.
+
+        full, tail: those positions. Returns the full slots, int64 [T].
+        """
+        assert self.swa is not None
+        slots = self._new(self.full, full, start, end, pages[0])
+        self.name(full, slots)
+        self._map(self.slots(tail), self._new(self.swa, tail, live, end, pages[1]))
+        return slots
+
+    def _new(self, pool: PagePool, span: BatchSpan, start: Tensor, end: Tensor, pages: int) -> Tensor:
+        """Slots of `pages` new pages of a pool for the positions of `span`."""
+        size = self.page_size
+        first = whole(start, size)
+        offset = self._lane_offset(whole(end + (size - 1), size) - first)
+        at = (offset - first).take(span.lane) + whole(span.position, size)
+        return pool.take(pages).take(at) * size + span.position % size
+
     def _lay(self, start: Tensor, span: BatchSpan, at: Tensor, pages: int) -> Tensor:
         """Take `pages` pages of each pool and lay them under the positions of `span`.
 
