@@ -241,11 +241,9 @@ class Step:
         freed: PagesByHolder = {}
         if before is after and self.judged:
             return freed
-        free, others = after.free_pages, after.owner_of
-        stays = before.owned == after.owned[: len(before.owned)] or before.owned_once <= after.owned_once
-        if stays and free.isdisjoint(before.owner_of):
+        free, kept, others = after.free_pages, after.owned_once, after.owner_of
+        if before.owned_once <= kept and free.isdisjoint(before.owner_of):
             return freed
-        kept = after.owned_once
         for owned in before.owned:
             holder, at, page = owned
             gone = owned not in kept and page in others

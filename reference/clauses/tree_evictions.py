@@ -30,7 +30,7 @@ SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  
 )
 def _sums(step: Step) -> Failure | None:
     tree = tree_of(step)
-    if tree is None or tree.sizes is None or (step.judged and tree is step.before.tree):
+    if tree is None or tree.sizes is None:
         return None
     want = walked(tree)
     if want == list(tree.sizes):
@@ -101,7 +101,7 @@ def _as_asked(step: Step) -> Failure | None:
 def _in_order(step: Step) -> Failure | None:
     if step.tree_policy_is_free or step.now.tree is None or step.after.tree is None:
         return None
-    if not lost(step) and (step.now.tree is step.was.tree or not _must_shrink(step.was.tree, step.now.tree)):
+    if not lost(step) and not _must_shrink(step.was.tree, step.now.tree):
         return None
     want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
     got = {(n.path, n.live or "swa" not in step.after.pools) for n in step.after.tree.nodes}
