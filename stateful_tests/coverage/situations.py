@@ -16,13 +16,19 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
     """The situation of one step of the reference, such as "finish, turn, target inside a page"."""
     kind = type(command)
     if isinstance(outcome, Refused):
-        label = REFUSED.get((kind, outcome.reason))
-        return _refused(kind, outcome.reason, label is not None and label[1](was, command))
+        text = _PLAIN.get((kind, outcome.reason))
+        if text is None:
+            label = REFUSED.get((kind, outcome.reason))
+            text = _refused(kind, outcome.reason, label is not None and label[1](was, command))
+            if label is None:
+                _PLAIN[kind, outcome.reason] = text
+        return text
     labels = CASES[kind](was, command, now) if kind in CASES else ()
     return _said(kind, (*labels, IN_FLIGHT) if kind in MAY_BE_LATE and late(was, command) else labels)
 
 
 _TEXTS: dict[object, str] = {}
+_PLAIN: dict[tuple[type, Reason], str] = {}  # of refusals that are all alike
 
 
 def _refused(kind: type, reason: Reason, special: bool = False) -> str:
