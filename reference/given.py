@@ -26,19 +26,6 @@ def with_slot(state: State, session: str, cursors: Cursors | None) -> State:
     return state.with_session(found._replace(slot=cursors))
 
 
-def retracted_before_first_result(state: State, name: str) -> State:
-    """A retract of a request whose only output is in flight: it waits again with no output at all.
-
-    Overlap scheduling does that. A slot is cut at the input's length.
-    """
-    request = state.request(name)
-    assert request is not None and request.cursors is not None and request.output == 1
-    session = state.session(request.session)
-    if session is not None:
-        state = state.with_session(session._replace(slot=cut(request.cursors, request.origin)))
-    return state.with_request(request._replace(phase=Phase.QUEUED, output=0, known=(0, 0), cursors=None))
-
-
 def finished_without_output(state: State, name: str) -> State:
     """A turn that may have no output ends after its prefill; the token that it sampled is nobody's."""
     request = state.request(name)

@@ -208,7 +208,8 @@ class TorchKV(LockHolders):
             return found
         request, lost = found[0], command.in_flight
         kept = len(request.text) - lost
-        if not 0 <= lost <= (not request.in_flight) or kept - request.origin < 1:
+        first = kept == request.origin and self.tree is not None  # the tree has its prompt by its result
+        if not 0 <= lost <= (not request.in_flight) or first:
             return Reason.BAD_LENGTH
         del request.text[kept:]
         self.skip_results(request)

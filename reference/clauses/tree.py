@@ -187,6 +187,8 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
         c = was.cursors
         assert c is not None
         length = min(c.kv_committed_len, was.origin + command.finished_len)
+        if command.finished_len <= was.known[1]:  # the last round may be in flight; nobody hands it in then
+            length = min(length, was.origin + was.known[1] - 1)
         brought = ceil_page(max(c.swa_evicted_seqlen, c.cache_protected_len), size)
         yield was.holder, _whole(tree_key(text_tokens(was.text, length), bigram), size), brought, False
     elif isinstance(command, Extend):

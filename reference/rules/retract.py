@@ -19,8 +19,8 @@ from reference.rules.finish import KEEPS_LESS, cut_of_turn
     {
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: NOT_RUNNING,
-        Reason.BAD_LENGTH: "in_flight is not 0 or 1, or no output is left; it is 1 and results are in flight:"
-        " those are lost, and no other",
+        Reason.BAD_LENGTH: "in_flight is not 0 or 1; it is 1 and results are in flight: those are lost, and"
+        " no other; no output is left, and a tree has taken the prompt over with it",
         Reason.UNFAITHFUL: "target - 1 is below a length that a sweep of the turn was driven with, or that"
         " released the SWA part of its lock",
     },
@@ -34,7 +34,8 @@ def retract(state: State, command: Retract, context: RuleContext) -> State:
     require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     output = request.output - command.in_flight
     may_lose = 0 if request.in_flight else 1
-    require(0 <= command.in_flight <= may_lose and output >= 1, Reason.BAD_LENGTH)
+    require(0 <= command.in_flight <= may_lose, Reason.BAD_LENGTH)
+    require(output or state.tree is None, Reason.BAD_LENGTH)
     target = request.origin + output
     require(state.config.mode is Mode.FREE or target - 1 >= request.swept, Reason.UNFAITHFUL)
     session = state.session(request.session)

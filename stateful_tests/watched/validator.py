@@ -109,11 +109,7 @@ class Validator(Rounds):
         self._reach("a retract before the first result", request.output == 1 and e.outputs == 0)
         in_flight = request.output - e.outputs
         command = Retract(e.request, in_flight)
-        if request.phase is Phase.RUNNING and request.output == 1 and e.outputs == 0:
-            was, self.state = self.state, given.retracted_before_first_result(self.state, e.request)
-            self._follow(command, was, Shown({}, kept))
-        else:
-            self._do(command, shown=Shown({}, kept))
+        self._do(command, shown=Shown({}, kept))
 
     @reads(log.Requeued, "", "")
     def _requeue(self, e: log.Requeued) -> None:

@@ -91,7 +91,8 @@ class Ends(OnServer):
         turn = self._turn(command.request)
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
         lost, first = command.in_flight, self._first_in_flight(turn)
-        require(0 <= lost <= (first is None) and turn.told - lost >= 1, Reason.BAD_LENGTH)
+        require(0 <= lost <= (first is None), Reason.BAD_LENGTH)
+        require(turn.told > lost or not self.server.geometry.tree, Reason.BAD_LENGTH)
         target = turn.origin + turn.told - lost
         self.results.before_retract(turn, bool(lost))
         allocated = self.release.cursors(turn.req).kv_allocated_len

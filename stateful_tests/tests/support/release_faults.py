@@ -36,6 +36,7 @@ LAST = {
     "a_turned_away_turn_clears_the_mark_of_the_one_that_runs": "0.5.23",
     "a_close_after_a_turned_away_turn_does_not_wait": "0.5.23",
     "a_turn_given_up_as_the_last_resort_is_kept": "0.5.23",
+    "a_turn_comes_back_to_nothing": "0.5.23",
     "a_turn_retracted_twice_loses_its_session": "0.5.23",
     "aborting_a_retracted_turn_keeps_its_kv_and_its_text": "0.5.23",
     "aborting_a_retried_turn_keeps_its_text": "0.5.23",
