@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from reference.geometry import Geometry
     from stateful_tests.lockstep.results import Trace
     from stateful_tests.traces.recording import Parting, Recorder
-
-_Used = TypeVar("_Used")
-
 
 def _asked(work: Callable[[], Any], what: str) -> Any:
     """The result of `work`; NotPossible is unusable input."""
@@ -90,16 +87,19 @@ def shrink(
 
 @click.command("new-fixture")
 @click.argument("file", metavar="FILE")
-@click.option("--name", help="What happens in it, as a clause: retract_then_retry_frees_the_reserved_token.")
-@click.option("--story", help="A few sentences on what happens and why it matters.")
+@click.option(
+    "--name", required=True,
+    help="What happens in it, as a clause: retract_then_retry_frees_the_reserved_token.",
+)  # fmt: skip
+@click.option("--story", required=True, help="A few sentences on what happens and why it matters.")
 @click.option("--bug", metavar="ID", help="The named bug that it shows. [default: as FILE says]")
 @click.option("--clause", metavar="ID", help="The clause that it violates. [default: the bug's, or FILE's]")
 @click.option("--out", metavar="DIR", help="[default: fixtures/regressions, or fixtures/releases/sglang-V]")
 @force_option
 @system_options
 def new_fixture(
-    file: str, name: str | None, story: str | None, bug: str | None, clause: str | None, out: str | None,
-    force: bool, impl: str, checkout: str | None, device: str, json_file: str | None,
+    file: str, name: str, story: str, bug: str | None, clause: str | None, out: str | None, force: bool,
+    impl: str, checkout: str | None, device: str, json_file: str | None,
 ) -> int:  # fmt: skip
     """Make a fixture from a trace: replayed, with every outcome, a name and a story. FILE is not changed."""
     from impl.bugs import BUGS
@@ -123,16 +123,16 @@ def new_fixture(
     folder = Path(out or usual)
     if not folder.is_dir() and (out is None or folder.exists()):
         raise Unusable(f"--out {folder}: there is no such folder")
-    if story is not None:
-        _checked("--story", story)
     writable_json(json_file)
-    path = _answer("--name", name, lambda text: target_file(folder / f"{text}.json", force, "--name"))
-    _asks_a_terminal("--story", story)
 
     from ci.report import data as report
     from ci.report import render
     from stateful_tests.check import fixtures as authoring
 
+    _asked(lambda: authoring.check_name(name), "--name")
+    _asked(lambda: authoring.check_story(story), "--story")
+    path = target_file(folder / f"{name}.json", force, "--name")
+    trace = replace(trace, story=story)
     batches = not isinstance(trace.geometry, EngineConfig)  # of engines that pick theirs none is healthy
     healthy = tuple(resolve(name, "cpu", None) for name in ("torch", "reference") if batches)
     system = None if impl in ("torch", "reference") else resolve(impl, device, checkout)
@@ -144,11 +144,8 @@ def new_fixture(
         for each in (system, *healthy):
             if each is not None:
                 each.close()
-    # Asked for last: nobody types a story for a trace that does not hold.
     text = render.console(text_out(json_file))
-    data = report.replay_data(file, run)
-    render.replay(text, data)
-    run = replace(run, trace=replace(run.trace, story=_answer("--story", story, str)))
+    render.replay(text, report.replay_data(file, run))
     _saved(run.trace, path)
     head = {"format": "kvspec-fixture", "version": 1, "saved": str(path)}
     data = head | report.replay_data(str(path), run)
@@ -157,39 +154,6 @@ def new_fixture(
     text.print(f"saved   {path}" + (f" ({data['note']})" if data["note"] else ""), soft_wrap=True)
     write_json(json_file, data)
     return 0
-
-
-def _checked(option: str, value: str) -> str:
-    from stateful_tests.check import fixtures as authoring
-
-    check = authoring.check_name if option == "--name" else authoring.check_story
-    try:
-        return check(value)
-    except authoring.NotPossible as error:
-        raise Unusable(f"{option}: {error}") from error
-
-
-def _asks_a_terminal(option: str, value: str | None) -> None:
-    if value is None and not sys.stdin.isatty():
-        raise Unusable(f"{option}: is missing; nothing was written")
-
-
-def _answer(option: str, value: str | None, use: Callable[[str], _Used]) -> _Used:
-    """What `use` makes of the option's value, or of an answer: a terminal is asked until it is right, and
-    nobody else."""
-    if value is not None:
-        return use(_checked(option, value))
-    _asks_a_terminal(option, value)
-    asks = {"--name": "name, as a clause_of_a_sentence", "--story": "story, a few sentences"}
-    while True:
-        try:
-            typed = click.prompt(asks[option], err=True)
-        except click.Abort:
-            raise Unusable(f"{option}: is missing; nothing was written") from None
-        try:
-            return use(_checked(option, typed))
-        except Unusable as error:
-            click.echo(str(error), err=True)
 
 
 def _sizes(preset: str | None, sizes: dict[str, int | bool | None]) -> Geometry:

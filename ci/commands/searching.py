@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -105,15 +104,14 @@ def explore(
 
 
 @click.command()
-@click.option("--scope", "names", multiple=True, metavar="NAME", help="Scope to run (repeatable).")
-@click.option("--file", "files", multiple=True, metavar="FILE", help="Recorded tour to run (repeatable).")
-@click.option("--record", metavar="FILE", help="Write the tour of the one scope there.")
+@click.option(
+    "--scope", "names", multiple=True, required=True, metavar="NAME",
+    help="Scope to run (repeatable): kvspec explore --list.",
+)  # fmt: skip
 @system_options
 @save_option
 def tour(
     names: tuple[str, ...],
-    files: tuple[str, ...],
-    record: str | None,
     impl: str,
     checkout: str | None,
     device: str,
@@ -121,17 +119,7 @@ def tour(
     save_dir: str,
 ) -> int:
     """Run every transition of a scope on an implementation, beside the reference."""
-    from stateful_tests.explore import tour_files as tour_file
-
     scopes = [_scope(name) for name in names]
-    try:
-        loaded = [(file, tour_file.load(file)) for file in files]
-    except tour_file.TourError as error:
-        raise Unusable(str(error)) from error
-    if not scopes and not loaded:
-        raise Unusable("tour: --scope NAME (kvspec explore --list) or --file FILE, such as @session-tiny")
-    if record is not None and (len(scopes) != 1 or loaded):
-        raise Unusable("--record goes with one --scope")
     writable_json(json_file)
     is_folder(save_dir)
 
@@ -145,23 +133,18 @@ def tour(
     reports: list[Data] = []
     options = impl_options(impl, device, checkout)
     system = resolve(impl, device, checkout)
-    runs: list[tuple[str | None, Callable[..., touring.Tour]]] = [
-        *((file, partial(touring.follow, system, walks)) for file, walks in loaded),
-        *((None, partial(touring.live, system, scope, record=record is not None)) for scope in scopes),
-    ]
     with closing(system):
-        for file, work in runs:
+        for scope in scopes:
             with Progress(render.console(sys.stderr)) as progress:
                 saved = Saved(system.name, save_dir, progress.say)
-                made = usable(partial(work, progress=progress, found=saved), f"--impl {impl}")
-            reports.append(data := report.toured(made, file))
+                work = partial(touring.live, system, scope, progress=progress, found=saved)
+                made = usable(work, f"--impl {impl}")
+            reports.append(data := report.toured(made))
             save_traces(made.findings, data["findings"], save_dir, options)
             saved.tidy(data["findings"])
             report.tour_text(out, data)
             if made.stopped == INTERRUPTED:
                 break
-            if record is not None and made.recorded is not None:
-                write_file(record, tour_file.dumps(made.recorded), "--record")
     code = max(data["exit_code"] for data in reports)
     if made.stopped == INTERRUPTED:
         code = code or 130

@@ -63,7 +63,7 @@ def explored(result: Exploration) -> Data:
     }
 
 
-def toured(tour: Tour, file: str | None) -> Data:
+def toured(tour: Tour) -> Data:
     """Everything about a tour."""
     asked, ran = tour.transitions + tour.refusals, tour.followed + tour.refused
     clauses = list(dict.fromkeys(f.clause for f in tour.findings))
@@ -73,7 +73,6 @@ def toured(tour: Tour, file: str | None) -> Data:
     coverage = "every transition was run" if tour.complete else f"{share:.1f} % of the transitions were run"
     return {
         "scope": tour.scope,
-        "file": file,
         "implementation": tour.system,
         **_sizes(tour),
         "states": tour.states,
@@ -128,7 +127,7 @@ def text(out: Console, data: Data) -> None:
     out.print(met)
     if data["missing"]:
         out.print()
-        out.print(Text(f"{data['missing_means']}: {len(data['missing'])} situations"))
+        out.print(Text(f"{data['missing_means']}: {len(data['missing'])} situations of other scopes"))
         for name in data["missing"]:
             out.print(Text(f"  {name}"))
     _end(out, data)
@@ -137,7 +136,7 @@ def text(out: Console, data: Data) -> None:
 def tour_text(out: Console, data: Data) -> None:
     """The report of one tour."""
     render.labelled(out, {
-        "tour": f"{data['scope']}{' from ' + data['file'] if data['file'] else ''}, mode {data['mode']}",
+        "tour": f"{data['scope']}, mode {data['mode']}",
         "run on": data["implementation"],
         "transitions": f"{data['followed']} of {data['transitions']}, in {data['states']} states",
         "refusals": f"{data['refused']} of {data['refusals']}",

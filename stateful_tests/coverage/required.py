@@ -18,7 +18,7 @@ import msgspec
 from impl.adapter import Capabilities
 from reference.commands import Mode, kind_name
 from reference.geometry import preset
-from stateful_tests.coverage.scopes import SCOPES
+from stateful_tests.coverage.scopes import SCOPES, Scope
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.results import MachineResult
 
@@ -127,6 +127,16 @@ def coverage(
     return found
 
 
+def elsewhere(scope: Scope) -> list[str]:
+    """Situations of scopes with a tree, a window and a mode like this one's."""
+    like = {name for name, other in SCOPES.items() if _world(other) == _world(scope)}
+    return [text for text, scopes in load().situations.items() if like.intersection(scopes)]
+
+
+def _world(scope: Scope) -> _World:
+    return _World(scope.geometry.tree, scope.geometry.window is not None, scope.mode)
+
+
 def _impossible(
     text: str, scopes: list[str], driven: Mapping[_World, set[str]], capabilities: Capabilities
 ) -> str:
@@ -137,9 +147,7 @@ def _impossible(
     for words, command in _BY.items():
         if re.search(words, text) and command not in capabilities.commands:
             return f"{command} is not offered"
-    worlds = [
-        _World(s.geometry.tree, s.geometry.window is not None, s.mode) for s in map(SCOPES.get, scopes) if s
-    ]
+    worlds = [_world(s) for s in map(SCOPES.get, scopes) if s]
     if any(kind in driven.get(world, ()) for world in worlds):
         return ""
     if not worlds:

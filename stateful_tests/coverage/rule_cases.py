@@ -1,7 +1,6 @@
 """The case of a rule that a command met, in labels.
 
-A function for each kind of command gives one label of each row of its table in CASES, or "". A kind without a
-table has one case.
+A function for each kind of command gives labels, or "" in their places. A kind without one has one case.
 """
 
 from __future__ import annotations
@@ -315,21 +314,9 @@ def _evict(was: State, command: Evict, now: State) -> Labels:
     return asked, "less than asked" if short else "what was asked", parent, above
 
 
-_ROOM: tuple[Labels, Labels] = (("no page opened", "opens pages"), ("", "tree evicts for room"))
-
-TAILS = ("no tail", "gives back within a page", "frees pages")
-
-SLOTLESS = ("no slot", "slot wiped")
-
 _BELOW = ("", "target below evicted", "target below evicted, above a prefix of the tree")
 
-_CUT = (("", "commit past target"), _BELOW, ("", "target inside a page"), ("", *TAILS))
-
 _ALL_BACK = ("", "", "", "")  # everything is given back, whatever the target is
-
-_HELD = ("nothing held", "slots", "running", "slots and running")
-
-_TREE_TEXT = ("", "for the tree, with a prompt")
 
 # What sets a refusal apart from others with its reason.
 REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
@@ -338,49 +325,9 @@ REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
     (SpecDecode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
 }
 
-# Kind -> its function, and the labels that it may give, row by row.
-CASES: dict[type, tuple[Callable[[State, Any, State], Labels], tuple[Labels, ...]]] = {
-    Submit: (_submit, (("ordinary", "first turn", "later turn", "turn without a slot"), _TREE_TEXT)),
-    Admit: (_admit, (
-        ("", "again"),
-        (*SLOTLESS, "commit past its key", "commit at its key", "commit below its key",
-         "from R, its window lost"),
-        ("", "part of its key from the tree", "all of its key from the tree", *TAILS),
-    )),
-    Extend: (_extend, (
-        ("takes a row", "resumes a slot", "goes on", "batch", "mixed batch"), ("chunks", "last chunks"),
-        ("", "into the tree", "kept out of the tree"), *_ROOM,
-    )),
-    Decode: (_decode, (("", "batch"), *_ROOM)),
-    SpecDecode: (_spec_decode, (
-        ("", "batch"), ("all accepted", "some rejected"), ("", "ahead by a window"), *_ROOM,
-    )),
-    EvictSwa: (_evict_swa, (
-        ("", "past the commit"), ("does not move", "frees pages", "to the tree's prefix, frees nothing"),
-    )),
-    Finish: (_finish, (
-        ("ordinary", "turn", "turn of a closing session"), *_CUT,
-        ("", "leaves pages in the tree", "leaves the tree as it is"),
-    )),
-    Retract: (_retract, (("ordinary", "turn"), ("", "one output in flight"), *_CUT)),
-    Abort: (_abort, (
-        ("queued", "admitted", "in a batch", "waits after a retract", "marked"),
-        ("ordinary", "slot", "no slot"), ("", "session closing"), ("", "with a prefix of the tree"),
-    )),
-    Close: (_close, (("no slot", "slot", "deferred"), ("", "others lock its path in the tree"))),
-    CheckBusy: (_check_busy, (("level 0", "level 1", "level 2"), _HELD)),
-    CheckIdle: (_check_idle, (_HELD[:2],)),
-    Match: (_match, (
-        ("nothing", "part of it", "all of it"), ("", "tombstones keep it short"), ("", "splits a node"),
-    )),
-    Unlock: (_unlock, (("pins nothing", "pins some"),)),
-    Insert: (_insert, (
-        ("ends", "goes on"), ("nothing there", "part there", "all there", "nothing new"),
-        ("", "revives a tombstone", "brings a tombstone", "brings a tombstone, swept to inside a page"),
-        ("", "kept out"), ("", "evicts for room"),
-    )),
-    Evict: (_evict, (
-        ("full", "window's pool", "both pools"), ("what was asked", "less than asked", "nothing to be had"),
-        ("", "a parent after its child"), ("", "tombstones above go along"),
-    )),
+CASES: dict[type, Callable[[State, Any, State], Labels]] = {
+    Submit: _submit, Admit: _admit, Extend: _extend, Decode: _decode, SpecDecode: _spec_decode,
+    EvictSwa: _evict_swa, Finish: _finish, Retract: _retract, Abort: _abort, Close: _close,
+    CheckBusy: _check_busy, CheckIdle: _check_idle, Match: _match, Unlock: _unlock, Insert: _insert,
+    Evict: _evict,
 }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from reference.commands import (
     COMMANDS, Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa,
-    Extend, Finish, Insert, Match, Mode, Open, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
+    Extend, Finish, Insert, Match, Open, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.geometry import Geometry
@@ -44,25 +44,6 @@ def kinds(scope: Scope) -> list[type]:
         Evict: scope.evicts and scope.geometry.tree,
     }  # fmt: skip
     return [kind for kind in COMMANDS if used[kind]]
-
-
-def absent(scope: Scope) -> set[str]:
-    """Labels of situations, and reasons, that a scope leaves out by what it is."""
-    labels: set[str] = set()
-    if not scope.ordinary:
-        labels.add("ordinary")
-    if not scope.sessions:
-        labels |= {"turn", "turn of a closing session", "first turn", "later turn", "turn without a slot"}
-        labels |= {"slot", "resumes a slot", "slots", "slots and running", "session closing"}
-        labels |= {f"commit {where} its key" for where in ("past", "at", "below")}
-        labels |= {"from R, its window lost", "session_closing", "turn_in_flight", "session_exists"}
-    if not scope.batches or scope.sessions + scope.ordinary < 2:
-        labels |= {"batch"}
-    if scope.mode is Mode.FREE:
-        labels.add("unfaithful")
-    if not scope.invalid:
-        labels |= {"unknown_request", "duplicate_lane", "empty", "request_exists", "shrinking_prefix"}
-    return labels
 
 
 def of_session(scope: Scope, session: Session, turn: Request | None, fresh: Names) -> Iterator[Command]:

@@ -23,8 +23,9 @@ from reference.clauses import CLAUSES
 from reference.commands import Command, Done, Mode, Outcome
 from reference.ledger import State
 from stateful_tests.check.executors import SERIAL, Executor
+from stateful_tests.coverage.required import elsewhere
 from stateful_tests.coverage.scopes import Scope
-from stateful_tests.coverage.situations import catalogue, situation
+from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore import enumeration
 from stateful_tests.explore.canonical_state import KEPT, CanonicalStates, Key, relabel
 from stateful_tests.explore.inductive_check import InductiveStepCheck, ReferenceInState
@@ -49,8 +50,8 @@ class Exploration:
 
     transitions, refused: commands that were carried out, or not, in every state that was expanded. depth: of
     the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words. memory_mb:
-    the most that the process has had. situations: how often each was met; missing: the others. reached:
-    clauses whose situation came up.
+    the most that the process has had. situations: how often each was met; missing: those that scopes like it
+    reach and it has not. reached: clauses whose situation came up.
     """
 
     scope: Scope
@@ -264,12 +265,13 @@ class Explorer:
     def result(self, stopped: str) -> Exploration:
         """Everything that was seen."""
         scope, found = self.scope, self.found
-        thinkable = catalogue(scope.geometry, enumeration.kinds(scope), enumeration.absent(scope))
+        its = {kind_name(kind) for kind in enumeration.kinds(scope)}
+        others = [text for text in elsewhere(scope) if text.partition(",")[0] in its]
         return Exploration(
             scope, len(self.keys), self.expanded, found.transitions, found.refused,
             len(self.levels) - 1 - (len(self.keys) == self.levels[-1]),
             stopped == "fixed point", stopped, self.seconds, memory(), dict(sorted(found.situations.items())),
-            [text for text in thinkable if text not in found.situations], found.reached, self._finding(),
+            [text for text in others if text not in found.situations], found.reached, self._finding(),
         )  # fmt: skip
 
     def _finding(self) -> Finding | None:

@@ -1,8 +1,7 @@
 """Tours: walks that together run every transition of a scope, in lockstep, on any system.
 
-`live` explores the scope and decides as it goes: from where the system really is, it takes the nearest
-transition that was not run yet. `follow` runs walks from a file, which were recorded on the reference: it
-explores nothing, so an adapter can be certified in seconds.
+The scope is explored first. From where the system really is, the nearest transition that was not run yet
+comes next.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from impl.adapter import System
-from reference import model
 from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Refused, SpecDecode
 from reference.geometry import Geometry
 from stateful_tests.coverage.scopes import Scope
@@ -31,21 +29,6 @@ MAX_VIOLATIONS = 400  # steps that violate before a tour gives up
 TRIES = 5  # steps of one situation that violate before the rest of it is left out
 
 Found = Callable[[dict[str, Trace]], None]  # is told all smallest traces, by clause, when there is a new one
-
-
-@dataclass(frozen=True, slots=True)
-class Walks:
-    """What a file holds. commands: all there are; walks: (index of the command, whether it is the first
-    time that this transition is run) for each step. transitions, refusals: of the scope."""
-
-    scope: str
-    geometry: Geometry
-    mode: Mode
-    states: int
-    transitions: int
-    refusals: int
-    commands: tuple[Command, ...]
-    walks: tuple[tuple[tuple[int, bool], ...], ...]
 
 
 @dataclass(slots=True)
@@ -73,7 +56,6 @@ class Tour:
     findings: list[Finding] = field(default_factory=list)
     stopped: str = ""
     seconds: float = 0.0
-    recorded: Walks | None = None
 
     @property
     def complete(self) -> bool:
@@ -117,7 +99,7 @@ class _Runner:
     def violated(self) -> Violation | None:
         return self.lockstep.violation
 
-    def catch(self, shortest: tuple[Command, ...] | None = None) -> frozenset[type]:
+    def catch(self, shortest: tuple[Command, ...] | None) -> frozenset[type]:
         """Report the violation by its smallest trace.
 
         shortest: the shortest way to the step that violates. Where that shows nothing, something that was run
@@ -162,9 +144,6 @@ class _Runner:
         return tour
 
 
-# As it goes.
-
-
 @dataclass(slots=True)
 class _Place:
     """A state of the graph. open: commands that were not run yet, by number; leads: number -> state.
@@ -179,14 +158,13 @@ class _Place:
 
 class _Live:
     def __init__(
-        self, system: System, explorer: Explorer, record: bool, progress: Progress | None, found: Found | None
-    ) -> None:  # fmt: skip
+        self, system: System, explorer: Explorer, progress: Progress | None, found: Found | None
+    ) -> None:
         scope = explorer.scope
         self.explorer, self.states = explorer, explorer.states
         self.tour = Tour(scope.name, scope.geometry, scope.mode, system.name, len(explorer.keys))
         self.progress = progress
         self.places = [self._place(key) for key in explorer.keys]
-        self.recording: list[list[tuple[Command, bool]]] | None = [] if record else None
         self.runner = _Runner(system, self.tour, found)
         self.at = 0
         self.last: set[type] = set()  # kinds of commands that end a walk
@@ -240,8 +218,6 @@ class _Live:
     def _begin(self) -> None:
         self.runner.begin()
         self.at = 0
-        if self.recording is not None:
-            self.recording.append([])
 
     def _usable(self, at: int) -> Iterator[int]:
         """Commands not run yet that may be run here: first those that stay, then those that lead on."""
@@ -297,8 +273,6 @@ class _Live:
         new = number in place.open
         place.open.discard(number)
         place.still.discard(number)
-        if self.recording is not None:
-            self.recording[-1].append((command, new))
         outcome = self.runner.do(command)
         if self.progress is not None:
             where = f"{tour.scope}: {tour.followed + tour.refused} of {tour.transitions + tour.refusals}"
@@ -355,38 +329,21 @@ class _Live:
                 if self._left_out(place, number):
                     why = "left out: steps of its situation violate"
                 tour.lost[kind_name(kind), why if offered else "it does not offer that"] += 1
-        if self.recording is not None:
-            tour.recorded = self._recorded()
         return tour
-
-    def _recorded(self) -> Walks:
-        assert self.recording is not None
-        tour = self.tour
-        commands: dict[Command, int] = {}
-        for walk in self.recording:
-            for command, _ in walk:
-                commands.setdefault(command, len(commands))
-        walks = tuple(tuple((commands[c], new) for c, new in walk) for walk in self.recording if walk)
-        return Walks(
-            tour.scope, tour.geometry, tour.mode, tour.states, tour.transitions, tour.refusals,
-            tuple(commands), walks,
-        )  # fmt: skip
 
 
 def live(
-    system: System, scope: Scope, *, record: bool = False, progress: Progress | None = None,
-    found: Found | None = None,
-) -> Tour:  # fmt: skip
-    """Explore a scope and run every transition of it on a system.
+    system: System, scope: Scope, *, progress: Progress | None = None, found: Found | None = None
+) -> Tour:
+    """Explore a scope and run every transition of it on a system. An interrupt ends the walks.
 
-    record: keep the walks (`Tour.recorded`). An interrupt ends the walks. Raises UnusableImplementation
-    where the system cannot be built with these sizes.
+    Raises UnusableImplementation where the system cannot be built with these sizes.
     """
     check_fits(system, scope.geometry)
     explorer = Explorer(scope, clauses=False)
     if explorer.run(progress=progress) == INTERRUPTED:
         raise KeyboardInterrupt
-    tour = _Live(system, explorer, record, progress, found)
+    tour = _Live(system, explorer, progress, found)
     try:
         for kinds in kinds_of(system):
             if not tour.run(kinds):
@@ -395,61 +352,3 @@ def live(
         tour.tour.stopped = INTERRUPTED
     return tour.finish()
 
-
-# From a file.
-
-
-def follow(
-    system: System, walks: Walks, progress: Progress | None = None, found: Found | None = None
-) -> Tour:
-    """Run recorded walks on a system. A step counts where the system is where the reference was.
-
-    found and an interrupt: as with `live`.
-    """
-    check_fits(system, walks.geometry)
-    tour = Tour(
-        walks.scope, walks.geometry, walks.mode, system.name, walks.states, walks.transitions, walks.refusals
-    )
-    runner = _Runner(system, tour, found)
-    left = {(w, at) for w, walk in enumerate(walks.walks) for at, (_, new) in enumerate(walk) if new}
-    try:
-        _walk(runner, walks, left, progress)
-    except KeyboardInterrupt:
-        tour.stopped = INTERRUPTED
-    for number, at in left:
-        kind = type(walks.commands[walks.walks[number][at][0]])
-        offered = kind.__name__ in system.capabilities.commands
-        why = tour.stopped or "a walk that was to run it left the specification"
-        tour.lost[kind_name(kind), why if offered else "it does not offer that"] += 1
-    return runner.finish()
-
-
-def _walk(
-    runner: _Runner, walks: Walks, left: set[tuple[int, int]], progress: Progress | None
-) -> None:
-    """Run the walks, and take what was run as the rules have it from `left`: (walk, step)."""
-    tour = runner.tour
-    for kinds in kinds_of(runner.system):
-        for number, walk in enumerate(walks.walks):
-            if tour.violations >= MAX_VIOLATIONS:
-                tour.stopped = f"given up after {MAX_VIOLATIONS} steps that violate"
-                break
-            runner.begin()
-            state = model.initial(walks.geometry, walks.mode)
-            for at, (index, _) in enumerate(walk):
-                command = walks.commands[index]
-                same = runner.lockstep.state == state
-                state, due = model.step(state, command)
-                if type(command).__name__ not in kinds:
-                    continue
-                outcome = runner.do(command)
-                if progress is not None:
-                    progress(f"{walks.scope}: walk {number + 1}", tour.commands, len(runner.caught))
-                if runner.violated is not None:
-                    runner.catch()
-                    break
-                followed = same and type(outcome) is type(due) and runner.lockstep.state == state
-                if followed and (number, at) in left:
-                    left.discard((number, at))
-                    tour.followed += isinstance(due, Done)
-                    tour.refused += isinstance(due, Refused)

@@ -110,7 +110,7 @@ def loads(data: bytes, name: str) -> Trace:
     if data.startswith(codecs.BOM_UTF8):
         raise TraceError(name, "", "starts with a byte order mark; save it as plain UTF-8")
     if data.startswith(b"\x1f\x8b"):
-        raise TraceError(name, "", "is packed with gzip, as tours are (kvspec tour --file); a trace is JSON")
+        raise TraceError(name, "", "is packed with gzip; a trace is JSON")
     if not data.strip():
         raise TraceError(name, "", "is empty")
     with _one_line_errors(data, name):

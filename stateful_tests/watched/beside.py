@@ -194,6 +194,11 @@ class Beside:
             self._part(None, Verdict("SES-2", want[:200], f"goes on with {name}"))
         return request
 
+    def _ends(self, command: Command | None, found: Verdict, deviation: str | None) -> None:
+        """Tell a parting after which no state follows: two turns have one slot."""
+        self._part(command, found, deviation)
+        self._blind, self.result.ended = True, deviation or ""
+
     def _interrupts(self, name: str) -> None:
         """A request goes through the server; was it rejected, so this may clear its session's mark."""
         session = self.state.session(self._rejected.get(name))

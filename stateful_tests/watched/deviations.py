@@ -13,6 +13,7 @@ from reference.commands import Command, Finish, Retract
 from reference.ledger import Cursors, Request, Session, State, text_cut
 from stateful_tests.watched.events import WatchHeader
 from stateful_tests.watched.judging import Shown
+from stateful_tests.watched.results import Validated
 
 
 class Deviation(NamedTuple):
@@ -47,9 +48,9 @@ KNOWN = {
         "the busy check does not count a request that waits between two chunks while others decode",
     ),
     "rejection-takes-slot": Deviation(
-        (0, 5, 22), (0, 5, 23),
-        "a rejected second turn in the first one's first prefill takes the session's slot: an assertion ends"
-        " the server",
+        (0, 5, 11), (0, 5, 23),
+        "a turn that is rejected while the session's first one runs counts as the session's: a row is lost,"
+        " or an assertion ends the server",
     ),
 }  # fmt: skip
 
@@ -60,17 +61,28 @@ def _has(release: str, name: str) -> str | None:
     return name if KNOWN[name].first <= numbers <= KNOWN[name].last else None
 
 
-def explains_end(release: str, error: str, config: Config, parked: bool) -> str:
-    """The known fault by which a server ends with this error, "" for none. parked: a request waited between
-    two chunks."""
-    name, window, page = "", config.window, config.page_size
-    if "already has a slot" in error:
+def explains_end(release: str, error: str, config: Config, seen: Validated) -> str:
+    """The known fault by which a server ends with this error, "" for none. seen: of its log."""
+    name = ""
+    of_a_slot = "already has a slot" in error or error.startswith("AssertionError:  at srt/session/")
+    if of_a_slot and seen.reached["a second turn that is rejected"]:
         name = "rejection-takes-slot"
-    elif "Mem Leak Detected" in error and parked:
+    elif "Mem Leak Detected" in error and seen.parked:
         name = "parked-chunk"
-    elif "Mem Leak Detected" in error and config.tree and window > page and 0 < window % page < page - 1:
+    elif "Mem Leak Detected" in error and config.tree and _sweeps_too_far(config.window, config.page_size):
         name = "swept-too-far"
     return (_has(release, name) or "") if name else ""
+
+
+def _sweeps_too_far(window: int, page: int) -> bool:
+    return window > page and 0 < window % page < page - 1
+
+
+def owned_twice(header: WatchHeader, more: int) -> str | None:
+    """More tokens are free or the tree's than rows leave."""
+    if header.tree and more > 0 and _sweeps_too_far(header.window or 0, header.page_size):
+        return _has(header.release, "swept-too-far")
+    return None
 
 
 def explained(header: WatchHeader, command: Command, was: State, now: State, shown: Shown) -> str | None:
@@ -95,6 +107,11 @@ def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | N
     if retracted:
         return _has(header.release, "retract-ends-turn")
     return _has(header.release, "rejection-ends-turn") if rejected else None
+
+
+def rejected_as_turn(header: WatchHeader) -> str | None:
+    """A rejected turn ends as its session's: from here on two turns have one slot."""
+    return _has(header.release, "rejection-takes-slot")
 
 
 def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:

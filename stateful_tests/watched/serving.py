@@ -124,7 +124,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
     if outcome.error:
         where = re.sub(r"[0-9]+(?=[^:]*$)|(?<=at ).*/", "", outcome.error.rpartition(" at ")[2])
         key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
-        known = ended or deviations.explains_end(run.release, outcome.error, run.config, validated.parked)
+        known = ended or deviations.explains_end(run.release, outcome.error, run.config, validated)
         yield ServedFinding("server", key, outcome.error, known)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)

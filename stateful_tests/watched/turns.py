@@ -94,9 +94,7 @@ class Turns(Beside):
         assert session.turn is not None
         retracted, rejected = self._retracts[session.turn] > 0, session.turn in self._interrupted
         deviation = known.orphaned(self.header, retracted=retracted, rejected=rejected)
-        self._part(command, found, deviation)
-        self._blind = ends
-        self.result.ended = (deviation or "") if ends else self.result.ended
+        (self._ends if ends else self._part)(command, found, deviation)
         self.state = known.without_turn(self.state, session)
         self._orphans[session.turn] = session.name
 
@@ -135,7 +133,8 @@ class Turns(Beside):
         assert request is not None
         session = self.state.session(request.session)
         self._interrupts(name)
-        whose = self.state.session(self._rejected.pop(name, request.session))
+        counted = request.session or self._orphans.get(name)
+        whose = self.state.session(self._rejected.pop(name, counted))
         if whose is not None and whose.turn in (None, name):
             stays = known.stays_busy(self.header, retracted=request.started)
             self._busy.update({whose.name: stays} if stays else {})

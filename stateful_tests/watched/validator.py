@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from reference import given, model
-from reference.clauses.step import cursors_text
 from reference.commands import Abort, Finish, Mode, Retract
 from reference.ledger import Cursors, Phase, Request, Session, free, holders, text_cut, text_len
 from stateful_tests.watched import deviations as known
@@ -57,8 +56,11 @@ class Validator(Rounds):
         self._midway.discard(e.request)
         self._matched.pop(e.request, None)
         self._counts(e)
-        if e.after is not None and e.request in self._rejected:
-            self._kept_rejected(request, e, Cursors(*e.after))
+        if e.request in self._rejected and e.session is not None:
+            want = f"{e.session} has nothing of {e.request}, which it has rejected"
+            told = Verdict("SES-2", want, "releases it as its turn")
+            self._ends(None, told, known.rejected_as_turn(self.header))
+            return
         text = text_cut(request.text, request.origin + min(e.outputs, e.limit or e.outputs))
         if e.reason is not None and (whose := self._orphans.pop(e.request, None)) is not None:
             self.state = given.with_history(self.state, whose, text)
@@ -86,17 +88,6 @@ class Validator(Rounds):
             self._pages.forget(request.holder)
         else:
             self._pages.cut(request.holder, e.after[0])
-
-    def _kept_rejected(self, request: Request, e: log.Released, kept: Cursors) -> None:
-        """A request that was rejected has left something in its session."""
-        whose = self._rejected[e.request]
-        want = f"{whose} keeps nothing of {e.request}, which it has rejected"
-        deviation = known.orphaned(self.header, retracted=e.reason is None, rejected=False)
-        self._part(None, Verdict("SES-2", want, f"keeps {cursors_text(kept)}"), deviation)
-        if self.state.session(whose) is not None:
-            self.state = given.with_slot(self.state, whose, kept)
-            text = text_cut(request.text, kept.kv_committed_len)
-            self.state = given.with_history(self.state, whose, text)
 
     def _counts(self, e: log.Released) -> None:
         """Outputs at an end, and how many of them count."""
@@ -176,7 +167,8 @@ class Validator(Rounds):
         if got - want != self._off[what]:
             was = f", {self._off[what]:+} before" if self._off[what] else ""
             self._off[what] = got - want
-            self._part(None, Verdict(clause, f"{want} {what}", f"{got} ({got - want:+}{was})"))
+            deviation = known.owned_twice(self.header, got - want) if clause == "OWN-3" else None
+            self._part(None, Verdict(clause, f"{want} {what}", f"{got} ({got - want:+}{was})"), deviation)
 
     @reads(log.Snapshot, "", "nothing: what is there is taken as given")
     def _snapshot(self, e: log.Snapshot) -> None:

@@ -90,47 +90,23 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_what_is_missing_is_asked_for(kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal(f"a_retry_frees_the_token\n{STORY}\n"))
-    assert kvspec("new-fixture", str(long), "--out", "here")[0] == 0
-    assert load("here/a_retry_frees_the_token.json").story == STORY
-
-
-def test_a_wrong_name_is_refused_before_anything_runs(
-    kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def started(*asked: object, **more: object) -> None:
-        raise AssertionError("a system was started")
-
-    monkeypatch.setattr("stateful_tests.lockstep.systems.resolve", started)
-    Path("a_b_c.json").write_text("mine")
-    for typed, says in (("bug7", "'bug7' is no clause of a sentence"), ("a_b_c", "exists already")):
-        monkeypatch.setattr("sys.stdin", Terminal(f"{typed}\n"))
-        code, _, err = kvspec("new-fixture", str(long), "--out", ".")
-        assert (code, says in err) == (2, True)
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"a_good_name\n{STORY}\n"))  # nobody is there to be asked
-    code, _, err = kvspec("new-fixture", str(long), "--out", ".", "--name", "a_good_name")
-    assert (code, err) == (2, "kvspec: --story: is missing; nothing was written\n")
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--name", "bug7"], "--name: 'bug7' is no clause of a sentence"),
-        (["--story", "Bad."], "--story: say in a sentence or more"),
-        (["--bug", "none-such"], "there is no bug called none-such"),
-        (["--clause", "LEN-99"], "there is no clause called LEN-99"),
+        ([*WHOLE, "--name", "bug7"], "--name: 'bug7' is no clause of a sentence"),
+        ([*WHOLE, "--story", "Bad."], "--story: say in a sentence or more"),
+        ([*WHOLE, "--bug", "none-such"], "there is no bug called none-such"),
+        ([*WHOLE, "--clause", "LEN-99"], "there is no clause called LEN-99"),
         ([*WHOLE, "--clause", "TREE-1"], "violates LEN-3 first on torch+pr22862-tail, not TREE-1"),
         ([*WHOLE, "--bug", "pr22900"], "conforms on torch+pr22900: it shows no fault there"),
-        (["--impl", "torch+pr22900"], "a trace of the bug pr22862-tail is replayed on torch+pr22862-tail"),
-        ([], "--name: is missing; nothing was written"),
-        (["--name", "a_b_c"], "--story: is missing; nothing was written"),
+        ([*WHOLE, "--impl", "torch+pr22900"], "a trace of the bug pr22862-tail is replayed on torch+pr22862"),
+        ([], "Missing option '--name'"),
+        (["--name", "a_b_c"], "Missing option '--story'"),
     ],
 )
 def test_an_unusable_fixture_is_refused_and_nothing_is_written(
-    kvspec: Kvspec, long: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
+    kvspec: Kvspec, long: Path, options: list[str], says: str
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
     before = long.read_bytes()
     code, _, err = kvspec("new-fixture", str(long), "--out", "here", *options)
     assert (code, long.read_bytes(), Path("here").exists()) == (2, before, False)

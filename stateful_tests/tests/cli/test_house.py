@@ -1,8 +1,9 @@
-"""What holds of the whole house: no two public classes have one name, so a word means one thing."""
+"""What holds of the whole house: a word means one thing, and what is right depends on nothing else."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -19,3 +20,12 @@ def test_no_public_class_name_occurs_twice() -> None:
                     homes[node.name].append(str(path.relative_to(ROOT)))
     assert len(homes) > 100
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
+def test_the_reference_imports_the_standard_library_alone() -> None:
+    known = {"reference", *sys.stdlib_module_names}
+    for path in (ROOT / "reference").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in named} <= known, (path, named)

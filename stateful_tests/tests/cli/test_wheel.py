@@ -129,7 +129,7 @@ def test_the_specification_is_the_same_one(installed: Installed) -> None:
         ("spec", "z3", "needs z3: pip install 'kvspec[prove]'"),
         (f"check --impl {ENGINE} --ray x:1", "ray", "needs Ray: pip install 'kvspec[cluster]'"),
         ("replay @nothing_of_the_kind", "", "no fixture has that name"),
-        ("tour --file @session-tin", "", "is it @session-tiny"),
+        ("tour --scope session-tin", "", "is it session-tiny"),
         ("spec --check", "", "SPEC.md"),
     ],
 )

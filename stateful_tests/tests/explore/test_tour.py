@@ -1,10 +1,8 @@
-"""Tours: every transition of a small scope on the reference and on torch, recorded ones, and faults."""
+"""Tours: every transition of a small scope on the reference and on torch, and faults."""
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,14 +10,11 @@ from impl.adapter import Capabilities, UnusableImplementation
 from reference.commands import Abort, Command, Done, Mode, Outcome, Reason, Refused, Retract, SpecDecode
 from reference.geometry import Geometry
 from stateful_tests.coverage.scopes import Scope
-from stateful_tests.explore import tour_files as tour_file
-from stateful_tests.explore.tour import follow, live
+from stateful_tests.explore.tour import live
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import WaitsForEver
 
-FOLDER = Path(__file__).parents[3] / "fixtures" / "tours"
-TOURS = sorted(FOLDER.glob("*.json.gz"))
 TINY = Scope(
     "tiny", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, submits=(1,), ahead=2, invalid=False, marked=False
 )
@@ -40,20 +35,6 @@ def test_every_transition_is_run(impl: str, scope: Scope) -> None:
     assert tour.complete, tour.lost
     assert not tour.findings
     assert tour.transitions > 50
-
-
-def test_a_recorded_tour_does_the_same(tmp_path: Path) -> None:
-    made = live(ReferenceSystem(), SHORT, record=True).recorded
-    assert made is not None
-    file = tmp_path / "tiny.json.gz"
-    file.write_bytes(tour_file.dumps(made))
-    assert tour_file.load(file) == made
-    tour = follow(resolve("torch"), made)
-    assert tour.complete
-    assert not tour.lost
-    broken = follow(resolve("torch+pr22862-tail"), made)
-    assert broken.violations
-    assert "LEN-3" in [f.clause for f in broken.findings]
 
 
 def test_a_fault_is_told_by_its_smallest_trace() -> None:
@@ -136,31 +117,3 @@ class _Unmixed(ReferenceSystem):
 def test_the_way_to_a_fault_does_not_mix_what_the_system_cannot() -> None:
     tour = live(_Unmixed(), replace(TINY, mode=Mode.FAITHFUL))
     assert [f.clause for f in tour.findings] == ["OUT-1"]
-
-
-@pytest.mark.parametrize("path", TOURS, ids=lambda p: p.name.removesuffix(".json.gz"))
-def test_fixtures_begin_well(path: Path) -> None:
-    """The first walks; the whole tours take `kvspec tour --file`."""
-    walks = tour_file.load(path)
-    tour = follow(resolve("torch"), replace(walks, walks=walks.walks[:1]))
-    assert not tour.findings
-    assert tour.followed + tour.refused == sum(new for _, new in walks.walks[0])
-    every = sum(new for walk in walks.walks for _, new in walk)
-    assert every == walks.transitions + walks.refusals
-
-
-def test_files_that_are_no_tours_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "x.json.gz"
-    packed = {
-        b"{}": "missing required field", b"[" * 5000: "", b'{"format": "\xff"}': "can't decode byte 0xff",
-        bytes(20 << 20): "a gzip bomb, or no tour: unpacks to more than",
-    }  # fmt: skip
-    raw = {b"": "", b"{}": "is no gzip file", **{gzip.compress(data): says for data, says in packed.items()}}
-    for data, says in raw.items():
-        file.write_bytes(data)
-        with pytest.raises(tour_file.TourError, match=rf"x\.json\.gz.*{says}"):
-            tour_file.load(file)
-    with pytest.raises(tour_file.TourError, match="regular"):
-        tour_file.load(tmp_path)
-    with pytest.raises(tour_file.TourError, match="No such file"):
-        tour_file.load(tmp_path / "none")

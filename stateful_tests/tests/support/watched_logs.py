@@ -15,13 +15,14 @@ from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.worker import Job
 from stateful_tests.watched import population
 
-RELEASE, FOLDER = "0.5.23", Path(__file__).parents[3] / "fixtures" / "watched"
-# name: a seed of its clients, how many they are, and the server; `pages` is the level of one
+FOLDER = Path(__file__).parents[3] / "fixtures" / "watched"
+# release and name: a seed of its clients, how many they are, and the server; `pages` is the level of one
 LOGS: dict[str, tuple[int, int, dict[str, int | bool]]] = {
-    "window_and_chunk_cache": (3, 9, {"page_size": 4, "window": 8, "tokens": 96, "tree": False}),
-    "tree_under_overlap": (12, 9, {"page_size": 1, "window": 8, "tokens": 96, "overlap": True}),
-    "speculation_under_overlap": (9, 9, {"page_size": 4, "window": 8, "overlap": True, "draft": 4}),
-    "pages": (18, 3, {"page_size": 4, "window": 8, "tokens": 64, "tree": False}),
+    "0.5.14-rounds_that_claim": (4, 4, {"page_size": 4, "window": 8, "overlap": True, "draft": 4}),
+    "0.5.23-window_and_chunk_cache": (3, 9, {"page_size": 4, "window": 8, "tokens": 96, "tree": False}),
+    "0.5.23-tree_under_overlap": (12, 9, {"page_size": 1, "window": 8, "tokens": 96, "overlap": True}),
+    "0.5.23-speculation_under_overlap": (9, 9, {"page_size": 4, "window": 8, "overlap": True, "draft": 4}),
+    "0.5.23-pages": (18, 3, {"page_size": 4, "window": 8, "tokens": 64, "tree": False}),
 }
 
 
@@ -30,21 +31,21 @@ def job(name: str, seed: int, count: int, fixed: dict[str, int | bool], folder: 
     rng = random.Random(seed)
     plain: dict[str, int | bool] = {"draft": 0, "overlap": False, "tree": True, "pressure": True}
     config = population.configuration(rng, **{**plain, "running": 3, "tokens": 128, "chunk": 16, **fixed})
-    level = "pages" if name == "pages" else "lengths"
+    level = "pages" if name.endswith("pages") else "lengths"
     watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level}
     return Job(config, population.clients(rng, config, count=count), seed, watch)
 
 
 def main() -> None:
     """Write them."""
-    runner = WholeScheduler(environment.python_of(RELEASE))
     for name, (seed, count, fixed) in LOGS.items():
+        runner = WholeScheduler(environment.python_of(name.partition("-")[0]))
         with tempfile.TemporaryDirectory() as folder:
             outcome = runner.run(job(name, seed, count, fixed, folder))
             assert not outcome.error, outcome.error
             (file,) = Path(folder).iterdir()
-            shutil.copy(file, FOLDER / f"sglang-{RELEASE}-{name}.jsonl")
-    runner.close()
+            shutil.copy(file, FOLDER / f"sglang-{name}.jsonl")
+        runner.close()
 
 
 if __name__ == "__main__":

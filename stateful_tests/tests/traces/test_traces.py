@@ -256,7 +256,7 @@ GOOD = json.dumps(document())
         (GOOD.replace('"session": "s1"', '"session": "s1", "session": "s2"'), "'session' is given twice"),
         (GOOD.replace('"s1"', '"\\ud800"'), "bad.json: "),
         (b"\xef\xbb\xbf" + GOOD.encode(), "starts with a byte order mark"),
-        (gzip.compress(GOOD.encode()), "is packed with gzip, as tours are (kvspec tour --file)"),
+        (gzip.compress(GOOD.encode()), "is packed with gzip; a trace is JSON"),
         (GOOD.encode("utf-16"), "is not UTF-8 (byte 0)"),
         ('{"x":' + "[" * 100_000, "is nested too deeply"),
         (GOOD.replace("1,", '0, "x":' + "[" * 100_000 + "]" * 100_000 + ",", 1), "is nested too deeply"),

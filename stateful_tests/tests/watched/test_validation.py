@@ -105,6 +105,41 @@ def test_a_parting_becomes_a_trace(written: Callable[[Lines], Path], tmp_path: P
     assert files.load(tmp_path / "trace.json").commands == trace.commands
 
 
+def test_a_claim_has_to_be_said(written: Callable[[Lines], Path]) -> None:
+    head, *lines = lines_of(FIXTURES / "sglang-0.5.14-rounds_that_claim.jsonl")
+    assert head["claims"] == 1
+    found = validate(written([{**head, "claims": 0}, *lines])).found
+    assert (found[0].event, found[0].clause) == ("spec_decode", "LEN-4")
+
+
+# Two first turns of one session at once, on 0.5.18: the second is rejected, and ends as the session's.
+TWO_FIRST_TURNS = """
+{"event":"open","session":"c1","done":true}
+{"event":"submit","request":"c1.1","session":"c1","tokens":1,"new":1,"rejected":false}
+{"event":"admit","request":"c1.1","session":"c1","prefix":0,"cursors":[0,0,0,0]}
+{"event":"extend","lanes":[["c1.1",0,1,[1,1,0,0]]]}
+{"event":"step","number":1,"batch":1,"queued":0,"sessions":1,"full":63,"swa":0,"rows":5}
+{"event":"submit","request":"c1.2","session":"c1","tokens":1,"new":1,"rejected":true,"why":"active request"}
+{"event":"admit","request":"c1.2","session":"c1","prefix":0,"cursors":[0,0,0,0]}
+{"event":"extend","lanes":[["c1.2",0,1,[1,1,0,0]]]}
+{"event":"step","number":2,"batch":1,"queued":0,"sessions":1,"full":62,"swa":0,"rows":4}
+{"event":"release","request":"c1.2","session":"c1","reason":"FINISH_ABORT","inserts":true,"outputs":1,\
+"counted":null,"limit":1,"before":[1,1,0,0],"after":null}
+{"event":"step","number":3,"batch":0,"queued":0,"sessions":1,"full":62,"swa":0,"rows":4}
+""".replace("\\\n", "").split("\n")[1:-1]
+
+
+@pytest.mark.parametrize("release, known", [("0.5.18", "rejection-takes-slot"), ("0.5.24", None)])
+def test_a_rejected_turn_that_ends_as_the_sessions(
+    release: str, known: str | None, written: Callable[[Lines], Path]
+) -> None:
+    head = {**lines_of(LOGS[-1])[0], "release": release, "page_size": 1, "window": None, "full_tokens": 64}
+    head |= {"swa_tokens": 0, "rows": 6, "tree": False, "overlap": True, "speculative": False}
+    found = validate(written([head, *map(json.loads, TWO_FIRST_TURNS)]))
+    assert [(p.clause, p.event, p.deviation) for p in found.partings] == [("SES-2", "release", known)]
+    assert found.skipped["events after two turns in one row"] == 1
+
+
 # Level `pages`.
 
 PAGES = FIXTURES / "sglang-0.5.23-pages.jsonl"
