@@ -168,6 +168,6 @@ def allocators(slots: tuple[int, ...], runs: int, json_file: str | None) -> None
                     shown.append(what | ratios | {"plot": _plot(ours, theirs)})
     out = render.console(text_out(json_file))
     out.print(f"How many times as long sglang {RELEASE} takes for pools of so many slots. In the plot")
-    out.print(f"o is ours, x theirs, one for each pool; {_FROM:g} us on the left, a decade every {_PLOT // _DECADES} columns")
+    out.print(f"o is ours, x theirs; from {_FROM:g} us on, a decade every {_PLOT // _DECADES} columns.")
     render.listing(out, shown, {name: name for name in shown[0]})
     write_json(json_file, rows)
