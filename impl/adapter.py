@@ -36,6 +36,7 @@ class Capabilities:
     commands: names of the command classes it understands.
     mixed_decode: Decode and SpecDecode may meet in one run (else a run has one kind).
     mixed_batches: an Extend may have lanes of requests that run, each a decode of one token.
+    swa_tail: an Extend may have lanes that take SWA slots for the last window alone (Chunk.tail).
     swa: it can be built with a window; full_only: without one; tree: with a radix tree; no_tree: without.
     bigram: its tree can know each token together with the one that follows it (Geometry.bigram); paths of
         NodeView are of `tree_key` then.
@@ -61,6 +62,7 @@ class Capabilities:
     commands: frozenset[str] = frozenset(c.__name__ for c in COMMANDS)
     mixed_decode: bool = True
     mixed_batches: bool = False
+    swa_tail: bool = False
     swa: bool = True
     full_only: bool = True
     tree: bool = True

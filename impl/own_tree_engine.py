@@ -4,7 +4,7 @@
 
 It is the built-in one, but for policy. Leaves are a page long, what was used last is evicted first, a
 prefill hands over a page less than it could and rounds the rest, a lock pins one window to the page, and lets
-go of SWA KV that its holder's window has left behind.
+go of SWA KV that the window of a request has left behind.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from impl.adapter import Capabilities
 from impl.torch_kv.cursors import RowCursors
-from impl.torch_kv.nodes import FULL, SWA, NodeLock, TreeNode
+from impl.torch_kv.nodes import TreeNode
 from impl.torch_kv.steps import Verdict
 from impl.torch_kv.system import TorchKV
 from impl.torch_kv.tree import RadixTree
@@ -29,12 +29,6 @@ class OwnTree(RadixTree):
     def rank(self, moment: int) -> int:
         return -moment
 
-    def outlives_swa(self, node: TreeNode) -> bool:
-        return super().outlives_swa(node) or bool(node.locks[FULL])
-
-    def stays(self, node: TreeNode) -> bool:
-        return super().stays(node) or bool(node.locks[FULL])
-
     def swa_from(self, node: TreeNode) -> int:
         """A lock pins one window and no more: the node that this begins in is split there."""
         if self.window is None:
@@ -44,14 +38,6 @@ class OwnTree(RadixTree):
             if above.start < first < above.end:
                 self._split(above, first - above.start)
         return first
-
-    def let_go_of_swa(self, lock: NodeLock) -> None:
-        """The holder's window is past the lock: nobody reads SWA KV there for it."""
-        for node in self._upward(lock.node):
-            if node.end > lock.swa_from:
-                self._unpin(node, SWA)
-                self._queue(node)
-        lock.swa_from = lock.node.end
 
 
 class OwnTreeEngine(TorchKV):
@@ -77,9 +63,9 @@ class OwnTreeEngine(TorchKV):
         outcome = super().apply(command)
         if isinstance(self.tree, OwnTree) and self.window is not None:
             for request in self.requests.values():
-                lock = self.locks.get(self.holder_of(request))
+                lock = self.locks.get(request.name)  # a turn may be cut back: its session's stays whole
                 if lock is not None and request.cursors.kv_committed_len - self.window >= lock.node.end:
-                    self.tree.let_go_of_swa(lock)
+                    self.tree.unlock_swa(lock)
         return outcome
 
 

@@ -89,7 +89,7 @@ class Reason(Said):
     NO_SWA = "no_swa", "a window sweep, or SWA lengths, on a model without a window"
     NO_TREE = "no_tree", "a command for the radix tree on a server without one"
     BAD_LENGTH = "bad_length", "a length (or level) outside what the command allows"
-    UNFAITHFUL = "unfaithful", "faithful mode only: no scheduler would do it"
+    UNFAITHFUL = "unfaithful", "no scheduler would do it; faithful mode, but for locks of turns"
     WINDOW_LOST = "window_lost", "a sweep ran ahead of the commit: the request may end, not go on"
     ROW_TOO_SHORT = "row_too_short", "the row of req_to_token is too narrow"
     NO_ROW = "no_row", "too few rows are free"
@@ -154,10 +154,15 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One lane of Extend: `tokens` of the request's input still to prefill; of a request that runs, 1."""
+    """One lane of Extend: `tokens` of the request's input still to prefill; of a request that runs, 1.
+
+    `tail`: their KV comes from another server, which sends SWA KV of the last window alone; no SWA slots are
+    taken for what is before.
+    """
 
     request: str
     tokens: int
+    tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,16 +247,26 @@ class Close:
 class Match:
     """match_prefix and inc_lock_ref on the radix tree, in one: between the two nothing keeps the slots.
 
-    A lock holder called `holder` has the longest usable prefix of `prompt` locked from then on.
+    A lock holder called `holder` has the longest usable prefix of `prompt` locked from then on. `full_only`:
+    it reads full KV alone (a backup, a transfer): tombstones do not stop it, and no SWA KV is pinned.
     """
 
     holder: str
     prompt: Prompt
+    full_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Unlock:
     """dec_lock_ref: the lock holder gives back what its lock took, and is gone."""
+
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnlockSwa:
+    """dec_swa_lock_only: a lock holder, or a request whose window has left its prefix behind, gives back the
+    SWA part of its lock before the rest. A turn's lock is its session's."""
 
     holder: str
 
@@ -294,10 +309,10 @@ class CheckIdle:
 
 Command = Union[
     Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
-    CheckBusy, CheckIdle, Match, Unlock, Insert, Evict,
+    CheckBusy, CheckIdle, Match, Unlock, UnlockSwa, Insert, Evict,
 ]  # fmt: skip
 COMMANDS: tuple[type, ...] = get_args(Command)
-TREE_COMMANDS = (Match, Unlock, Insert, Evict)
+TREE_COMMANDS = (Match, Unlock, UnlockSwa, Insert, Evict)
 
 
 def kind_name(kind: type) -> str:

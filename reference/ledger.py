@@ -65,9 +65,10 @@ class Request(NamedTuple):
     """A request that has not ended. Lengths in tokens.
 
     history: text its input starts with, prompt included; serial: whose tokens follow; origin: length of
-    the input; output: tokens generated. started: it has written KV. swept: largest length a sweep was driven
-    with. known: outputs whose results were surely processed when the last round was launched, given
-    that a scheduler runs at most one round ahead. cursors: None while it holds no row and no prefix.
+    the input; output: tokens generated. started: it has written KV. swept: largest length that a sweep
+    was driven with, or that released the SWA part of its session's lock. known: outputs whose results
+    were surely processed when the last round was launched, given that a scheduler runs at most one round
+    ahead. cursors: None while it holds no row and no prefix.
     """
 
     name: str

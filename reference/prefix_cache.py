@@ -103,15 +103,15 @@ def key_of(prompt: Prompt, bigram: bool = False) -> Key:
 # Room.
 
 
-def with_room(state: State, pages: int, effects: Effects) -> State | Reason:
-    """The state with `pages` pages free in both pools: what is missing is evicted, just that, or nothing.
+def with_room(state: State, pages: int, swa_pages: int, effects: Effects) -> State | Reason:
+    """The state with so many pages free in each pool: what is missing is evicted, just that, or nothing.
 
     Whatever no lock pins can be had: a node without a lock has none below it.
     """
     left, geometry = free(state), state.config.geometry
     size = geometry.page_size
     missing_full = max(0, pages - left.full) * size
-    missing_swa = max(0, pages - left.swa) * size if geometry.window is not None else 0
+    missing_swa = max(0, swa_pages - left.swa) * size if geometry.window is not None else 0
     if not missing_full and not missing_swa:
         return state
     sizes = radix.sizes(state.tree) if state.tree is not None else radix.Sizes(0, 0, 0, 0)
@@ -143,11 +143,11 @@ def unlocked(state: State, holder: str) -> State:
     return state._replace(tree=radix.unlock(state.tree, holder))
 
 
-def matched(state: State, holder: str, key: Key) -> tuple[State, int]:
+def matched(state: State, holder: str, key: Key, full_only: bool = False) -> tuple[State, int]:
     """The holder has the longest usable prefix of `key` locked, and no other; its length."""
     assert state.tree is not None
-    tree, length = radix.match(radix.unlock(state.tree, holder), key)
-    return state._replace(tree=radix.lock(tree, holder, key[:length])), length
+    tree, length = radix.match(radix.unlock(state.tree, holder), key, full_only)
+    return state._replace(tree=radix.lock(tree, holder, key[:length], full_only)), length
 
 
 def lock_holders(state: State) -> dict[str, Key]:

@@ -275,10 +275,11 @@ def _stamped(node: Node, **values: int | bool) -> tuple[Node, ...]:
 # The operations.
 
 
-def usable(tree: Tree, key: Key) -> int:
+def usable(tree: Tree, key: Key, full_only: bool = False) -> int:
     """How much of `key` a request may resume from, in whole nodes.
 
-    The KV of one window behind it must be live, or everything back to the root (TREE-5).
+    The KV of one window behind it must be live, or everything back to the root (TREE-5); full_only: nobody
+    asks for that.
     """
     best, live_run, whole = 0, 0, True
     for placed in path_of(tree, key):
@@ -286,15 +287,15 @@ def usable(tree: Tree, key: Key) -> int:
             break
         live_run = live_run + len(placed.node.key) if placed.node.live else 0
         whole = whole and placed.node.live
-        if tree.window is None or whole or live_run >= tree.window:
+        if full_only or tree.window is None or whole or live_run >= tree.window:
             best = placed.end
     return best
 
 
-def match(tree: Tree, key: Key) -> tuple[Tree, int]:
+def match(tree: Tree, key: Key, full_only: bool = False) -> tuple[Tree, int]:
     """The longest usable prefix of `key`; the node where the key leaves the tree is split there."""
     tree, there = _entered(tree, whole_pages(tree, key))
-    length = usable(tree, there)
+    length = usable(tree, there, full_only)
     return _used(tree, there[:length]), length
 
 
@@ -303,7 +304,7 @@ def whole_pages(tree: Tree, key: Key) -> Key:
     return key[: floor_page(len(key), tree.page_size)]
 
 
-def lock(tree: Tree, holder: str, key: Key) -> Tree:
+def lock(tree: Tree, holder: str, key: Key, full_only: bool = False) -> Tree:
     """Pin `key`, which a match has handed out: full KV of the path, SWA KV until a window is covered.
 
     In the SWA pool that is every node that reaches into the last window of `key`, each of them whole: up
@@ -311,7 +312,7 @@ def lock(tree: Tree, holder: str, key: Key) -> Tree:
     """
     swa_from = len(key)
     for placed in reversed(path_of(tree, key)):
-        if tree.window is None or len(key) - swa_from >= tree.window:
+        if full_only or tree.window is None or len(key) - swa_from >= tree.window:
             break
         swa_from = placed.start
     return tree._replace(locks=tuple(sorted((*tree.locks, Lock(holder, key, swa_from)))))
@@ -320,6 +321,12 @@ def lock(tree: Tree, holder: str, key: Key) -> Tree:
 def unlock(tree: Tree, holder: str) -> Tree:
     """Give back exactly what the holder's lock took."""
     return tree._replace(locks=tuple(held for held in tree.locks if held.holder != holder))
+
+
+def unlock_swa(tree: Tree, holder: str) -> Tree:
+    """Give back the SWA part of the holder's lock; what is left pins full KV alone."""
+    locks = (k._replace(swa_from=len(k.key)) if k.holder == holder else k for k in tree.locks)
+    return tree._replace(locks=tuple(locks))
 
 
 @remembered
@@ -381,16 +388,16 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
 def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Freed]:
     """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
 
-    Full: unlocked leaves go, both sides. SWA: an inner node becomes a tombstone, a leaf goes. A leaf that is
-    a tombstone serves no match and goes with the last node that was below it. Nobody has locked these: a
-    lock pins the SWA KV of the node that it ends with, so that node is live and no candidate.
+    Full: unlocked leaves go, both sides. SWA: a leaf without a lock goes, any other node becomes a tombstone.
+    A leaf that is a tombstone serves no match and goes with the last node that was below it, but where a
+    lock without an SWA part ends with it.
     """
     freed_full = freed_swa = 0
     while freed_full < full and (leaf := _oldest(tree, _full_candidate, "full_used")) is not None:
         tree, freed = _dropped(tree, leaf)
         freed_full, freed_swa = freed_full + freed.full, freed_swa + freed.swa
     while freed_swa < swa and (placed := _oldest(tree, _swa_candidate, "swa_used")) is not None:
-        if placed.node.children:
+        if placed.node.children or full_locked(tree, placed):
             tree = _changed(tree, placed.path, partial(_stamped, live=False))
             freed = Freed(0, len(placed.node.key))
         else:
@@ -420,6 +427,6 @@ def _dropped(tree: Tree, leaf: Placed) -> tuple[Tree, Freed]:
         swa += len(leaf.node.key) if leaf.node.live and tree.window is not None else 0
         tree = _changed(tree, leaf.path, lambda _: ())
         above = path_of(tree, leaf.path[: leaf.start])
-        if not above or above[-1].node.live or above[-1].node.children:
+        if not above or above[-1].node.live or above[-1].node.children or full_locked(tree, above[-1]):
             return tree, Freed(full, swa)
         leaf = above[-1]

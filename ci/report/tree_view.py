@@ -164,6 +164,8 @@ def _said(lock: Data, window: int | None) -> str:
     if window is None:
         return said
     pins = f"{lock['pins']} SWA token{'s' * (lock['pins'] != 1)}"
+    if not lock["pins"]:
+        return f"{said}: full KV alone"
     return f"{said}: pins {pins}, a window needs {lock['needs']}"
 
 

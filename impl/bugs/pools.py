@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.bugs.register import bug
-from impl.torch_kv.cursors import N, RowCursors, whole
+from impl.torch_kv.cursors import N, RowCursors, larger, whole
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.store import BatchSpan, KVStore, ragged
 from impl.torch_kv.system import TorchKV
+from reference.commands import Reason
 
 
 class _PoolFromZero(PagePool):
@@ -215,3 +216,58 @@ class _SwaWrittenBeforeMapped(KVStore):
 
     def _swa_slots(self, slots: Tensor) -> Tensor:
         return self._stale[slots]
+
+
+# SWA slots for the tail of a prompt alone.
+
+
+@bug("tail-forgets-the-frontier", "MAP-2", "a prompt with SWA slots for its tail alone counts as unswept")
+class _TailForgetsFrontier(TorchKV):
+    """A later sweep frees the padding page. A prompt is received with SWA slots for its last window alone,
+    and swa_evicted_seqlen stays where it was: below the tail nothing is mapped. Visible at once. Fix: what
+    has no SWA slot counts as swept."""
+
+    def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:  # noqa: ARG002
+        return self.extended(cursors, tokens)
+
+
+@bug("tail-cuts-the-window", "SWA-1", "a prompt gets SWA slots for less than a window")
+class _TailCutsWindow(TorchKV):
+    """The first token after a prompt reads padding. Its SWA slots begin two pages late: in the window of the
+    next token. Visible when the prompt is longer than a window and a page. Fix: begin where a sweep would
+    stop."""
+
+    def tail_from(self, request: KVRequest, end: int) -> int:
+        live = super().tail_from(request, end)
+        reach = live > max(request.cursors.swa_evicted_seqlen, request.cursors.cache_protected_len)
+        return live + 2 * self.page_size * reach
+
+
+@bug("tail-asks-for-all-the-room", "OUT-1", "a prompt is refused for SWA pages that it would not take")
+class _TailAsksForAll(TorchKV):
+    """Long prompts are never admitted: the SWA pool is asked for room for all of them, though slots are taken
+    for the last window alone. Visible when the SWA pool has less. Fix: ask for what is taken."""
+
+    def make_room(
+        self,
+        rows: Sequence[int | None],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        live: Sequence[int] | None = None,  # noqa: ARG002
+    ) -> Reason | None:
+        return super().make_room(rows, starts, ends)
+
+
+@bug("tail-loses-the-head", "MAP-3", "a prompt takes SWA slots for all and says it has those of its tail")
+class _TailLosesHead(TorchKV):
+    """The SWA pool leaks with every prompt that is received. Slots are taken for all of it,
+    swa_evicted_seqlen says that those before the tail have gone, and nobody frees them. Visible at once. Fix:
+    take what the frontier says."""
+
+    def tail_from(self, request: KVRequest, end: int) -> int:  # noqa: ARG002
+        return max(request.cursors.swa_evicted_seqlen, request.cursors.cache_protected_len)
+
+    def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
+        told = super().received(cursors, tokens, live)
+        reach = self.floor(told.kv_committed_len - (self.window or 0) - self.page_size)
+        return told._replace(swa_evicted_seqlen=larger(live, reach))

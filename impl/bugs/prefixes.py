@@ -233,11 +233,11 @@ class _EvictsFirst(TorchKV):
     the question whether it will do. Visible when a batch is refused for want of pages while something may be
     evicted. Fix: ask the counters first."""
 
-    def room_for(self, pages: int) -> Reason | None:
-        missing = self.missing(pages)
+    def room_for(self, pages: int, swa_pages: int) -> Reason | None:
+        missing = self.missing(pages, swa_pages)
         if self.tree is not None and any(missing):
             self.tree.evict(*missing)
-        return super().room_for(pages)
+        return super().room_for(pages, swa_pages)
 
 
 @bug("no-room-in-the-swa-pool", "OUT-1", "eviction for a batch looks at the full pool alone")
@@ -245,9 +245,9 @@ class _FullAlone(TorchKV):
     """Requests are refused although the SWA pool could be had. What the tree could give back is asked of the
     full pool only. Visible when the SWA pool is full of cached windows. Fix: each pool by itself."""
 
-    def room_for(self, pages: int) -> Reason | None:
-        missing = self.missing(pages)
-        return Reason.OUT_OF_SWA if missing.swa else super().room_for(pages)
+    def room_for(self, pages: int, swa_pages: int) -> Reason | None:
+        missing = self.missing(pages, swa_pages)
+        return Reason.OUT_OF_SWA if missing.swa else super().room_for(pages, swa_pages)
 
 
 @bug("cached-pages-are-not-counted", "CHK-1", "a memory check does not know the tree")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from impl.bugs.register import bug
-from impl.torch_kv.nodes import Owed, TreeNode
+from impl.torch_kv.nodes import FULL, Owed, TreeNode
 from impl.torch_kv.tree import RadixTree
 from reference.commands import Freed
 
@@ -62,6 +62,36 @@ class _LeafKeepsSwa(RadixTree):
             self._count_live(node, False)
         else:
             super().entomb(node, owed)
+
+
+@bug("swa-eviction-takes-a-leaf-that-is-read", "TREE-8", "a leaf goes whose full KV is locked")
+class _TakesReadLeaf(RadixTree):
+    """A running request reads pages that others write. Its window has left its prefix and the SWA part of its
+    lock has gone; SWA eviction takes the last node of the prefix for a leaf that nobody reads, both sides.
+    Visible under SWA pressure. Fix: a leaf that a lock passes through becomes a tombstone."""
+
+    def outlives_swa(self, node: TreeNode) -> bool:
+        return bool(node.children)
+
+
+@bug("locked-tombstones-go-with-their-child", "TREE-8", "a tombstone goes that a lock ends with")
+class _LockedTombstonesGo(RadixTree):
+    """A running request reads pages that others write. A tombstone that has lost its last child is taken
+    along, for no match would hand it out; but a lock without an SWA part still ends with it. Visible under
+    full pressure. Fix: it stays until the lock goes and pressure comes round to it."""
+
+    def stays(self, node: TreeNode) -> bool:
+        return node.live or bool(node.children)
+
+
+@bug("released-swa-is-never-evicted", "TREE-10", "SWA eviction passes by a leaf whose full KV is locked")
+class _NeverEvicted(RadixTree):
+    """Requests are retracted for want of SWA pages that nobody reads. The queue of SWA eviction leaves out
+    leaves that a lock passes through, as they could not be deleted. Visible when the SWA part of a lock has
+    gone. Fix: they become tombstones."""
+
+    def swa_candidate(self, node: TreeNode) -> bool:
+        return super().swa_candidate(node) and bool(node.children or not node.locks[FULL])
 
 
 @bug("dead-leaves-stay", "TREE-11", "a tombstone outlives its last child")

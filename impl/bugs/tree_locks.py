@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from impl.bugs.register import bug
-from impl.torch_kv.nodes import NodeLock, TreeNode
+from impl.torch_kv.nodes import Key, MatchedPrefix, NodeLock, TreeNode
+from impl.torch_kv.store import KVStore
 from impl.torch_kv.tree import RadixTree
 
 
@@ -77,6 +78,63 @@ class _SplitForgetsUse(RadixTree):
         head.locks = list(tail.locks)
         tail.used = [0, 0]
         self._queue(tail)
+
+
+# Locks with parts.
+
+
+@bug("swa-part-given-back-twice", "TREE-6", "the end of a lock gives its SWA part back again")
+class _SwaPartTwice(RadixTree):
+    """A window that somebody else reads is evicted; alone, the counter falls below zero and an assertion ends
+    the server. The SWA part of a lock goes back as soon as the window has left the prefix, and again with the
+    lock, for nobody has noted that it has gone: so it was with sessions in SGLang up to 0.5.19, with
+    SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW. Visible when such a lock goes. Fix: the lock knows what it
+    still has."""
+
+    def swa_given_back(self, lock: NodeLock) -> None:
+        pass
+
+
+@bug("locks-share-a-receipt", "TREE-6", "a temporary lock is given back by the record of another")
+class _SharedReceipt(RadixTree):
+    """SWA KV stays pinned for ever, or a window that is read goes. What a lock has pinned is recorded once
+    for its node, where a lock that is taken beside it overwrites that; whoever goes gives back what the
+    latest has. Visible when of two locks on a node one has no SWA part. Fix: each lock has its own
+    receipt."""
+
+    def __init__(self, store: KVStore, window: int | None) -> None:
+        super().__init__(store, window)
+        self._latest: dict[TreeNode, NodeLock] = {}
+
+    def lock(self, node: TreeNode, full_only: bool = False) -> NodeLock:
+        lock = self._latest[node] = super().lock(node, full_only)
+        return lock
+
+    def unlock_from(self, lock: NodeLock) -> int:
+        return self._latest[lock.node].swa_from
+
+
+@bug("unlock-gives-back-what-lock-skipped", "TREE-6", "a lock on full KV alone gives back SWA KV")
+class _GivesBackSkipped(RadixTree):
+    """A window that a request reads is evicted. Who reads full KV alone locks no SWA KV, so that it may pass
+    over tombstones; its unlock walks up a window all the same. Visible when such a lock goes. Fix: what a
+    lock has skipped its unlock skips."""
+
+    def lock(self, node: TreeNode, full_only: bool = False) -> NodeLock:
+        lock = super().lock(node, full_only)
+        if full_only:
+            lock.swa_from = self.swa_from(node)
+        return lock
+
+
+@bug("lock-on-full-kv-wants-a-window", "TREE-5", "a match for full KV alone stops at a tombstone")
+class _WantsWindow(RadixTree):
+    """A backup copies too little, and the next visitor computes the rest again. Who reads full KV alone is
+    given what a request could resume from. Visible when a prefix ends behind a tombstone. Fix: SWA KV is no
+    matter there."""
+
+    def match(self, key: Key, full_only: bool = False) -> MatchedPrefix:  # noqa: ARG002
+        return super().match(key)
 
 
 # Match.

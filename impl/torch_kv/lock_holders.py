@@ -9,8 +9,10 @@ from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key
 from impl.torch_kv.sessions import KVSession
 from impl.torch_kv.steps import Steps, Verdict
-from impl.vocabulary import spelled, well_formed
-from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock, prompt_len, token_of, tree_key
+from impl.vocabulary import RequestPhase, spelled, well_formed
+from reference.commands import (
+    Evict, Freed, Insert, Match, Reason, Unlock, UnlockSwa, prompt_len, token_of, tree_key,
+)  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +43,8 @@ class LockHolders(Steps):
         if prompt_len(command.prompt) > self.width:
             return Reason.ROW_TOO_SHORT
         key = tree_key(spelled(command.prompt), self.bigram)
-        found = self.tree.match(key)
-        self.relock(command.holder, found.node)
+        found = self.tree.match(key, command.full_only)
+        self.relock(command.holder, found.node, command.full_only)
         self.lock_holders[command.holder] = LockedPrefix(key[: found.length], found.slots)
         return None
 
@@ -50,6 +52,25 @@ class LockHolders(Steps):
         if command.holder not in self.lock_holders:
             return Reason.UNKNOWN_REQUEST
         self.dismiss(command.holder)
+        return None
+
+    def unlock_swa(self, command: UnlockSwa) -> Verdict:
+        request = self.requests.get(command.holder)
+        if request is None and command.holder not in self.lock_holders:
+            return Reason.UNKNOWN_REQUEST
+        if request is not None and request.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED):
+            return Reason.WRONG_PHASE
+        if self.window is None:
+            return Reason.NO_SWA
+        if self.tree is None:
+            return Reason.NO_TREE
+        holder = command.holder
+        if request is not None:
+            holder, cursors = self.holder_of(request), request.cursors
+            if cursors.kv_committed_len - self.window < cursors.cache_protected_len:
+                return Reason.BAD_LENGTH
+        if holder in self.locks:
+            self.tree.unlock_swa(self.locks[holder])
         return None
 
     def insert(self, command: Insert) -> Verdict:
@@ -72,7 +93,8 @@ class LockHolders(Steps):
             return Reason.ROW_TOO_SHORT
         key = tree_key(spelled(command.prompt), self.bigram)
         key = key[: self.floor(len(key))]
-        reason = self.room_for((len(key) - len(locked)) // self.page_size)
+        pages = (len(key) - len(locked)) // self.page_size
+        reason = self.room_for(pages, pages)
         if reason is not None:
             return reason
         if lock_holder is None:

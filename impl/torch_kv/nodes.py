@@ -78,7 +78,8 @@ class MatchedPrefix(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class NodeLock:
-    """What a holder pins: full KV up to the end of `node`, SWA KV from position swa_from to there.
+    """What a holder pins: full KV up to the end of `node`, SWA KV from position swa_from to there (none, if
+    that is its end).
 
     A position, not a node: wherever nodes are split later, the pinned ones are those on the way up
     from `node` that end beyond swa_from. SWA counters are not to be found again by walking up until

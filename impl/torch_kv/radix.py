@@ -44,10 +44,10 @@ class PrefixRules(SessionRules):
         """Under whose name a request's prefix is locked: its session's, whose slot carries R on."""
         return request.name if request.session is None else request.session.name
 
-    def relock(self, holder: str, node: TreeNode) -> None:
+    def relock(self, holder: str, node: TreeNode, full_only: bool = False) -> None:
         """The holder's lock reaches to the end of `node`; what it had is let go after that."""
         assert self.tree is not None
-        lock = self.tree.lock(node)
+        lock = self.tree.lock(node, full_only)
         self.let_go(holder)
         self.locks[holder] = lock
 
@@ -226,12 +226,12 @@ class PrefixRules(SessionRules):
 
     # Room.
 
-    def room_for(self, pages: int) -> Reason | None:
-        """Have `pages` pages free in each pool, or say why that cannot be, with nothing evicted.
+    def room_for(self, pages: int, swa_pages: int) -> Reason | None:
+        """Have so many pages free in each pool, or say why that cannot be, with nothing evicted.
 
         Both pools are looked at before anything goes: what no lock pins can be had.
         """
-        missing = self.missing(pages)
+        missing = self.missing(pages, swa_pages)
         if not any(missing):
             return None
         evictable = self.evictable()
@@ -243,12 +243,12 @@ class PrefixRules(SessionRules):
         self.tree.evict(*missing)
         return None
 
-    def missing(self, pages: int) -> Room:
-        """Tokens by which either pool falls short of `pages` free pages."""
+    def missing(self, pages: int, swa_pages: int) -> Room:
+        """Tokens by which either pool falls short of so many free pages."""
         full, swa = self.store.full, self.store.swa
         return Room(
             max(pages - full.available, 0) * self.page_size,
-            max(pages - swa.available, 0) * self.page_size if swa is not None else 0,
+            max(swa_pages - swa.available, 0) * self.page_size if swa is not None else 0,
         )
 
     def evictable(self) -> Room:

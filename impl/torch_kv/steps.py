@@ -38,9 +38,12 @@ class Steps(MemoryChecks):
         if isinstance(found, Reason):
             return found
         decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
-        if len(decodes) == len(found):
-            return Reason.WRONG_PHASE
         lanes = list(zip(found, command.lanes, strict=True))
+        tails = [request for request, lane in lanes if lane.tail]
+        if len(decodes) == len(found) or any(r in decodes or self.has_begun(r) for r in tails):
+            return Reason.WRONG_PHASE
+        if tails and self.window is None:
+            return Reason.NO_SWA
         if any(r.cursors.kv_committed_len + lane.tokens > len(r.text) for r, lane in lanes):
             return Reason.BAD_LENGTH
         prompts = [request for request in found if request.phase is not RequestPhase.RUNNING]
@@ -48,13 +51,21 @@ class Steps(MemoryChecks):
         starts = [request.cursors.kv_committed_len for request in prompts]
         ends = [start + count for start, count in zip(starts, tokens, strict=True)]
         rows = [request.row for request in (*prompts, *decodes)]
+        live = [
+            self.tail_from(request, end) if request in tails else start
+            for request, start, end in zip(prompts, starts, ends, strict=True)
+        ]
+        decoded = self._allocated(decodes)
         reason = self.window_lost(decodes) or self.make_room(
-            rows, starts + self._allocated(decodes), ends + self._after_decode(decodes)
+            rows, starts + decoded, ends + self._after_decode(decodes), live + decoded
         )
         if reason is not None:
             return reason
         self.take_rows([request for request in prompts if request.row is None])
-        self.prefill(prompts, tokens)
+        for prefill, mine in ((self.prefill, False), (self.receive, True)):
+            these = [(r, n) for r, n in zip(prompts, tokens, strict=True) if (r in tails) is mine]
+            if these:
+                prefill([r for r, _ in these], [n for _, n in these])
         if decodes:
             self.compute_next(decodes)
         self.insert_unfinished(prompts)
@@ -80,6 +91,34 @@ class Steps(MemoryChecks):
         span = store.span(lanes.row, start, lanes.columns[0], tokens)
         slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
         store.write(slots, lanes.tail)
+
+    def receive(self, requests: Sequence[KVRequest], tokens: list[int]) -> None:
+        """The same for KV from elsewhere, of which SWA KV comes for the last window alone."""
+        store = self.store
+        starts = [request.cursors.kv_committed_len for request in requests]
+        ends = [start + count for start, count in zip(starts, tokens, strict=True)]
+        live = [self.tail_from(request, end) for request, end in zip(requests, ends, strict=True)]
+        stamps = self._stamps(requests, tokens, tokens)
+        lanes = Lanes(store.device, requests, tokens, live, tail=stamps)
+        before, after = store.cursors.move(lanes, self.received)
+        start, end = before.kv_committed_len, after.kv_allocated_len
+        counts = [end - first for first, end in zip(live, ends, strict=True)]
+        full = store.span(lanes.row, start, lanes.columns[0], tokens)
+        tail = store.span(lanes.row, lanes.columns[1], end - lanes.columns[1], counts)
+        pages = [store.pages(first, ends) for first in (starts, live)]
+        store.write(store.alloc_tail(full, tail, start, lanes.columns[1], end, pages), lanes.tail)
+
+    def has_begun(self, request: KVRequest) -> bool:
+        """It has KV that is not the tree's."""
+        return request.cursors.kv_allocated_len > request.cursors.cache_protected_len
+
+    def tail_from(self, request: KVRequest, end: int) -> int:
+        """From where on a request takes SWA slots that receives its tail: where a sweep would stop."""
+        return self.swept(request.cursors, self.sweep_reach(request.cursors, end)).swa_evicted_seqlen
+
+    def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
+        """A chunk is in whose SWA KV begins at `live`: what is before counts as swept."""
+        return self.extended(cursors, tokens)._replace(swa_evicted_seqlen=live)
 
     def extended(self, cursors: RowCursors[N], tokens: N) -> RowCursors[N]:
         """A chunk is in: C and A behind its last token (LEN-4)."""
@@ -217,14 +256,21 @@ class Steps(MemoryChecks):
         return None
 
     def make_room(
-        self, rows: Sequence[int | None], starts: Sequence[int], ends: Sequence[int]
+        self,
+        rows: Sequence[int | None],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        live: Sequence[int] | None = None,
     ) -> Reason | None:
-        """Room for positions [starts[i], ends[i]), or why there is none, decided before anything moves."""
+        """Room for positions [starts[i], ends[i]), or why there is none, decided before anything moves.
+
+        live: where they start in the SWA pool, if not there.
+        """
         if max(ends) > self.width:
             return Reason.ROW_TOO_SHORT
         if rows.count(None) > len(self.store.free_rows):
             return Reason.NO_ROW
-        return self.room_for(self.store.pages(starts, ends))
+        return self.room_for(self.store.pages(starts, ends), self.store.pages(live or starts, ends))
 
     def _stamps(self, requests: Sequence[KVRequest], counts: list[int], real: list[int]) -> list[int]:
         """Tokens of each request's next counts[i] positions; past real[i] rejected drafts, stamp 0."""

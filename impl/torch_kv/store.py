@@ -166,6 +166,28 @@ class KVStore:
                 after.masked_scatter_(full, pool.take(pages) * size)
         return self._enter(span, *slots)
 
+    def alloc_tail(
+        self, full: BatchSpan, tail: BatchSpan, start: Tensor, live: Tensor, end: Tensor, pages: list[int]
+    ) -> Tensor:
+        """Full slots for positions [start[i], end[i]) of each row, SWA slots for [live[i], end[i]) alone: new
+        pages of either pool, so many; start and live are where a page begins.
+
+        full, tail: those positions. Returns the full slots, int64 [T].
+        """
+        assert self.swa is not None
+        slots = self._new(self.full, full, start, end, pages[0])
+        self.name(full, slots)
+        self._map(self.slots(tail), self._new(self.swa, tail, live, end, pages[1]))
+        return slots
+
+    def _new(self, pool: PagePool, span: BatchSpan, start: Tensor, end: Tensor, pages: int) -> Tensor:
+        """Slots of `pages` new pages of a pool for the positions of `span`."""
+        size = self.page_size
+        first = whole(start, size)
+        fresh = whole(end + (size - 1), size) - first
+        skip = (fresh.cumsum(0) - fresh - first) * size - span.origin
+        return self._slots_of(pool.take(pages)).take(span.cell + each(skip, end - start, len(span.cell)))
+
     def _take(self, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:  # noqa: ARG002
         """`pages` new pages of a pool for positions [start[i], end[i]) of every lane, end to end."""
         return pool.take(pages)

@@ -62,13 +62,14 @@ class TorchKV(LockHolders):
             c.CheckIdle: self.check_idle,
             c.Match: self.match,
             c.Unlock: self.unlock,
+            c.UnlockSwa: self.unlock_swa,
             c.Insert: self.insert,
             c.Evict: self.evict,
         }
 
     @property
     def capabilities(self) -> adapter.Capabilities:
-        return adapter.Capabilities(mixed_batches=True, bigram=True)
+        return adapter.Capabilities(mixed_batches=True, swa_tail=True, bigram=True)
 
     def reset(self, geometry: Geometry) -> None:
         """Start empty: new tensors of these sizes on the device."""

@@ -52,26 +52,27 @@ class RadixTree:
 
     # The operations.
 
-    def match(self, key: Key) -> MatchedPrefix:
-        """The longest prefix of `key`, whole pages, that a request may resume from; marks it used.
+    def match(self, key: Key, full_only: bool = False) -> MatchedPrefix:
+        """The longest prefix of `key`, whole pages, that a request may resume from, or (full_only) who reads
+        full KV alone; marks it used.
 
         The node where the key leaves the tree is split there. Lock the node before anything else is
         inserted or evicted: until then nothing keeps the slots.
         """
         path = self._enter(self._whole_pages(key))
-        path = path[: self.usable(path)]
+        path = path if full_only else path[: self.usable(path)]
         self.refresh(path)
         if not path:
             return MatchedPrefix(0, self._empty, self.root)
         return MatchedPrefix(path[-1].end, torch.cat([node.slots for node in path]), path[-1])
 
-    def lock(self, node: TreeNode) -> NodeLock:
+    def lock(self, node: TreeNode, full_only: bool = False) -> NodeLock:
         """Pin the prefix that ends with `node`, as a match has just handed it out.
 
-        Full KV all the way, SWA KV until a window is covered. Nodes are pinned whole, so that may be
-        up to a node more than one window. Raises StaleNodeError when KV that it needs is gone.
+        Full KV all the way, SWA KV (but full_only) until a window is covered. Nodes are pinned whole, so that
+        may be up to a node more than one window. Raises StaleNodeError when KV that it needs is gone.
         """
-        swa_from = self.swa_from(node)
+        swa_from = node.end if full_only else self.swa_from(node)
         self.require_kv(node, swa_from)
         for above in self._upward(node):
             self._pin(above, FULL)
@@ -90,6 +91,14 @@ class RadixTree:
             if node.end > swa_from:
                 self._unpin(node, SWA)
             self._queue(node)
+
+    def unlock_swa(self, lock: NodeLock) -> None:
+        """Give back the SWA part of `lock`, once; what is left pins full KV alone."""
+        for node in self._upward(lock.node):
+            if node.end > lock.swa_from:
+                self._unpin(node, SWA)
+                self._queue(node)
+        self.swa_given_back(lock)
 
     def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> Inserted:
         """Hand the whole pages of `key` over to the tree; tokens past them stay the caller's.
@@ -169,9 +178,9 @@ class RadixTree:
     def evict(self, full: int, swa: int) -> Freed:
         """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
 
-        For the full pool unlocked leaves go, with their SWA side. For the SWA pool an inner node
-        becomes a tombstone and an unlocked leaf goes. Of nodes last used at one moment the one nearer
-        to the root goes first.
+        For the full pool unlocked leaves go, with their SWA side. For the SWA pool an unlocked leaf goes, and
+        any other node that no window reaches becomes a tombstone. Of nodes last used at one moment the one
+        nearer to the root goes first.
         """
         owed = Owed()
         while owed.tokens[FULL] < full and (node := self._next(FULL)) is not None:
@@ -238,6 +247,10 @@ class RadixTree:
         """How far up the lock pinned SWA KV."""
         return lock.swa_from
 
+    def swa_given_back(self, lock: NodeLock) -> None:
+        """The lock has no SWA part any more."""
+        lock.swa_from = lock.node.end
+
     def unlocked(self, lock: NodeLock) -> Iterator[TreeNode]:
         """The nodes that the lock pinned."""
         return self._upward(lock.node)
@@ -295,12 +308,13 @@ class RadixTree:
         return self.window is not None and node.live and not node.locks[SWA]
 
     def outlives_swa(self, node: TreeNode) -> bool:
-        """Whether a node stays whose SWA KV goes."""
-        return bool(node.children)
+        """Whether a node stays whose SWA KV goes: not a leaf, but where a lock reads its full KV."""
+        return bool(node.children or node.locks[FULL])
 
     def stays(self, node: TreeNode) -> bool:
-        """Whether a node stays that has lost a child: not a tombstone with none left, it serves nobody."""
-        return node.live or bool(node.children)
+        """Whether a node stays that has lost a child: not a tombstone with none left, it serves nobody, but
+        where a lock reads its full KV."""
+        return node.live or bool(node.children or node.locks[FULL])
 
     # Walking and splitting.
 

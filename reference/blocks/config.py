@@ -93,6 +93,7 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "full": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3),
     "window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3),
     "hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3),
+    "two-windows": EngineConfig((_TWO, _NEAR, LayerGroup(2, 6)), 30, 16, 8, max_seqs=3),
     "unequal": EngineConfig((_FOUR, LayerGroup(2, 5)), 18, 24, 12, max_seqs=3),
     "drafts": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2),
     "eagle": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, eagle=True),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reference.clauses.facts import Facts, TreeFacts
-from reference.commands import Command, Insert, Match, Unlock, tree_key
+from reference.commands import Command, Insert, Match, Unlock, UnlockSwa, tree_key
 from reference.prefix_cache import key_of
 from reference.tree import Key, Tree
 
@@ -61,13 +61,17 @@ def locks_after(
     for name, key in taken.items():
         # One that another prompt of the same batch has split since may have pinned more than is seen now.
         split = any(n != name and other[:1] == key[:1] for n, other in taken.items())
-        if window is None:
+        if window is None or (isinstance(command, Match) and command.full_only):
             locks[name] = Locked(key, len(key), len(key))
         elif policy_is_free:
             locks[name] = Locked(key, max(0, len(key) - window), 0)
         else:
             start = _node_start(tree, key, len(key) - window)
             locks[name] = Locked(key, start, 0 if split else start)
+    if isinstance(command, UnlockSwa):
+        asking = facts.requests.get(command.holder)
+        holder = asking.session or command.holder if asking is not None else command.holder
+        locks |= {n: Locked(k.key, len(k.key), len(k.key)) for n, k in locks.items() if n == holder}
     if window is not None and policy_is_free:  # what its holder's window has left behind it may give back
         for name, request in facts.requests.items():
             lock, c = locks.get(request.session or name), request.cursors

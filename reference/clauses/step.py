@@ -12,7 +12,7 @@ from reference.clauses.facts import Facts, computed_once
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Outcome, Retract, SpecDecode,
-    tree_key,
+    UnlockSwa, tree_key,
 )  # fmt: skip
 from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
 from reference.prefix_cache import page_name
@@ -151,9 +151,11 @@ class Step:
 
     @computed_once
     def swept_after(self) -> frozenset[str]:
-        """Requests that the system has swept after the forward pass, by what it says."""
+        """Requests that the system has swept after the forward pass, by what it says, or that have received
+        SWA KV of the last window alone."""
         choices = self.outcome.choices if isinstance(self.outcome, Done) else ()
-        return frozenset(choice.request for choice in choices if choice.after)
+        lanes = self.command.lanes if isinstance(self.command, Extend) else ()
+        return frozenset([*(c.request for c in choices if c.after), *(n.request for n in lanes if n.tail)])
 
     def frontier(self, name: str) -> int:
         """The system's swa_evicted_seqlen of a request after the step (0 if it shows none)."""
@@ -228,8 +230,10 @@ class Step:
             owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
         for was in self.was.requests if swa and goes is None else ():  # swept
             if was.cursors is not None:
-                start = max(was.cursors.cache_protected_len, was.cursors.swa_evicted_seqlen)
-                owed[was.holder] = {*range(-(-start // size), self.frontier(was.name) // size)}
+                c = was.cursors
+                start = max(c.cache_protected_len, c.swa_evicted_seqlen)
+                end = min(self.frontier(was.name) // size, -(-c.kv_allocated_len // size))
+                owed[was.holder] = {*range(-(-start // size), end)}
         if self.after.tree is not None:
             self._hand_over(pool, owed)
         return {holder: sorted(pages) for holder, pages in owed.items() if pages}
@@ -253,7 +257,7 @@ class Step:
                     owed.get(holder, set()).discard(at)
                 elif (holder, at) in own:
                     owed.setdefault(holder, set()).add(at)
-        if isinstance(self.command, (Extend, Decode, SpecDecode, Finish, Abort, Insert, Evict)):
+        if isinstance(self.command, (Extend, Decode, SpecDecode, Finish, Abort, UnlockSwa, Insert, Evict)):
             for gone in had - has:
                 if gone.holder.startswith("tree "):
                     owed.setdefault(gone.holder, set()).add(gone.at)

@@ -20,7 +20,8 @@ def locked(step: Step) -> bool:
     "TREE-5",
     "a match can be resumed from",
     "A match hands out the longest prefix that ends with a node, or where the key leaves the tree, and has"
-    " live SWA KV for one window behind its end, or for all of itself.",
+    " live SWA KV for one window behind its end, or for all of itself; to who reads full KV alone all that"
+    " is there.",
     why="More, and the first token reads a window that is not there; less, and the cache is for nothing.",
     rule="tree.usable",
     source="#22470",
@@ -118,7 +119,7 @@ def usable_length(step: Step, key: Key) -> int:
     for end in range(size, len(key) + 1, size):
         if key[:end] not in pages:
             break
-        live = pages[key[:end]][1] or window is None
+        live = pages[key[:end]][1] or window is None or getattr(step.command, "full_only", False)
         run, whole = (run + size, whole) if live else (0, False)
         if whole or window is None or run >= window:
             best = end
@@ -147,7 +148,8 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     "TREE-6",
     "lock ledger",
     "A node's full counter is the number of locks whose prefix passes through it, its SWA counter the number"
-    " of those that needed its SWA KV when they were taken, whatever was split since.",
+    " of those that needed its SWA KV when they were taken and have not given that part back, whatever was"
+    " split since.",
     why="A count too few and pages go that are read; one too many and they never go.",
     settled="The lock remembers where it stopped. Walking up again at unlock until a window is covered, as"
     " lock did, stops a node too early where a pinned node was split.",

@@ -174,9 +174,9 @@ def cursors_of(request: Request) -> Cursors:
     return request.cursors
 
 
-def make_room(state: State, pages: int, context: RuleContext) -> State:
-    """The state with so many pages free in each pool, or a refusal."""
-    found = with_room(state, pages, context.effects)
+def make_room(state: State, pages: int, context: RuleContext, swa_pages: int | None = None) -> State:
+    """The state with so many pages free in each pool, or a refusal. swa_pages: as many as `pages` if None."""
+    found = with_room(state, pages, pages if swa_pages is None else swa_pages, context.effects)
     if isinstance(found, Reason):
         raise Refusal(found)
     return found

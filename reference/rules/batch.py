@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from reference.commands import Reason
-from reference.cursors import ceil_page, lost_below, window_live
-from reference.ledger import Phase, Request, State, free
+from reference.cursors import lost_below, window_live
+from reference.ledger import Phase, Request, State, free, full_pages, swa_pages
 from reference.rules.base import RuleContext, cursors_of, known_request, make_room, require
-from reference.rules.evict_swa import own_sweep
+from reference.rules.evict_swa import own_sweep, tail_alone
 
 LANES = {
     Reason.EMPTY: "no lanes, or a lane with less than one token",
@@ -37,19 +37,27 @@ def require_window(state: State, request: Request) -> None:
     require(window is None or window_live(lost_below(c), c.kv_committed_len, window), Reason.WINDOW_LOST)
 
 
-def allocate(state: State, grown: Grown, context: RuleContext) -> tuple[State, Grown]:
-    """Room for every request to grow, after the sweep that the server may make before; or a refusal."""
+def allocate(
+    state: State, grown: Grown, context: RuleContext, tails: Container[str] = ()
+) -> tuple[State, Grown]:
+    """Room for every request to grow, after the sweep that the server may make before; or a refusal.
+
+    tails: who takes SWA slots for the last window alone, as if what is before had been swept already.
+    """
     geometry = state.config.geometry
-    swept = [(own_sweep(state, request, context), allocated) for request, allocated in grown]
-    pages = rows = 0
+    swept = [
+        (tail_alone(state, r, end, context) if r.name in tails else own_sweep(state, r, context), end)
+        for r, end in grown
+    ]
+    pages = swa = rows = 0
     for (request, allocated), (before, _) in zip(swept, grown):
         state = state if request is before else state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
-        opened = ceil_page(allocated, geometry.page_size) - ceil_page(
-            cursors_of(request).kv_allocated_len, geometry.page_size
-        )
-        pages += opened // geometry.page_size
+        c = cursors_of(request)
+        now = c._replace(kv_allocated_len=allocated)
+        pages += len(full_pages(now, geometry.page_size)) - len(full_pages(c, geometry.page_size))
+        swa += len(swa_pages(now, geometry.page_size)) - len(swa_pages(c, geometry.page_size))
         session = state.session(request.session)
         rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
     require(not rows or rows <= free(state).rows, Reason.NO_ROW)
-    return make_room(state, pages, context), swept
+    return make_room(state, pages, context, swa), swept

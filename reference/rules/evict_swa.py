@@ -60,6 +60,12 @@ def swept(state: State, request: Request, length: int, chosen: int | None) -> Re
     return request._replace(cursors=after, swept=max(request.swept, length))
 
 
+def tail_alone(state: State, request: Request, length: int, context: RuleContext) -> Request:
+    """The request as it is before it grows to `length` with SWA slots for the last window alone."""
+    choice = context.choices.get(request.name)
+    return swept(state, request, length, None if choice is None else choice.swa_evicted_seqlen)
+
+
 def own_sweep(state: State, request: Request, context: RuleContext, *, after: bool = False) -> Request:
     """A server may sweep inside an allocation, driven with the length committed before it; inside a prefill
     `after` the forward pass instead, driven with the length committed then."""

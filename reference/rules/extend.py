@@ -13,10 +13,13 @@ from reference.rules.evict_swa import own_sweep
 @rule(
     Extend,
     "The tokens are computed and written. A request that has no row takes one. The output that a complete"
-    " input samples has no KV yet, and the request runs. A lane of a request that runs is a decode of it.",
+    " input samples has no KV yet, and the request runs. A lane of a request that runs is a decode of it; one"
+    " with `tail` is received, and takes SWA pages from E' on alone.",
     {
         **LANES,
-        Reason.WRONG_PHASE: "a lane's request was not admitted, or the requests of all lanes run",
+        Reason.WRONG_PHASE: "a lane's request was not admitted, the requests of all lanes run, or one with"
+        " `tail` runs or has KV of its own: A > R",
+        Reason.NO_SWA: "a lane with `tail`, and the model has no window",
         Reason.BAD_LENGTH: "C + tokens > origin + output: more than there is to compute",
         Reason.WINDOW_LOST: "a request runs, and not live(C)",
         Reason.ROW_TOO_SHORT: "C + tokens > width",
@@ -25,20 +28,28 @@ from reference.rules.evict_swa import own_sweep
     },
     cases=(
         Case("a lane of a request that runs", "runs", {"C": "C + 1", "A": "max(A, C + 1)"}),
-        Case("each other lane", "not runs", after={"C": "C + tokens", "A": "C + tokens"}),
+        Case("each other lane", "not runs and not tail", after={"C": "C + tokens", "A": "C + tokens"}),
+        Case("each other lane with `tail`", "not runs and tail",
+             {"C": "C + tokens", "A": "C + tokens", "E": "max(E, R, floor(C + tokens - W - P))"}),
     ),
     choice="A server may sweep here, before the allocation with the length committed then, or after the"
-    " forward pass with the length committed by it.",
+    " forward pass with the length committed by it. With `tail` E' is what a sweep after it may choose.",
     tree="Missing pages are evicted first, if all of them can be had. A request without a slot then inserts"
     " the whole pages of its input that are computed, if it can match all of them again, and moves its lock"
     " to their end: R = floor(C'), with bigram keys floor(C' - 1). What is freed for that: the table of"
     " insert.",
-)
+)  # fmt: skip
 def extend(state: State, command: Extend, context: RuleContext) -> State:
     require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
     names = [lane.request for lane in command.lanes]
     requests = batch_of(state, names, Phase.ADMITTED, Phase.EXTENDING, Phase.RUNNING)
     require(not all(r.phase is Phase.RUNNING for r in requests), Reason.WRONG_PHASE)
+    tails = {lane.request for lane in command.lanes if lane.tail}
+    for request in requests:
+        c = cursors_of(request)
+        begun = request.phase is Phase.RUNNING or c.kv_allocated_len > c.cache_protected_len
+        require(request.name not in tails or not begun, Reason.WRONG_PHASE)
+    require(not tails or state.config.geometry.window is not None, Reason.NO_SWA)
     grown: Grown = []
     for request, lane in zip(requests, command.lanes):
         length, runs = cursors_of(request).kv_committed_len + lane.tokens, request.phase is Phase.RUNNING
@@ -47,7 +58,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
     for request in requests:
         if request.phase is Phase.RUNNING:
             require_window(state, request)
-    state, grown = allocate(state, grown, context)
+    state, grown = allocate(state, grown, context, tails)
     for (request, allocated), lane in zip(grown, command.lanes):
         length = cursors_of(request).kv_committed_len + lane.tokens
         last = length == request.origin + request.output

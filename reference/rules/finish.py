@@ -27,8 +27,8 @@ KEEPS_LESS = (
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: NOT_RUNNING,
         Reason.BAD_LENGTH: "not 1 <= finished_len <= output",
-        Reason.UNFAITHFUL: "target is below a length that a sweep of the turn was driven with, or takes"
-        " back more than two rounds",
+        Reason.UNFAITHFUL: "target is below a length that a sweep of the turn was driven with, or that"
+        " released the SWA part of its lock, or takes back more than two rounds",
     },
     where=(("target", "origin + finished_len"),),
     cases=(

@@ -20,7 +20,8 @@ from reference.rules.finish import KEEPS_LESS, cut_of_turn
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: NOT_RUNNING,
         Reason.BAD_LENGTH: "in_flight is not 0 or 1, or no output is left",
-        Reason.UNFAITHFUL: "target - 1 is below a length that a sweep of the turn was driven with",
+        Reason.UNFAITHFUL: "target - 1 is below a length that a sweep of the turn was driven with, or that"
+        " released the SWA part of its lock",
     },
     where=(("target", "origin + output - in_flight"),),
     cases=(row_is_cut("a turn", "session"), row_goes("an ordinary request", "not session")),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from reference.commands import Done, Evict, Insert, Match, Mode, Reason, Unlock, prompt_len
+from reference import tree as radix
+from reference.commands import Done, Evict, Insert, Match, Mode, Reason, Unlock, UnlockSwa, prompt_len
 from reference.cursors import floor_page, sweep_limit
 from reference.handover import insert_by_lock_holder
-from reference.ledger import State
+from reference.ledger import IN_BATCH, State
 from reference.prefix_cache import evicted, key_of, lock_holders, matched, unlocked, well_formed
-from reference.rules.base import NAME_TAKEN, Fate, PageCase, RuleContext, is_taken, make_room, require, rule
+from reference.rules.base import (
+    NAME_TAKEN, Fate, PageCase, RuleContext, cursors_of, is_taken, make_room, require, rule,
+)  # fmt: skip
 
 _PROMPT = "no prompt, or an ill-formed one"
 _NO_TREE = "the server has none"
@@ -24,14 +27,14 @@ _TOO_LONG = "the prompt is longer than a row"
         Reason.NO_TREE: _NO_TREE,
         Reason.ROW_TOO_SHORT: _TOO_LONG,
     },
-    where=(("L", "max(e for e in ends if live(e - W, e))"),),
+    where=(("L", "max(e for e in ends if full_only or live(e - W, e))"),),
     page="each page of the prompt that the tree has: `e` is the end of its node, `ends` are those of all"
     " nodes on the way, and 0. `live(a, b)` says that SWA KV of [a, b) is there.",
     pages=(
         PageCase("past the prefix", "e > L"),
-        PageCase("its node reaches into the last window of the prefix", "e > L - W",
+        PageCase("its node reaches into the last window of the prefix", "e > L - W and not full_only",
                  Fate.LOCKED, Fate.LOCKED),
-        PageCase("further up", "e <= L - W", Fate.LOCKED),
+        PageCase("further up, or SWA KV is not read", "e <= L - W or full_only", Fate.LOCKED),
     ),
 )  # fmt: skip
 def match(state: State, command: Match, _: RuleContext) -> State:
@@ -39,7 +42,8 @@ def match(state: State, command: Match, _: RuleContext) -> State:
     require(not is_taken(state, command.holder), Reason.REQUEST_EXISTS)
     require(state.tree is not None, Reason.NO_TREE)
     require(prompt_len(command.prompt) <= state.config.geometry.width, Reason.ROW_TOO_SHORT)
-    return matched(state, command.holder, key_of(command.prompt, state.config.geometry.bigram))[0]
+    key = key_of(command.prompt, state.config.geometry.bigram)
+    return matched(state, command.holder, key, command.full_only)[0]
 
 
 @rule(
@@ -58,6 +62,42 @@ def match(state: State, command: Match, _: RuleContext) -> State:
 def unlock(state: State, command: Unlock, _: RuleContext) -> State:
     require(command.holder in lock_holders(state), Reason.UNKNOWN_REQUEST)
     return unlocked(state, command.holder)
+
+
+@rule(
+    UnlockSwa,
+    "The SWA part of the lock is given back, once: what no other window reaches can be evicted from the SWA"
+    " pool from now on. The full part stays until the lock goes, and no SWA part goes with it then. Nothing"
+    " is freed.",
+    {
+        Reason.UNKNOWN_REQUEST: "no lock holder and no request is called that",
+        Reason.WRONG_PHASE: "the request has no KV of its own: it waits",
+        Reason.NO_SWA: "the model has no window",
+        Reason.NO_TREE: _NO_TREE,
+        Reason.BAD_LENGTH: "C - W < R: the request's next token still reads what is locked",
+        Reason.UNFAITHFUL: "a turn in free mode: a sweep past its commit sends the next turn back to R",
+    },
+    page="each page that the lock pinned: `window` that the window of another reaches up to it.",
+    pages=(
+        PageCase("the window of another lock reaches it", "window"),
+        PageCase("no other window does", "not window", Fate.UNTOUCHED, Fate.LET_GO),
+    ),
+)
+def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
+    request, geometry = state.request(command.holder), state.config.geometry
+    require(request is not None or command.holder in lock_holders(state), Reason.UNKNOWN_REQUEST)
+    require(request is None or request.phase in IN_BATCH, Reason.WRONG_PHASE)
+    require(geometry.window is not None, Reason.NO_SWA)
+    require(state.tree is not None, Reason.NO_TREE)
+    assert state.tree is not None and geometry.window is not None
+    tree, holder = state.tree, command.holder
+    if request is not None:
+        c, holder = cursors_of(request), request.holder
+        require(c.kv_committed_len - geometry.window >= c.cache_protected_len, Reason.BAD_LENGTH)
+        if request.session is not None:  # as a sweep: no later cut goes below
+            require(state.config.mode is Mode.FAITHFUL, Reason.UNFAITHFUL)
+            state = state.with_request(request._replace(swept=max(request.swept, c.kv_committed_len)))
+    return state._replace(tree=radix.unlock_swa(tree, holder))
 
 
 @rule(
@@ -130,8 +170,8 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
     page="each node: `locked` says that a lock passes through it, `window` that the window of one reaches up"
     " to it.",
     pages=(
-        PageCase("a tombstone that this eviction has left without children, or made of a leaf",
-                 "changed and leaf and not live", Fate.FREED),
+        PageCase("a tombstone without a lock that this eviction has left without children, or made of a leaf",
+                 "changed and leaf and not live and not locked", Fate.FREED),
         PageCase("full is short: a leaf without a lock", "full > 0 and leaf and not locked",
                  Fate.FREED, Fate.FREED),
         PageCase("swa is short: it has SWA KV that no lock needs, and becomes a tombstone",

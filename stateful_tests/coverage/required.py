@@ -99,6 +99,7 @@ _BY: dict[str, str] = {
     "deferred": "Close",
     "slot wiped": "Abort",
     "turn without a slot": "Abort",
+    "full KV alone|that is read": "UnlockSwa",
 }
 
 
@@ -147,6 +148,8 @@ def _impossible(
     for words, command in _BY.items():
         if re.search(words, text) and command not in capabilities.commands:
             return f"{command} is not offered"
+    if "of the last window alone" in text and not capabilities.swa_tail:
+        return "no lane receives its tail"
     worlds = [_world(s) for s in map(SCOPES.get, scopes) if s]
     if any(kind in driven.get(world, ()) for world in worlds):
         return ""

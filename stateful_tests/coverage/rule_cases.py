@@ -10,12 +10,12 @@ from typing import Any
 
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match, Prompt,
-    Reason, Retract, SpecDecode, Submit, Unlock,
+    Reason, Retract, SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State, free
 from reference.prefix_cache import key_of, lock_holders, shares_lock
-from reference.tree import Key, Node, Tree, nodes, path_of, shared, sizes
+from reference.tree import Key, Node, Tree, nodes, path_of, shared, sizes, usable
 
 Labels = tuple[str, ...]
 
@@ -110,9 +110,13 @@ def _extend(was: State, command: Extend, now: State) -> Labels:
     names = [lane.request for lane in command.lanes]
     grows = _grows(was, now, names, _evicts(was, now))
     last = [_request(now, name).phase is Phase.RUNNING for name in names]
+    tails = [(_cursors(_request(was, n.request)), _cursors(_request(now, n.request)))
+             for n in command.lanes if n.tail]  # fmt: skip
+    less = any(c.swa_evicted_seqlen > had.cache_protected_len for had, c in tails)
+    tail = "SWA KV of the last window alone" if less else ""
     if len(names) > 1:
         mixed = any(_request(was, name).phase is Phase.RUNNING for name in names)
-        return "mixed batch" if mixed else "batch", "last chunks" if all(last) else "chunks", "", *grows
+        return "mixed batch" if mixed else "batch", "last chunks" if all(last) else "chunks", "", tail, *grows
     before, after = _request(was, names[0]), _request(now, names[0])
     session = was.session(before.session)
     slotless = session is None or session.slot is None
@@ -126,7 +130,7 @@ def _extend(was: State, command: Extend, now: State) -> Labels:
             kept = "into the tree"
         elif floor_page(_cursors(after).kv_committed_len, was.config.geometry.page_size) > r:
             kept = "kept out of the tree"
-    return start, "last chunks" if last[0] else "chunks", kept, *grows
+    return start, "last chunks" if last[0] else "chunks", kept, tail, *grows
 
 
 def _decode(was: State, command: Decode, now: State) -> Labels:
@@ -270,7 +274,18 @@ def _match(was: State, command: Match, now: State) -> Labels:
     there = _in_tree(was.tree, key)
     how = "nothing" if not found else "all of it" if found == len(key) else "part of it"
     split = _count(now.tree.children) > _count(was.tree.children)
-    return how, "tombstones keep it short" if found < there else "", "splits a node" if split else ""
+    short, alone = found < there, "full KV alone" if command.full_only else ""
+    over = command.full_only and found > usable(was.tree, key[:found])
+    return (
+        how, "tombstones keep it short" if short else "over a tombstone" if over else "",
+        "splits a node" if split else "", alone,
+    )  # fmt: skip
+
+
+def _unlock_swa(was: State, command: UnlockSwa, now: State) -> Labels:
+    request = was.request(command.holder)
+    who = "lock holder" if request is None else "turn" if request.session is not None else "ordinary"
+    return who, "has none" if was.tree == now.tree else ""
 
 
 def _unlock(was: State, command: Unlock, _now: State) -> Labels:
@@ -306,12 +321,15 @@ def _evict(was: State, command: Evict, now: State) -> Labels:
     full, swa = ((len(had) - len(has)) * size, (sum(had.values()) - sum(has.values())) * size)
     asked = "both pools" if command.full and command.swa else "full" if command.full else "window's pool"
     if not full and (not swa or was.tree.window is None):
-        return asked, "nothing to be had", "", ""
+        return asked, "nothing to be had", "", "", ""
     short = full < command.full or swa < command.swa
     gone = {p.node.live for p in nodes(was.tree) if p.node.children and p.path not in has}
     parent = "a parent after its child" if True in gone else ""
     above = "tombstones above go along" if False in gone else ""
-    return asked, "less than asked" if short else "what was asked", parent, above
+    left = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
+    read = any(not node.live and had[path] for path, node in left)
+    stays = "a leaf that is read becomes a tombstone" if read else ""
+    return asked, "less than asked" if short else "what was asked", parent, above, stays
 
 
 _BELOW = ("", "target below evicted", "target below evicted, above a prefix of the tree")
@@ -328,6 +346,6 @@ REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
 CASES: dict[type, Callable[[State, Any, State], Labels]] = {
     Submit: _submit, Admit: _admit, Extend: _extend, Decode: _decode, SpecDecode: _spec_decode,
     EvictSwa: _evict_swa, Finish: _finish, Retract: _retract, Abort: _abort, Close: _close,
-    CheckBusy: _check_busy, CheckIdle: _check_idle, Match: _match, Unlock: _unlock, Insert: _insert,
-    Evict: _evict,
+    CheckBusy: _check_busy, CheckIdle: _check_idle, Match: _match, Unlock: _unlock,
+    UnlockSwa: _unlock_swa, Insert: _insert, Evict: _evict,
 }  # fmt: skip

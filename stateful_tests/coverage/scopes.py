@@ -25,8 +25,9 @@ class Scope:
     number). ahead: SpecDecode allocates 1 to so many, 0: never; decode: whether there is Decode.
     sweeps: EvictSwa, with every length. retracts, aborts: whether there are any. marked: marked aborts.
     batches: Extend, Decode and SpecDecode with two lanes as well. evicts: Evict, with every number of
-    pages. checks: CheckBusy at every level and CheckIdle. invalid: commands that are ill-formed, or name
-    somebody who is not there or is somebody else, as well.
+    pages. parts: UnlockSwa, and Match of full KV alone. tails: chunks that take SWA slots for the last
+    window alone. checks: CheckBusy at every level and CheckIdle. invalid: commands that are ill-formed,
+    or name somebody who is not there or is somebody else, as well.
     takes: seconds (twenty or so at most, on one core with every clause), minutes (five at most) or nightly.
     """
 
@@ -49,6 +50,8 @@ class Scope:
     marked: bool = True
     batches: bool = True
     evicts: bool = True
+    parts: bool = False
+    tails: bool = False
     checks: bool = False
     invalid: bool = True
     takes: str = "seconds"
@@ -117,6 +120,10 @@ _ALL: Sequence[Scope] = (
         "session-no-window", "one session, one pool",
         _sizes(2, None, 3, 0, 1, 6), sessions=1, ahead=3,
     ),
+    *_both_modes(Scope(
+        "session-tails", "one session, prompts whose SWA KV is received for the last window alone",
+        _sizes(1, 1, 5, 3, 1, 5), sessions=1, ahead=2, submits=(1, 4), marked=False, tails=True,
+    )),
     # Several: batches, room, rows.
     Scope(
         "checks", "a session and an ordinary request, with every memory check",
@@ -202,6 +209,10 @@ _ALL: Sequence[Scope] = (
         "tree-three-pages", "two lock holders, two texts, room for three pages",
         _cached(1, 1, 3, 3, 1, 2), lock_holders=2, texts="ab", prompts=spelt_in("ab", 2), takes="minutes",
     ),
+    Scope(
+        "tree-parts", "two lock holders that give parts of their locks back, or have locked full KV alone",
+        _cached(1, 1, 2, 2, 1, 2), lock_holders=2, texts="a", prompts=("a1", "a2"), parts=True,
+    ),
     # Both together.
     *_both_modes(Scope(
         "both-session", "a session whose turns leave prompts in the tree, with every memory check",
@@ -242,6 +253,20 @@ _ALL: Sequence[Scope] = (
         "both-ahead", "a session over the tree, pages of two, overshoot past window and target",
         _cached(2, 1, 4, 4, 1, 8), sessions=1, submits=(), prompts=("a2",), texts="a", ahead=5, marked=False,
         decode=False, evicts=False,
+    ),
+    Scope(
+        "both-tails", "an ordinary request over the tree, SWA KV received for the last window alone",
+        _cached(1, 1, 4, 2, 1, 4), ordinary=1, submits=(1,), prompts=("a1", "a3"), texts="a", marked=False,
+        aborts=False, tails=True,
+    ),
+    Scope(
+        "both-parts", "an ordinary request that gives the SWA part of its lock back",
+        _cached(1, 1, 3, 2, 1, 3), ordinary=1, submits=(1,), prompts=("a1", "a2"), texts="a", parts=True,
+    ),
+    Scope(
+        "both-parts-faithful", "a session whose turns give the SWA part of its lock back",
+        _cached(1, 1, 3, 2, 1, 3), Mode.FAITHFUL, sessions=1, submits=(1,), prompts=("a1",), texts="a",
+        marked=False, parts=True,
     ),
     Scope(
         "both-longer", "a session, rows of three, room for three pages",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from reference.commands import (
     COMMANDS, Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa,
-    Extend, Finish, Insert, Match, Open, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
+    Extend, Finish, Insert, Match, Open, Prompt, Retract, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.geometry import Geometry
@@ -41,7 +41,7 @@ def kinds(scope: Scope) -> list[type]:
         EvictSwa: served and scope.sweeps, Retract: served and scope.retracts,
         Abort: served and scope.aborts, CheckBusy: scope.checks, CheckIdle: scope.checks,
         Match: bool(scope.lock_holders), Insert: bool(scope.lock_holders), Unlock: bool(scope.lock_holders),
-        Evict: scope.evicts and scope.geometry.tree,
+        UnlockSwa: scope.parts, Evict: scope.evicts and scope.geometry.tree,
     }  # fmt: skip
     return [kind for kind in COMMANDS if used[kind]]
 
@@ -71,9 +71,10 @@ def of_request(scope: Scope, request: Request) -> Iterator[Command]:
         yield Admit(name)
     if phase in (Phase.ADMITTED, Phase.EXTENDING):
         assert c is not None
-        yield from (Extend((Chunk(name, n),)) for n in _chunks(scope, request, over=1))
+        for tail in {False, scope.tails}:
+            yield from (Extend((Chunk(name, n, tail),)) for n in _chunks(scope, request, over=1))
     elif invalid:
-        yield Extend((Chunk(name, 1),))
+        yield Extend((Chunk(name, 1, scope.tails),))
     runs = phase is Phase.RUNNING
     if scope.decode and (runs or invalid):
         yield Decode((name,))
@@ -88,6 +89,8 @@ def of_request(scope: Scope, request: Request) -> Iterator[Command]:
         yield EvictSwa(name, 0)
     for finished in range(1, request.output + 1 + invalid) if runs else [1] * invalid:
         yield Finish(name, finished)
+    if scope.parts and (invalid or phase in IN_BATCH):
+        yield UnlockSwa(name)
     if scope.retracts and (runs or invalid):
         yield from (Retract(name, in_flight) for in_flight in ((0, 1) if runs else (0,)))
     if scope.aborts:
@@ -125,6 +128,8 @@ def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
 def of_lock_holder(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
     """Commands about a lock holder that has `locked` locked."""
     yield Unlock(name)
+    if scope.parts:
+        yield UnlockSwa(name)
     strangers = 0
     for prompt in _prompts(scope):
         if key_of(prompt)[: len(locked)] == locked:
@@ -150,7 +155,7 @@ def of_nobody(
             yield from (Submit(fresh.request, None, tokens, 0, prompt) for tokens in (0, *scope.submits))
     if lock_holders < scope.lock_holders:
         for prompt in _prompts(scope):
-            yield Match(fresh.lock_holder, prompt)
+            yield from (Match(fresh.lock_holder, prompt, alone) for alone in {False, scope.parts})
             yield from _inserts(scope, fresh.lock_holder, prompt)
     if scope.evicts and scope.geometry.tree:
         size = scope.geometry.page_size
@@ -180,7 +185,7 @@ def _ill_formed(scope: Scope, fresh: Names) -> Iterator[Command]:
         yield from (
             Match(lock_holder, ()),
             Match(lock_holder, prompt_of(f"a{scope.geometry.width + 1}")),
-            Unlock(lock_holder),
+            Unlock(lock_holder), UnlockSwa(lock_holder),
         )
         yield from (Insert(lock_holder, ()), Insert(lock_holder, some, 2), Evict(0, 0), Evict(-1))
         if scope.geometry.window is None:

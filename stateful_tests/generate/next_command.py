@@ -13,10 +13,10 @@ from itertools import accumulate
 from impl.adapter import Capabilities
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish,
-    Insert, Match, Mode, Open, Retract, SpecDecode, Submit, Unlock, prompt_len,
+    Insert, Match, Mode, Open, Retract, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
 )  # fmt: skip
 from reference.cursors import sweep_limit
-from reference.ledger import Phase, State, free, text_len
+from reference.ledger import Phase, Request, State, free, text_len
 from reference.prefix_cache import key_of, lock_holders
 from reference.tree import Key, Sizes, nodes, sizes
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
@@ -110,6 +110,7 @@ def _tree_weights(c: Enabled) -> dict[type, int]:
     weights: dict[type, int] = {
         Match: (6 if alone else 2) * (staying < names) * (1 + cached),
         Unlock: (4 if alone else 2) * min(staying, 2),
+        UnlockSwa: 2 * bool(_may_unlock_swa(c)),
         Insert: 12 if alone else 4 * bool(names),
         Evict: (5 if alone else 1) * cached,
     }
@@ -189,7 +190,7 @@ def _prompted(c: Enabled, plain: Submit) -> Submit:
 
 
 def _extend(c: Enabled) -> Extend:
-    chunks, names = [], c.lanes(c.extending)
+    chunks, names, shared = [], c.lanes(c.extending), c.profile.machine != "sessions"
     running = {r.name for r in c.running}
     if c.profile.mixed and running and not once_in(c.source, 3):
         names += [name for name in c.lanes(c.windowless or c.running) if name not in names]
@@ -201,14 +202,26 @@ def _extend(c: Enabled) -> Extend:
         left = request.origin + request.output - done if request is not None else 1
         whole = not once_in(c.source, 3)
         tokens = left if whole else c.length(left)
-        if c.profile.machine != "sessions" and request is not None and not once_in(c.source, 3):
+        tail = c.profile.tails and _may_be_tail(c, request) and not once_in(c.source, 3)
+        if tail and not whole:
+            tokens = max(1, left - 1 - c.source.upto(1))
+        elif request is not None and shared and not tail and not once_in(c.source, 3):
             tokens = max(1, min(tokens, room_of(c.state, request.cursors)))
             if tokens == left > 1 and free(c.state).full < 2:  # a chunk for which the tree makes room
                 tokens = c.length(left - 1)
         if c.invalid and once_in(c.source, 3):
             tokens = pick(c.source, (left + 1, 0, -1))
-        chunks.append(Chunk(name, tokens))
+        chunks.append(Chunk(name, tokens, tail))
     return Extend(tuple(chunks))
+
+
+def _may_be_tail(c: Enabled, request: Request | None) -> bool:
+    """Nothing of its own has been computed yet, and there is a window; or nobody cares."""
+    windowless = c.state.config.geometry.window is None
+    if c.invalid or windowless or request is None or request.cursors is None:
+        return c.invalid
+    begun = request.cursors.kv_allocated_len > request.cursors.cache_protected_len
+    return request not in c.running and not begun
 
 
 def _spec_decode(c: Enabled) -> SpecDecode:
@@ -293,7 +306,23 @@ def _check_busy(c: Enabled) -> CheckBusy:
 def _match(c: Enabled) -> Match:
     staying = lock_holders(c.state)
     name = c.lock_holder([g for g in c.profile.lock_holders if g not in staying])
-    return Match(name, c.prompt(c.state.config.geometry.width))
+    prompt, window = c.prompt(c.state.config.geometry.width), c.state.config.geometry.window
+    parts = window is not None and "UnlockSwa" not in c.profile.disabled
+    return Match(name, prompt, parts and once_in(c.source, 4))
+
+
+def _may_unlock_swa(c: Enabled) -> list[str]:
+    """Who may give the SWA part of its lock back; of lock holders those who have one."""
+    state, window = c.state, c.state.config.geometry.window
+    if state.tree is None or window is None:
+        return []
+    parted = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
+    past = [
+        r.name for r in c.held
+        if (r.session is None or state.config.mode is Mode.FAITHFUL)
+        and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
+    ]  # fmt: skip
+    return [*past, *(name for name in lock_holders(state) if name in parted)]
 
 
 def _insert(c: Enabled) -> Insert:
@@ -348,4 +377,5 @@ GENERATORS: dict[type, Callable[[Enabled], Command]] = {
     Finish: _finish, Retract: _retract, Abort: _abort, Close: _close, CheckBusy: _check_busy,
     CheckIdle: lambda _: CheckIdle(), Match: _match,
     Unlock: lambda c: Unlock(c.lock_holder(list(lock_holders(c.state)))), Insert: _insert, Evict: _evict,
+    UnlockSwa: lambda c: UnlockSwa(c.lock_holder(_may_unlock_swa(c))),
 }  # fmt: skip

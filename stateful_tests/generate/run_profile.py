@@ -33,7 +33,7 @@ class RunProfile:
     sessions, requests, lock_holders, texts: names in use; few make long conversations, many make crowds.
     allocate_ahead: slots are allocated far past the commit and, in free mode, sweeps are driven with all
     of them. synchronise: requests wait for each other, so that batches are large. mixed: prefill batches take
-    requests along that decode.
+    requests along that decode. tails: KV of prompts is received, with SWA KV of the last window alone.
     """
 
     machine: str = "sessions"
@@ -49,6 +49,7 @@ class RunProfile:
     allocate_ahead: bool = False
     synchronise: bool = False
     mixed: bool = False
+    tails: bool = False
 
     @property
     def impolite(self) -> bool:
@@ -94,17 +95,19 @@ def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str 
         if not capabilities.mixed_decode:
             disabled.add("Decode")
     disabled |= {c.__name__ for c in COMMANDS} - (capabilities.commands & kinds)
+    tails = capabilities.swa_tail and once_in(source, 4)
     profile = RunProfile(
         machine,
         frozenset(disabled),
         invalid_rate=pick(source, _INVALID_RATES),
-        long_prompts=once_in(source, 3) and not ahead,
+        long_prompts=(once_in(source, 3) and not ahead) or tails,
         sessions=SESSIONS[: 1 + source.upto(len(SESSIONS) - 1)],
         requests=REQUESTS[: 1 + source.upto(len(REQUESTS) - 1)],
         boosted=frozenset(pick(source, MACHINES[machine]).__name__ for _ in range(source.upto(3))),
         allocate_ahead=ahead,
         synchronise=once_in(source, 4),
         mixed=capabilities.mixed_batches and "Decode" not in disabled and once_in(source, 3),
+        tails=tails,
     )
     if machine == "sessions":
         return profile

@@ -59,8 +59,10 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
             tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)
     if tree.window is not None:  # what a holder's window has left behind may be given back
         past = {r.holder: r.cursors.kv_committed_len - tree.window for r in state.requests if r.cursors}
-        needs = {k.holder: len(k.key) for k in tree.locks if past.get(k.holder, -1) >= len(k.key)}
-        tree = tree._replace(
-            locks=tuple(k._replace(swa_from=needs.get(k.holder, k.swa_from)) for k in tree.locks)
-        )
+        pins = {n.path: n.swa_locks for n in facts.tree.nodes}
+        for k in tree.locks:
+            end = len(k.key)
+            needed = sum(o.swa_from < end and o.key[:end] == k.key for o in tree.locks)
+            if past.get(k.holder, -1) >= end and needed > pins.get(k.key, 0):
+                tree = radix.unlock_swa(tree, k.holder)
     return state._replace(tree=tree)

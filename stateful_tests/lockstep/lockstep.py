@@ -96,6 +96,8 @@ class Lockstep:
         can = self.system.capabilities
         if not can.mixed_batches and isinstance(command, Extend) and _mixed(was, command):
             raise UnusableImplementation(f"{self.system.name} has no mixed batches")
+        if not can.swa_tail and isinstance(command, Extend) and any(lane.tail for lane in command.lanes):
+            raise UnusableImplementation(f"{self.system.name} takes SWA slots for all that it prefills")
         if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
             return self._count(expected)  # no scheduler would do it: the system is not asked
         try:

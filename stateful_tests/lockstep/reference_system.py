@@ -13,7 +13,9 @@ from impl.adapter import (
 )  # fmt: skip
 from reference import model
 from reference import tree as radix
-from reference.commands import Command, Decode, Done, Extend, Outcome, SpecDecode, token_of, tree_key
+from reference.commands import (
+    Command, Decode, Done, Extend, Mode, Outcome, SpecDecode, UnlockSwa, token_of, tree_key,
+)  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
@@ -24,7 +26,7 @@ class ReferenceSystem:
     """`model.step` behind the adapter. Pages are assigned where the ledger says that one is owned."""
 
     name = "reference"
-    capabilities = Capabilities(mixed_batches=True, bigram=True)
+    capabilities = Capabilities(mixed_batches=True, swa_tail=True, bigram=True)
 
     def reset(self, geometry: Geometry) -> None:
         self.state: State = model.initial(geometry)
@@ -36,8 +38,12 @@ class ReferenceSystem:
         self.stamps = {p: [0] * ((geometry.pages(p) + 1) * geometry.page_size) for p in geometry.pools}
 
     def apply(self, command: Command) -> Outcome:
-        now, outcome, effects = model.step_with_effects(self.state, command)
+        state, config = self.state, self.state.config
+        if isinstance(command, UnlockSwa):  # nobody tells it the mode, and free mode allows less of this
+            state = state._replace(config=config._replace(mode=Mode.FAITHFUL))
+        now, outcome, effects = model.step_with_effects(state, command)
         if isinstance(outcome, Done):
+            now = now if state is self.state else now._replace(config=config)
             self.carry_out(type(command), now, effects)
         return outcome
 

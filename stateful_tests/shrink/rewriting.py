@@ -115,11 +115,16 @@ def numbers(command: Command) -> Iterator[tuple[Path, int]]:
 
 def with_number(command: Command, path: Path, number: int) -> Command:
     """The command with one number replaced; a flag stays a flag."""
-    old: Any = getattr(command, path[0])
     if len(path) == 1:
-        return changed(command, **{path[0]: bool(number) if isinstance(old, bool) else number})
+        return changed(command, **_replaced(command, path[0], number))
     name, at, inner = path
-    return changed(command, **{name: (*old[:at], replace(old[at], **{inner: number}), *old[at + 1 :])})
+    old = getattr(command, name)
+    lane = replace(old[at], **_replaced(old[at], inner, number))
+    return changed(command, **{name: (*old[:at], lane, *old[at + 1 :])})
+
+
+def _replaced(of: Any, field: str, number: int) -> dict[str, int]:
+    return {field: bool(number) if isinstance(getattr(of, field), bool) else number}
 
 
 def scaled(commands: Commands, size: int, was: int) -> Commands:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 from reference.blocks.commands import ENGINE_COMMANDS, Add, EngineCommand, More, Schedule
 from reference.commands import (
     COMMANDS, Broken, CheckBusy, Choice, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish,
-    Insert, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name,
+    Insert, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name,
 )  # fmt: skip
 from stateful_tests.traces.files import TraceError, check_command
 from stateful_tests.traces.schema import prompt_of, prompt_text
@@ -146,8 +146,9 @@ def _plain(kind: Any) -> tuple[NotationPart, ...]:
 _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0)),
     Extend: (_lanes(
-        "lanes", "REQUEST +TOKENS", rf"{_NAME} {_LENGTH}", lambda lane: f"{lane.request} {lane.tokens:+}",
-        lambda name, tokens: Chunk(name, int(tokens)),
+        "lanes", "REQUEST +TOKENS [tail]", rf"{_NAME} {_LENGTH}(?: tail)?",
+        lambda lane: f"{lane.request} {lane.tokens:+}" + " tail" * lane.tail,
+        lambda name, tokens, *tail: Chunk(name, int(tokens), bool(tail)),
     ),),
     Decode: (_lanes("requests", "REQUEST", _NAME, str, str),),
     SpecDecode: (_lanes(
@@ -165,6 +166,7 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     ),
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),
+    Match: (_HOLDER, _OF_PROMPT, _flag("full_only", "(full KV alone)")),
     Insert: (_HOLDER, _OF_PROMPT, _number("evicted", "SWA from", default=0), _flag("chunked", "(goes on)")),
 }  # fmt: skip
 NOTATION = {kind: _IN_OTHER_WORDS.get(kind) or _plain(kind) for kind in (*COMMANDS, *ENGINE_COMMANDS)}

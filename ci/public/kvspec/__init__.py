@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from reference.commands import (
         Abort, Account, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Command, Decode, Done,
         Draft, Entry, Evict, EvictSwa, Extend, Finish, Freed, Insert, Match, Mode, Open, Outcome, Piece,
-        Prompt, Reason, Refused, Report, Retract, SpecDecode, Submit, Unlock, prompt_len, shared_serial,
-        token_id,
+        Prompt, Reason, Refused, Report, Retract, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
+        shared_serial, token_id,
     )  # fmt: skip
     from reference.geometry import PRESETS, Geometry, preset
 
@@ -29,8 +29,8 @@ __all__ = [
     "Entry", "Evict", "EvictSwa", "Extend", "Finish", "Freed", "Geometry", "Insert", "LockHolderView",
     "Match", "Mode", "NodeView", "Open", "Outcome", "Piece", "Prompt", "Reason", "Refused", "Report",
     "RequestView", "Retract", "SessionView", "SpecDecode", "Submit", "System", "TreeSizes", "TreeView",
-    "Unlock", "UnusableImplementation", "View", "check", "machine", "preset", "prompt_len", "replay",
-    "shared_serial", "token_id",
+    "Unlock", "UnlockSwa", "UnusableImplementation", "View", "check", "machine", "preset", "prompt_len",
+    "replay", "shared_serial", "token_id",
 ]  # fmt: skip
 
 _HOMES = ("impl.adapter", "reference.commands", "reference.geometry")

@@ -13,7 +13,7 @@ from impl.sglang.parts.fetch import checkout_root, release_root
 from impl.sglang.releases.catalogue import TABLE, detect, supported
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.variants import variant
-from reference.commands import Mode, Reason
+from reference.commands import COMMANDS, Mode, Reason
 
 
 class SGLangSystem(WorkerSystem):
@@ -31,6 +31,8 @@ class SGLangSystem(WorkerSystem):
     root: Path
     remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
+        # When the SWA part of a lock goes the release decides, in decode, where a setting has it do so.
+        commands=frozenset(c.__name__ for c in COMMANDS) - {"UnlockSwa"},
         mixed_decode=False,
         mixed_batches=True,
         bigram=True,

@@ -27,6 +27,7 @@ class TreeCommands(OnServer):
         require(tokens, Reason.EMPTY)
         require(not server.named(command.holder), Reason.REQUEST_EXISTS)
         tree = self._tree()
+        require(not command.full_only, Reason.UNFAITHFUL)  # for backups to the host, which is not driven
         require(len(tokens) <= server.geometry.width, Reason.ROW_TOO_SHORT)
         holder = self._newcomer(command.holder)
         tree.unlock(holder.req)

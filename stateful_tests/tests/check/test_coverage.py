@@ -57,7 +57,7 @@ def test_the_places_where_faults_hide_long_are_guarded() -> None:
 
 
 def test_everything_is_asked_of_whom_can_everything() -> None:
-    found = coverage(EVERYTHING, ALL, Capabilities(), KNOWN)
+    found = coverage(EVERYTHING, ALL, Capabilities(swa_tail=True), KNOWN)
     assert (found.missing, found.left_out) == ([], {})
     assert len(found.reached) + len(found.exempt) == len(KNOWN.required)
 

@@ -32,12 +32,14 @@ from stateful_tests.lockstep.abstraction import facts_of
 # Scope -> states, transitions, refused commands, depth. A changed rule shows here; so does a changed scope.
 COUNTS = {
     "session-tiny": (906, 7448, 32404, 17),
+    "session-tails": (627, 4382, 20104, 17),
     "session-tiny-faithful": (719, 5695, 26977, 17),
     "session-no-window": (647, 3634, 23262, 15),
     "checks": (998, 11563, 41706, 18),
     "ordinary": (535, 4599, 19826, 14),
     "batches": (55, 925, 2519, 6),
     "tree-tiny": (99, 4009, 843, 7),
+    "tree-parts": (257, 6002, 4269, 9),
     "tree-page2-long": (229, 9040, 1950, 9),
     "both-session": (696, 12885, 18312, 24),
     "both-ordinary-page2": (677, 10885, 17004, 17),

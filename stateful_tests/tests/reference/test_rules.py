@@ -14,7 +14,7 @@ from ci.documents import spec
 from reference import model
 from reference.commands import (
     COMMANDS, TREE_COMMANDS, Abort, Chunk, Close, Command, Decode, Done, Draft, Evict, EvictSwa, Extend,
-    Finish, Freed, Insert, Match, Mode, Reason, Refused, SpecDecode, Unlock,
+    Finish, Freed, Insert, Match, Mode, Reason, Refused, SpecDecode, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.cursors import ceil_page, floor_page, lost_below, window_live
 from reference.geometry import Geometry
@@ -40,7 +40,13 @@ _FAITHFUL = Scope(
 )  # fmt: skip
 _ONE = Scope("", "", Geometry(1, 1, 4, 4, 1, 4), sessions=1, submits=(1,), ahead=3)
 _TWO = Scope("", "", Geometry(1, 1, 2, 4, 2, 2), ordinary=2, submits=(1,), ahead=1)
-_LOCKING = Scope("", "", Geometry(1, None, 2, 0, 1, 2, True), lock_holders=1, texts="a", prompts=("a1",))
+_LOCKING = Scope(
+    "", "", Geometry(1, None, 2, 0, 1, 2, True), lock_holders=1, texts="a", prompts=("a1",), parts=True,
+)  # fmt: skip
+_PARTS = Scope(
+    "", "", Geometry(1, 1, 3, 3, 1, 3, True), sessions=1, submits=(), texts="a", prompts=("a1",), parts=True,
+    marked=False, evicts=False,
+)  # fmt: skip
 _REFUSING = (
     _FAITHFUL,
     _ONE,
@@ -49,7 +55,9 @@ _REFUSING = (
     replace(_TWO, geometry=Geometry(1, 1, 4, 2, 2, 2)),
     replace(_TWO, geometry=Geometry(1, 1, 6, 6, 2, 4), ahead=3, retracts=False, aborts=False),
     _LOCKING,
-    replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,)),
+    replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,), tails=True),
+    _PARTS,
+    replace(_PARTS, geometry=Geometry(1, 1, 3, 3, 1, 2), sessions=0, ordinary=1, submits=(1,), prompts=()),
     Scope(
         "", "", Geometry(1, 1, 2, 1, 1, 2, True), Mode.FAITHFUL, lock_holders=2, texts="a",
         prompts=("a1", "a2", "a3", "b1"),
@@ -108,6 +116,7 @@ _MOVING = (
     replace(_FAR, geometry=Geometry(2, 1, 3, 3, 1, 5), ahead=3),
     replace(_FAR, geometry=Geometry(2, None, 2, 0, 1, 4), ahead=2),
     replace(_FAR, geometry=Geometry(1, 1, 2, 2, 2, 2), ordinary=1, ahead=1, checks=True),
+    replace(_FAR, geometry=Geometry(1, 1, 4, 2, 1, 4), submits=(1, 4), ahead=1, tails=True),
 )
 
 
@@ -120,7 +129,7 @@ def transitions() -> list[Transition]:
 def _lanes(command: Command) -> Iterator[tuple[str, dict[str, int]]]:
     """(request, what the command says of it), of each request that a command is about."""
     if isinstance(command, Extend):
-        yield from ((lane.request, {"tokens": lane.tokens}) for lane in command.lanes)
+        yield from ((lane.request, {"tokens": lane.tokens, "tail": lane.tail}) for lane in command.lanes)
     elif isinstance(command, Decode):
         yield from ((name, {}) for name in command.requests)
     elif isinstance(command, SpecDecode):
@@ -241,6 +250,7 @@ _TREES = (
     _TREE,
     replace(_TREE, geometry=Geometry(2, 3, 3, 2, 1, 6, True), prompts=("a2", "a6", "a2b2")),
     replace(_TREE, geometry=Geometry(1, None, 3, 0, 1, 3, True)),
+    replace(_TREE, geometry=Geometry(1, 1, 2, 2, 1, 2, True), texts="a", prompts=("a1", "a2"), parts=True),
     Scope(
         "", "", Geometry(1, 1, 2, 2, 1, 2, True), ordinary=1, lock_holders=1, texts="a", prompts=("a1", "a2"),
         submits=(1,), decode=False, retracts=False, aborts=False, invalid=False, evicts=False,
@@ -304,7 +314,7 @@ def _match(rule: Rule, was: State, command: Match, now: State) -> str:
     def live(start: int, end: int) -> bool:
         return all(had[key[: at - at % size + size]].node.live for at in range(max(0, start), end))
 
-    names = {**_sizes(was), "ends": ends, "live": live}
+    names = {**_sizes(was), "ends": ends, "live": live, "full_only": command.full_only}
     names["L"] = _value(dict(rule.where)["L"], names)
     if lock_holders(now)[command.holder] != key[: names["L"]]:
         return "another prefix"
@@ -329,6 +339,19 @@ def _unlock(rule: Rule, was: State, command: Unlock, now: State) -> str:
         for pool, pages in let_go.items():
             pages |= {key[:end]} if getattr(case, pool) is Fate.LET_GO else set()
     if any(getattr(after, pool) != getattr(before, pool) - pages for pool, pages in let_go.items()):
+        return "pinned"
+    return "freed" if _pages(was) != _pages(now) else ""
+
+
+def _unlock_swa(rule: Rule, was: State, command: UnlockSwa, now: State) -> str:
+    assert was.tree is not None
+    [lock] = [lock for lock in was.tree.locks if lock.holder == command.holder]
+    before, after = _pinned(was), _pinned(now)
+    size = was.tree.page_size
+    ends = [end for end in range(size, len(lock.key) + 1, size) if end > lock.swa_from]
+    names = {end: {"window": _locked(was, lock.key[:end], but=lock.holder, window=True)} for end in ends}
+    gone = {lock.key[:end] for end in ends if _page_case(rule, names[end]).swa is Fate.LET_GO}
+    if (after.full, after.swa) != (before.full, before.swa - gone):
         return "pinned"
     return "freed" if _pages(was) != _pages(now) else ""
 
@@ -450,7 +473,7 @@ def _evict(rule: Rule, was: State, command: Evict, now: State) -> str:
 
 
 _OF: dict[type, Callable[[Rule, State, Any, State], str]] = {
-    Match: _match, Unlock: _unlock, Insert: _insert, Evict: _evict,
+    Match: _match, Unlock: _unlock, UnlockSwa: _unlock_swa, Insert: _insert, Evict: _evict,
 }  # fmt: skip
 
 

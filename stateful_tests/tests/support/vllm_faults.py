@@ -97,6 +97,12 @@ RELEASE_FAULTS: dict[str, ReleaseFault] = {
         "add r3 a2 for 1 (session); schedule; update drafts 0; more r3 a4 +1 for 1; schedule; "
         "update drafts 0; add r1 b3 for 1; schedule",
     ),
+    "windows-are-taken-for-one": ReleaseFault(
+        _COORDINATOR, "                    group.spec == spec\n",
+        "                    type(group.spec) is type(spec)\n", ("two-windows",),
+        clause="HIT-1", sizes=EngineConfig((LayerGroup(1, 2), LayerGroup(1, 3)), 18, 4, 3, max_seqs=2),
+        commands="add r1 a2 for 1; add r2 a3 for 1; schedule",
+    ),
     "hit-needs-a-block-less": ReleaseFault(
         _MANAGER, "blocks = cdiv(window_size - 1, block_size)",
         "blocks = cdiv(window_size - 1, block_size) - 1",
