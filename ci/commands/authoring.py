@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,7 @@ import click
 
 from ci.commands.shared import (
     Unusable, force_option, impl_of, impl_options, load_trace, resolve, system_options, target_file, text_out,
-    usable, writable_json, write_json,
+    unusable, writable_json, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -22,23 +20,12 @@ if TYPE_CHECKING:
     from stateful_tests.lockstep.results import Trace
     from stateful_tests.traces.recording import Parting, Recorder
 
-def _asked(work: Callable[[], Any], what: str) -> Any:
-    """The result of `work`; NotPossible is unusable input."""
-    from stateful_tests.check.fixtures import NotPossible
-
-    try:
-        return usable(work, what)
-    except NotPossible as error:
-        raise Unusable(f"{what}: {error}") from error
-
-
 def _saved(trace: Trace, path: Path) -> None:
     from stateful_tests.traces import files as traces
 
     try:
-        traces.save(trace, path)
-    except traces.TraceError as error:
-        raise Unusable(f"{path}: {error}") from error
+        with unusable(f"{path}: ", traces.TraceError):
+            traces.save(trace, path)
     except OSError as error:
         raise Unusable(f"{path}: {error.strerror}") from error
 
@@ -64,16 +51,13 @@ def shrink(
     from stateful_tests.lockstep import lockstep
 
     impl = impl_of(trace, impl)
-    system = resolve(impl, device, checkout)
-    try:
-        before = usable(partial(lockstep.replay, system, trace), file)
+    with closing(resolve(impl, device, checkout)) as system, unusable(f"{file}: ", authoring.NotPossible):
+        before = lockstep.replay(system, trace)
         if before.violation is None:
             why = "there is nothing to shrink; try another --impl"
             raise Unusable(f"{file}: conforms on {system.name}: {why}")
-        wanted = _asked(lambda: authoring.violated(before, clause), file)
-        after = _asked(partial(authoring.shrunk, system, before, wanted), file)
-    finally:
-        system.close()
+        wanted = authoring.violated(before, clause)
+        after = authoring.shrunk(system, before, wanted)
     _saved(after.trace, target)
     data = {
         "format": "kvspec-shrink", "version": 1, "clause": wanted, "saved": str(target),
@@ -129,8 +113,10 @@ def new_fixture(
     from ci.report import render
     from stateful_tests.check import fixtures as authoring
 
-    _asked(lambda: authoring.check_name(name), "--name")
-    _asked(lambda: authoring.check_story(story), "--story")
+    with unusable("--name: ", authoring.NotPossible):
+        authoring.check_name(name)
+    with unusable("--story: ", authoring.NotPossible):
+        authoring.check_story(story)
     path = target_file(folder / f"{name}.json", force, "--name")
     trace = replace(trace, story=story)
     batches = not isinstance(trace.geometry, EngineConfig)  # of engines that pick theirs none is healthy
@@ -139,7 +125,8 @@ def new_fixture(
     if system is None and (clause is not None or not batches):
         raise Unusable(f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X")
     try:
-        run = _asked(partial(authoring.fixture, trace, system, healthy, clause), file)
+        with unusable(f"{file}: ", authoring.NotPossible):
+            run = authoring.fixture(trace, system, healthy, clause)
     finally:
         for each in (system, *healthy):
             if each is not None:
@@ -213,17 +200,16 @@ def record(
     partings: list[Parting] = []
     if log is None:
         recorder = Recorder(_sizes(preset, sizes), Mode(mode or "faithful"))
-        usable(partial(_typed, recorder), "record")
+        with unusable("record: "):
+            _typed(recorder)
         trace = recorder.trace("hand-written")
         if not trace.commands:
             raise Unusable("record: no command was given; nothing was written")
     else:
         if preset or mode or any(size is not None for size in sizes.values()):
             raise Unusable("--from: a log states sizes and mode itself")
-        try:
-            trace, partings = usable(partial(read_log, log), f"--from {log}")
-        except TraceError as error:
-            raise Unusable(f"--from {error}") from error
+        with unusable("--from ", TraceError), unusable(f"--from {log}: "):
+            trace, partings = read_log(log)
     _saved(trace, target)
 
     from ci.report import render

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 import click
 
 from ci.commands.shared import (
-    Unusable, json_option, list_rows, text_out, usable, writable_json, write_json,
+    Unusable, json_option, list_rows, text_out, unusable, writable_json, write_json,
 )  # fmt: skip
 
 
@@ -60,9 +59,8 @@ def blind_spots(names: tuple[str, ...], runs: int, seed: int, json_file: str | N
     from ci.report import blindspots, render
     from ci.report.progress import Progress
 
-    with Progress(render.console(sys.stderr)) as progress:
-        measured = partial(blindspots.collect, tuple(dict.fromkeys(names)), runs, seed, progress)
-        data = usable(measured, "blindspots")
+    with unusable("blindspots: "), Progress(render.console(sys.stderr)) as progress:
+        data = blindspots.collect(tuple(dict.fromkeys(names)), runs, seed, progress)
     blindspots.text(render.console(text_out(json_file)), data, detailed=bool(names))
     write_json(json_file, data)
     return 0

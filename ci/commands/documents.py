@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ci.commands.shared import Unusable, write_file
+from ci.commands.shared import Unusable, unusable, write_file
 
 
 @click.command()
@@ -22,10 +22,8 @@ def spec(out: str | None, html: bool, check: bool) -> int:
         raise Unusable("--check compares SPEC.md: it goes without --html")
     if check and not path.is_file():
         raise Unusable(f"--check: there is no {path}; --out FILE names another")
-    try:
+    with unusable("spec: ", document.Incomplete):
         text = document.text()
-    except document.Incomplete as error:
-        raise Unusable(f"spec: {error}") from error
     if html:
         from ci.documents.html_page import page
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.parallel import executor
-from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
+from ci.commands.shared import Unusable, json_option, text_out, unusable, writable_json, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,11 +67,9 @@ def mutants(
     if not (judging.ROOT / "stateful_tests" / "tests").is_dir():
         raise Unusable("mutants: they are judged by the tests as well, which only a checkout of kvspec has")
     writable_json(json_file)
-    try:
+    with unusable("", judging.NoMutants):
         drawn, of = judging.sample(only, size, seed)
         accepted = judging.accepted()
-    except judging.NoMutants as error:
-        raise Unusable(str(error)) from error
     plan = replace(tiers.plan(tier, seed=seed), goes_on=False)
     asked = [mutant for mutant in drawn if again or mutant.name not in accepted]
     rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in asked]

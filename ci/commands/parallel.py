@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ci.commands.shared import Unusable
+from ci.commands.shared import Unusable, unusable
 
 if TYPE_CHECKING:
     from stateful_tests.check.executors import Executor
@@ -41,10 +41,8 @@ def executor(
 
         if jobs is not None:
             raise Unusable("--ray uses the cores of the cluster: without -j")
-        try:
+        with unusable("--ray ", NoCluster):
             made: Executor = RayCluster(ray_address)
-        except NoCluster as error:
-            raise Unusable(f"--ray {error}") from error
     else:
         count = jobs or (cores() if pays else 1)
         made = Processes(count, fork=fork) if count > 1 else SERIAL

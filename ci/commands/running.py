@@ -15,7 +15,7 @@ from ci.commands import release_row
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
     Saved, Unusable, impl_options, is_folder, load_trace, replay_command, resolve, save_traces,
-    system_options, text_out, usable, worker_limits, writable, writable_json, write_file, write_json,
+    system_options, text_out, unusable, worker_limits, writable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -85,13 +85,11 @@ def check(
     from stateful_tests.check import tiers
 
     modes = None if mode is None else tuple(Mode) if mode == "both" else (Mode(mode),)
-    try:
+    with unusable("--", ValueError):
         plan = tiers.plan(
             tier, presets=presets or None, modes=modes, examples=examples, steps=steps, seed=seed,
             machines=machines or None,
         )  # fmt: skip
-    except ValueError as error:
-        raise Unusable(f"--{error}") from error
     writable_json(json_file)
     writable(junit, "--junit")
     is_folder(save_dir)
@@ -144,10 +142,10 @@ def _driven(
         named = driving.Named(impl, device, checkout, **worker_limits())
         with running as where, Progress(render.console(sys.stderr)) as progress:
             saved = Saved(system.name, save_dir, progress.say)
-            work = partial(
-                campaign.run, system, plan, progress, before, executor=where, named=named, found=saved
-            )
-            result = usable(work, f"--impl {impl}")
+            with unusable(f"--impl {impl}: "):
+                result = campaign.run(
+                    system, plan, progress, before, executor=where, named=named, found=saved
+                )
         data = report.check_data(
             result, plan, narrowed=narrowed, capabilities=system.capabilities,
             base=None if before is None else report.on_base(before, result.findings),
@@ -166,15 +164,14 @@ def _base(named: str, device: str, impl: str) -> System:
     from stateful_tests.check.tiers import CLIENTS, sizes_for
 
     folder, vllm = named if Path(named).is_dir() else None, impl.startswith("vllm")
-    try:
+    with unusable(f"--base {named:.80}: ", Unusable):
         package, _, ways = impl.partition("+") if vllm else ("sglang", "", "")
         of_folder = "+".join(filter(None, (package.partition("==")[0], ways)))
         system = resolve(of_folder if folder else named, device, folder)
         if folder is not None:
             sizes = sizes_for(CLIENTS, "full") if vllm else sizes_for("sessions", "page1")
-            usable(partial(system.reset, sizes), "it does not load")
-    except Unusable as error:
-        raise Unusable(f"--base {named:.80}: {error}") from error
+            with unusable("it does not load: "):
+                system.reset(sizes)
     return system
 
 
@@ -209,7 +206,8 @@ def replay(
         before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
         system = opened.enter_context(closing(resolve(impl, device, checkout)))
         for path, trace in loaded:
-            run = usable(partial(lockstep.replay, system, trace), path)
+            with unusable(f"{path}: "):
+                run = lockstep.replay(system, trace)
             replays.append(report.replay_data(path, run, before))
             replays[-1]["replay"] = replay_command(path, impl_options(impl, device, checkout))
             if html_file is not None:

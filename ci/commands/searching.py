@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import click
 from ci.commands.parallel import executor, parallel_options
 from ci.commands.shared import (
     Saved, Unusable, impl_options, is_folder, json_option, list_rows, near, resolve, save_option, save_traces,
-    system_options, text_out, usable, writable_json, write_file, write_json,
+    system_options, text_out, unusable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -68,10 +67,8 @@ def explore(
         raise Unusable(f"--situations {listed}: there is no folder {Path(listed).absolute().parent}")
     known = coverage.Known({}, {})
     if listed is not None and Path(listed).exists():
-        try:
+        with unusable("--situations ", coverage.SituationsError):
             known = coverage.load(Path(listed))
-        except coverage.SituationsError as error:
-            raise Unusable(f"--situations {error}") from error
 
     from ci.report import explore as report
     from ci.report import render
@@ -137,8 +134,8 @@ def tour(
         for scope in scopes:
             with Progress(render.console(sys.stderr)) as progress:
                 saved = Saved(system.name, save_dir, progress.say)
-                work = partial(touring.live, system, scope, progress=progress, found=saved)
-                made = usable(work, f"--impl {impl}")
+                with unusable(f"--impl {impl}: "):
+                    made = touring.live(system, scope, progress=progress, found=saved)
             reports.append(data := report.toured(made))
             save_traces(made.findings, data["findings"], save_dir, options)
             saved.tidy(data["findings"])

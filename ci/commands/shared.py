@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 # The modules behind the commands import torch; they are loaded by the commands that need them.
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_Result = TypeVar("_Result")
 
 
 class Unusable(Exception):
@@ -102,16 +102,15 @@ def save_option(command: _Command) -> _Command:
 
 
 def resolve(impl: str, device: str, checkout: str | None) -> System:
-    from impl.adapter import UnusableImplementation
     from stateful_tests.lockstep import systems as registry
 
     if ":" in impl and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
     try:
-        limits = worker_limits()
-        system: System = registry.resolve(impl, device=device, checkout=checkout, **limits)
-    except UnusableImplementation as error:
-        raise Unusable(str(error)) from error
+        with unusable():
+            system: System = registry.resolve(impl, device=device, checkout=checkout, **worker_limits())
+    except Unusable:
+        raise
     except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
         raise Unusable(f"--impl {impl}: {type(error).__name__}: {error}") from error
     if remark := getattr(system, "remark", ""):
@@ -119,23 +118,26 @@ def resolve(impl: str, device: str, checkout: str | None) -> System:
     return system
 
 
-def usable(work: Callable[[], _Result], what: str) -> _Result:
-    from impl.adapter import UnusableImplementation
-
+@contextmanager
+def unusable(before: str = "", *kinds: type[Exception]) -> Iterator[None]:
+    """UnusableImplementation and errors of these kinds say in one line what cannot be used, `before` it."""
     try:
-        return work()
-    except UnusableImplementation as error:
-        raise Unusable(f"{what}: {error}") from error
+        yield
+    except Exception as error:
+        from impl.adapter import UnusableImplementation
+
+        if isinstance(error, (UnusableImplementation, *kinds)):
+            raise Unusable(f"{before}{error}") from error
+        raise
 
 
 def load_trace(path: str) -> Trace:
     """The trace in a file."""
     from stateful_tests.traces.files import TraceError, load
 
-    try:
-        return load(path)
-    except TraceError as error:
-        raise Unusable(str(error)) from error
+    with unusable("", TraceError):
+        trace: Trace = load(path)
+    return trace
 
 
 def impl_of(trace: Trace, impl: str) -> str:

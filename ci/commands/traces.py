@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import click
 
 from ci.commands.shared import (
     Unusable, force_option, impl_of, impl_option, impl_options, json_option, load_trace, resolve,
-    checkout_option, target_file, text_out, usable, writable_json, write_file, write_json,
+    checkout_option, target_file, text_out, unusable, writable_json, write_file, write_json,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -31,10 +31,8 @@ def tree(trace: str, step: int | None, json_file: str | None) -> int:
 
     from ci.report import render, tree_view
 
-    try:
+    with unusable(f"{trace}: ", tree_view.NoTree):
         data = tree_view.collect(trace, loaded, step)
-    except tree_view.NoTree as error:
-        raise Unusable(f"{trace}: {error}") from error
     tree_view.text(render.console(text_out(json_file)), data)
     write_json(json_file, data)
     return 0
@@ -109,11 +107,8 @@ def _story(file: str, trace: Trace, impl: str, checkout: str | None, names: _Nam
     from stateful_tests.lockstep import lockstep
     from stateful_tests.traces import files as traces
 
-    system = resolve(impl, "cpu", checkout)
-    try:
-        run = usable(partial(lockstep.replay, system, trace), file)
-    finally:
-        system.close()
+    with closing(resolve(impl, "cpu", checkout)) as system, unusable(f"{file}: "):
+        run = lockstep.replay(system, trace)
     if run.violation is None:
         raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; try another --impl")
     data = report.replay_data(file, run) | {"text": traces.dump(trace)}
@@ -131,7 +126,6 @@ def _pytest(
     from ci.export.bug_report import Titles
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
-    from impl.adapter import UnusableImplementation
     from impl.process.run_test import FAILS, outcomes
     from reference.blocks.config import EngineConfig
     from stateful_tests.lockstep import systems as registry
@@ -141,15 +135,12 @@ def _pytest(
     if not re.match(rf"{engine}($|==|\+)", impl):
         use = f"--impl {engine}==VERSION"
         raise Unusable(f"--as pytest makes a test of a release's classes: {use}, not {impl}")
-    try:
+    with unusable(f"{file}: ", NotExportable):
         target = None if fixed is None else exporting.target(fixed)
-        system = registry.resolve(impl, checkout=checkout, calls=True)
-        try:
+        with closing(registry.resolve(impl, checkout=checkout, calls=True)) as system:
             module = "" if folder is None else exporting.shared_module(system, target)
             titles, beside = Titles(*names), folder is not None
             text = exporting.unit_test(trace, file, system, target, titles, beside)
-        finally:
-            system.close()
         with tempfile.TemporaryDirectory() as made:
             scratch = Path(made, "exported.py")
             Path(made, f"{SHARED}.py").write_text(module, encoding="utf-8")
@@ -159,8 +150,6 @@ def _pytest(
                 wanted.append((target.name, 0))
                 runs.append((target.root, target.version, [scratch]))
             ends = outcomes(*runs, hook=exporting.HOOK)
-    except (NotExportable, UnusableImplementation) as error:
-        raise Unusable(f"{file}: {error}") from error
     said = {0: "passes", FAILS: "fails"}
     for (name, want), (code, output) in zip(wanted, ends, strict=True):
         if code != want:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,46 +25,28 @@ class _AtSubmit(ExampleEngine):
     def submit(self) -> None: ...
 
 
-class Raises(_AtSubmit):
-    def submit(self) -> None:
-        raise IndexError("page 99")
+def _raise(error: BaseException) -> None:
+    raise error
 
 
-class CannotBeAsked(_AtSubmit):
-    def submit(self) -> None:
-        raise UnusableImplementation("this checkout has no such thing")
+def _eat() -> None:
+    eaten = []
+    while True:
+        eaten.append(bytearray(1 << 24))
 
 
-class Exits(_AtSubmit):
-    def submit(self) -> None:
-        sys.exit(0)
+def _at_submit(act: Callable[[], object]) -> type[ExampleEngine]:
+    return type("AtSubmit", (_AtSubmit,), {"submit": lambda self: act()})
 
 
-class LeavesAtOnce(_AtSubmit):
-    def submit(self) -> None:
-        os._exit(0)
-
-
-class Aborts(_AtSubmit):
-    def submit(self) -> None:
-        os.abort()
-
-
-class Segfaults(_AtSubmit):
-    def submit(self) -> None:
-        ctypes.string_at(0)
-
-
-class Hangs(_AtSubmit):
-    def submit(self) -> None:
-        time.sleep(600)
-
-
-class Eats(_AtSubmit):
-    def submit(self) -> None:
-        eaten = []
-        while True:
-            eaten.append(bytearray(1 << 24))
+Raises = _at_submit(lambda: _raise(IndexError("page 99")))
+CannotBeAsked = _at_submit(lambda: _raise(UnusableImplementation("this checkout has no such thing")))
+Exits = _at_submit(lambda: sys.exit(0))
+LeavesAtOnce = _at_submit(lambda: os._exit(0))
+Aborts = _at_submit(os.abort)
+Segfaults = _at_submit(lambda: ctypes.string_at(0))
+Hangs = _at_submit(lambda: time.sleep(600))
+Eats = _at_submit(_eat)
 
 
 class WrongType(ExampleEngine):

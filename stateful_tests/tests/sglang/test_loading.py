@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from impl import isolation
 from impl.adapter import UnusableImplementation
 from impl.fetch import cache_folder
 from impl.sglang import SGLangSystem
@@ -195,36 +194,6 @@ def test_an_unsupported_version_is_refused_before_it_is_downloaded(cache):
 
 def test_a_version_or_a_path_must_be_given():
     assert "give a version" in unusable(SGLangSystem)
-
-
-def test_inert_things_take_part_in_anything():
-    inert = isolation.Inert()
-    assert not inert
-    assert list(inert) == []
-    assert inert.a.b(1, c=2)[3] is not None
-
-    @inert.decorator
-    def kept() -> int:
-        return 1
-
-    class Child(inert.Base):
-        pass
-
-    assert kept() == 1
-    assert Child()
-
-
-def test_functions_are_cut_out_without_running_the_file(tmp_path):
-    file = tmp_path / "m.py"
-    file.write_text(
-        "import nothing_like_this\n"
-        "@nothing_like_this.wrap\n"
-        "def plus(a: Unknown, b): return a + b + OFFSET\n"
-        "class K(Unknown):\n    def method(self): return 'm'\n"
-    )
-    found = isolation.cut(file, frozenset({"plus", "K.method", "absent"}), {"OFFSET": 10})
-    assert sorted(found) == ["method", "plus"]
-    assert found["plus"](1, 2) == 13
 
 
 @pytest.mark.parametrize("tree", VARIANTS)

@@ -16,7 +16,6 @@ import pytest
 
 from impl.adapter import System, UnusableImplementation
 from impl.sglang import SGLangSystem
-from impl.sglang.scheduler.refusals import CommandRefused
 from impl.sglang.scheduler.results import LateResults
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from reference.commands import (
@@ -96,19 +95,6 @@ def late(session: str | None, *rounds: int) -> tuple[LateResults, LiveRequest, S
     return results, turn, req, cast(Played, server).log
 
 
-def test_a_result_waits_until_the_next_round_is_launched() -> None:
-    assert late("s")[2].output_ids == []
-    assert late("s", 2)[2].output_ids == []  # both wait: the prefill's may yet have ended it
-    assert late("s", 2, 3)[2].output_ids == [1]
-    *_, req, log = late("s", 2, 3, 1)
-    assert (req.output_ids, log) == ([1, 2, 2], ["checkpoint", "commit 2"])
-
-
-def test_a_prompt_for_the_tree_does_not_wait_longer_than_the_launch() -> None:
-    assert late(None)[3] == []
-    assert late(None, 2)[3] == ["checkpoint"]
-
-
 def test_what_comes_after_the_end_is_skipped() -> None:
     results, turn, req, log = late("s", 2, 3)
     results.before_finish(turn, 2)
@@ -117,27 +103,6 @@ def test_what_comes_after_the_end_is_skipped() -> None:
     results.skip(turn)
     assert (len(req.output_ids), req.ended, turn.pending) == (3, True, [])
     assert log == ["checkpoint", "commit 2", "skip 3"]
-
-
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_a_turn_may_end_with_what_waits(outputs: int) -> None:
-    results, turn, req, _ = late("s", 2, 3)
-    if outputs == 1:
-        with pytest.raises(CommandRefused):  # its prefill was processed as of a turn that goes on
-            results.before_finish(turn, outputs)
-    else:
-        results.before_finish(turn, outputs)
-    assert len(req.output_ids) == 1
-
-
-def test_a_round_that_is_lost_was_one_output() -> None:
-    results, turn, req, _ = late("s", 2, 3)
-    with pytest.raises(CommandRefused):
-        results.before_retract(turn, lost=True)
-    results, turn, req, log = late("s", 2, 1)
-    results.before_retract(turn, lost=True)
-    results.skip(turn)
-    assert (len(req.output_ids), log) == (3, ["checkpoint", "commit 2", "skip 1"])
 
 
 # -- the real releases ----------------------------------------------------------------------------
