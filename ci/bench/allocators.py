@@ -34,7 +34,7 @@ def _host(numbers: list[int]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
 
 
-class Batch:
+class MeasuredBatch:
     """Lanes with a row each; `ends`: their tokens after an extend."""
 
     def __init__(self, size: int, page_size: int) -> None:
@@ -46,7 +46,7 @@ class Batch:
 class Ours:
     """KVStore."""
 
-    def __init__(self, geometry: Geometry, batch: Batch) -> None:
+    def __init__(self, geometry: Geometry, batch: MeasuredBatch) -> None:
         self.store, self.batch = KVStore(geometry, torch.device("cpu")), batch
         pages = [-(-(end + 1) // geometry.page_size) for end in batch.ends]
         self.pages, self.last = sum(pages), _host(pages)
@@ -73,7 +73,7 @@ class Ours:
 class Theirs:
     """The release's allocators and its ReqToTokenPool."""
 
-    def __init__(self, geometry: Geometry, batch: Batch, release: Any) -> None:
+    def __init__(self, geometry: Geometry, batch: MeasuredBatch, release: Any) -> None:
         SERVER_ARGS.page_size = self.page_size = geometry.page_size
         tokens = geometry.full_pages * geometry.page_size
         self.pool = release.make_allocator(tokens, tokens if geometry.window else None, geometry.page_size)
@@ -153,7 +153,7 @@ def allocators(slots: tuple[int, ...], runs: int, json_file: str | None) -> None
             for size in BATCHES:
                 found = []
                 for count in slots:
-                    pages, batch = count // page_size, Batch(size, page_size)
+                    pages, batch = count // page_size, MeasuredBatch(size, page_size)
                     geometry = Geometry(page_size, window, pages, pages if window else 0, size, 4096)
                     with torch.inference_mode():
                         sides = Ours(geometry, batch), Theirs(geometry, batch, release)
