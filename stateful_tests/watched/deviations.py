@@ -6,6 +6,7 @@ after it. Each is told as a parting with its name, and fails nothing by itself.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from impl.sglang.server.clients import Config
@@ -44,8 +45,14 @@ KNOWN = {
         "a prompt is swept too far before its insert, and row and tree own its pages (fixed in 0.5.23)",
     ),
     "parked-chunk": Deviation(
-        (0, 5, 12), (0, 5, 19),
-        "the busy check does not count a request that waits between two chunks while others decode",
+        (0, 5, 12), (0, 5, 21),
+        "the busy check does not count a request that waits between two chunks while others decode; from"
+        " 0.5.20 on it counts that of a session twice",
+    ),
+    "nothing-to-resume": Deviation(
+        (0, 5, 11), (0, 5, 23),
+        "a session's first turn of one token, retracted before its first result, comes back to a row without"
+        " KV: an assertion ends the server",
     ),
     "rejection-takes-slot": Deviation(
         (0, 5, 11), (0, 5, 23),
@@ -53,6 +60,9 @@ KNOWN = {
         " or an assertion ends the server",
     ),
 }  # fmt: skip
+
+
+_WITHOUT_KV = re.compile("a reused row must carry allocated KV|reusing request must be chunked or have")
 
 
 def _has(release: str, name: str) -> str | None:
@@ -67,6 +77,8 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
     of_a_slot = "already has a slot" in error or error.startswith("AssertionError:  at srt/session/")
     if of_a_slot and seen.reached["a second turn that is rejected"]:
         name = "rejection-takes-slot"
+    elif _WITHOUT_KV.search(error) and seen.reached["a retract before the first result"]:
+        name = "nothing-to-resume"
     elif "Mem Leak Detected" in error and seen.parked:
         name = "parked-chunk"
     elif "Mem Leak Detected" in error and config.tree and _sweeps_too_far(config.window, config.page_size):

@@ -42,7 +42,7 @@ def _client(rng: random.Random, number: int, lanes: int, longest: int, impatient
 
 
 def _turn(rng: random.Random, longest: int) -> Turn:
-    tokens, limit = rng.randint(1, longest), rng.randint(1, longest)
+    tokens, limit = rng.choice((1, *[rng.randint(1, longest)] * 6)), rng.randint(1, longest)
     return Turn(
         wait=rng.choice((0, 1, 1, 3, 12)), tokens=tokens, limit=limit,
         stop=rng.randint(1, limit) if rng.random() < 0.4 else 0,

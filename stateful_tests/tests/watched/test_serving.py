@@ -16,7 +16,9 @@ from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.whole_scheduler import Misread, RunOutcome
 from impl.sglang.server.worker import Job
 from stateful_tests.watched import population, serving
+from stateful_tests.watched.deviations import explains_end
 from stateful_tests.watched.reader import WatchLog
+from stateful_tests.watched.results import Validated
 from stateful_tests.watched.validator import Validator
 
 WATCHED = Path(__file__).parents[3] / "fixtures" / "watched"
@@ -115,3 +117,20 @@ def test_a_log_may_begin_at_any_part(scheduler: WholeScheduler, tmp_path: Path) 
         log = WatchLog(files[at:])
         found = Validator(log.header).run(log.lines())
         assert not found.found, (at, found.found)
+
+
+REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/memory_pool.py:423"
+
+
+@pytest.mark.parametrize("release, error, seen, name", [
+    ("0.5.23", REUSED, "a retract before the first result", "nothing-to-resume"),
+    ("0.5.23", REUSED, "", ""),
+    ("0.5.23", "c1 already has a slot", "a second turn that is rejected", "rejection-takes-slot"),
+    ("0.5.24", "c1 already has a slot", "a second turn that is rejected", ""),
+    ("0.5.20", "Full Pool Mem Leak Detected!", "parked", "parked-chunk"),
+    ("0.5.23", "Full Pool Mem Leak Detected!", "parked", ""),
+])  # fmt: skip
+def test_known_faults_explain_what_they_cause_alone(release: str, error: str, seen: str, name: str) -> None:
+    told = Validated(parked=seen == "parked")
+    told.reached[seen] += 1
+    assert explains_end(release, error, Config(), told) == name
