@@ -185,7 +185,7 @@ def provided() -> dict[str, dict[str, Any]]:
         },
         "sglang.srt.dllm.mixin.req": {"ReqDllmMixin": ReqDllmMixin},
         "sglang.srt.distributed.parallel_state": {"get_tensor_model_parallel_rank": lambda: 0},
-        "sglang.srt.utils.common": {"Range": Range},
+        "sglang.srt.utils.common": {"Range": Range, "async_h2d": torch.tensor},
         "sglang.srt.speculative.spec_utils": {"assign_req_to_token_pool_func": assign_rows},
         "sglang.srt.runtime_context": {
             **{name: lambda: SERVER_ARGS for name in _SETTINGS},

@@ -78,6 +78,7 @@ class SGLangSystem(WorkerSystem):
         settings = settings_of(release.version, list(TABLE))
         self.capabilities = replace(
             self.capabilities,
+            swa_tail=list(TABLE).index(release.version) >= list(TABLE).index("0.5.12"),
             uncounted=release.uncounted,
             waived=release.waived,
             known=release.known,

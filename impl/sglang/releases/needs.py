@@ -60,6 +60,8 @@ NEEDS = """
 0.5.10 0.5.13 mem_cache/allocator.py | TokenToKVPoolAllocator(_, kvcache=_, dtype=_, device=_, need_sort=_); alloc_extend_naive(_, _, _, _, _, _, _)
 0.5.10 0.5.13 mem_cache/allocator.py | PagedTokenToKVPoolAllocator(_, _, kvcache=_, dtype=_, device=_, need_sort=_)
 0.5.10 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator(size=_, size_swa=_, page_size=_, kvcache=_, dtype=_, device=_, need_sort=_)
+0.5.12 0.5.13 mem_cache/swa_memory_pool.py | SWATokenToKVPoolAllocator.alloc_extend_swa_tail(_, _, _, _, _, _, swa_tail_len=_)
+0.5.13 ...    mem_cache/allocator/swa.py | SWATokenToKVPoolAllocator.alloc_extend_swa_tail(_, _, _, _, _, _, swa_tail_len=_)
 0.5.13 ...    mem_cache/allocator/__init__.py | TokenToKVPoolAllocator
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator(_, _, kvcache=_, dtype=_, device=_, need_sort=_); alloc_extend_naive(_, _, _, _, _, _, _)
 0.5.13 ...    mem_cache/allocator/paged.py | PagedTokenToKVPoolAllocator.available_size(); PagedTokenToKVPoolAllocator.free_group_begin()

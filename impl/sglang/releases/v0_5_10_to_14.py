@@ -300,6 +300,10 @@ class Release0510:
         self._filled(req)
         req.req_pool_idx = row
         req.kv_committed_len = req.kv_allocated_len = len(tokens)
+        self.sweep_cursor(req, swept)
+
+    def sweep_cursor(self, req: Any, swept: int) -> None:
+        """Have the request's swa_evicted_seqlen at `swept`."""
         req.swa_evicted_seqlen = swept
 
     def _filled(self, req: Any) -> None:

@@ -135,6 +135,9 @@ class Release0516(Unified, Release0515):
         req.req_pool_idx, req.kv_committed_len = row, length
         req.kv = self.batch.ReqKvInfo(kv_allocated_len=length, swa_evicted_seqlen=swept)
 
+    def sweep_cursor(self, req: Any, swept: int) -> None:
+        req.kv.swa_evicted_seqlen = swept
+
     def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
         return -(-super().spec_end(cursors, draft_len, page_size) // page_size) * page_size
 
@@ -196,10 +199,7 @@ class Release0519(Release0518):
         kv = req.kv
         kv.req_pool_idx = row
         kv.kv_committed_len = kv.kv_allocated_len = length
-        self._sweep_cursor(kv, swept)
-
-    def _sweep_cursor(self, kv: Any, swept: int) -> None:
-        kv.swa_evicted_seqlen = swept
+        self.sweep_cursor(req, swept)
 
     def cursors(self, holder: Any) -> Cursors:
         return Release0510.cursors(self, holder)  # there is a record at all times
@@ -251,5 +251,5 @@ class Release0521(Release0520):
         self.common.release_kv_cache(req, cache)
         rows.free_slots.remove(row)  # it was none of the pool's
 
-    def _sweep_cursor(self, kv: Any, swept: int) -> None:
-        kv.set_evicted_seqlen(self.unified.ComponentType.SWA, swept)
+    def sweep_cursor(self, req: Any, swept: int) -> None:
+        req.kv.set_evicted_seqlen(self.unified.ComponentType.SWA, swept)

@@ -186,6 +186,8 @@ class Driver(Ends, TreeCommands):
         require(all(end <= t.fill for t, end in zip(turns, ends, strict=True)), Reason.BAD_LENGTH)
         self._window(decodes)
         require(not (decodes and server.spec), Reason.UNFAITHFUL)
+        received = any(lane.tail for lane in lanes)
+        require(not received or self._is_received(turns, ends), Reason.UNFAITHFUL)
         fresh = sum(self.release.row(t.req) is None for t in turns)
         spans = [(t.prefix, end) for t, end in zip(turns, ends, strict=True)]
         self.server.require_room([*spans, *((t.fill - 1, t.fill) for t in decodes)], fresh)
@@ -209,7 +211,10 @@ class Driver(Ends, TreeCommands):
             if end < turn.fill:
                 self.release.in_chunks(req, 1)
         batch = server.new_batch(turns, ForwardMode.EXTEND)
-        batch.prepare_for_extend()
+        if received:
+            self._receive(batch, turns[0], *spans[0])
+        else:
+            batch.prepare_for_extend()
         if decodes:  # Scheduler._get_new_batch_prefill
             for turn in decodes:
                 self.results.before_round(turn)
@@ -236,7 +241,35 @@ class Driver(Ends, TreeCommands):
                 self.results.arrived(turn, Result(server.sample(turn, 1)))
         late = {choice.request for choice in self._sweeps(everybody, launched)}
         sweeps = self._own_sweeps(everybody, swept, launched)
+        if received and not sweeps:
+            sweeps = [Choice(turns[0].name, swept[0])]
         return [replace(c, after=c.request in late) for c in sweeps]
+
+    def _is_received(self, turns: Sequence[LiveRequest], ends: Sequence[int]) -> bool:
+        """A whole input by itself, of which nothing is there but what the tree has: as on a server that only
+        decodes, and whose pages are longer than a token."""
+        [turn, *others] = turns
+        new = turn.phase is RequestPhase.ADMITTED and self.release.row(turn.req) is None
+        paged = self.server.swa_pool is not None and self.server.geometry.page_size > 1
+        return paged and new and not others and ends[0] == turn.fill
+
+    def _receive(self, batch: Any, turn: LiveRequest, start: int, end: int) -> None:
+        """disaggregation/decode.py, alloc_for_decode_prealloc: SWA slots for the last window alone."""
+        geometry, allocator = self.server.geometry, self.server.allocator
+        size, window = geometry.page_size, geometry.window or 0
+        first = end - window if self.server.tree is None else end - 1 - max(window, size)  # _swa_tail_len
+        live = max(start, first // size * size)
+
+        def alloc_extend(*lengths: Any, num_new_pages: Any = None) -> Any:  # noqa: ARG001
+            return allocator.alloc_extend_swa_tail(*lengths, swa_tail_len=end - live)
+
+        allocator.alloc_extend = alloc_extend
+        try:
+            batch.prepare_for_extend()
+        finally:
+            del allocator.alloc_extend
+        if live > start:
+            self.release.sweep_cursor(turn.req, live)
 
     def _chunk_from(self, turn: LiveRequest) -> int:
         """Where the next chunk is counted from: what is committed, less the token to recompute.

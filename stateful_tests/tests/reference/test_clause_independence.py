@@ -14,7 +14,7 @@ import pytest
 from reference import cursors, model, tree
 from reference.commands import (
     Admit, Chunk, Command, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match, Mode, Open, Retract,
-    SpecDecode, Submit, Unlock,
+    SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.geometry import Geometry
 from stateful_tests.lockstep.lockstep import Lockstep
@@ -103,6 +103,11 @@ CASES: dict[str, tuple[Fault, Geometry, Sequence[Command], str, str]] = {
     "an unlock takes the locks of others": (
         code(tree.unlock, takes_all_locks), TREE, (KEPT, Match("h2", prompt_of("a4")), Unlock("h2")),
         "TREE-6", "REF-1"),
+    "an SWA part stays": (
+        code(tree.unlock_swa, keeps_the_lock), TREE, (KEPT, UnlockSwa("h1"), Evict(0, 8)),
+        "TREE-6", "TREE-11"),
+    "an SWA part takes the rest along": (
+        code(tree.unlock_swa, takes_all_locks), TREE, (KEPT, UnlockSwa("h1")), "TREE-6", "REF-1"),
 }  # fmt: skip
 
 
