@@ -57,6 +57,7 @@ class Capabilities:
         goes on past it too, or it would find nothing else; a trace that names the clause is asked for it.
     settings: names of switches that it has -> the values, besides its default, that a check tries. `reset` is
         given them with the sizes (Geometry.settings).
+    new_views: each view is made of new lists, tuples and dictionaries, so nobody has to copy it.
     """
 
     commands: frozenset[str] = frozenset(c.__name__ for c in COMMANDS)
@@ -77,6 +78,7 @@ class Capabilities:
     waived: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    new_views: bool = False
 
     @property
     def schedules(self) -> bool:
@@ -84,7 +86,7 @@ class Capabilities:
         return "Schedule" in self.commands
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestView:
     """A request that has not ended. `row` and `cursors` are None while it holds no row.
 
@@ -98,7 +100,7 @@ class RequestView:
     cursors: Cursors | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SessionView:
     """An open session. `row` and `cursors` are those of its slot, None while it has no slot.
 
@@ -111,7 +113,7 @@ class SessionView:
     cursors: Cursors | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NodeView:
     """A node of the radix tree, without the root.
 
@@ -127,7 +129,7 @@ class NodeView:
     swa_locks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LockHolderView:
     """A lock holder of the tree (Match, Insert): the full slots of the prefix that it has locked."""
 
@@ -143,7 +145,7 @@ class TreeSizes(NamedTuple):
     swa_protected: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TreeView:
     """The radix tree. sizes: None of systems that do not count."""
 
@@ -152,7 +154,7 @@ class TreeView:
     sizes: TreeSizes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
     """Physical facts of a system at rest. Slots and pages are the system's own ids.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -29,13 +30,14 @@ def text_len(text: Text) -> int:
     return text[-1][1] if text else 0
 
 
-def text_tokens(text: Text, length: int | None = None) -> list[int]:
+@lru_cache(maxsize=1 << 12)
+def text_tokens(text: Text, length: int | None = None) -> tuple[int, ...]:
     """The token ids of the first `length` tokens (all, by default)."""
     limit = text_len(text) if length is None else length
     tokens: list[int] = []
     for serial, end in text:
         tokens.extend(range(token_id(serial, len(tokens)), token_id(serial, min(end, limit))))
-    return tokens
+    return tuple(tokens)
 
 
 def text_cut(text: Text, length: int) -> Text:
@@ -122,18 +124,23 @@ class RunConfig(NamedTuple):
     mode: Mode
 
 
-class State(NamedTuple):
+class _State(NamedTuple):
+    config: RunConfig
+    sessions: tuple[Session, ...] = ()
+    requests: tuple[Request, ...] = ()
+    serial: int = 0
+    tree: Tree | None = None
+
+
+class State(_State):
     """The whole state. sessions and requests are sorted by name; serial counts Submits.
 
     tree: None where the geometry has none. A lock in it belongs to a session or a request by its name, or
     to a lock holder, who is nothing else.
     """
 
-    config: RunConfig
-    sessions: tuple[Session, ...] = ()
-    requests: tuple[Request, ...] = ()
-    serial: int = 0
-    tree: Tree | None = None
+    def __getstate__(self) -> None:
+        """What is remembered of a state does not travel with it."""
 
     def session(self, name: str | None) -> Session | None:
         for s in self.sessions:
@@ -189,8 +196,15 @@ def _rows(state: State) -> Iterator[tuple[Session | None, Request | None, Cursor
             yield None, request, request.cursors
 
 
-def holders(state: State) -> Iterator[Holder]:
+def holders(state: State) -> tuple[Holder, ...]:
     """All holders that have a row. A session and its running turn are one holder, by session name."""
+    known: dict[str, tuple[Holder, ...]] = vars(state)
+    if "holders" not in known:
+        known["holders"] = tuple(_holders(state))
+    return known["holders"]
+
+
+def _holders(state: State) -> Iterator[Holder]:
     for session, request, cursors in _rows(state):
         if request is not None:
             yield Holder(request.holder, cursors, request.text, request)

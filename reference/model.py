@@ -18,6 +18,7 @@ from reference.tree import Tree
 # Raised when the specification is changed: traces carry it.
 SPEC_VERSION = "1"
 _NO_EFFECTS = no_effects()  # of a refusal, and where there is no tree: nobody changes it
+_NO_CHOICES: dict[str, Choice] = {}
 _REFUSED = {reason: Refused(reason) for reason in Reason}
 
 
@@ -40,7 +41,7 @@ def step_with_effects(
 ) -> tuple[State, Outcome, Effects]:
     """`step`, and which pages the tree gave back or took over."""
     effects = no_effects() if state.tree is not None else _NO_EFFECTS
-    context = RuleContext({c.request: c for c in choices}, effects)
+    context = RuleContext({c.request: c for c in choices} if choices else _NO_CHOICES, effects)
     try:
         return RULES[type(command)].carry_out(state, command, context), context.done, context.effects
     except Refusal as refusal:

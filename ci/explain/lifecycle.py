@@ -207,7 +207,7 @@ def _history(past: History) -> str | None:
     """SES-1: text that the client did not see."""
     facts = past.now.facts
     for session in past.now.state.sessions:
-        got, want = tuple(facts.sessions[session.name].history), tuple(text_tokens(session.history))
+        got, want = tuple(facts.sessions[session.name].history), text_tokens(session.history)
         if got == want:
             continue
         name = session.name
@@ -219,7 +219,7 @@ def _history(past: History) -> str | None:
         return f"position {at} of the history of {name} is {theirs} {since}; the client saw {ours}"
     for request in past.now.state.requests:
         name, text = request.name, tuple(facts.requests[request.name].text)
-        want = tuple(text_tokens(request.text))
+        want = text_tokens(request.text)
         if len(text) != len(want):
             has = some(len(text), "token")
             return f"after {past.here} {name} has {has} of text; by the rules it has {len(want)}"

@@ -230,7 +230,7 @@ def _names(m: Moment, path: Key, slot: int, full: bool) -> bool:
 
 def _half(past: History) -> str | None:
     """TREE-2: a live node without all of its SWA KV, or with slots that the mapping does not name."""
-    node = half_dead(past.now.facts)
+    node = half_dead(past.step)
     if node is None:
         return None
     path, have = node.path, _swa_slots(past.now, node.path)
@@ -270,7 +270,7 @@ def _orphan(past: History) -> str | None:
 
 def _contents(past: History) -> str | None:
     """TREE-3: a node that holds the KV of other tokens."""
-    found = wrong_token(past.now.facts)
+    found = wrong_token(past.step)
     if found is None:
         return None
     node, pool, at = found

@@ -72,7 +72,7 @@ def renamed(run: RecordedRun) -> Asserts | None:
     for holder in step.held if step is not None else ():
         length = holder.cursors.kv_committed_len
         seen = run.after.facts.holders.get(holder.name)
-        if seen is None or list(seen.full_read[:length]) == text_tokens(holder.text, length):
+        if seen is None or tuple(seen.full_read[:length]) == text_tokens(holder.text, length):
             continue
         had, has = (row(run.whose(holder.name, m), end=str(length)) for m in (run.before, run.after))
         if handed or holder.name in run.before.facts.holders:

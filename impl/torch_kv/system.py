@@ -69,7 +69,7 @@ class TorchKV(LockHolders):
 
     @property
     def capabilities(self) -> adapter.Capabilities:
-        return adapter.Capabilities(mixed_batches=True, swa_tail=True, bigram=True)
+        return adapter.Capabilities(mixed_batches=True, swa_tail=True, bigram=True, new_views=True)
 
     def reset(self, geometry: Geometry) -> None:
         """Start empty: new tensors of these sizes on the device."""

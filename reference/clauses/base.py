@@ -20,7 +20,7 @@ About = Literal["state", "step"]
 Needs = Literal["tree", "window"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Clause:
     """One clause.
 

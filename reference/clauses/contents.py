@@ -38,10 +38,10 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
     return f"{name} reads its own {POOL[pool]} KV at position {start + at}", stamp_text(got[at])
 
 
-def misread(step: Step, pool: str) -> tuple[str, int, list[int], list[int | None]] | None:
+def misread(step: Step, pool: str) -> tuple[str, int, tuple[int, ...], tuple[int | None, ...]] | None:
     """The first holder that reads anything but its own tokens, and `reads` of it."""
     window = step.config.geometry.window
-    for holder in step.held if pool == "full" or window is not None else ():
+    for holder in step.new_holders if pool == "full" or window is not None else ():
         start, want, got = reads(holder, step.after.holders.get(holder.name), pool, window)
         if got != want:
             return holder.name, start, want, got
@@ -50,13 +50,13 @@ def misread(step: Step, pool: str) -> tuple[str, int, list[int], list[int | None
 
 def reads(
     holder: Holder, facts: HolderFacts | None, pool: str, window: int | None
-) -> tuple[int, list[int], list[int | None]]:
+) -> tuple[int, tuple[int, ...], tuple[int | None, ...]]:
     """A position, the tokens that a holder must read from there on, and those that it reads."""
     length, start = holder.cursors.kv_committed_len, 0
     if pool == "swa" and window is not None:
         start = max(swept_below(holder.cursors), min(holder.cursors.cache_protected_len, length - window), 0)
     found = (facts.full_read if pool == "full" else facts.swa_read) if facts is not None else ()
-    return start, text_tokens(holder.text, length)[start:], list(found[start:length])
+    return start, text_tokens(holder.text, length)[start:], tuple(found[start:length])
 
 
 def stamp_text(stamp: int | None) -> str:
@@ -117,15 +117,12 @@ def _agree(step: Step) -> Failure | None:
         got_locked = {name: len(slots) for name, slots in step.after.tree.lock_holders.items()}
         if locked != got_locked:
             return f"lock holders and what they have locked: {locked}", f"{got_locked}"
-    want_full = cached["full"] | {(h.name, i) for h in step.held for i in full_pages(h.cursors, page_size)}
-    got_full = {(o.holder, o.at) for o in step.after.pools["full"].owned}
-    if want_full != got_full:
-        return "full pages owned as in the reference", f"differ at {sorted(want_full ^ got_full)[:4]}"
-    if "swa" in step.after.pools:
-        want_swa = cached["swa"] | {(h.name, i) for h in step.held for i in swa_pages(h.cursors, page_size)}
-        got_swa = {(o.holder, o.at) for o in step.after.pools["swa"].owned}
-        if want_swa != got_swa:
-            return "SWA pages owned as in the reference", f"differ at {sorted(want_swa ^ got_swa)[:4]}"
+    for pool, of in (("full", full_pages), ("swa", swa_pages)):
+        if pool in step.after.pools:
+            due = cached[pool] | {(h.name, i) for h in step.held for i in of(h.cursors, page_size)}
+            owned = step.after.pools[pool].places
+            if due != owned:
+                return f"{POOL[pool]} pages owned as in the reference", f"differ at {sorted(due ^ owned)[:4]}"
     return None
 
 

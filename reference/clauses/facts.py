@@ -116,6 +116,11 @@ class Pool(_Pool):
         return frozenset(self.owned)
 
     @computed_once
+    def places(self) -> frozenset[tuple[str, int]]:
+        """Whose pages are owned, by their number in the sequence."""
+        return frozenset([(holder, at) for holder, at, _ in self.owned])
+
+    @computed_once
     def owner_of(self) -> dict[int, str]:
         """Page -> who has it; of several owners the last."""
         return {owned.page: owned.holder for owned in self.owned}

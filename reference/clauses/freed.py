@@ -32,6 +32,8 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     if not step.done or pool not in step.after.pools:
         return None
     owed, freed = owed_and_freed(step, pool)
+    if owed == freed:
+        return None
     for holder in sorted({*owed, *freed}):
         want, got = owed.get(holder, []), sorted(freed.get(holder, []))
         if want != got:

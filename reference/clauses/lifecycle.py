@@ -120,7 +120,7 @@ def _names(names: set[str]) -> str:
 )  # fmt: skip
 def _history(step: Step) -> Failure | None:
     for session in step.now.sessions:
-        got = list(step.after.sessions[session.name].history)
+        got = tuple(step.after.sessions[session.name].history)
         if got != text_tokens(session.history):
             length = text_len(session.history)
             return f"history of {session.name}: {length} tokens", _text_difference(got, length)
@@ -129,13 +129,13 @@ def _history(step: Step) -> Failure | None:
         if (facts.session, facts.origin) != (request.session, request.origin):
             want = f"{request.name}: session {request.session}, {request.origin} tokens of input"
             return want, f"session {facts.session}, {facts.origin} tokens"
-        got = list(facts.text)
+        got = tuple(facts.text)
         if got != text_tokens(request.text):
             length = text_len(request.text)
             return f"text of {request.name}: {length} tokens", _text_difference(got, length)
     return None
 
 
-def _text_difference(got: list[int], length: int) -> str:
+def _text_difference(got: tuple[int, ...], length: int) -> str:
     return f"{len(got)} tokens" if len(got) != length else "as many, but others"
 

@@ -60,9 +60,8 @@ def _rows(step: Step) -> Failure | None:
     source="kvspec",
     scope="Models with SWA.",
     needs=("window",),
-    situation=lambda s: len({o.holder for o in s.after.pools["swa"].owned}) > 1
-    if "swa" in s.after.pools
-    else False,
+    situation=lambda s: "swa" in s.after.pools and bool(owned := s.after.pools["swa"].owned)
+    and any(o.holder != owned[0].holder for o in owned),
 )
 def _one_to_one(step: Step) -> Failure | None:
     if step.after.torn_swa:
@@ -144,7 +143,7 @@ def _stale(what: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
     situation=lambda s: s.freed_something,
 )
 def _free_is_set(step: Step) -> Failure | None:
-    for name, pool in step.after.pools.items():
+    for name, pool in step.new_pools.items():
         free = pool.free_pages
         if len(free) != len(pool.free):
             twice = sorted({p for p in free if list(pool.free).count(p) > 1})
@@ -166,7 +165,7 @@ def _free_is_set(step: Step) -> Failure | None:
     situation=lambda s: len(s.after.holders) > 1,
 )
 def _one_owner(step: Step) -> Failure | None:
-    for name, pool in step.after.pools.items():
+    for name, pool in step.new_pools.items():
         free = pool.free_pages
         if len(pool.owner_of) == len(pool.owned) and free.isdisjoint(pool.owner_of):
             continue
@@ -195,7 +194,7 @@ def _one_owner(step: Step) -> Failure | None:
     situation=lambda s: s.freed_something and bool(s.after.holders),
 )
 def _none_lost(step: Step) -> Failure | None:
-    for name, pool in step.after.pools.items():
+    for name, pool in step.new_pools.items():
         lost = [p for p in range(1, pool.size + 1) if p not in pool.free_pages and p not in pool.owner_of]
         if lost:
             return f"every {name} page free or owned", f"pages {lost} are neither"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reference.clauses.facts import Facts, computed_once
+from reference.clauses.facts import Facts, NodeFacts, Pool, computed_once
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Outcome, Retract, SpecDecode,
@@ -27,7 +27,8 @@ class Step:
     before, after: the system's facts. unchanged: its view is the same as before. overreach: a choice of
     the system that the reference could not follow, in words; `now` then follows the default.
     tree_policy_is_free: the system's tree picks itself what it splits and evicts, and `now` has its shape.
-    locks_before: who had locked what in the tree, as the step before left it.
+    locks_before: who had locked what in the tree, as the step before left it. judged: every clause about a
+    state held before: what is the same object in `before` and `after` need not be asked again.
     """
 
     config: RunConfig
@@ -42,6 +43,7 @@ class Step:
     overreach: str = ""
     tree_policy_is_free: bool = False
     locks_before: Locks | None = None
+    judged: bool = False
 
     @computed_once
     def done(self) -> bool:
@@ -50,11 +52,50 @@ class Step:
 
     @computed_once
     def held_before(self) -> tuple[Holder, ...]:
-        return tuple(holders(self.was))
+        return holders(self.was)
 
     @computed_once
     def held(self) -> tuple[Holder, ...]:
-        return tuple(holders(self.now))
+        return holders(self.now)
+
+    # What is new, to be asked by clauses about states: all of it, unless the state before was judged.
+
+    @computed_once
+    def new_holders(self) -> tuple[Holder, ...]:
+        """Holders of whom something is new: of what they should read, or of what they do."""
+        if not self.judged:
+            return self.held
+        then, before, after = self.held_before, self.before.holders, self.after.holders
+        return tuple(h for h in self.held if after.get(h.name) is not before.get(h.name) or h not in then)
+
+    @computed_once
+    def new_pools(self) -> dict[str, Pool]:
+        """Pools of which somebody else has a page, or that have other pages free."""
+        before = self.before.pools if self.judged else {}
+        return {name: pool for name, pool in self.after.pools.items() if pool is not before.get(name)}
+
+    @computed_once
+    def new_nodes(self) -> list[NodeFacts]:
+        """Nodes of the tree that are not as they were."""
+        if self.after.tree is None:
+            return []
+        known = {id(n) for n in self.before.tree.nodes} if self.judged and self.before.tree else ()
+        return [node for node in self.after.tree.nodes if id(node) not in known]
+
+    @computed_once
+    def same_nodes(self) -> bool:
+        """The tree has the nodes that were judged."""
+        before, after = self.before.tree if self.judged else None, self.after.tree
+        return before is not None and after is not None and after.nodes is before.nodes
+
+    @computed_once
+    def grew(self) -> bool:
+        """The tree has nodes that it did not have."""
+        before, after = self.before.tree, self.after.tree
+        if after is None or (before is not None and before.nodes is after.nodes):
+            return False
+        known = {node.path for node in before.nodes} if before is not None else set()
+        return any(node.path not in known for node in after.nodes)
 
     @computed_once
     def swept_any(self) -> bool:
@@ -197,8 +238,10 @@ class Step:
 
     def _freed_of(self, pool: str) -> PagesByHolder:
         before, after = self.before.pools[pool], self.after.pools[pool]
-        free, kept, others = after.free_pages, after.owned_once, after.owner_of
         freed: PagesByHolder = {}
+        if before is after and self.judged:
+            return freed
+        free, kept, others = after.free_pages, after.owned_once, after.owner_of
         if before.owned_once <= kept and free.isdisjoint(before.owner_of):
             return freed
         for owned in before.owned:
@@ -241,11 +284,11 @@ class Step:
     def _hand_over(self, pool: str, owed: dict[str, set[int]]) -> None:
         """What a row hands to the tree is owed, but for pages that the tree did not have: those it takes
         over, each from the first of a batch who has it. What the tree gives up is owed."""
-        if self.after is self.before and not self._handed:
+        before, after = self.before.pools[pool], self.after.pools[pool]
+        if after is before and not self._handed:
             return
-        size = self.config.geometry.page_size
-        had, has = self.before.pools[pool].owned_once, self.after.pools[pool].owned_once
-        own = {(o.holder, o.at) for o in had}
+        size, own = self.config.geometry.page_size, before.places
+        had, has = before.owned_once, after.owned_once
         taken = {o.holder for o in has - had}
         for holder, start, end, frontier in self._handed:
             for at in range(start // size, -(-end // size)):

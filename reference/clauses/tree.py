@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.clauses.base import Failure, clause
-from reference.clauses.facts import Facts, NodeFacts, TreeFacts
+from reference.clauses.facts import NodeFacts, TreeFacts
 from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, SpecDecode, token_of, tree_key
 from reference.cursors import ceil_page
@@ -25,12 +25,6 @@ def where(node: NodeFacts) -> str:
     return f"[{node.start}, {len(node.path)}) of {path_text(node.path)}"
 
 
-def grew(step: Step) -> bool:
-    """The tree has nodes that it did not have."""
-    before = {n.path for n in step.before.tree.nodes} if step.before.tree is not None else set()
-    return step.after.tree is not None and any(n.path not in before for n in step.after.tree.nodes)
-
-
 def shrank(step: Step) -> bool:
     """The tree has given pages back."""
     return any(holder.startswith("tree ") for freed in step.freed.values() for holder in freed)
@@ -47,11 +41,11 @@ def shrank(step: Step) -> bool:
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    situation=grew,
+    situation=lambda s: s.grew,
 )
 def _shape(step: Step) -> Failure | None:
     tree, size = tree_of(step), step.config.geometry.page_size
-    if tree is None:
+    if tree is None or step.same_nodes:
         return None
     ends = {n.path for n in tree.nodes}
     first: set[Key] = set()
@@ -81,11 +75,11 @@ def _shape(step: Step) -> Failure | None:
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA.",
     needs=("tree", "window"),
-    situation=lambda s: (t := s.after.tree) is not None and grew(s) and any(not n.live for n in t.nodes)
+    situation=lambda s: (t := s.after.tree) is not None and s.grew and any(not n.live for n in t.nodes)
     and "swa" in s.after.pools,
 )  # fmt: skip
 def _live_or_dead(step: Step) -> Failure | None:
-    node = half_dead(step.after)
+    node = half_dead(step)
     if node is None:
         return None
     have = sum(1 for slot in node.swa_slots if slot)
@@ -94,9 +88,9 @@ def _live_or_dead(step: Step) -> Failure | None:
     return f"SWA slots of {where(node)} as mapped: {list(node.mapped)}", f"{list(node.swa_slots)}"
 
 
-def half_dead(facts: Facts) -> NodeFacts | None:
+def half_dead(step: Step) -> NodeFacts | None:
     """The first live node without an SWA slot for each token, or with others than are mapped."""
-    for node in facts.tree.nodes if facts.tree is not None and "swa" in facts.pools else ():
+    for node in step.new_nodes if "swa" in step.after.pools else ():
         lacks = len(node.swa_slots) != len(node.slots) or not all(node.swa_slots)
         if node.live and (lacks or list(node.swa_slots) != list(node.mapped)):
             return node
@@ -113,10 +107,10 @@ def half_dead(facts: Facts) -> NodeFacts | None:
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    situation=grew,
+    situation=lambda s: s.grew,
 )
 def _contents(step: Step) -> Failure | None:
-    found = wrong_token(step.after)
+    found = wrong_token(step)
     if found is None:
         return None
     node, pool, at = found
@@ -127,9 +121,9 @@ def _contents(step: Step) -> Failure | None:
     )
 
 
-def wrong_token(facts: Facts) -> tuple[NodeFacts, str, int] | None:
+def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     """The first slot of a node that holds another token than its path says, by its place in the node."""
-    for node in facts.tree.nodes if facts.tree is not None else ():
+    for node in step.new_nodes:
         for pool, got in (("full", node.full_read), ("SWA", node.swa_read)):
             for at, (want, stamp) in enumerate(zip(node.path[node.start :], got)):
                 if token_of(want) != stamp:
@@ -271,7 +265,7 @@ def lost_end(step: Step) -> tuple[Key, int, bool] | None:
     source="#26919",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
     of=(Extend, Decode, SpecDecode, Finish, Insert), needs=("tree", "window"),
-    situation=lambda s: grew(s) and any(True for _ in _fresh(s)),
+    situation=lambda s: s.grew and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:
     found = long_leaf(step)

@@ -16,12 +16,18 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
     """The situation of one step of the reference, such as "finish, turn, target inside a page"."""
     kind = type(command)
     if isinstance(outcome, Refused):
-        label = REFUSED.get((kind, outcome.reason))
-        return _refused(kind, outcome.reason, label is not None and label[1](was, command))
+        text = _PLAIN.get((kind, outcome.reason))
+        if text is None:
+            label = REFUSED.get((kind, outcome.reason))
+            text = _refused(kind, outcome.reason, label is not None and label[1](was, command))
+            if label is None:
+                _PLAIN[kind, outcome.reason] = text
+        return text
     return _said(kind, CASES[kind](was, command, now) if kind in CASES else ())
 
 
 _TEXTS: dict[object, str] = {}
+_PLAIN: dict[tuple[type, Reason], str] = {}  # of refusals that are all alike
 
 
 def _refused(kind: type, reason: Reason, special: bool = False) -> str:

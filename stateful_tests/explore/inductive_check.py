@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from reference.clauses import CLAUSES, about, broken
+from reference.clauses import CLAUSES, Clause, about, broken
 from reference.clauses.base import Check
 from reference.clauses.facts import Facts
 from reference.clauses.step import Step
@@ -21,12 +21,24 @@ from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Violation
 
-_REFUSALS = ("OUT-1", "OUT-2")  # clauses whose situations a refusal that changes nothing can reach
+# Clauses whose situations a refusal that changes nothing can reach.
+_REFUSALS = CLAUSES["OUT-1"], CLAUSES["OUT-2"]
+
+
 _KEPT = 100_000  # states that are remembered
 
 
 class ReferenceInState(ReferenceSystem):
     """`ReferenceSystem` that can start in any state."""
+
+    def copied(self) -> dict[str, Any]:
+        """What it is made of, to go back to."""
+        return vars(self) | {
+            "rows": self.rows.copy(), "free_rows": self.free_rows.copy(),
+            "pages": {pool: pages.copy() for pool, pages in self.pages.items()},
+            "free": {pool: free.copy() for pool, free in self.free.items()},
+            "stamps": {pool: stamps.copy() for pool, stamps in self.stamps.items()},
+        }  # fmt: skip
 
     def start_in(self, state: State) -> None:
         """Be in `state`: pages by the ledger, stamps by texts."""
@@ -54,15 +66,19 @@ class InductiveStepCheck:
 
     def __init__(self, system: ReferenceInState | None = None) -> None:
         self._system = system or ReferenceInState()
-        self._checks: dict[tuple[str, ...], tuple[list[Check], list[Check]]] = {}  # of steps, of states
+        self._checks: dict[tuple[Clause, ...], tuple[list[Check], list[Check]]] = {}  # of steps, of states
         self._asked: set[Hashable] = set()
         self.look_for(())
 
     def look_for(self, reached: Iterable[str]) -> None:
         """From now on note which situations of clauses are reached, but for those that were."""
         self.reached: set[str] = set()
-        self._situations = {c.id: c.situation for c in CLAUSES.values() if c.id not in {*reached}}
-        self._refusals = any(name in self._situations for name in _REFUSALS)
+        self._known = {*reached}
+        self._seek()
+
+    def _seek(self) -> None:
+        self._sought: dict[tuple[Clause, ...], list[Clause]] = {}
+        self._refusals = any(clause.id not in self._known for clause in _REFUSALS)
 
     def start_in(self, state: State) -> None:
         """The steps that follow start from here."""
@@ -75,17 +91,20 @@ class InductiveStepCheck:
         }
         self._ways: dict[Hashable, Facts] = {}
         self._evicted: set[int] = set()  # facts that some Evict has led to
-        self._system.__dict__ = _copied(self._start)
+        self._system.__dict__ = self._system.copied()
+
+    def asks_about(self, now: State) -> bool:
+        """Whether there is something to ask about a refusal that leads to `now`. The system would refuse in
+        the same words; where nothing has changed, what is left are situations that none has reached."""
+        return self._refusals or now is not self._was
 
     def violation(self, command: Command, now: State, outcome: Outcome, effects: Effects) -> Violation | None:
         """The first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
         was, before, after, new, still = self._was, self._before, self._before, False, False
         if isinstance(outcome, Done):
             after, new = self._after(type(command), now, effects)
-        elif now is was:
-            if not self._refusals:
-                return None  # the system would refuse it in the same words
-            still = True
+        else:
+            still = now is was
         step = Step(
             was.config, command, outcome, outcome, was, now, before, after, after is before
         )
@@ -110,9 +129,8 @@ class InductiveStepCheck:
             self._asked.add(known)
         return None
 
-    def _checks_of(self, clauses: tuple[str, ...]) -> tuple[list[Check], list[Check]]:
-        asked = [CLAUSES[c] for c in clauses]
-        of_steps, of_states = ([c.check for c in asked if c.about == what] for what in ("step", "state"))
+    def _checks_of(self, clauses: tuple[Clause, ...]) -> tuple[list[Check], list[Check]]:
+        of_steps, of_states = ([c.check for c in clauses if c.about == what] for what in ("step", "state"))
         self._checks[clauses] = of_steps, of_states
         return of_steps, of_states
 
@@ -139,17 +157,20 @@ class InductiveStepCheck:
         if new := facts is None:
             facts = facts_of(system.view(), now.config.geometry)
             seen.append((is_, facts))
-        system.__dict__ = _copied(was)
+        system.__dict__ = was
+        system.__dict__ = system.copied()
         return facts, new
 
-    def _look(self, step: Step, clauses: Iterable[str]) -> None:
+    def _look(self, step: Step, clauses: tuple[Clause, ...]) -> None:
         """Note which situations of some clauses this step reaches."""
-        sought = self._situations
-        found = [name for name in clauses if name in sought and sought[name](step)]
-        for name in found:
-            del self._situations[name]
-            self._refusals = any(name in self._situations for name in _REFUSALS)
-        self.reached.update(found)
+        sought = self._sought.get(clauses)
+        if sought is None:
+            sought = self._sought[clauses] = [c for c in clauses if c.id not in self._known]
+        found = [clause.id for clause in sought if clause.situation(step)]
+        if found:
+            self.reached.update(found)
+            self._known.update(found)
+            self._seek()
 
 
 def _violation(step: Step) -> Violation:
@@ -157,17 +178,6 @@ def _violation(step: Step) -> Violation:
     clause, (expected, observed) = failures[0]
     also, details = tuple(c.id for c, _ in failures[1:]), tuple(failure for _, failure in failures[1:])
     return Violation(clause.id, 0, expected, observed, also, details)
-
-
-def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of a system, which has dictionaries and lists, and dictionaries of those."""
-    return {name: _copy(value) for name, value in attributes.items()}
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: v.copy() if isinstance(v, (dict, list)) else v for k, v in value.items()}
-    return value.copy() if isinstance(value, list) else value
 
 
 class _Numbers(dict[int, int]):

@@ -126,6 +126,8 @@ class Expander:
                     targets.append((number, target))
             else:
                 found.refused += 1
+                if check is None or not check.asks_about(now):
+                    continue
             if check is not None:
                 violation = check.violation(command, now, outcome, effects)
                 if violation is not None:

@@ -19,7 +19,6 @@ from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.config import EngineConfig
 from reference.clauses import CLAUSES, Clause, Failure, asked, broken
-from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
@@ -28,7 +27,8 @@ from reference.commands import (
 from reference.cursors import ceil_page
 from reference.geometry import Geometry
 from reference.ledger import Phase, State, full_pages, holders, swa_pages
-from stateful_tests.lockstep.abstraction import facts_of
+from stateful_tests.lockstep import abstraction
+from stateful_tests.lockstep.abstraction import Seen
 from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed
 from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation
@@ -70,15 +70,16 @@ class Lockstep:
         self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
         self._tallies = tallies
         self._refusals = refusals
-        can = system.capabilities
+        can = self._can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         self._step: Step | None = None
+        self._judged = False  # every clause about a state was asked of this one
         self._locks: Locks = {}
         self._unstarted: Broken | None = None  # why there is no empty system, as the first command meets it
-        self._view, self._facts = _NOTHING, facts_of(_NOTHING, geometry)
+        self._seen = abstraction.look(_NOTHING, geometry)
         try:
             system.reset(geometry)
-            self._view, self._facts = self._seen()
+            self._seen = self._look()
         except UnusableImplementation:
             raise
         except (Exception, SystemExit) as error:
@@ -93,7 +94,7 @@ class Lockstep:
         was = self.state
         now, expected = model.step(was, command)
         check_serial(now)
-        can = self.system.capabilities
+        can = self._can
         if not can.mixed_batches and isinstance(command, Extend) and _mixed(was, command):
             raise UnusableImplementation(f"{self.system.name} has no mixed batches")
         if not can.swa_tail and isinstance(command, Extend) and any(lane.tail for lane in command.lanes):
@@ -103,7 +104,7 @@ class Lockstep:
         try:
             outcome = self._unstarted or checked(self.system.apply(command))
             if not isinstance(outcome, Broken):
-                view, facts = self._seen()
+                seen = self._look()
         except UnusableImplementation:  # the adapter's own fault, or nothing that the system can be asked
             raise
         except (Exception, SystemExit) as error:
@@ -126,15 +127,16 @@ class Lockstep:
         done = isinstance(outcome, Done) and isinstance(expected, Done)
         # Who is turned away may have run all the same.
         moves = together and (done or isinstance(command, Submit))
-        if can.tree_policy_is_free and moves and now.tree is not None and facts.tree is not None:
-            now = followed(was, now, command, facts)
+        if can.tree_policy_is_free and moves and now.tree is not None and seen.facts.tree is not None:
+            now = followed(was, now, command, seen.facts)
         if isinstance(command, CheckBusy) and (can.uncounted or not can.lists_holders):
             expected = _without(can, expected)
         step = Step(
-            was.config, command, expected, outcome, was, now, self._facts, facts,
-            facts is self._facts, overreach, can.tree_policy_is_free, self._locks,
+            was.config, command, expected, outcome, was, now, self._seen.facts, seen.facts,
+            seen.facts is self._seen.facts, overreach, can.tree_policy_is_free, self._locks,
+            self._judged,
         )  # fmt: skip
-        self.state, self._view, self._facts, self._step = now, view, facts, step
+        self.state, self._seen, self._step = now, seen, step
         if together:
             self._locks = step.locks
             failures = broken(step, waived=self.waived)
@@ -142,6 +144,7 @@ class Lockstep:
                 self._tally(step)
             if failures:
                 self.violation = violation_of(failures, index)
+            self._judged = self._judged or step.done
         self._ask_alone(step, index)
         return self._count(expected)
 
@@ -159,17 +162,20 @@ class Lockstep:
         if failure is not None:
             self.violation = replace(violation_of([(self._alone, failure)], index), parted=self.parted)
 
-    def _seen(self) -> tuple[View, Facts]:
-        """The system's view now, and what it comes down to."""
-        view = copied(self.system.view())
+    def _look(self) -> Seen:
+        """The system's view now, and what it comes down to; the last, where that is as it was."""
+        view = self.system.view()
+        if not self._can.new_views:
+            view = copied(view)
         if view.tree is not None:
-            nodes = sorted(view.tree.nodes, key=attrgetter("path"))
-            view = replace(view, tree=replace(view.tree, nodes=nodes))
-        return view, self._facts if _same(self._view, view) else facts_of(view, self.state.config.geometry)
+            view.tree.nodes = sorted(view.tree.nodes, key=attrgetter("path"))
+        if _same(self._seen.view, view):
+            return Seen(view, self._seen.facts, self._seen.rows, self._seen.nodes)
+        return abstraction.look(view, self.state.config.geometry, self._seen)
 
     def moment(self) -> Moment:
         """Both sides as they are now."""
-        return Moment(self.state, self._view, self._facts, self._step, self._locks)
+        return Moment(self.state, self._seen.view, self._seen.facts, self._step, self._locks)
 
     def _count(self, expected: Outcome) -> Outcome:
         if self._refusals is not None and isinstance(expected, Refused):
@@ -178,9 +184,9 @@ class Lockstep:
 
     def _tally(self, step: Step) -> None:
         assert self._tallies is not None
-        comparable = type(step.expected) is type(step.outcome)
+        comparable, tallies = type(step.expected) is type(step.outcome), self._tallies
         for clause in asked(step):
-            tally = self._tallies[clause.id]
+            tally = tallies[clause.id]
             tally.evaluated += 1
             if comparable and clause.situation(step):
                 tally.reached += 1
@@ -226,6 +232,8 @@ _FIELDS = [field.name for field in fields(View)]
 
 def _same(a: View, b: View) -> bool:
     """Equal but for the order of free lists."""
+    if a.sessions != b.sessions or a.requests != b.requests:
+        return False
     for name in _FIELDS:
         x, y = getattr(a, name), getattr(b, name)
         if x != y and not (name.startswith("free_") and sorted(x) == sorted(y)):

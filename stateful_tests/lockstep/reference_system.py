@@ -57,7 +57,8 @@ class ReferenceSystem:
                 self.free[pool].insert(0, pages.pop(key))  # not the next to go: it was free only now
             if effects.adopted[pool]:
                 self._adopt(pool, effects.adopted[pool], was)
-        self._assign()
+        if now.tree is not was.tree or _rows(now) != _rows(was):
+            self._assign()
         if now.tree is not was.tree:
             self._write_tree()
         if kind in (Extend, Decode, SpecDecode):
@@ -73,7 +74,7 @@ class ReferenceSystem:
 
     def _assign(self) -> None:
         """Give every owned (holder, page index) a page and every holder a row; take back the rest."""
-        now = {h.name: h.cursors for h in holders(self.state)}
+        now = _rows(self.state)
         for name in [n for n in self.rows if n not in now]:
             self.free_rows.append(self.rows.pop(name))
         for name in now:
@@ -107,7 +108,7 @@ class ReferenceSystem:
             if holder.request is None or holder.request.name not in then:
                 continue
             low, high = then[holder.request.name], holder.cursors.kv_committed_len
-            tokens = _tokens(holder.text, high)
+            tokens = text_tokens(holder.text, high)
             for position in range(low, holder.cursors.kv_allocated_len if low < high else low):
                 for pool, pages in self.pages.items():
                     page = pages.get((holder.name, position // page_size))
@@ -131,12 +132,12 @@ class ReferenceSystem:
         state = self.state
         return View(
             sessions={
-                s.name: SessionView(_tokens(s.history), s.closing, self._row(s.name, s.slot), s.slot)
+                s.name: SessionView(text_tokens(s.history), s.closing, self._row(s.name, s.slot), s.slot)
                 for s in state.sessions
             },
             requests={
                 r.name: RequestView(
-                    r.session, r.origin, _tokens(r.text), self._row(r.holder, r.cursors), r.cursors
+                    r.session, r.origin, text_tokens(r.text), self._row(r.holder, r.cursors), r.cursors
                 )
                 for r in state.requests
             },
@@ -151,7 +152,7 @@ class ReferenceSystem:
         )
 
     def _key(self, text: Text) -> Key:
-        return tree_key(_tokens(text), self.geometry.bigram)
+        return tree_key(text_tokens(text), self.geometry.bigram)
 
     def _row(self, holder: str, cursors: Cursors | None) -> int | None:
         return self.rows.get(holder) if cursors is not None else None
@@ -187,9 +188,9 @@ class ReferenceSystem:
         """Holds nothing."""
 
 
-@lru_cache(maxsize=4096)
-def _tokens(text: Text, length: int | None = None) -> tuple[int, ...]:
-    return tuple(text_tokens(text, length))
+def _rows(state: State) -> dict[str, Cursors]:
+    """Who has a row, and how far it goes."""
+    return {holder.name: holder.cursors for holder in holders(state)}
 
 
 @lru_cache(maxsize=4096)

@@ -56,22 +56,23 @@ _TESTS = "stateful_tests/tests"
 # What is counted, and judges nothing.
 _SITUATIONS = tuple(
     f"reference/clauses/{name}:"
-    for name in ("checks.py _checked", "tree.py grew", "tree.py shrank", "tree_locks.py locked")
+    for name in ("checks.py _checked", "step.py Step.grew", "tree.py shrank", "tree_locks.py locked")
 )
 _OF_CLAUSES = tuple(
     f"{_TESTS}/reference/test_{name}.py"
     for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
 )
+_SHORTCUTS = f"{_TESTS}/check/test_shortcuts.py"
 AREAS = (
     Area("impl/torch_kv", ("torch",), (f"{_TESTS}/torch_kv",),
          without=("impl/torch_kv/kernels.py", "impl/torch_kv/lazy.py")),
-    Area("reference/clauses", ("torch", OWN_TREE), _OF_CLAUSES, fixtures=True,
+    Area("reference/clauses", ("torch", OWN_TREE), (*_OF_CLAUSES, _SHORTCUTS), fixtures=True,
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),
     # The vocabulary is everybody's: two systems that share a fault agree.
     Area("reference", ("torch", OWN_TREE), (f"{_TESTS}/reference",),
          without=("reference/clauses", "reference/blocks", "reference/commands.py", "reference/geometry.py",
-                  "reference/given.py")),
+                  "reference/given.py", "reference/cursors.py owed_")),  # of which proofs alone ask
 )  # fmt: skip
 
 

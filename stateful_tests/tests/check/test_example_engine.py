@@ -9,6 +9,7 @@ from pathlib import Path
 
 import kvspec
 import pytest
+from hypothesis import settings
 
 from impl.example_engine import ExampleEngine, make
 
@@ -56,8 +57,10 @@ def test_a_fault_is_found(
     fault: type[ExampleEngine], clause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    machine = kvspec.machine(fault, modes=[kvspec.Mode.FREE])
+    machine.TestCase.settings = settings(max_examples=500)  # the first failure ends it
     with pytest.raises(kvspec.ClauseViolated) as found:
-        kvspec.machine(fault, modes=[kvspec.Mode.FREE]).TestCase("runTest").debug()
+        machine.TestCase("runTest").debug()
     saved = [file for file in tmp_path.glob("traces/*.json") if clause.lower() in file.name]
     message = str(found.value)
     assert "because" in message

@@ -190,7 +190,7 @@ def test_states_compare_and_hash_by_content() -> None:
 
 def test_texts() -> None:
     text = ((1, 3), (4, 5))
-    assert text_tokens(text) == [1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4]
+    assert text_tokens(text) == (1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4)
     assert [text_cut(text, n) for n in (0, 2, 3, 4)] == [(), ((1, 2),), ((1, 3),), ((1, 3), (4, 4))]
 
 

@@ -1,0 +1,148 @@
+"""What a lockstep leaves out would say nothing: with all facts gathered anew, and every clause asked of all
+of them, it sees the same at every step, on systems that are right and on wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from impl.bugs import BUGS
+from impl.torch_kv.system import TorchKV
+from reference.commands import Command, Done, Mode, Outcome, Submit
+from reference.ledger import State, text_len
+from reference.rules.base import RULES, RuleContext
+from stateful_tests.check.tiers import sizes_for
+from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.next_command import propose
+from stateful_tests.generate.run_profile import MACHINES, draw_profile
+from stateful_tests.lockstep import abstraction
+from stateful_tests.lockstep.abstraction import Seen
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.results import Violation
+from stateful_tests.lockstep.systems import resolve
+
+
+class Thorough(Lockstep):
+    """Takes no short way."""
+
+    _judged = property(lambda self: False, lambda self, judged: None)
+
+    def _look(self) -> Seen:
+        seen = super()._look()
+        if seen.facts is self._seen.facts:
+            return seen
+        return abstraction.look(seen.view, self.state.config.geometry)
+
+
+def both_ways(
+    make: Callable[[], Any], machine: str, seed: int, *, preset: str = "page2", steps: int = 60
+) -> Violation | None:
+    """What a random run violates, the same both ways."""
+    geometry, source = sizes_for(machine, preset), RandomChoices(f"short/{machine}/{seed}")
+    runs = [kind(make(), geometry, Mode.FREE) for kind in (Lockstep, Thorough)]
+    profile = draw_profile(source, runs[0].system.capabilities, machine)
+    for _ in range(steps):
+        command = propose(runs[0].state, source, profile)
+        for run in runs:
+            run.do(command)
+        short, thorough = runs
+        assert short.violation == thorough.violation
+        assert short.moment().facts == thorough.moment().facts
+        if short.violation is not None:
+            break
+    return runs[0].violation
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("make", [ReferenceSystem, TorchKV])
+def test_right_systems(machine: str, make: type) -> None:
+    assert [both_ways(make, machine, seed, preset="page4") for seed in range(3)] == [None] * 3
+
+
+def test_named_bugs() -> None:
+    """Each in one run; many are met."""
+    machines = [*MACHINES]
+    runs = ((lambda bug=bug: resolve(f"torch+{bug}"), machines[n % 3], n) for n, bug in enumerate(BUGS))
+    met = [violation for run in runs if (violation := both_ways(*run, steps=40)) is not None]
+    assert len(met) > len(BUGS) // 5, len(met)
+
+
+class Spoils(TorchKV):
+    """Does something to what a command is not about."""
+
+    def apply(self, command: Command) -> Outcome:
+        outcome = super().apply(command)
+        if isinstance(outcome, Done):
+            self.spoil(command)
+        return outcome
+
+    def spoil(self, command: Command) -> None:
+        raise NotImplementedError
+
+
+class WritesToAnIdleRow(Spoils):
+    def spoil(self, command: Command) -> None:
+        idle = [s.slot for s in self.sessions.values() if s.slot is not None and s.turn is None]
+        if idle and isinstance(command, Submit) and idle[0].cursors.kv_committed_len:
+            self.store.full.stamps[self.store.req_to_token[idle[0].row, 0].long()] = 7
+
+
+class UnmapsAnIdleRow(Spoils):
+    def spoil(self, command: Command) -> None:
+        idle = [s.slot for s in self.sessions.values() if s.slot is not None and s.turn is None]
+        if idle and isinstance(command, Submit) and idle[0].cursors.kv_allocated_len:
+            last = idle[0].cursors.kv_allocated_len - 1
+            self.store.full_to_swa[self.store.req_to_token[idle[0].row, last].long()] = 0
+
+
+class FreesAPageTwice(Spoils):
+    def spoil(self, command: Command) -> None:
+        if isinstance(command, Submit) and self.serial == 3 and self.store.full.available:
+            self.store.full.give(self.store.full.free_pages()[:1].clone())
+
+
+class LosesALock(Spoils):
+    def spoil(self, command: Command) -> None:
+        for node in [*self.tree.root.children.values()] if self.tree is not None and self.serial > 2 else ():
+            node.locks[0] = max(0, node.locks[0] - isinstance(command, Submit))
+
+
+class MovesANode(Spoils):
+    def spoil(self, command: Command) -> None:
+        nodes = [*self.tree.root.children.values()] if self.tree is not None else []
+        if len(nodes) > 1 and isinstance(command, Submit):
+            nodes[0].slots = nodes[1].slots[:1].expand(len(nodes[0].key))
+
+
+@pytest.mark.parametrize(
+    ("make", "machine", "clause"),
+    [
+        (WritesToAnIdleRow, "sessions", "READ-1"), (UnmapsAnIdleRow, "sessions", "MAP-2"),
+        (FreesAPageTwice, "sessions", "OWN-2"), (LosesALock, "both", "TREE-6"),
+        (MovesANode, "both", "TREE-3"),
+    ],
+)  # fmt: skip
+def test_what_a_command_is_not_about(make: type[Spoils], machine: str, clause: str) -> None:
+    met = [both_ways(make, machine, seed) for seed in range(8)]
+    assert clause in {violation.clause for violation in met if violation is not None}
+
+
+def test_what_the_reference_has_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submit changes the history of another session; the system shows what it has shown before."""
+    right = RULES[Submit].carry_out
+
+    def wrong(state: State, command: Submit, context: RuleContext) -> State:
+        now = right(state, command, context)
+        for session in now.sessions:
+            if session.history and session.name != command.session:
+                other = ((99, text_len(session.history)),)
+                return now.with_session(session._replace(history=other))
+        return now
+
+    monkeypatch.setitem(RULES, Submit, replace(RULES[Submit], carry_out=wrong))
+    met = [both_ways(TorchKV, "sessions", seed) for seed in range(8)]
+    assert ("SES-1", "READ-1") in {violation.clauses[:2] for violation in met if violation is not None}
