@@ -110,4 +110,4 @@ def _with(tree: type[OwnTree]) -> OwnTreeEngine:
 )  # fmt: skip
 def test_its_faults_are_named(fault: type, clause: str) -> None:
     found = campaign.first_violation(_with(fault) if issubclass(fault, OwnTree) else fault(), PLAN)
-    assert found is not None and found[0].clause == clause, found
+    assert found is not None and clause in found[0].clauses, found
