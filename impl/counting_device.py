@@ -100,6 +100,8 @@ class DeviceTensor(torch.Tensor):
         counts, name = _counts[-1], func.overloadpacket.__name__
         counts.operators[name] += 1
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        if "out" in kwargs:
+            raise NotImplementedError(f"{name} into a tensor on {NAME}, which may change its size")
         to_host = name == "_to_copy" and kwargs.get("device") == _HOST
         if name == "copy_":
             return _copy(*args)
@@ -146,6 +148,7 @@ _KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "empty_strided": _fresh(lambda *sizes, dtype: torch.empty_strided(*sizes, dtype=dtype).fill_(85)),
     "arange": _fresh(torch.arange),
     "arange.start": _fresh(torch.arange),
+    "arange.start_step": _fresh(torch.arange),
     # What `torch.tensor(..., device=...)` comes to, past __torch_dispatch__.
     "_copy_from": lambda source, to, non_blocking=False: _copy(to, source, non_blocking),
 }

@@ -17,9 +17,9 @@ LIMITS = {
     "swa_pages": 1 << 14,
     "rows": 1 << 10,
     "width": 1 << 14,
+    "pool_tokens": 1 << 18,
+    "row_cells": 1 << 20,
 }
-MAX_POOL_TOKENS = 1 << 18
-MAX_ROW_CELLS = 1 << 20
 SETTING = r"[A-Za-z][A-Za-z0-9_.-]{0,79}", r"[A-Za-z0-9_.,:-]{1,40}"  # its name, its value
 
 
@@ -76,10 +76,10 @@ class Geometry:
             raise GeometryError("bigram", "needs a tree")
         if self.window is None and self.swa_pages:
             raise GeometryError("swa_pages", "must be 0 when window is null (no SWA pool)")
-        if max(self.full_pages, self.swa_pages) * self.page_size > MAX_POOL_TOKENS:
-            raise GeometryError("full_pages", f"a pool may hold at most {MAX_POOL_TOKENS} tokens")
-        if self.rows * self.width > MAX_ROW_CELLS:
-            raise GeometryError("rows", f"rows * width may be at most {MAX_ROW_CELLS} cells")
+        if max(self.full_pages, self.swa_pages) * self.page_size > LIMITS["pool_tokens"]:
+            raise GeometryError("full_pages", f"a pool may hold at most {LIMITS['pool_tokens']} tokens")
+        if self.rows * self.width > LIMITS["row_cells"]:
+            raise GeometryError("rows", f"rows * width may be at most {LIMITS['row_cells']} cells")
 
     @property
     def pools(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def smaller(a: N, b: N) -> N:
 
 def whole(length: N, size: int) -> N:
     """length // size, rounding down: on tensors without the detour that the operator takes in Python."""
-    return length // size if isinstance(length, int) else length.floor_divide(size)
+    return length // size if isinstance(length, int) else length.floor_divide(size) if size > 1 else length
 
 
 class CursorHolder(Protocol):

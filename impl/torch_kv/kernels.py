@@ -1,4 +1,5 @@
-"""Triton kernel behind KVStore.alloc_extend on CUDA, imported there alone: triton is optional."""
+"""Triton kernel behind KVStore.alloc_extend on CUDA, imported there alone: triton is optional. For pages of
+one token torch needs no more operators than that."""
 
 # No `from __future__ import annotations`: triton reads the annotations of a kernel.
 from typing import Any
@@ -37,7 +38,7 @@ def _fill(
     last = tl.load(cells + start - 1, mask=start > 0, other=0).to(tl.int64)
     taken = tl.load(new_full + offset + rank, mask=fresh, other=0)
     slot = tl.where(fresh, taken, last // page_size) * page_size + position % page_size
-    tl.store(cells + position, slot.to(tl.int32), mask=mine)
+    tl.store(cells + position, slot, mask=mine)
     if has_swa:
         opened = tl.load(full_to_swa + last) // page_size
         taken = tl.load(new_swa + offset + rank, mask=fresh, other=0)

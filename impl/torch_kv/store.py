@@ -8,7 +8,7 @@ all device work is a fixed number of operators per call.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from impl.torch_kv.cursors import CursorTable, N, whole
@@ -17,28 +17,30 @@ from impl.torch_kv.pool import PagePool
 from reference.geometry import Geometry
 
 
-def ragged(start: Tensor, count: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """The numbers [start[i], start[i] + count[i]) of every lane i, end to end.
+def each(values: Tensor, count: Tensor, total: int) -> Tensor:
+    """values[i] count[i] times, of every lane, end to end: int64 [total], or [1] of a single lane.
 
-    start, count: int64 [B] on one device; total: sum of count, known on the host so that nothing
-    waits for the device. Returns (lane, value), int64 [total] each.
+    values, count: int64 [B] on one device; total: sum of count, known on the host so that nothing waits
+    for the device.
     """
-    lane = torch.repeat_interleave(count, output_size=total)
-    before = count.cumsum(0) - count
-    value = (start - before).take(lane)
-    value += torch.arange(total, dtype=torch.int64, device=start.device)
-    return lane, value
+    return values if len(values) == 1 else torch.repeat_interleave(values, count, output_size=total)
+
+
+def ragged(start: Tensor, count: Tensor, total: int, step: int = 1) -> Tensor:
+    """start[i], start[i] + step, ... of all lanes, count[i] of them, end to end: int64 [total]; see each."""
+    steps = torch.arange(0, total * step, step, dtype=torch.int64, device=start.device)
+    if len(start) > 1:
+        start = start - (count.cumsum(0) - count) * step
+    return steps.add_(each(start, count, total))
 
 
 class BatchSpan(NamedTuple):
-    """Token positions of a batch, end to end: int64 [T] each.
+    """Token positions of a batch, end to end.
 
-    lane: whose; position: in its row; cell: the same in req_to_token laid flat. origin: int64 [B], cell
-    of position 0 of each lane. longest: most positions of a lane.
+    cell: int64 [T], where they stand in req_to_token laid flat; origin: int64 [B], cell of position 0 of each
+    lane; longest: most positions of a lane.
     """
 
-    lane: Tensor
-    position: Tensor
     cell: Tensor
     origin: Tensor
     longest: int
@@ -50,7 +52,7 @@ class KVStore:
     req_to_token: int32 [rows, width] on `device`: position -> full slot.
     full_to_swa: int64 [(full_pages + 1) * page_size] on `device`: full slot -> SWA slot, 0 for none;
         empty without SWA.
-    full, swa: the pools (`swa` None without SWA).
+    full, swa: the pools (`swa` None without SWA); pools: those there are, in this order.
     cursors: of the requests that use the rows. slot_cursors: of the sessions' slots that name them; a
         slot lent to a request keeps its cursors as they were then, hence a second table.
     free_rows: host list of rows that nobody holds; the next one handed out is the last.
@@ -65,14 +67,17 @@ class KVStore:
         self.width = geometry.width
         self.device = device
         self.full = self.pool_class(geometry.full_pages, size, device, checked)
+        self.pools = [self.full]
         self.swa: PagePool | None = None
         slots = 0
         if geometry.window is not None:
             self.swa = self.pool_class(geometry.swa_pages, size, device, checked)
+            self.pools.append(self.swa)
             slots = (geometry.full_pages + 1) * size
         self.full_to_swa = torch.zeros(slots, dtype=torch.int64, device=device)
         self.req_to_token = torch.zeros((geometry.rows, geometry.width), dtype=torch.int32, device=device)
         self._cells = self.req_to_token.view(-1)
+        self._offsets = torch.arange(size, dtype=torch.int64, device=device)
         self.cursors = CursorTable(geometry.rows, device)
         self.slot_cursors = CursorTable(geometry.rows, device)
         self.free_rows = list(range(geometry.rows - 1, -1, -1))
@@ -94,26 +99,27 @@ class KVStore:
 
     def span(self, row: Tensor, start: Tensor, count: Tensor, counts: list[int]) -> BatchSpan:
         """Positions [start[i], start[i] + count[i]) of each row. counts: count as the host knows it."""
-        lane, position = ragged(start, count, sum(counts))
         origin = row * self.width
-        return BatchSpan(lane, position, origin.take(lane) + position, origin, max(counts))
+        return BatchSpan(ragged(origin + start, count, sum(counts)), origin, max(counts))
 
     def span_of_one(self, row: Tensor, start: Tensor) -> BatchSpan:
         """Position start[i] of each row."""
-        lane = torch.arange(row.numel(), dtype=torch.int64, device=self.device)
         origin = row * self.width
-        return BatchSpan(lane, start, origin + start, origin, 1)
+        return BatchSpan(origin + start, origin, 1)
 
     # Allocation. Arithmetic on single lanes (ints) and batches (tensors) alike.
 
     def open_index(self, start: N) -> N:
         """Index of the first page that an allocation from position `start` on takes anew (OWN-5)."""
-        return whole(start + (self.page_size - 1), self.page_size)
+        size = self.page_size
+        return -(-start // size) if isinstance(start, int) else whole(start + (size - 1), size)
 
     def pages(self, starts: Sequence[int], ends: Sequence[int]) -> int:
         """Pages that positions [starts[i], ends[i]) take anew: the open page is filled first."""
         size = self.page_size
-        return sum(-(-end // size) - self.open_index(start) for start, end in zip(starts, ends, strict=True))
+        if size == 1:
+            return sum(ends) - sum(starts)
+        return sum([-(-end // size) for end in ends]) - sum([self.open_index(start) for start in starts])
 
     def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int) -> Tensor:
         """Slots in both pools for positions [start[i], end[i]) of each row; fills rows and mapping.
@@ -121,27 +127,44 @@ class KVStore:
         span: those positions, pages: the pages they take; an empty range takes nothing. Returns the
         full slots, int64 [T]. Raises OutOfPagesError.
         """
+        size = self.page_size
+        if size == 1:
+            return self._enter(span, *(self._take(pool, start, end, pages) for pool in self.pools))
         opened = self.open_index(start)
-        offset = self._lane_offset(whole(end + (self.page_size - 1), self.page_size) - opened)
+        fresh = whole(end + (size - 1), size) - opened
+        offset = fresh.cumsum(0) - fresh
         if self.use_kernel:
             from impl.torch_kv import kernels
 
             if span.longest:
                 lanes = torch.stack((row, start, end - start, offset))
                 full, swa = self.full.take(pages), None if self.swa is None else self.swa.take(pages)
-                kernels.fill(
-                    lanes, span.longest, full, swa, self.req_to_token, self.full_to_swa, self.page_size
-                )
+                kernels.fill(lanes, span.longest, full, swa, self.req_to_token, self.full_to_swa, size)
             return self.slots(span)
-        rank = whole(span.position, self.page_size) - opened.take(span.lane)
-        at = torch.where(rank < 0, span.lane, (offset + len(row)).take(span.lane) + rank)
-        return self._lay(start, span, at, pages)
+        # Pages in the order of positions: of each lane the one that may be open, then its new ones.
+        lane = torch.arange(len(row), dtype=torch.int64, device=self.device)
+        first = offset + lane
+        new = torch.arange(1, pages + 1, dtype=torch.int64, device=self.device).add_(each(lane, fresh, pages))
+        # From a cell to its place among the slots of these pages.
+        place = span.cell + each((first + 1 - opened) * size - span.origin, end - start, len(span.cell))
+        slots = []
+        for pool, last in zip(self.pools, self._last(span.origin + start)):
+            table = torch.empty(len(row) + pages, dtype=torch.int64, device=self.device)
+            table.put_(first, whole(last, size)).put_(new, self._take(pool, start, end, pages))
+            slots.append(self._slots_of(table).take(place))
+        return self._enter(span, *slots)
 
     def alloc_decode(self, row: Tensor, start: Tensor, span: BatchSpan, pages: int) -> Tensor:
         """One slot in both pools at position start[i] of each row: alloc_extend by one token."""
-        full = start % self.page_size == 0
-        at = torch.where(full, self._lane_offset(full.long()) + len(row), span.lane)
-        return self._lay(start, span, at, pages)
+        size = self.page_size
+        if pages == len(row):
+            return self._enter(span, *(pool.take(pages) * size for pool in self.pools))
+        slots = [last + 1 for last in self._last(span.cell)]
+        if pages:
+            full = start % size == 0
+            for after, pool in zip(slots, self.pools):
+                after.masked_scatter_(full, pool.take(pages) * size)
+        return self._enter(span, *slots)
 
     def alloc_tail(
         self, full: BatchSpan, tail: BatchSpan, start: Tensor, live: Tensor, end: Tensor, pages: list[int]
@@ -161,31 +184,32 @@ class KVStore:
         """Slots of `pages` new pages of a pool for the positions of `span`."""
         size = self.page_size
         first = whole(start, size)
-        offset = self._lane_offset(whole(end + (size - 1), size) - first)
-        at = (offset - first).take(span.lane) + whole(span.position, size)
-        return pool.take(pages).take(at) * size + span.position % size
+        fresh = whole(end + (size - 1), size) - first
+        skip = (fresh.cumsum(0) - fresh - first) * size - span.origin
+        return self._slots_of(pool.take(pages)).take(span.cell + each(skip, end - start, len(span.cell)))
 
-    def _lay(self, start: Tensor, span: BatchSpan, at: Tensor, pages: int) -> Tensor:
-        """Take `pages` pages of each pool and lay them under the positions of `span`.
+    def _take(self, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:  # noqa: ARG002
+        """`pages` new pages of a pool for positions [start[i], end[i]) of every lane, end to end."""
+        return pool.take(pages)
 
-        at: int64 [T], page of each position: its lane's number for the open page of the lane, which
-        ends before start[lane], or the number of lanes plus the rank among the new pages.
-        """
-        size = self.page_size
-        # A lane that starts at 0 has no open page: what stands before its cell, round the corner, is unused.
-        last = self._cells.take(span.origin + (start - 1)).long()
-        offset = span.position % size
-        table = torch.cat((whole(last, size), self.full.take(pages)))
-        slots = table.take(at) * size + offset
+    def _last(self, cell: Tensor) -> Iterator[Tensor]:
+        """Slots in each pool of what stands before `cell`, int64 [B]. Before position 0 that is round the
+        corner, and unused."""
+        last = self._cells.take(cell - 1).long()
+        yield last
         if self.swa is not None:
-            table = torch.cat((whole(self.full_to_swa.take(last), size), self.swa.take(pages)))
-            self._map(slots, table.take(at) * size + offset)
-        self._cells.put_(span.cell, slots.int())
-        return slots
+            yield self.full_to_swa.take(last)
 
-    def _lane_offset(self, take: Tensor) -> Tensor:
-        """Where each lane's new pages begin among those of the batch."""
-        return take.cumsum(0) - take
+    def _slots_of(self, pages: Tensor) -> Tensor:
+        """All slots of `pages`, int64 [n]: int64 [n * page_size]."""
+        return (pages.unsqueeze(1) * self.page_size + self._offsets).view(-1)
+
+    def _enter(self, span: BatchSpan, slots: Tensor, swa_slots: Tensor | None = None) -> Tensor:
+        """Enter slots for the positions of `span`, int64 [T], in rows and mapping. Returns the full ones."""
+        if swa_slots is not None:
+            self._map(slots, swa_slots)
+        self.name(span, slots)
+        return slots
 
     def _map(self, slots: Tensor, swa_slots: Tensor) -> None:
         """Enter the SWA slots of newly allocated full slots."""
@@ -196,11 +220,10 @@ class KVStore:
 
         Raises OutOfPagesError, as alloc_extend.
         """
-        offset = torch.arange(self.page_size, dtype=torch.int64, device=self.device)
-        slots = (self.full.take(pages).unsqueeze(1) * self.page_size + offset).view(-1)
+        slots = [self._slots_of(pool.take(pages)) for pool in self.pools]
         if self.swa is not None:
-            self._map(slots, (self.swa.take(pages).unsqueeze(1) * self.page_size + offset).view(-1))
-        return slots
+            self._map(*slots)
+        return slots[0]
 
     def name(self, span: BatchSpan, slots: Tensor) -> None:
         """Rows name full slots `slots`, int64 [T], at the positions of `span`; nothing is taken or freed."""
@@ -236,9 +259,14 @@ class KVStore:
         pages, swa_pages: how many that is. The mapping of a freed full page is cleared whole. Checked
         pools raise PoolError.
         """
-        self.free_swa(row, swa_first, end, swa_pages)
+        same = self.swa is not None and pages == swa_pages  # for no SWA page goes without its full page
+        if not same:
+            self.free_swa(row, swa_first, end, swa_pages)
         if pages:
-            self._free_full(whole(self._page_starts(row, first, end, pages), self.page_size))
+            slots = self._page_starts(row, first, end, pages)
+            if same:
+                self._free_swa(slots)
+            self._free_full(whole(slots, self.page_size))
 
     def free_starts(self, slots: Tensor, swa_slots: Tensor) -> None:
         """Free pages that no row names, each by its first full slot.
@@ -272,5 +300,6 @@ class KVStore:
 
     def _page_starts(self, row: Tensor, first: Tensor, end: Tensor, pages: int) -> Tensor:
         """First full slot of each page [first, end) of each row: int64 [pages]."""
-        lane, index = ragged(first, (end - first).clamp(min=0), pages)
-        return self._cells.take((row * self.width).take(lane) + index * self.page_size).long()
+        size = self.page_size
+        count = (end - first).clamp_(min=0) if len(row) > 1 else end  # of a single lane it is not asked
+        return self._cells.take(ragged(row * self.width + first * size, count, pages, size)).long()

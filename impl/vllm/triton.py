@@ -1,5 +1,5 @@
-"""As much of Triton as the small kernels of a worker need that keep lengths, tokens and block tables: a
-program at a time, on the CPU. They are the release's own code; a mask of a scalar access is respected too."""
+"""As much of Triton as small kernels need that keep lengths, tokens, slots and block tables: a program at a
+time, on the CPU. A mask of a scalar access is respected too."""
 
 from __future__ import annotations
 

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -223,38 +217,3 @@ def test_freeing_costs_what_is_freed() -> None:
     once, twice, fourfold = (cost_of_free(pages=256, freed=n) for n in (16, 32, 64))
     assert 0 < twice - once < once + 16
     assert fourfold - twice == 2 * (twice - once)
-
-
-SCRIPT = """
-import random, torch
-from impl.torch_kv.store import KVStore
-from reference.geometry import Geometry
-from stateful_tests.tests.support.allocation import extend
-choose = random.Random(7)
-for case in range(25):
-    page, window = choose.choice([1, 2, 4, 16]), choose.choice([None, 3])
-    size = Geometry(page, window, 600, 600 if window else 0, rows=3, width=200)
-    a, b = (KVStore(size, torch.device("cpu")) for _ in range(2))
-    b.use_kernel = True
-    starts = [0, 0, 0]
-    for _ in range(3):
-        ends = [choose.choice([s, min(200, s + 5), choose.randint(s, 200)]) for s in starts]
-        for store in (a, b):
-            extend(store, [2, 0, 1], starts, ends)
-        starts = ends
-        assert torch.equal(a.req_to_token, b.req_to_token), (case, size)
-        assert torch.equal(a.full_to_swa, b.full_to_swa), (case, size)
-        assert torch.equal(a.full.free_pages(), b.full.free_pages())
-print("agree")
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_the_kernel_agrees_with_torch_in_the_interpreter() -> None:
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=env, cwd=root, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == "agree"
