@@ -5,6 +5,8 @@ What each rule does is in test_rules.py, on every transition of small scopes, an
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from reference.commands import (
@@ -63,7 +65,7 @@ REFUSALS: list[tuple[Reason, list[Command], Command]] = [
     (Reason.WRONG_PHASE, [*FIRST, Retract("r1")], Abort("r1", marked=True)),
     (Reason.BAD_LENGTH, FIRST, Finish("r1", 2)),
     (Reason.BAD_LENGTH, FIRST, Finish("r1", 0)),
-    (Reason.BAD_LENGTH, FIRST, Retract("r1", 1)),
+    (Reason.BAD_LENGTH, FIRST, Retract("r1", 2)),
     (Reason.BAD_LENGTH, FIRST, SpecDecode((Draft("r1", 2, 3),))),
     (Reason.BAD_LENGTH, FIRST, EvictSwa("r1", 11)),
     (Reason.ROW_TOO_SHORT, [Open("s1")], Submit("r1", "s1", 33)),
@@ -84,6 +86,8 @@ PAIRS: list[tuple[Reason, list[Command], Command, Geometry]] = [
     (Reason.SESSION_CLOSING, [*FIRST, Close("s1")], Submit("r2", "s1", 1), PAGE4),  # and turn_in_flight
     (Reason.TURN_IN_FLIGHT, FIRST, Submit("r2", "s1", 1, rewind=1), PAGE4),  # and shrinking_prefix
     (Reason.WRONG_PHASE, [Submit("r1", None, 1)], EvictSwa("r1", 9), preset("no-swa")),  # and no_swa
+    # A tree has the prompt by its result, so that is processed.
+    (Reason.BAD_LENGTH, FIRST, Retract("r1", 1), replace(PAGE4, tree=True)),
     (Reason.NO_SWA, turn("r1", None, 4), EvictSwa("r1", 9), preset("no-swa")),  # and bad_length
     (Reason.BAD_LENGTH, FIRST, SpecDecode((Draft("r1", 40, 41),)), PAGE4),  # and row_too_short
     (

@@ -25,7 +25,7 @@ from reference.commands import Command, Outcome, Retract
 from reference.geometry import Geometry
 
 ONLY_IN_A_SERVER = ("queue", "abort", "result", "step")
-NO_SCHEDULERS = {"Match", "Unlock", "Insert", "Evict", "Account", "CheckBusy", "CheckIdle"}
+NO_SCHEDULERS = {"Match", "Unlock", "Insert", "Evict", "CheckBusy", "CheckIdle", "Launch", "Settle"}
 
 
 class WatchedRelease(SGLangSystem):
