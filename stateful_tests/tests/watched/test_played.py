@@ -67,11 +67,14 @@ def note(lives: Lives, command: Command, name: Any) -> None:
             lives[name(request)].append(("abort",))
 
 
-def joined(life: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    """A round in one, whose launch has claimed a token and whose result accepts the others."""
+def told_alike(life: list[tuple[object, ...]], claims: bool) -> list[tuple[object, ...]]:
+    """As a log tells it: who is given up as the last resort is retracted first; where rounds claim a token as
+    they are launched, the result accepts the others."""
     found: list[tuple[object, ...]] = []
     for what, *more in life:
-        if what == "accept" and found and found[-1][0] == "accept":
+        if what == "abort" and found and found[-1][0] == "retract":
+            found.pop()
+        if claims and what == "accept" and found and found[-1][0] == "accept":
             more = [found.pop()[1] + more[0]]  # type: ignore[operator]
         found.append((what, *more))
     return found
@@ -119,8 +122,6 @@ def test_what_is_played_validates(version: str, how: str, tmp_path: Path) -> Non
             continue  # results come later than they are played; or anything may have happened
         for name, life in lives.items():
             compared += 1
-            same = told.lives[name]
-            if log.header.claims:
-                same, life = joined(same), joined(life)
+            same, life = (told_alike(each, bool(log.header.claims)) for each in (told.lives[name], life))
             assert (same if conforms else same[: len(life)]) == life, (folder.name, name)
     assert compared > 10 or how == "overlap"
