@@ -15,7 +15,7 @@ Serials and letters of prompts, with a tree. Tokens are compared for equality. T
 Moments. Rules ask which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
     before that anything was used at, and so on; full and SWA apart. Without a window no rule asks swa_used.
 `swept` and `known`. Only the reason UNFAITHFUL asks them, so free mode keeps neither. In faithful mode they
-    are compared with targets past origin, so a `swept` up to origin is none.
+    are compared with targets from origin on, so a `swept` below origin is none.
 
 test_explorer.py compares all of this with a search that leaves nothing out.
 """
@@ -180,7 +180,7 @@ class CanonicalStates:
         turn, tree = None, self.scope.geometry.tree
         if request is not None:
             r, faithful = request, self.scope.mode is Mode.FAITHFUL
-            swept, known = (r.swept if r.swept > r.origin else 0, r.known) if faithful else (0, (0, 0))
+            swept, known = (r.swept if r.swept >= r.origin else 0, r.known) if faithful else (0, (0, 0))
             serial, history = (r.serial, r.history) if tree else (0, ())
             turn = RequestPart(
                 serial, history, r.origin, r.output, r.phase, r.started, swept, known, r.cursors,

@@ -141,7 +141,7 @@ def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not() -> None:
 
 
 def test_the_same_seed_gives_the_same_check_however_many_processes_run_it() -> None:
-    asked = plan("smoke", presets=["page1", "page2"], examples=6, steps=25, seed=8, machines=["sessions"])
+    asked = plan("smoke", presets=["page1", "page2"], examples=6, steps=25, seed=4, machines=["sessions"])
     asked, impl = replace(asked, after_finding=150), "torch+pr22862-tail"
     system, processes = resolve(impl), Processes(2)
     try:

@@ -87,11 +87,12 @@ def test_what_a_system_cannot_follow_is_listed() -> None:
 def test_what_mostly_violates_is_left_out_and_all_else_is_run() -> None:
     scope = replace(TINY, mode=Mode.FAITHFUL)
     tour = live(resolve("torch+pr22862-tail"), scope)
-    assert tour.lost.keys() == {
+    beyond = "nothing that it follows leads there"  # what only such an admission leads to
+    assert {each for each in tour.lost if each[1] != beyond} == {
         ("admit", "violates the specification"), ("admit", "left out: steps of its situation violate")
     }  # fmt: skip
-    assert tour.followed + sum(tour.lost.values()) == tour.transitions
-    assert tour.refused == tour.refusals
+    assert tour.followed + tour.refused + sum(tour.lost.values()) == tour.transitions + tour.refusals
+    assert tour.followed > 800
 
 
 class _Unmixed(ReferenceSystem):
