@@ -24,7 +24,7 @@ from stateful_tests.blindspots.monitors import MONITORS
 from stateful_tests.check.tiers import sizes_for
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import LATE, draw_geometry, draw_profile
+from stateful_tests.generate.run_profile import draw_geometry, draw_profile
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.traces.files import load
@@ -100,8 +100,8 @@ def draw(mode: Mode, seed: int, run: int, steps: int = STEPS, machine: str = "se
     """A seeded run of a machine: presets in turn, every fourth with drawn sizes, closed by a finale. What no
     faithful scheduler would do is left out in faithful mode."""
     source = RandomChoices(f"blindspots/{seed}/{mode}/{run}/{machine}")
-    can = Capabilities(commands=Capabilities().commands - LATE)  # no monitor can tell what is claimed
-    profile = replace(draw_profile(source, can, machine), invalid_rate=_INVALID)
+    at_once = Capabilities(commands=Capabilities().commands - {"Launch", "Settle"})  # monitors see no rounds
+    profile = replace(draw_profile(source, at_once, machine), invalid_rate=_INVALID)
     geometry = sizes_for(machine, tuple(PRESETS)[run % len(PRESETS)])
     if run % 4 == 3:
         geometry = draw_geometry(source, geometry)
