@@ -44,7 +44,7 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
             taken = had < length <= before.cursors.kv_committed_len
         if whole and taken:
             key = tree_key(text_tokens(request.text), bigram)[:length]
-            tree = radix.lock(radix.unlock(tree, request.holder), request.holder, key)
+            tree = _relocked(tree, was, request.holder, key)
             cursors = cursors._replace(cache_protected_len=length)
         swept = seen.cursors.swa_evicted_seqlen
         if max(swept, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
@@ -56,7 +56,7 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         length = len(facts.tree.lock_holders.get(command.holder, ()))
         if len(locked) <= length and length % tree.page_size == 0:
             key = key_of(command.prompt, bigram)[:length]
-            tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)
+            tree = _relocked(tree, was, command.holder, key)
     if tree.window is not None:  # what a holder's window has left behind may be given back
         past = {r.holder: r.cursors.kv_committed_len - tree.window for r in state.requests if r.cursors}
         pins = {n.path: n.swa_locks for n in facts.tree.nodes}
@@ -66,3 +66,14 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
             if past.get(k.holder, -1) >= end and needed > pins.get(k.key, 0):
                 tree = radix.unlock_swa(tree, k.holder)
     return state._replace(tree=tree)
+
+
+def _relocked(tree: radix.Tree, was: State, holder: str, key: radix.Key) -> radix.Tree:
+    """The holder's lock ends with `key`. Where it did so before it is that lock, whose SWA part may have
+    been given back."""
+    without = radix.unlock(tree, holder)
+    for earlier in (tree, was.tree):
+        held = radix.lock_of(earlier, holder) if earlier is not None else None
+        if held is not None and held.key == key:
+            return without._replace(locks=tuple(sorted((*without.locks, held))))
+    return radix.lock(without, holder, key)
