@@ -30,18 +30,15 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
     for name in launched(command):
         before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
-        session = state.session(request.session if request is not None else None)
+        assert before is not None and request is not None
+        session = state.session(request.session)
         outside = session is not None and session.slot is not None
-        if before is None or request is None or seen is None or outside:
+        if seen is None or seen.cursors is None or outside:
             continue
-        if before.cursors is None or request.cursors is None or seen.cursors is None:
-            continue
+        assert before.cursors is not None and request.cursors is not None
         cursors, length = request.cursors, seen.cursors.cache_protected_len
-        had, whole = before.cursors.cache_protected_len, length % tree.page_size == 0
-        if isinstance(command, Extend):
-            taken = had <= length <= cursors.kv_committed_len
-        else:
-            taken = had < length <= before.cursors.kv_committed_len
+        computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
+        whole, taken = length % tree.page_size == 0, before.cursors.cache_protected_len <= length <= computed
         if whole and taken:
             key = tree_key(text_tokens(request.text), bigram)[:length]
             tree = _relocked(tree, was, request.holder, key)
