@@ -182,7 +182,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One lane of SpecDecode: slots for `allocate` tokens past the commit, `accept` of them commit."""
+    """One lane of a verify round: slots for `allocate` tokens past the commit, `accept` of them commit."""
 
     request: str
     allocate: int
@@ -194,6 +194,21 @@ class SpecDecode:
     """A verify round of speculative decoding for a batch, all or nothing."""
 
     lanes: tuple[Draft, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A verify round whose results arrive later, by Settle (overlap scheduling). The device accepts `accept`
+    tokens of a lane and goes on from there; the server does not know how many. All or nothing."""
+
+    lanes: tuple[Draft, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The oldest result in flight of a request is there: so many tokens were accepted."""
+
+    request: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +323,7 @@ class CheckIdle:
 
 
 Command = Union[
-    Open, Submit, Admit, Extend, Decode, SpecDecode, EvictSwa, Finish, Retract, Abort, Close,
+    Open, Submit, Admit, Extend, Decode, SpecDecode, Launch, Settle, EvictSwa, Finish, Retract, Abort, Close,
     CheckBusy, CheckIdle, Match, Unlock, UnlockSwa, Insert, Evict,
 ]  # fmt: skip
 COMMANDS: tuple[type, ...] = get_args(Command)
@@ -324,16 +339,18 @@ def kind_name(kind: type) -> str:
 class Choice:
     """What a system chose for one request where the specification leaves a choice.
 
-    `swa_evicted_seqlen` after a sweep (its own, or one inside Extend, Decode, SpecDecode);
+    `swa_evicted_seqlen` after a sweep (its own, or one inside Extend, Decode, SpecDecode, Launch);
     `kv_allocated_len` after allocating ahead, or of what a Finish or Retract keeps of a turn that nothing
-    can be resumed from. None: the default of the specification. `after`: the sweep inside an Extend came
-    after the forward pass, and saw the length committed then.
+    can be resumed from; `kv_committed_len` after a Launch that claims less than it allocates. None: the
+    default of the specification. `after`: the sweep inside an Extend came after the forward pass, and saw
+    the length committed then.
     """
 
     request: str
     swa_evicted_seqlen: int | None = None
     kv_allocated_len: int | None = None
     after: bool = False
+    kv_committed_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,15 @@ class Phase(Said):
 IN_BATCH = (Phase.EXTENDING, Phase.RUNNING)
 
 
+class Round(NamedTuple):
+    """A verify round in flight: slots for `allocate` tokens, of which the device accepts `accept`.
+    claimed: what kv_committed_len counts of them already."""
+
+    allocate: int
+    accept: int
+    claimed: int
+
+
 class Request(NamedTuple):
     """A request that has not ended. Lengths in tokens.
 
@@ -70,7 +79,8 @@ class Request(NamedTuple):
     the input; output: tokens generated. started: it has written KV. swept: largest length that a sweep
     was driven with, or that released the SWA part of its session's lock. known: outputs whose results
     were surely processed when the last round was launched, given that a scheduler runs at most one round
-    ahead. cursors: None while it holds no row and no prefix.
+    ahead. cursors: None while it holds no row and no prefix. in_flight: rounds whose results are to come, the
+    oldest first; output has none of them.
     """
 
     name: str
@@ -84,11 +94,28 @@ class Request(NamedTuple):
     swept: int = 0
     known: tuple[int, int] = (0, 0)
     cursors: Cursors | None = None
+    in_flight: tuple[Round, ...] = ()
+
+    @property
+    def settled_len(self) -> int:
+        """What has KV by results that are there: kv_committed_len without what rounds in flight claim."""
+        assert self.cursors is not None
+        return self.cursors.kv_committed_len - sum(r.claimed for r in self.in_flight)
+
+    @property
+    def computed_len(self) -> int:
+        """What has KV on the device, which knows what it has accepted."""
+        return self.settled_len + sum(r.accept for r in self.in_flight)
 
     @property
     def text(self) -> Text:
         """Input and outputs so far."""
         return (*self.history, (self.serial, self.origin + self.output))
+
+    @property
+    def computed_text(self) -> Text:
+        """The same with what the device has accepted; it has KV up to computed_len."""
+        return (*self.history, (self.serial, max(self.computed_len, self.origin + self.output)))
 
     @property
     def holder(self) -> str:

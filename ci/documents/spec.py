@@ -45,8 +45,9 @@ FIXTURES = ROOT / "fixtures" / "regressions"
 EXAMPLE = "three_turns_of_one_conversation"
 # Small, and yet every change of phase occurs in it; tests compare it with larger ones.
 LIVES = Scope(
-    "lives", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, ahead=1, invalid=False, marked=False, batches=False
-)
+    "lives", "", Geometry(1, 1, 3, 3, 1, 3), sessions=1, ahead=1, late=True, invalid=False, marked=False,
+    batches=False,
+)  # fmt: skip
 # Clauses by the first part of their ids.
 FAMILIES = {
     "OUT": "outcomes", "LEN": "cursors", "FREE": "what is freed", "END": "what is left at the end",

@@ -7,7 +7,9 @@ faulty system.
 
 # isort: off
 # They fill BUGS, in this order.
-from impl.bugs import checks, pools, trees, tree_locks, tree_evictions, prefixes, reports, sessions  # noqa: F401
+from impl.bugs import (  # noqa: F401
+    checks, pools, trees, tree_locks, tree_evictions, prefixes, reports, sessions, late,
+)  # fmt: skip
 
 # isort: on
 from impl.bugs.register import BUGS, Bug, broken

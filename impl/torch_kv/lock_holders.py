@@ -66,8 +66,8 @@ class LockHolders(Steps):
             return Reason.NO_TREE
         holder = command.holder
         if request is not None:
-            holder, cursors = self.holder_of(request), request.cursors
-            if cursors.kv_committed_len - self.window < cursors.cache_protected_len:
+            holder = self.holder_of(request)
+            if request.settled - self.window < request.cursors.cache_protected_len:
                 return Reason.BAD_LENGTH
         if holder in self.locks:
             self.tree.unlock_swa(self.locks[holder])

@@ -16,7 +16,7 @@ from impl.torch_kv.cursors import ZERO, CursorTable, Lanes, N, RowCursors, Rule,
 from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.store import KVStore
 from impl.vocabulary import RequestPhase
-from reference.commands import token_id
+from reference.commands import Draft, token_id
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +45,8 @@ class KVRequest:
     text: tokens of its input (`origin` of them) and of its outputs so far.
     started: it has extended since it was submitted. row None: it holds no KV.
     prefix: int64 [R], the radix tree's slots that its admission has found, until a row names them.
+    in_flight: verify rounds whose results are to come, the oldest first. All that they allocate counts as
+    committed; the device knows what it has accepted.
     """
 
     name: str
@@ -57,6 +59,17 @@ class KVRequest:
     row: int | None = None
     cursors: RowCursors[int] = ZERO
     prefix: Tensor | None = None
+    in_flight: list[Draft] = field(default_factory=list)
+
+    @property
+    def settled(self) -> int:
+        """Tokens that are committed by results that are there."""
+        return self.cursors.kv_committed_len - sum(draft.allocate for draft in self.in_flight)
+
+    @property
+    def rejected(self) -> int:
+        """How far kv_committed_len is past what the device has computed."""
+        return sum(draft.allocate - draft.accept for draft in self.in_flight)
 
     def sample(self, count: int) -> None:
         """Append the next `count` tokens, as the deterministic sampler yields them."""

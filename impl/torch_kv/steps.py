@@ -40,7 +40,8 @@ class Steps(MemoryChecks):
         decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
         lanes = list(zip(found, command.lanes, strict=True))
         tails = [request for request, lane in lanes if lane.tail]
-        if len(decodes) == len(found) or any(r in decodes or self.has_begun(r) for r in tails):
+        begun = any(r in decodes or self.has_begun(r) for r in tails)
+        if len(decodes) == len(found) or self.late(decodes) or begun:
             return Reason.WRONG_PHASE
         if tails and self.window is None:
             return Reason.NO_SWA
@@ -131,6 +132,8 @@ class Steps(MemoryChecks):
         found = self._lanes(command.requests, RequestPhase.RUNNING)
         if isinstance(found, Reason):
             return found
+        if self.late(found):
+            return Reason.WRONG_PHASE
         starts, ends = self._allocated(found), self._after_decode(found)
         reason = self.window_lost(found) or self.make_room([r.row for r in found], starts, ends)
         if reason is not None:
@@ -178,42 +181,89 @@ class Steps(MemoryChecks):
         """
         self.store.write(slots, tokens)
 
+    def late(self, requests: Sequence[KVRequest], most: int = 0) -> bool:
+        """Some request has more than so many results in flight."""
+        return any(len(request.in_flight) > most for request in requests)
+
     def spec_decode(self, command: c.SpecDecode) -> Verdict:
-        if not command.lanes or any(d.allocate < 1 or d.accept < 1 for d in command.lanes):
-            return Reason.EMPTY
-        found = self._lanes([draft.request for draft in command.lanes], RequestPhase.RUNNING)
+        taken = [self.commits(draft) for draft in command.lanes]
+        found = self.verify(command.lanes, taken)
         if isinstance(found, Reason):
             return found
-        if any(draft.accept > draft.allocate for draft in command.lanes):
+        for request, draft in zip(found, command.lanes, strict=True):
+            request.sample(draft.accept)
+        return None
+
+    def launch_ahead(self, command: c.Launch) -> Verdict:
+        """A verify round whose result is to come: all that it drafts counts as committed until then."""
+        found = self.verify(command.lanes, [draft.allocate for draft in command.lanes], most_late=1)
+        if isinstance(found, Reason):
+            return found
+        for request, draft in zip(found, command.lanes, strict=True):
+            request.in_flight.append(draft)
+        return None
+
+    def settle(self, command: c.Settle) -> Verdict:
+        """The oldest result is there: what was not accepted is taken back."""
+        found = self._lanes((command.request,), RequestPhase.RUNNING)
+        if isinstance(found, Reason):
+            return found
+        request = found[0]
+        if not request.in_flight:
+            return Reason.WRONG_PHASE
+        draft = request.in_flight.pop(0)
+        self.move([request], self.taken_back, [draft.allocate - draft.accept])
+        request.sample(draft.accept)
+        return None
+
+    def taken_back(self, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
+        """Drafts that were not accepted do not count (LEN-4)."""
+        return cursors._replace(kv_committed_len=cursors.kv_committed_len - rejected)
+
+    def verify(
+        self, drafts: Sequence[c.Draft], taken: list[int], most_late: int = 0
+    ) -> list[KVRequest] | Reason:
+        """Run a verify round in which each lane commits `taken` tokens: its requests, or why it cannot be."""
+        if not drafts or any(d.allocate < 1 or d.accept < 1 for d in drafts):
+            return Reason.EMPTY
+        found = self._lanes([draft.request for draft in drafts], RequestPhase.RUNNING)
+        if isinstance(found, Reason):
+            return found
+        if self.late(found, most_late):
+            return Reason.WRONG_PHASE
+        if any(draft.accept > draft.allocate for draft in drafts):
             return Reason.BAD_LENGTH
-        committed = [request.cursors.kv_committed_len for request in found]
-        starts = [request.cursors.kv_allocated_len for request in found]
-        ahead = [draft.allocate for draft in command.lanes]
-        ends = [max(a, c + n) for a, c, n in zip(starts, committed, ahead, strict=True)]
+        rejected = [self.written_below(request) for request in found]
+        computed = [r.cursors.kv_committed_len - n for r, n in zip(found, rejected, strict=True)]
+        starts, ahead = self._allocated(found), [draft.allocate for draft in drafts]
+        numbers = zip(found, ahead, taken, rejected, strict=True)
+        ends = [self.drafted(r.cursors, *of_lane).kv_allocated_len for r, *of_lane in numbers]
         reason = self.window_lost(found) or self.make_room([r.row for r in found], starts, ends)
         if reason is not None:
             return reason
         store = self.store
-        counts = [end - start for start, end in zip(committed, ends, strict=True)]
-        stamps = self._stamps(found, counts, [draft.accept for draft in command.lanes])
-        taken = [self.commits(draft) for draft in command.lanes]
-        lanes = Lanes(store.device, found, ahead, taken, tail=stamps)
+        counts = [end - start for start, end in zip(computed, ends, strict=True)]
+        stamps = self._stamps(found, counts, [draft.accept for draft in drafts], computed)
+        lanes = Lanes(store.device, found, ahead, taken, rejected, tail=stamps)
         before, after = store.cursors.move(lanes, self.drafted)
         start, end = before.kv_allocated_len, after.kv_allocated_len
         grown = [end - start for start, end in zip(starts, ends, strict=True)]
         span = store.span(lanes.row, start, end - start, grown)
         slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
-        if starts != committed:  # some of the slots were there
-            first = before.kv_committed_len
+        if starts != computed:  # some of the slots were there
+            first = before.kv_committed_len - lanes.columns[2]
             slots = store.slots(store.span(lanes.row, first, end - first, counts))
         store.write(slots, lanes.tail)
-        for request, draft in zip(found, command.lanes, strict=True):
-            request.sample(draft.accept)
         self.launch(found)
-        return None
+        return found
 
-    def drafted(self, cursors: RowCursors[N], ahead: N, taken: N) -> RowCursors[N]:
-        """A verify round: slots up to C + ahead as far as they are not there yet, `taken` committed."""
+    def written_below(self, request: KVRequest) -> int:
+        """How far below its commit a round begins to write: behind what the device has accepted (READ-1)."""
+        return request.rejected
+
+    def drafted(self, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) -> RowCursors[N]:  # noqa: ARG002
+        """A verify round: slots up to C + ahead as far as they are not there yet, `taken` committed. With
+        rounds in flight that is past all that they may accept (LEN-5)."""
         committed, allocated, evicted, protected = cursors
         return RowCursors(committed + taken, larger(allocated, committed + ahead), evicted, protected)
 
@@ -251,7 +301,7 @@ class Steps(MemoryChecks):
         """A sweep ran ahead of the commit of some lane: it may end, not go on (SWA-2)."""
         for request in requests:
             cursors = request.cursors
-            if not self.window_live(self.lost_below(cursors), cursors.kv_committed_len):
+            if not self.window_live(self.lost_below(cursors), request.settled):
                 return Reason.WINDOW_LOST
         return None
 
@@ -272,12 +322,17 @@ class Steps(MemoryChecks):
             return Reason.NO_ROW
         return self.room_for(self.store.pages(starts, ends), self.store.pages(live or starts, ends))
 
-    def _stamps(self, requests: Sequence[KVRequest], counts: list[int], real: list[int]) -> list[int]:
-        """Tokens of each request's next counts[i] positions; past real[i] rejected drafts, stamp 0."""
+    def _stamps(
+        self, requests: Sequence[KVRequest], counts: list[int], real: list[int], starts: Sequence[int] = ()
+    ) -> list[int]:
+        """Tokens of each request's next counts[i] positions; past real[i] rejected drafts, stamp 0.
+
+        starts: where they begin, if not at kv_committed_len.
+        """
         stamps: list[int] = []
-        for request, count, good in zip(requests, counts, real, strict=True):
+        starts = starts or [request.cursors.kv_committed_len for request in requests]
+        for request, count, good, start in zip(requests, counts, real, starts, strict=True):
             # By rule, not from the text: accepted drafts are written before they are its outputs.
-            start = request.cursors.kv_committed_len
             text = request.text[start : start + good]
             stamps += text
             stamps += [token_id(request.serial, p) for p in range(start + len(text), start + good)]

@@ -53,6 +53,8 @@ class TorchKV(LockHolders):
             c.Extend: self.extend,
             c.Decode: self.decode,
             c.SpecDecode: self.spec_decode,
+            c.Launch: self.launch_ahead,
+            c.Settle: self.settle,
             c.EvictSwa: self.evict_swa,
             c.Finish: self.finish,
             c.Retract: self.retract,
@@ -206,9 +208,10 @@ class TorchKV(LockHolders):
             return found
         request, lost = found[0], command.in_flight
         kept = len(request.text) - lost
-        if lost not in (0, 1) or kept - request.origin < 1:
+        if not 0 <= lost <= (not request.in_flight) or kept - request.origin < 1:
             return Reason.BAD_LENGTH
         del request.text[kept:]
+        self.skip_results(request)
         if request.session is None:
             self.drop_retracted(request)
         else:
@@ -217,6 +220,10 @@ class TorchKV(LockHolders):
         request.phase = RequestPhase.QUEUED
         self.leave(request)
         return None
+
+    def skip_results(self, request: KVRequest) -> None:
+        """Nobody processes what is still in flight of a request that was retracted."""
+        request.in_flight.clear()
 
     def abort(self, command: c.Abort) -> Verdict:
         request = self.requests.get(command.request)

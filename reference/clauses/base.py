@@ -13,7 +13,8 @@ from reference.commands import COMMANDS
 Failure = tuple[str, str]
 Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine's BlockStep
 # What a clause is about. The check of a state clause reads `config`, `now`, `after`, `tree_policy_is_free` of
-# a step, and what follows from these, alone: its verdict is the same for all steps that end there.
+# a step, and what follows from these, alone: its verdict is the same for all steps that end there. Where
+# `judged` says that it held before, it may ask what is new alone.
 About = Literal["state", "step"]
 # What there must be: a tree that the system shows, a window. Where that lacks, and of other commands than a
 # clause is about, it holds and its situation is not reached: it is not asked.

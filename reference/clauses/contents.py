@@ -6,7 +6,7 @@ from reference.clauses.base import Failure, clause
 from reference.clauses.facts import HolderFacts
 from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import POSITION_BITS, SHARED
-from reference.ledger import ZERO, Holder, Phase, full_pages, swa_pages, text_tokens
+from reference.ledger import ZERO, Holder, Phase, full_pages, swa_pages, text_len, text_tokens
 from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
 
 POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
@@ -15,12 +15,14 @@ POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
 @clause(
     "READ-1",
     "full reads are right",
-    "Every position below kv_committed_len reads the full KV of exactly that token of that text.",
+    "Every position below kv_committed_len reads the full KV of exactly that token of that text, as far as"
+    " the text goes.",
     about="state",
     why="This is what the bookkeeping is for.",
     rule="ledger.text_tokens",
     source="#22897",
-    scope="Running and prefilling requests, and idle slots.",
+    scope="Running and prefilling requests, and idle slots. What rounds in flight have claimed past the text"
+    " nobody knows yet, but for its first token: that one was sampled before.",
     situation=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
 )
 def _full_reads(step: Step) -> Failure | None:
@@ -52,7 +54,7 @@ def reads(
     holder: Holder, facts: HolderFacts | None, pool: str, window: int | None
 ) -> tuple[int, tuple[int, ...], tuple[int | None, ...]]:
     """A position, the tokens that a holder must read from there on, and those that it reads."""
-    length, start = holder.cursors.kv_committed_len, 0
+    length, start = min(holder.cursors.kv_committed_len, text_len(holder.text)), 0
     if pool == "swa" and window is not None:
         start = max(swept_below(holder.cursors), min(holder.cursors.cache_protected_len, length - window), 0)
     found = (facts.full_read if pool == "full" else facts.swa_read) if facts is not None else ()

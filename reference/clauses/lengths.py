@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.clauses.base import Failure, clause
 from reference.clauses.step import Step, cursors_text, swept_below
-from reference.commands import Admit, EvictSwa, Finish, Retract, SpecDecode
+from reference.commands import Admit, EvictSwa, Finish, Launch, Retract, Settle, SpecDecode
 from reference.ledger import ZERO, Cursors
 
 
@@ -19,7 +19,8 @@ def capped(c: Cursors, target: int) -> Cursors:
     "finish and retract cap at target",
     "After finish and retract, kv_committed_len, kv_allocated_len and swa_evicted_seqlen of the slot"
     " are each the smaller of what they were and target = origin + outputs that count; or less, a page"
-    " boundary from cache_protected_len on, if the window behind what would be kept was swept.",
+    " boundary from cache_protected_len on, if the window behind what would be kept was swept. With results"
+    " in flight the slot may count the token that the oldest round computes first, claimed or not.",
     why="What lies past target is given back; a cursor left above it skips slots that later tokens"
     " will be written to.",
     settled="#22900 caps E too; in free mode open, submit 1, admit, extend 1, spec_decode 12, evict_swa 13,"
@@ -50,7 +51,10 @@ def _capped(step: Step) -> Failure | None:
     session = step.after.sessions.get(holder)
     if session is None or session.slot is None:
         return None  # SES-2 says so
-    want = capped(before, target)
+    want, request = capped(before, target), step.acted
+    if request is not None and request.in_flight:  # the token that a round computes first may count
+        first = min(request.settled_len + 1, target, session.slot.kv_committed_len)
+        want = want._replace(kv_committed_len=max(want.kv_committed_len, first))
     if session.slot == want:
         return None
     return f"target {target}: {cursors_text(want)}", f"slot of {holder}: {cursors_text(session.slot)}"
@@ -103,6 +107,31 @@ def _restored(step: Step) -> Failure | None:
 
 
 @clause(
+    "LEN-5",
+    "slots for every round in flight",
+    "kv_allocated_len covers all that the rounds in flight may accept, from what is committed by results that"
+    " are there.",
+    about="state",
+    why="A round is launched before it is known where the one before ends; the device writes there.",
+    settled="SGLang takes slots for two rounds from the commit that lags (get_alloc_reserve_per_decode); with"
+    " what is drafted counted as committed, one from there is the same.",
+    rule="rules.decode.launch",
+    source="kvspec",
+    scope="Requests with results in flight (Launch).",
+    situation=lambda s: any(len(r.in_flight) > 1 for r in s.now.requests),
+)
+def _covered(step: Step) -> Failure | None:
+    for request in step.now.requests:
+        facts = step.after.requests.get(request.name)
+        if not request.in_flight or facts is None or facts.cursors is None:
+            continue
+        most = request.settled_len + sum(r.allocate for r in request.in_flight)
+        if facts.cursors.kv_allocated_len < most:
+            return f"{request.name}: kv_allocated_len {most} or more", cursors_text(facts.cursors)
+    return None
+
+
+@clause(
     "LEN-1",
     "cursors in order",
     "0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len <= row width,"
@@ -133,13 +162,14 @@ def _order(step: Step) -> Failure | None:
 @clause(
     "LEN-4",
     "progress",
-    "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a sweep"
-    " moves neither; no cursor of a request that the command does not name moves.",
+    "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a launch the"
+    " former by what it claims; a result leaves of that what was accepted; a sweep moves neither; no cursor"
+    " of a request that the command does not name moves.",
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
-    rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode",
+    rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode, rules.decode.settle",
     source="#22753",
     situation=lambda s: (
-        len(s.progress) > 1 or (isinstance(s.command, SpecDecode) and s.done)
+        len(s.progress) > 1 or (isinstance(s.command, (SpecDecode, Launch, Settle)) and s.done)
     ),
 )
 def _moved(step: Step) -> Failure | None:
@@ -167,6 +197,10 @@ def _moved(step: Step) -> Failure | None:
             )
         elif isinstance(step.command, EvictSwa) and was.name == one:
             want = want._replace(swa_evicted_seqlen=step.frontier(was.name))
+        elif isinstance(step.command, Settle) and was.name == one:
+            result = was.in_flight[0]
+            committed = want.kv_committed_len - result.claimed + result.accept
+            want = want._replace(kv_committed_len=committed)
         elif was.name == one:
             continue
         if (facts.cursors or ZERO) != want:  # admitted without a slot: nothing either way

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.clauses.base import Failure, clause
 from reference.clauses.facts import Facts
 from reference.clauses.step import Step, cursors_text
-from reference.commands import Done, EvictSwa, Refused, SpecDecode, Submit
+from reference.commands import Done, EvictSwa, Launch, Refused, SpecDecode, Submit
 
 
 @clause(
@@ -89,7 +89,7 @@ def difference(before: Facts, after: Facts) -> str:
     rule="rules.base.ChoiceNotAllowed, rules.evict_swa.swept",
     source="kvspec",
     scope="Systems that report choices.",
-    situation=lambda s: isinstance(s.command, (EvictSwa, SpecDecode)) and s.done,
+    situation=lambda s: isinstance(s.command, (EvictSwa, SpecDecode, Launch)) and s.done,
 )
 def _allowed(step: Step) -> Failure | None:
     return None if not step.overreach else ("a choice within bounds", step.overreach)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from reference.clauses.facts import Facts, NodeFacts, Pool, computed_once
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
-    Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Outcome, Retract, SpecDecode,
-    UnlockSwa, tree_key,
+    Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Launch, Outcome, Retract,
+    SpecDecode, UnlockSwa, tree_key,
 )  # fmt: skip
 from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
 from reference.prefix_cache import page_name
@@ -181,14 +181,21 @@ class Step:
             lanes = [(name, 1, 1) for name in command.requests]
         elif isinstance(command, SpecDecode):
             lanes = [(lane.request, lane.accept, lane.allocate) for lane in command.lanes]
+        elif isinstance(command, Launch):
+            lanes = [(lane.request, self._claimed(lane.request), lane.allocate) for lane in command.lanes]
         else:
             return asked
         for name, committed, ahead in lanes:
             request = self.was.request(name)
             if request is not None and request.cursors is not None:
-                c = request.cursors
-                asked[name] = (committed, max(c.kv_allocated_len, c.kv_committed_len + ahead))
+                most = request.settled_len + sum(r.allocate for r in request.in_flight) + ahead
+                asked[name] = (committed, max(request.cursors.kv_allocated_len, most))
         return asked
+
+    def _claimed(self, name: str) -> int:
+        """What a round that was launched has claimed: a choice."""
+        request = self.now.request(name)
+        return request.in_flight[-1].claimed if request is not None and request.in_flight else 0
 
     @computed_once
     def swept_after(self) -> frozenset[str]:
@@ -300,7 +307,9 @@ class Step:
                     owed.get(holder, set()).discard(at)
                 elif (holder, at) in own:
                     owed.setdefault(holder, set()).add(at)
-        if isinstance(self.command, (Extend, Decode, SpecDecode, Finish, Abort, UnlockSwa, Insert, Evict)):
+        if isinstance(
+            self.command, (Extend, Decode, SpecDecode, Launch, Finish, Abort, UnlockSwa, Insert, Evict)
+        ):
             for gone in had - has:
                 if gone.holder.startswith("tree "):
                     owed.setdefault(gone.holder, set()).add(gone.at)

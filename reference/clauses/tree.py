@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from reference.clauses.base import Failure, clause
 from reference.clauses.facts import NodeFacts, TreeFacts
 from reference.clauses.step import Step
-from reference.commands import Decode, Extend, Finish, Insert, SpecDecode, token_of, tree_key
+from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode, token_of, tree_key
 from reference.cursors import ceil_page
 from reference.ledger import Phase, text_tokens
 from reference.prefix_cache import key_of, path_text
@@ -264,7 +264,7 @@ def lost_end(step: Step) -> tuple[Key, int, bool] | None:
     rule="tree._grown",
     source="#26919",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
-    of=(Extend, Decode, SpecDecode, Finish, Insert), needs=("tree", "window"),
+    of=(Extend, Decode, SpecDecode, Launch, Finish, Insert), needs=("tree", "window"),
     situation=lambda s: s.grew and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:
@@ -289,7 +289,7 @@ def _fresh(step: Step) -> Iterator[NodeFacts]:
     if tree is None or step.before.tree is None or step.config.geometry.window is None or not step.done:
         return
     # A prompt may also come with the first round after its prefill.
-    if isinstance(step.command, (Extend, Decode, SpecDecode, Finish, Insert)):
+    if isinstance(step.command, (Extend, Decode, SpecDecode, Launch, Finish, Insert)):
         known = step.before.tree.pages
         parents = {node.path[: node.start] for node in tree.nodes}
         for node in tree.nodes:

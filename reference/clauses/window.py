@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from reference.clauses.base import Failure, clause
 from reference.clauses.step import Step, swept_below
-from reference.commands import Decode, EvictSwa, Extend, SpecDecode
+from reference.commands import Decode, EvictSwa, Extend, Launch, SpecDecode
 from reference.ledger import Request
 
 
@@ -14,7 +14,8 @@ from reference.ledger import Request
     "SWA-1",
     "sweeps leave every window alone",
     "A sweep driven with `length` moves swa_evicted_seqlen to a page boundary, never back, and at most to"
-    " floor(length - window): what a token at `length` or later reads stays.",
+    " floor(length - window): what a token at `length` or later reads stays. A sweep inside a round sees what"
+    " is committed by results that are there, and nothing of what rounds in flight have claimed.",
     why="SWA KV that was swept cannot be had back.",
     settled="Our default stops a page short, at floor(length - W - P), to stay off the tree's insert"
     " boundary (#22470); 0.5.10 sweeps to floor(length - W). Both are policy: the bound is the window,"
@@ -25,9 +26,9 @@ from reference.ledger import Request
     " finish or retract of the turn keeps: then nobody's window is lost.",
     rule="cursors.sweep, cursors.sweep_limit",
     source="#22470",
-    scope="EvictSwa, and sweeps inside prefill and decode, which see the length committed before; if a system"
+    scope="EvictSwa, and sweeps inside prefill and rounds, which see the length committed before; if a system"
     " says that it sweeps a prefill after its forward pass, the length committed then.",
-    of=(EvictSwa, Extend, Decode, SpecDecode),
+    of=(EvictSwa, Extend, Decode, SpecDecode, Launch),
     needs=("window",),
     situation=lambda s: any(sweeps(s, moved=True)),
 )
@@ -65,7 +66,7 @@ def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
         was = step.was.request(name)
         if was is None or was.cursors is None or name not in step.after.requests:
             continue
-        length = was.cursors.kv_committed_len
+        length = was.settled_len
         if isinstance(step.command, EvictSwa):
             length = step.command.length
         elif isinstance(step.command, Extend) and name in step.swept_after:
@@ -77,7 +78,8 @@ def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
 @clause(
     "SWA-2",
     "the window of the next token is live",
-    "Whoever computes a token at position p finds an SWA slot for every position in [p - window, p).",
+    "Whoever computes a token at position p finds an SWA slot for every position in [p - window, p). With"
+    " rounds in flight p is where the oldest of them began.",
     about="state",
     why="A turn resumed behind its window reads SWA KV that is gone.",
     settled="The literal prefix p = min(C, key) is safe unless p > R and some sweep of the row was driven"
@@ -114,9 +116,9 @@ def lost_window(step: Step) -> tuple[Request, int, int, list[int]] | None:
         c = request.cursors
         if c is None or facts is None or facts.cursors is None or seen is None:
             continue
-        if swept_below(c) > max(0, c.kv_committed_len - window):
+        if swept_below(c) > max(0, request.settled_len - window):
             continue  # free mode: may only end
-        p = facts.cursors.kv_committed_len
+        p = facts.cursors.kv_committed_len - (c.kv_committed_len - request.settled_len)
         start = max(0, p - window)
         dead = [q for q in range(start, min(p, len(seen.swa_read))) if seen.swa_read[q] is None]
         if dead:

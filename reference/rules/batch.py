@@ -23,18 +23,19 @@ POOLS = {
 Grown = list[tuple[Request, int]]  # requests of a batch, each with the kv_allocated_len that it grows to
 
 
-def batch_of(state: State, names: Sequence[str], *phases: Phase) -> list[Request]:
-    """The requests of a batch, distinct and all in one of `phases`, or a refusal."""
+def batch_of(state: State, names: Sequence[str], *phases: Phase, late: int = 0) -> list[Request]:
+    """The requests of a batch, distinct, all in one of `phases` and with at most so many results late, or a
+    refusal."""
     require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
     requests = [known_request(state, name) for name in names]
-    require(all(r.phase in phases for r in requests), Reason.WRONG_PHASE)
+    require(all(r.phase in phases and len(r.in_flight) <= late for r in requests), Reason.WRONG_PHASE)
     return requests
 
 
 def require_window(state: State, request: Request) -> None:
     """Refuse to compute the next token of a request where a sweep has freed SWA KV that it reads."""
     c, window = cursors_of(request), state.config.geometry.window
-    require(window is None or window_live(lost_below(c), c.kv_committed_len, window), Reason.WINDOW_LOST)
+    require(window is None or window_live(lost_below(c), request.settled_len, window), Reason.WINDOW_LOST)
 
 
 def allocate(

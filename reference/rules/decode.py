@@ -1,15 +1,21 @@
-"""Decode and spec_decode: a round of one token, or of several drafted ones."""
+"""Decode and spec_decode: a round of one token, or of several drafted ones.
+
+Launch and settle: the latter with a result that arrives later."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.commands import Decode, Reason, SpecDecode
-from reference.ledger import Cursors, Phase, Request, State
-from reference.rules.base import NOT_RUNNING, Case, ChoiceNotAllowed, RuleContext, cursors_of, require, rule
+from reference.commands import Decode, Draft, Launch, Reason, Settle, SpecDecode
+from reference.ledger import Cursors, Phase, Request, Round, State
+from reference.rules.base import (
+    NO_REQUEST, NOT_RUNNING, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
+)  # fmt: skip
 from reference.rules.batch import LANES, POOLS, Grown, allocate, batch_of, require_window
 
 _EVICTS_FIRST = "Missing pages are evicted first."
+_NO_RESULTS = f"{NOT_RUNNING}, or a result is in flight"
+MOST_LATE = 2  # a round is launched before the result of the one before is processed
 
 
 @rule(
@@ -18,7 +24,7 @@ _EVICTS_FIRST = "Missing pages are evicted first."
     {
         **LANES,
         Reason.EMPTY: "no requests",
-        Reason.WRONG_PHASE: NOT_RUNNING,
+        Reason.WRONG_PHASE: _NO_RESULTS,
         Reason.WINDOW_LOST: "not live(C): a sweep has freed SWA KV that the next token reads",
         Reason.ROW_TOO_SHORT: "A' > width",
         **POOLS,
@@ -30,48 +36,99 @@ _EVICTS_FIRST = "Missing pages are evicted first."
 def decode(state: State, command: Decode, context: RuleContext) -> State:
     require(command.requests, Reason.EMPTY)
     requests = batch_of(state, command.requests, Phase.RUNNING)
-    return _round(state, [(r, 1, 1) for r in requests], context, may_allocate_ahead=False)
+    return _round(state, [Draft(r.name, 1, 1) for r in requests], requests, context, ahead=False)
+
+
+_OF_A_VERIFY_ROUND = {
+    **LANES,
+    Reason.WRONG_PHASE: _NO_RESULTS,
+    Reason.BAD_LENGTH: "accept > allocate",
+    Reason.WINDOW_LOST: "not live(C)",
+    Reason.ROW_TOO_SHORT: "A' > width",
+    **POOLS,
+}
 
 
 @rule(
     SpecDecode,
     "What commits counts as output. Between C and A there are slots without tokens: the next round writes"
     " them again.",
-    {
-        **LANES,
-        Reason.WRONG_PHASE: NOT_RUNNING,
-        Reason.BAD_LENGTH: "accept > allocate",
-        Reason.WINDOW_LOST: "not live(C)",
-        Reason.ROW_TOO_SHORT: "A' > width",
-        **POOLS,
-    },
+    _OF_A_VERIFY_ROUND,
     cases=(Case("each lane", after={"C": "C + accept", "A": "max(A, C + allocate)"}),),
     choice="A server may allocate further ahead, up to the row's width, and sweep as in decode.",
     tree=_EVICTS_FIRST,
 )
 def spec_decode(state: State, command: SpecDecode, context: RuleContext) -> State:
+    return _round(state, command.lanes, _verified(state, command), context)
+
+
+@rule(
+    Launch,
+    "The device computes the tokens, and goes on behind those that it accepts. All that is drafted counts as"
+    " committed, nothing as output; the result takes back what was not accepted.",
+    _OF_A_VERIFY_ROUND | {
+        Reason.WRONG_PHASE: f"{NOT_RUNNING}, or two results are in flight",
+        Reason.WINDOW_LOST: "not live(S), with S = C without what rounds in flight claim of it",
+    },
+    cases=(Case("each lane", after={"C": "C + allocate", "A": "max(A, C + allocate)"}),),
+    choice="A server may claim less: C' from C to C + allocate. Slots are taken all the same for all that"
+    " rounds in flight may accept, or further ahead, up to the row's width. It may sweep as in decode, with"
+    " S.",
+    tree=_EVICTS_FIRST,
+)  # fmt: skip
+def launch(state: State, command: Launch, context: RuleContext) -> State:
+    return _round(state, command.lanes, _verified(state, command, MOST_LATE - 1), context, late=True)
+
+
+@rule(
+    Settle,
+    "The tokens of the oldest round that were accepted count as output. With `accepted` for their number and"
+    " `claimed` for what C has counted of the round:",
+    {
+        Reason.UNKNOWN_REQUEST: NO_REQUEST,
+        Reason.WRONG_PHASE: "no result of it is in flight",
+    },
+    cases=(Case("always", after={"C": "C - claimed + accepted"}),),
+)
+def settle(state: State, command: Settle, _: RuleContext) -> State:
+    request = known_request(state, command.request)
+    require(request.in_flight, Reason.WRONG_PHASE)
+    (oldest, *others), cursors = request.in_flight, cursors_of(request)
+    committed = cursors.kv_committed_len - oldest.claimed + oldest.accept
+    return state.with_request(
+        request._replace(
+            cursors=cursors._replace(kv_committed_len=committed),
+            output=request.output + oldest.accept,
+            in_flight=(*others,),
+        )
+    )
+
+
+def _verified(state: State, command: SpecDecode | Launch, late: int = 0) -> list[Request]:
+    """The requests of a verify round, each with at most so many results late."""
     lanes = command.lanes
     require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
-    requests = batch_of(state, [lane.request for lane in lanes], Phase.RUNNING)
+    requests = batch_of(state, [lane.request for lane in lanes], Phase.RUNNING, late=late)
     require(all(lane.accept <= lane.allocate for lane in lanes), Reason.BAD_LENGTH)
-    lengths = [(r, lane.allocate, lane.accept) for r, lane in zip(requests, lanes)]
-    return _round(state, lengths, context, may_allocate_ahead=True)
+    return requests
 
 
 def _round(
-    state: State, lanes: Sequence[tuple[Request, int, int]], context: RuleContext, *, may_allocate_ahead: bool
-) -> State:
-    """Slots for so many tokens past the commit of each request, of which so many commit."""
+    state: State, lanes: Sequence[Draft], requests: Sequence[Request], context: RuleContext, *,
+    ahead: bool = True, late: bool = False,
+) -> State:  # fmt: skip
+    """Slots for what each lane may accept, past all that earlier rounds may. ahead: a server may take more;
+    late: the result is in flight."""
     geometry = state.config.geometry
     grown: Grown = []
-    for request, ahead, _ in lanes:
-        cursors = cursors_of(request)
+    for request, lane in zip(requests, lanes):
         require_window(state, request)
-        allocated = max(cursors.kv_allocated_len, cursors.kv_committed_len + ahead)
+        most = request.settled_len + sum(r.allocate for r in request.in_flight) + lane.allocate
+        allocated = max(cursors_of(request).kv_allocated_len, most)
         choice = context.choices.get(request.name)
         chosen = None if choice is None else choice.kv_allocated_len
         if chosen is not None and chosen != allocated:
-            if not may_allocate_ahead or not allocated < chosen <= geometry.width:
+            if not ahead or not allocated < chosen <= geometry.width:
                 raise ChoiceNotAllowed(
                     f"{request.name}: kv_allocated_len {chosen} where {allocated} was needed"
                 )
@@ -79,11 +136,31 @@ def _round(
         grown.append((request, allocated))
     state, grown = allocate(state, grown, context)
     moved = {}
-    for (request, allocated), (_, _, accept) in zip(grown, lanes):
+    for (request, allocated), lane in zip(grown, lanes):
         committed, _, swept, protected = cursors_of(request)
+        output, in_flight, gain = request.output, request.in_flight, lane.accept
+        if late:
+            gain = _claimed(request, lane.allocate, context)
+            in_flight = (*in_flight, Round(lane.allocate, lane.accept, gain))
+        else:
+            output += gain
         moved[request.name] = request._replace(
-            cursors=Cursors(committed + accept, allocated, swept, protected),
-            output=request.output + accept,
+            cursors=Cursors(committed + gain, allocated, swept, protected),
+            output=output,
             known=(request.known[1], request.output),
+            in_flight=in_flight,
         )
     return state.with_those(moved)
+
+
+def _claimed(request: Request, allocate: int, context: RuleContext) -> int:
+    """How much of a round in flight counts as committed: all that it allocates, or what the system chose."""
+    choice, before = context.choices.get(request.name), cursors_of(request).kv_committed_len
+    if choice is None or choice.kv_committed_len is None:
+        return allocate
+    if not before <= choice.kv_committed_len <= before + allocate:
+        raise ChoiceNotAllowed(
+            f"{request.name}: kv_committed_len {choice.kv_committed_len} after a launch at {before} that"
+            f" allocates {allocate}"
+        )
+    return choice.kv_committed_len - before

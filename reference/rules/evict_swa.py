@@ -18,7 +18,7 @@ from reference.rules.base import (
         Reason.WRONG_PHASE: "it has no KV of its own: it waits",
         Reason.NO_SWA: "the model has no window",
         Reason.BAD_LENGTH: "not 0 <= L <= A",
-        Reason.UNFAITHFUL: "L > C",
+        Reason.UNFAITHFUL: "L > C, without what rounds in flight claim of it",
     },
     where=(("F", "max(E, R, floor(L - W - P))"),),
     cases=(Case("always", after={"E": "F"}, swa=("ceil(max(E, R))", "F")),),
@@ -32,7 +32,7 @@ def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:
     cursors = cursors_of(request)
     require(0 <= command.length <= cursors.kv_allocated_len, Reason.BAD_LENGTH)
     faithful = state.config.mode is Mode.FAITHFUL
-    require(not faithful or command.length <= cursors.kv_committed_len, Reason.UNFAITHFUL)
+    require(not faithful or command.length <= request.settled_len, Reason.UNFAITHFUL)
     choice = context.choices.get(request.name)
     chosen = None if choice is None else choice.swa_evicted_seqlen
     return state.with_request(swept(state, request, command.length, chosen))
@@ -74,4 +74,4 @@ def own_sweep(state: State, request: Request, context: RuleContext, *, after: bo
         return request
     if choice.after is not after:
         return request
-    return swept(state, request, cursors.kv_committed_len, choice.swa_evicted_seqlen)
+    return swept(state, request, request.settled_len, choice.swa_evicted_seqlen)

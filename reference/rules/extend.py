@@ -17,8 +17,8 @@ from reference.rules.evict_swa import own_sweep
     " with `tail` is received, and takes SWA pages from E' on alone.",
     {
         **LANES,
-        Reason.WRONG_PHASE: "a lane's request was not admitted, the requests of all lanes run, or one with"
-        " `tail` runs or has KV of its own: A > R",
+        Reason.WRONG_PHASE: "a lane's request was not admitted, the requests of all lanes run, a result of"
+        " one is in flight, or one with `tail` runs or has KV of its own: A > R",
         Reason.NO_SWA: "a lane with `tail`, and the model has no window",
         Reason.BAD_LENGTH: "C + tokens > origin + output: more than there is to compute",
         Reason.WINDOW_LOST: "a request runs, and not live(C)",

@@ -14,7 +14,8 @@ from reference.rules.sessions import end_turn
 
 KEEPS_LESS = (
     "Where not live(min(C, target)), nothing past R can be resumed: then the slot may keep less, up to any"
-    " page boundary from R to target, and all beyond is freed."
+    " page boundary from R to target, and all beyond is freed. With a result in flight the slot may count the"
+    " token that its round computes first, whatever was claimed."
 )
 
 
@@ -61,6 +62,13 @@ def finish(state: State, command: Finish, context: RuleContext) -> State:
 def cut_of_turn(state: State, request: Request, target: int, context: RuleContext) -> Cursors:
     """What the slot keeps of a turn that ends, or is retracted, at `target`."""
     before, choice = cursors_of(request), context.choices.get(request.name)
+    if choice is not None and choice.kv_committed_len not in (None, min(before.kv_committed_len, target)):
+        first = request.settled_len + 1
+        if not request.in_flight or choice.kv_committed_len != min(first, target):
+            raise ChoiceNotAllowed(
+                f"{request.name}: kv_committed_len {choice.kv_committed_len} after a cut at {target}"
+            )
+        before = before._replace(kv_committed_len=first)
     kept, chosen = cut(before, target), None if choice is None else choice.kv_allocated_len
     if chosen is None or chosen == kept.kv_allocated_len:
         return kept

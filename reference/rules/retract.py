@@ -15,11 +15,12 @@ from reference.rules.finish import KEEPS_LESS, cut_of_turn
     Retract,
     "It is queued again with the outputs that are left, and has no cursors of its own until it is admitted."
     " For a session turn, the slot keeps the KV, trimmed as by finish: kv_allocated_len is min(A, target)"
-    " there. An ordinary request keeps none.",
+    " there. An ordinary request keeps none. Results in flight are never processed.",
     {
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: NOT_RUNNING,
-        Reason.BAD_LENGTH: "in_flight is not 0 or 1, or no output is left",
+        Reason.BAD_LENGTH: "in_flight is not 0 or 1, or no output is left; it is 1 and results are in flight:"
+        " those are lost, and no other",
         Reason.UNFAITHFUL: "target - 1 is below a length that a sweep of the turn was driven with, or that"
         " released the SWA part of its lock",
     },
@@ -32,7 +33,8 @@ def retract(state: State, command: Retract, context: RuleContext) -> State:
     request = known_request(state, command.request)
     require(request.phase is Phase.RUNNING, Reason.WRONG_PHASE)
     output = request.output - command.in_flight
-    require(command.in_flight in (0, 1) and output >= 1, Reason.BAD_LENGTH)
+    may_lose = 0 if request.in_flight else 1
+    require(0 <= command.in_flight <= may_lose and output >= 1, Reason.BAD_LENGTH)
     target = request.origin + output
     require(state.config.mode is Mode.FREE or target - 1 >= request.swept, Reason.UNFAITHFUL)
     session = state.session(request.session)
@@ -41,5 +43,7 @@ def retract(state: State, command: Retract, context: RuleContext) -> State:
     else:
         state = unlocked(state, request.name)
     return state.with_request(
-        request._replace(phase=Phase.QUEUED, output=output, known=(output, output), cursors=None)
+        request._replace(
+            phase=Phase.QUEUED, output=output, known=(output, output), cursors=None, in_flight=()
+        )
     )

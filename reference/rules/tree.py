@@ -74,7 +74,8 @@ def unlock(state: State, command: Unlock, _: RuleContext) -> State:
         Reason.WRONG_PHASE: "the request has no KV of its own: it waits",
         Reason.NO_SWA: "the model has no window",
         Reason.NO_TREE: _NO_TREE,
-        Reason.BAD_LENGTH: "C - W < R: the request's next token still reads what is locked",
+        Reason.BAD_LENGTH: "C - W < R, C less what rounds in flight claim: the request's next token still"
+        " reads what is locked",
         Reason.UNFAITHFUL: "a turn in free mode: a sweep past its commit sends the next turn back to R",
     },
     page="each page that the lock pinned: `window` that the window of another reaches up to it.",
@@ -92,11 +93,11 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
     assert state.tree is not None and geometry.window is not None
     tree, holder = state.tree, command.holder
     if request is not None:
-        c, holder = cursors_of(request), request.holder
-        require(c.kv_committed_len - geometry.window >= c.cache_protected_len, Reason.BAD_LENGTH)
+        length, holder = request.settled_len, request.holder
+        require(length - geometry.window >= cursors_of(request).cache_protected_len, Reason.BAD_LENGTH)
         if request.session is not None:  # as a sweep: no later cut goes below
             require(state.config.mode is Mode.FAITHFUL, Reason.UNFAITHFUL)
-            state = state.with_request(request._replace(swept=max(request.swept, c.kv_committed_len)))
+            state = state.with_request(request._replace(swept=max(request.swept, length)))
     return state._replace(tree=radix.unlock_swa(tree, holder))
 
 

@@ -18,6 +18,7 @@ import msgspec
 from impl.adapter import Capabilities
 from reference.commands import Mode, kind_name
 from reference.geometry import preset
+from stateful_tests.coverage.rule_cases import IN_FLIGHT
 from stateful_tests.coverage.scopes import SCOPES, Scope
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.results import MachineResult
@@ -99,6 +100,7 @@ _BY: dict[str, str] = {
     "deferred": "Close",
     "slot wiped": "Abort",
     "turn without a slot": "Abort",
+    IN_FLIGHT: "Launch",
     "full KV alone|that is read": "UnlockSwa",
 }
 

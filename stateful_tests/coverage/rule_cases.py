@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from reference.commands import (
-    Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Match, Prompt,
-    Reason, Retract, SpecDecode, Submit, Unlock, UnlockSwa,
+    Abort, Admit, CheckBusy, CheckIdle, Close, Command, Decode, Evict, EvictSwa, Extend, Finish, Insert,
+    Launch, Match, Prompt, Reason, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State, free
@@ -151,9 +151,31 @@ def _spec_decode(was: State, command: SpecDecode, now: State) -> Labels:
     return size, taken, ahead, *_grows(was, now, names, _evicts(was, now))
 
 
+def _launch(was: State, command: Launch, now: State) -> Labels:
+    names = [lane.request for lane in command.lanes]
+    behind = any(_request(was, name).in_flight for name in names)
+    size = "batch" if len(names) > 1 else ""
+    return size, "behind another" if behind else "", *_grows(was, now, names, _evicts(was, now))
+
+
+def _settle(was: State, command: Settle, _now: State) -> Labels:
+    oldest, *others = _request(was, command.request).in_flight
+    taken = "all accepted" if oldest.accept == oldest.allocate else "some rejected"
+    return taken, "another in flight" if others else ""
+
+
+def late(was: State, command: Command) -> bool:
+    """Results of whom the command is about are in flight."""
+    names = [getattr(command, "request", None), *(n.request for n in getattr(command, "lanes", ()))]
+    session = was.session(getattr(command, "session", None))
+    names += [session.turn if session is not None else None, *getattr(command, "requests", ())]
+    return any(r.in_flight and r.name in names for r in was.requests)
+
+
 def _evict_swa(was: State, command: EvictSwa, now: State) -> Labels:
-    before, after = _cursors(_request(was, command.request)), _cursors(_request(now, command.request))
-    reach = "past the commit" if command.length > before.kv_committed_len else ""
+    request = _request(was, command.request)
+    before, after = _cursors(request), _cursors(_request(now, command.request))
+    reach = "past the commit" if command.length > request.settled_len else ""
     if after.swa_evicted_seqlen == before.swa_evicted_seqlen:
         return reach, "does not move"
     low = max(before.swa_evicted_seqlen, before.cache_protected_len)
@@ -336,8 +358,13 @@ _BELOW = ("", "target below evicted", "target below evicted, above a prefix of t
 
 _ALL_BACK = ("", "", "", "")  # everything is given back, whatever the target is
 
+# Of these kinds it tells apart whether results are in flight.
+IN_FLIGHT = "results in flight"
+MAY_BE_LATE = (EvictSwa, Finish, Retract, Abort, Close)
+
 # What sets a refusal apart from others with its reason.
 REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
+    **{(kind, Reason.WRONG_PHASE): (IN_FLIGHT, late) for kind in (Extend, Decode, SpecDecode, Launch)},
     (SpecDecode, Reason.ROW_TOO_SHORT): ("what is accepted would fit", _accepted_fits),
     (Decode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
     (SpecDecode, Reason.WINDOW_LOST): ("and a page only from the tree", _tree_could_give),
@@ -345,7 +372,7 @@ REFUSED: dict[tuple[type, Reason], tuple[str, Callable[[State, Any], bool]]] = {
 
 CASES: dict[type, Callable[[State, Any, State], Labels]] = {
     Submit: _submit, Admit: _admit, Extend: _extend, Decode: _decode, SpecDecode: _spec_decode,
-    EvictSwa: _evict_swa, Finish: _finish, Retract: _retract, Abort: _abort, Close: _close,
-    CheckBusy: _check_busy, CheckIdle: _check_idle, Match: _match, Unlock: _unlock,
-    UnlockSwa: _unlock_swa, Insert: _insert, Evict: _evict,
+    Launch: _launch, Settle: _settle, EvictSwa: _evict_swa, Finish: _finish, Retract: _retract,
+    Abort: _abort, Close: _close, CheckBusy: _check_busy, CheckIdle: _check_idle, Match: _match,
+    Unlock: _unlock, UnlockSwa: _unlock_swa, Insert: _insert, Evict: _evict,
 }  # fmt: skip

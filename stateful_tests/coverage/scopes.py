@@ -22,7 +22,8 @@ class Scope:
     so many requests without a session; lock_holders: so many of the radix tree.
     submits: fresh tokens of a Submit. prompts: such as "a2b1", of Submit (None: none of it), Match and
     Insert. texts: the letters in them. chunks: at most so many tokens in a lane of Extend (None: any
-    number). ahead: SpecDecode allocates 1 to so many, 0: never; decode: whether there is Decode.
+    number). ahead: SpecDecode allocates 1 to so many, 0: never; late: Launch as well, and Settle; decode:
+    whether there is Decode.
     sweeps: EvictSwa, with every length. retracts, aborts: whether there are any. marked: marked aborts.
     batches: Extend, Decode and SpecDecode with two lanes as well. evicts: Evict, with every number of
     pages. parts: UnlockSwa, and Match of full KV alone. tails: chunks that take SWA slots for the last
@@ -43,6 +44,7 @@ class Scope:
     texts: str = ""
     chunks: int | None = None
     ahead: int = 0
+    late: bool = False
     decode: bool = True
     sweeps: bool = True
     retracts: bool = True
@@ -119,6 +121,20 @@ _ALL: Sequence[Scope] = (
     Scope(
         "session-no-window", "one session, one pool",
         _sizes(2, None, 3, 0, 1, 6), sessions=1, ahead=3,
+    ),
+    # Results that arrive later.
+    *_both_modes(Scope(
+        "late", "one session, window 1, results in flight, up to 2 ahead",
+        _sizes(1, 1, 5, 4, 1, 5), sessions=1, ahead=2, late=True, submits=(1,),
+    )),
+    Scope(
+        "late-page2", "one session, a window below a page, results in flight, up to 3 ahead",
+        _sizes(2, 1, 4, 4, 1, 7), sessions=1, ahead=3, late=True, submits=(1,), marked=False,
+    ),
+    Scope(
+        "late-two", "two ordinary requests whose results are in flight, less room in the SWA pool",
+        _sizes(1, 1, 7, 6, 2, 4), ordinary=2, ahead=2, late=True, submits=(1,), aborts=False, retracts=False,
+        decode=False, sweeps=False,
     ),
     *_both_modes(Scope(
         "session-tails", "one session, prompts whose SWA KV is received for the last window alone",

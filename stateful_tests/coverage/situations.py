@@ -9,7 +9,7 @@ from __future__ import annotations
 from reference.commands import Command, Outcome, Reason, Refused
 from reference.commands import kind_name as kind_name
 from reference.ledger import State
-from stateful_tests.coverage.rule_cases import CASES, REFUSED, Labels
+from stateful_tests.coverage.rule_cases import CASES, IN_FLIGHT, MAY_BE_LATE, REFUSED, Labels, late
 
 
 def situation(was: State, command: Command, outcome: Outcome, now: State) -> str:
@@ -23,7 +23,8 @@ def situation(was: State, command: Command, outcome: Outcome, now: State) -> str
             if label is None:
                 _PLAIN[kind, outcome.reason] = text
         return text
-    return _said(kind, CASES[kind](was, command, now) if kind in CASES else ())
+    labels = CASES[kind](was, command, now) if kind in CASES else ()
+    return _said(kind, (*labels, IN_FLIGHT) if kind in MAY_BE_LATE and late(was, command) else labels)
 
 
 _TEXTS: dict[object, str] = {}

@@ -31,7 +31,7 @@ import msgspec
 
 from reference import model
 from reference.commands import POSITION_BITS, SHARED, Chunk, Command, Draft, Mode, Piece, shared_serial
-from reference.ledger import Cursors, Phase, Request, Session, State, Text, text_len
+from reference.ledger import Cursors, Phase, Request, Round, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
 from reference.tree import Key as Tokens
 from reference.tree import Lock, Node, Tree
@@ -56,6 +56,7 @@ class RequestPart(NamedTuple):
     swept: int
     known: tuple[int, int]
     cursors: Cursors | None
+    in_flight: tuple[Round, ...]
 
 
 class Part(NamedTuple):
@@ -182,8 +183,9 @@ class CanonicalStates:
             swept, known = (r.swept if r.swept > r.origin else 0, r.known) if faithful else (0, (0, 0))
             serial, history = (r.serial, r.history) if tree else (0, ())
             turn = RequestPart(
-                serial, history, r.origin, r.output, r.phase, r.started, swept, known, r.cursors
-            )
+                serial, history, r.origin, r.output, r.phase, r.started, swept, known, r.cursors,
+                r.in_flight,
+            )  # fmt: skip
         if session is None:
             return Part(turn=turn, lock=lock)
         text = session.history if tree or not session.history else ((0, text_len(session.history)),)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from reference.commands import (
     COMMANDS, Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa,
-    Extend, Finish, Insert, Match, Open, Prompt, Retract, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
+    Extend, Finish, Insert, Launch, Match, Open, Prompt, Retract, Settle, SpecDecode, Submit, Unlock,
+    UnlockSwa, prompt_len,
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.geometry import Geometry
@@ -42,6 +43,7 @@ def kinds(scope: Scope) -> list[type]:
         Abort: served and scope.aborts, CheckBusy: scope.checks, CheckIdle: scope.checks,
         Match: bool(scope.lock_holders), Insert: bool(scope.lock_holders), Unlock: bool(scope.lock_holders),
         UnlockSwa: scope.parts, Evict: scope.evicts and scope.geometry.tree,
+        Launch: scope.late, Settle: scope.late,
     }  # fmt: skip
     return [kind for kind in COMMANDS if used[kind]]
 
@@ -82,6 +84,11 @@ def of_request(scope: Scope, request: Request) -> Iterator[Command]:
         yield from (SpecDecode((Draft(name, *draft),)) for draft in (_drafts(scope) if runs else [(1, 1)]))
         if invalid and runs:
             yield SpecDecode((Draft(name, 1, 2),))
+    if scope.late and (runs or invalid):
+        yield from (Launch((Draft(name, *draft),)) for draft in (_drafts(scope) if runs else [(1, 1)]))
+        if invalid and runs:
+            yield Launch((Draft(name, 1, 2),))
+        yield Settle(name)
     if scope.sweeps and phase in IN_BATCH:
         assert c is not None
         yield from (EvictSwa(name, length) for length in range(c.kv_allocated_len + 1 + invalid))
@@ -122,7 +129,10 @@ def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
         if scope.decode:
             yield Decode(names)
         for a, b in product(_drafts(scope), _drafts(scope)):
-            yield SpecDecode((Draft(names[0], *a), Draft(names[1], *b)))
+            lanes_of_two = Draft(names[0], *a), Draft(names[1], *b)
+            yield SpecDecode(lanes_of_two)
+            if scope.late:
+                yield Launch(lanes_of_two)
 
 
 def of_lock_holder(scope: Scope, name: str, locked: Key) -> Iterator[Command]:
@@ -178,7 +188,8 @@ def _ill_formed(scope: Scope, fresh: Names) -> Iterator[Command]:
         yield from (Admit(request), Extend((Chunk(request, 1),)), Extend(()), Extend((Chunk(request, 0),)))
         yield from (Finish(request, 1), Retract(request), Abort(request), Decode((request,)), Decode(()))
         yield from (Decode((request, request)), EvictSwa(request, 0), CheckBusy(3))
-        yield from (SpecDecode(()), SpecDecode((Draft(request, 1, 1),)))
+        yield from (SpecDecode(()), SpecDecode((Draft(request, 1, 1),)), Settle(request))
+        yield from (Launch(()), Launch((Draft(request, 1, 1),)), Launch((Draft(request, 1, 1),) * 2))
         yield from (Extend((Chunk(request, 1),) * 2), SpecDecode((Draft(request, 1, 1),) * 2))
     if scope.lock_holders:
         some = prompt_of("a1")

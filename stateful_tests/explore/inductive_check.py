@@ -48,7 +48,11 @@ class ReferenceInState(ReferenceSystem):
         self._write_tree()
         size = self.geometry.page_size
         for holder in holders(state):
-            tokens = text_tokens(holder.text, holder.cursors.kv_committed_len)
+            turn = holder.request
+            text, length = holder.text, holder.cursors.kv_committed_len
+            if turn is not None:
+                text, length = turn.computed_text, turn.computed_len
+            tokens = text_tokens(text, length)
             for pool, pages in self.pages.items():
                 stamps = self.stamps[pool]
                 for position, token in enumerate(tokens):

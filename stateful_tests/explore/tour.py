@@ -18,6 +18,7 @@ from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore.canonical_state import Key, relabel
 from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
+from stateful_tests.generate.run_profile import LATE
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
 from stateful_tests.lockstep.past import violations
 from stateful_tests.lockstep.results import Finding, Trace, Violation
@@ -68,7 +69,7 @@ def kinds_of(system: System) -> tuple[frozenset[str], ...]:
     can = system.capabilities
     if can.mixed_decode:
         return (can.commands,)
-    return can.commands - {SpecDecode.__name__}, can.commands - {Decode.__name__}
+    return can.commands - {SpecDecode.__name__, *LATE}, can.commands - {Decode.__name__}
 
 
 class _Runner:

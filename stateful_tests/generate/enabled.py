@@ -9,6 +9,7 @@ from reference.commands import Mode, Piece, Prompt
 from reference.cursors import ceil_page, lost_below, window_live
 from reference.ledger import Cursors, Phase, Request, Session, State, free
 from reference.prefix_cache import shares_lock
+from reference.rules.decode import MOST_LATE
 from reference.tree import Sizes, sizes
 from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
 from stateful_tests.generate.prompts import draw_length, draw_prompt
@@ -64,6 +65,19 @@ class Enabled:
         return self._in(Phase.RUNNING)
 
     @property
+    def settled(self) -> list[Request]:
+        """Running requests that have no result in flight."""
+        return [r for r in self.running if not r.in_flight]
+
+    @property
+    def launchable(self) -> list[Request]:
+        return [r for r in self.running if len(r.in_flight) < MOST_LATE]
+
+    @property
+    def late(self) -> list[Request]:
+        return [r for r in self.running if r.in_flight]
+
+    @property
     def held(self) -> list[Request]:
         return self._in(Phase.EXTENDING, Phase.RUNNING)
 
@@ -117,7 +131,7 @@ class Enabled:
         if window is None or self.state.config.mode is not Mode.FREE:
             return []
         held = ((r, cursors_of(r)) for r in self.running)
-        return [r for r, c in held if not window_live(lost_below(c), c.kv_committed_len, window)]
+        return [r for r, c in held if not window_live(lost_below(c), r.settled_len, window)]
 
     def request(self, fitting: Sequence[Request]) -> str:
         """A request that fits; any name at all when invalid or when none does."""

@@ -13,7 +13,7 @@ from itertools import accumulate
 from impl.adapter import Capabilities
 from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish,
-    Insert, Match, Mode, Open, Retract, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
+    Insert, Launch, Match, Mode, Open, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
 )  # fmt: skip
 from reference.cursors import sweep_limit
 from reference.ledger import Phase, Request, State, free, text_len
@@ -70,8 +70,10 @@ def _weights(c: Enabled) -> dict[type, int]:
         Submit: 0 if no_name_left else submit,
         Admit: 8 * queued + (8 if c.wiped else 2) * admitted,
         Extend: 10 * bool(c.extending),
-        Decode: 5 * bool(c.running),
-        SpecDecode: (24 if short else 6) * bool(c.running),
+        Decode: 5 * bool(c.settled),
+        SpecDecode: (24 if short else 6) * bool(c.settled),
+        Launch: 10 * bool(c.launchable),
+        Settle: 10 * bool(c.late),
         EvictSwa: (20 if ahead else 5) * bool(c.held) * (state.config.geometry.window is not None),
         Finish: (20 if swept else 1 if short else 6) * bool(c.running),
         Retract: (30 if swept else 3) * bool(c.running),
@@ -96,7 +98,7 @@ def _weights(c: Enabled) -> dict[type, int]:
         if queued:
             weights[Extend] = min(1, weights[Extend])
         if queued or c.extending:
-            for kind in (Decode, SpecDecode, Finish, Retract):
+            for kind in (Decode, SpecDecode, Launch, Finish, Retract):
                 weights[kind] = min(1, weights[kind])
     return weights
 
@@ -193,7 +195,7 @@ def _extend(c: Enabled) -> Extend:
     chunks, names, shared = [], c.lanes(c.extending), c.profile.machine != "sessions"
     running = {r.name for r in c.running}
     if c.profile.mixed and running and not once_in(c.source, 3):
-        names += [name for name in c.lanes(c.windowless or c.running) if name not in names]
+        names += [name for name in c.lanes(c.windowless or c.settled) if name not in names]
     elif not c.profile.mixed and not running.issuperset(names):
         names = [name for name in names if name not in running]
     for name in names:
@@ -224,9 +226,9 @@ def _may_be_tail(c: Enabled, request: Request | None) -> bool:
     return request not in c.running and not begun
 
 
-def _spec_decode(c: Enabled) -> SpecDecode:
+def _drafts(c: Enabled, fitting: list[Request]) -> tuple[Draft, ...]:
     drafts, geometry = [], c.state.config.geometry
-    for name in c.lanes(c.running):
+    for name in c.lanes(fitting):
         request = c.state.request(name)
         room = room_of(c.state, request.cursors if request is not None else None)
         allocate = c.length(room + c.invalid)
@@ -243,7 +245,7 @@ def _spec_decode(c: Enabled) -> SpecDecode:
             left = geometry.width - cursors_of(request).kv_committed_len
             allocate, accept = left + 1 + c.source.upto(1), 1 + c.source.upto(max(0, left - 1))
         drafts.append(Draft(name, allocate, accept))
-    return SpecDecode(tuple(drafts))
+    return tuple(drafts)
 
 
 def _evict_swa(c: Enabled) -> EvictSwa:
@@ -253,7 +255,7 @@ def _evict_swa(c: Enabled) -> EvictSwa:
     cursors = request.cursors if request is not None else None
     if cursors is None:
         return EvictSwa(name, c.source.upto(4))
-    top = cursors.kv_committed_len
+    top = request.settled_len if request is not None and not c.invalid else cursors.kv_committed_len
     if (c.state.config.mode is Mode.FREE or c.invalid) and (c.profile.allocate_ahead or once_in(c.source, 3)):
         top = cursors.kv_allocated_len + (c.invalid and once_in(c.source, 3))
     if c.invalid and once_in(c.source, 8):
@@ -285,7 +287,8 @@ def _finish(c: Enabled) -> Finish:
 
 
 def _retract(c: Enabled) -> Retract:
-    return Retract(c.request(c.running), c.source.upto(3) - 1 if c.invalid else c.source.upto(1))
+    name, lost = c.request(c.running), c.source.upto(3) - 1 if c.invalid else c.source.upto(1)
+    return Retract(name, 0 if name in {r.name for r in c.late} and not c.invalid else lost)
 
 
 def _abort(c: Enabled) -> Abort:
@@ -373,9 +376,11 @@ def _evict(c: Enabled) -> Evict:
 # The order is that of the draws: another one makes other runs of every seed.
 GENERATORS: dict[type, Callable[[Enabled], Command]] = {
     Open: _open, Submit: _submit, Admit: lambda c: Admit(c.request(c.waiting)), Extend: _extend,
-    Decode: lambda c: Decode(tuple(c.lanes(c.running))), SpecDecode: _spec_decode, EvictSwa: _evict_swa,
+    Decode: lambda c: Decode(tuple(c.lanes(c.settled))),
+    SpecDecode: lambda c: SpecDecode(_drafts(c, c.settled)), EvictSwa: _evict_swa,
     Finish: _finish, Retract: _retract, Abort: _abort, Close: _close, CheckBusy: _check_busy,
     CheckIdle: lambda _: CheckIdle(), Match: _match,
     Unlock: lambda c: Unlock(c.lock_holder(list(lock_holders(c.state)))), Insert: _insert, Evict: _evict,
     UnlockSwa: lambda c: UnlockSwa(c.lock_holder(_may_unlock_swa(c))),
+    Launch: lambda c: Launch(_drafts(c, c.launchable)), Settle: lambda c: Settle(c.request(c.late)),
 }  # fmt: skip

@@ -59,6 +59,7 @@ class RunProfile:
 
 # Without these nothing ever runs.
 _ESSENTIAL = {"Open", "Submit", "Admit", "Extend", "Insert"}
+LATE = {"Launch", "Settle"}
 
 
 def draw_geometry(source: ChoiceSource, like: Geometry) -> Geometry:
@@ -84,7 +85,8 @@ def with_settings(source: ChoiceSource, sizes: Geometry, capabilities: Capabilit
 def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str = "sessions") -> RunProfile:
     """A profile for one run of a machine, within what the system can do."""
     kinds = {c.__name__ for c in MACHINES[machine]}
-    disabled = {name for name in sorted((capabilities.commands & kinds) - _ESSENTIAL) if once_in(source, 6)}
+    may_be_left_out = sorted((capabilities.commands & kinds) - _ESSENTIAL - LATE)
+    disabled = {name for name in may_be_left_out if once_in(source, 6)}
     if not capabilities.mixed_decode or once_in(source, 3):
         disabled.add(pick(source, ("Decode", "SpecDecode")))
     if {"Decode", "SpecDecode"} <= disabled:
@@ -95,17 +97,24 @@ def draw_profile(source: ChoiceSource, capabilities: Capabilities, machine: str 
         if not capabilities.mixed_decode:
             disabled.add("Decode")
     disabled |= {c.__name__ for c in COMMANDS} - (capabilities.commands & kinds)
+    boostable = [kind for kind in MACHINES[machine] if kind.__name__ not in LATE]
     tails = capabilities.swa_tail and once_in(source, 4)
     profile = RunProfile(
         machine,
-        frozenset(disabled),
         invalid_rate=pick(source, _INVALID_RATES),
         long_prompts=(once_in(source, 3) and not ahead) or tails,
         sessions=SESSIONS[: 1 + source.upto(len(SESSIONS) - 1)],
         requests=REQUESTS[: 1 + source.upto(len(REQUESTS) - 1)],
-        boosted=frozenset(pick(source, MACHINES[machine]).__name__ for _ in range(source.upto(3))),
+        boosted=frozenset(pick(source, boostable).__name__ for _ in range(source.upto(3))),
         allocate_ahead=ahead,
-        synchronise=once_in(source, 4),
+    )
+    how = source.upto(3)  # of four runs one is synchronised, and one has results in flight
+    if how != 0 or (not capabilities.mixed_decode and "SpecDecode" in disabled):
+        disabled |= LATE
+    profile = replace(
+        profile,
+        disabled=frozenset(disabled),
+        synchronise=how == 3,
         mixed=capabilities.mixed_batches and "Decode" not in disabled and once_in(source, 3),
         tails=tails,
     )

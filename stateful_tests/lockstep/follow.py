@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from reference import tree as radix
 from reference.clauses.facts import Facts
-from reference.commands import Command, Decode, Extend, Insert, SpecDecode, tree_key
+from reference.commands import Command, Decode, Extend, Insert, Launch, SpecDecode, tree_key
 from reference.ledger import State, text_tokens
 from reference.prefix_cache import key_of, lock_holders
 
 
 def launched(command: Command) -> Sequence[str]:
     """The requests of a batch."""
-    if isinstance(command, (Extend, SpecDecode)):
+    if isinstance(command, (Extend, SpecDecode, Launch)):
         return [lane.request for lane in command.lanes]
     return command.requests if isinstance(command, Decode) else ()
 
@@ -55,7 +55,7 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
             key = key_of(command.prompt, bigram)[:length]
             tree = _relocked(tree, was, command.holder, key)
     if tree.window is not None:  # what a holder's window has left behind may be given back
-        past = {r.holder: r.cursors.kv_committed_len - tree.window for r in state.requests if r.cursors}
+        past = {r.holder: r.settled_len - tree.window for r in state.requests if r.cursors}
         pins = {n.path: n.swa_locks for n in facts.tree.nodes}
         for k in tree.locks:
             end = len(k.key)

@@ -265,7 +265,7 @@ def check_fits(
     kinds = {type(c).__name__ for c in commands}
     if kinds - can.commands:
         raise UnusableImplementation(f"{system.name} does not offer {', '.join(kinds - can.commands)}")
-    if not can.mixed_decode and {"Decode", "SpecDecode"} <= kinds:
+    if not can.mixed_decode and "Decode" in kinds and kinds & {"SpecDecode", "Launch"}:
         raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
 
 

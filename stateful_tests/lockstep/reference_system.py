@@ -14,7 +14,7 @@ from impl.adapter import (
 from reference import model
 from reference import tree as radix
 from reference.commands import (
-    Command, Decode, Done, Extend, Mode, Outcome, SpecDecode, UnlockSwa, token_of, tree_key,
+    Command, Decode, Done, Extend, Launch, Mode, Outcome, SpecDecode, UnlockSwa, token_of, tree_key,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
@@ -61,7 +61,7 @@ class ReferenceSystem:
             self._assign()
         if now.tree is not was.tree:
             self._write_tree()
-        if kind in (Extend, Decode, SpecDecode):
+        if kind in (Extend, Decode, SpecDecode, Launch):
             self._forward(was)
 
     def _adopt(self, pool: str, adopted: set[tuple[str, int]], was: State) -> None:
@@ -101,14 +101,15 @@ class ReferenceSystem:
                         self.stamps[pool][first : first + size] = map(token_of, placed.path[end - size : end])
 
     def _forward(self, was: State) -> None:
-        """Write the KV of what each named request committed; allocated-ahead slots hold nothing."""
-        then = {r.name: r.cursors.kv_committed_len for r in was.requests if r.cursors is not None}
+        """Write the KV of what each named request computed; allocated-ahead slots hold nothing."""
+        then = {r.name: r.computed_len for r in was.requests if r.cursors is not None}
         page_size = self.geometry.page_size
         for holder in holders(self.state):
             if holder.request is None or holder.request.name not in then:
                 continue
-            low, high = then[holder.request.name], holder.cursors.kv_committed_len
-            tokens = text_tokens(holder.text, high)
+            request = holder.request
+            low, high = then[request.name], request.computed_len
+            tokens = text_tokens(request.computed_text, high)
             for position in range(low, holder.cursors.kv_allocated_len if low < high else low):
                 for pool, pages in self.pages.items():
                     page = pages.get((holder.name, position // page_size))

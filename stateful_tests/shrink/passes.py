@@ -13,8 +13,8 @@ from string import ascii_lowercase
 
 from reference.blocks.commands import Schedule
 from reference.commands import (
-    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert, Match, Open,
-    Piece, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
+    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert, Launch, Match,
+    Open, Piece, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
 )  # fmt: skip
 from stateful_tests.shrink.rewriting import (
     Commands, all_less, changed, lives_apart, names_in, numbers, renamed, texts_in, with_names, with_number,
@@ -125,7 +125,7 @@ def _name_dropped(commands: Commands) -> Iterator[Commands]:
     for name in sorted(set().union(*map(names_in, commands))):
         kept = []
         for command in commands:
-            if isinstance(command, (Extend, SpecDecode)):
+            if isinstance(command, (Extend, SpecDecode, Launch)):
                 command = changed(command, lanes=tuple(n for n in command.lanes if n.request != name))
             elif isinstance(command, Decode):
                 command = Decode(tuple(n for n in command.requests if n != name))
@@ -157,8 +157,11 @@ def _without_lane(commands: Commands) -> Iterator[Commands]:
 
 
 def _rounds_merged(commands: Commands) -> Iterator[Commands]:
-    """Two decode rounds of a request as one; a retract that is admitted again as a decode."""
+    """Two decode rounds of a request as one; a round in flight as one with its result; a retract that is
+    admitted again as a decode."""
     for i, command in enumerate(commands):
+        if isinstance(command, Launch):
+            yield _with(commands, i, SpecDecode(command.lanes))
         if (first := _round(command)) is not None:
             for j, later in enumerate(commands[i + 1 :], i + 1):
                 other = _round(later)

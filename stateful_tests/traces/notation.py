@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 from reference.blocks.commands import ENGINE_COMMANDS, Add, EngineCommand, More, Schedule
 from reference.commands import (
     COMMANDS, Broken, CheckBusy, Choice, Chunk, Command, Decode, Done, Draft, EvictSwa, Extend, Finish,
-    Insert, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name,
+    Insert, Launch, Match, Outcome, Prompt, Refused, Retract, SpecDecode, Submit, kind_name,
 )  # fmt: skip
 from stateful_tests.traces.files import TraceError, check_command
 from stateful_tests.traces.schema import prompt_of, prompt_text
@@ -143,6 +143,11 @@ def _plain(kind: Any) -> tuple[NotationPart, ...]:
     return tuple(parts[hints[f.name]](f) for f in fields(kind))
 
 
+_DRAFTS = _lanes(
+    "lanes", "REQUEST +TOKENS accept N", rf"{_NAME} {_LENGTH} accept {_LENGTH}",
+    lambda lane: f"{lane.request} {lane.allocate:+} accept {lane.accept}",
+    lambda name, tokens, _, accept: Draft(name, int(tokens), int(accept)),
+)  # fmt: skip
 _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     Submit: (_REQUEST, _OF_SESSION, _INPUT, _number("rewind", "rewind", default=0)),
     Extend: (_lanes(
@@ -151,11 +156,8 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
         lambda name, tokens, *tail: Chunk(name, int(tokens), bool(tail)),
     ),),
     Decode: (_lanes("requests", "REQUEST", _NAME, str, str),),
-    SpecDecode: (_lanes(
-        "lanes", "REQUEST +TOKENS accept N", rf"{_NAME} {_LENGTH} accept {_LENGTH}",
-        lambda lane: f"{lane.request} {lane.allocate:+} accept {lane.accept}",
-        lambda name, tokens, _, accept: Draft(name, int(tokens), int(accept)),
-    ),),
+    SpecDecode: (_DRAFTS,),
+    Launch: (_DRAFTS,),
     EvictSwa: (_REQUEST, _number("length", "at length")),
     Finish: (_REQUEST, _number("finished_len", "keep")),
     Retract: (_REQUEST, _number("in_flight", "losing", default=0)),
@@ -217,7 +219,7 @@ def format_outcome(outcome: Outcome) -> str:
 
 
 def _choice(choice: Choice) -> str:
-    named = ("swa_evicted_seqlen", "kv_allocated_len")
+    named = ("kv_committed_len", "swa_evicted_seqlen", "kv_allocated_len")
     chosen = [f"{n} {getattr(choice, n)}" for n in named if getattr(choice, n) is not None]
     when = " after the forward pass" if choice.after else ""
     return f"{choice.request} chose {', '.join(chosen) or 'the default'}{when}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from typing import (
     TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints,
 )  # fmt: skip
@@ -70,6 +71,7 @@ _AS_THEY_ARE: dict[Any, Any] = {
 }  # fmt: skip
 
 
+@cache  # one struct for each dataclass: the schema calls them by their names
 def _form(hint: Any) -> Form:
     """The form of a field, by its type hint."""
     if hint == Prompt:

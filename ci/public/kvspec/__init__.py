@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from kvspec.testing import ClauseViolated, check, machine, replay
     from reference.commands import (
         Abort, Account, Admit, Broken, CheckBusy, CheckIdle, Choice, Chunk, Close, Command, Decode, Done,
-        Draft, Entry, Evict, EvictSwa, Extend, Finish, Freed, Insert, Match, Mode, Open, Outcome, Piece,
-        Prompt, Reason, Refused, Report, Retract, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
-        shared_serial, token_id,
+        Draft, Entry, Evict, EvictSwa, Extend, Finish, Freed, Insert, Launch, Match, Mode, Open, Outcome,
+        Piece, Prompt, Reason, Refused, Report, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
+        prompt_len, shared_serial, token_id,
     )  # fmt: skip
     from reference.geometry import PRESETS, Geometry, preset
 
 __all__ = [
     "PRESETS", "Abort", "Account", "Admit", "Broken", "Capabilities", "CheckBusy", "CheckIdle",
     "Choice", "Chunk", "ClauseViolated", "Close", "Command", "Cursors", "Decode", "Done", "Draft",
-    "Entry", "Evict", "EvictSwa", "Extend", "Finish", "Freed", "Geometry", "Insert", "LockHolderView",
-    "Match", "Mode", "NodeView", "Open", "Outcome", "Piece", "Prompt", "Reason", "Refused", "Report",
-    "RequestView", "Retract", "SessionView", "SpecDecode", "Submit", "System", "TreeSizes", "TreeView",
-    "Unlock", "UnlockSwa", "UnusableImplementation", "View", "check", "machine", "preset", "prompt_len",
-    "replay", "shared_serial", "token_id",
+    "Entry", "Evict", "EvictSwa", "Extend", "Finish", "Freed", "Geometry", "Insert", "Launch",
+    "LockHolderView", "Match", "Mode", "NodeView", "Open", "Outcome", "Piece", "Prompt", "Reason",
+    "Refused", "Report", "RequestView", "Retract", "SessionView", "Settle", "SpecDecode", "Submit", "System",
+    "TreeSizes", "TreeView", "Unlock", "UnlockSwa", "UnusableImplementation", "View", "check", "machine",
+    "preset", "prompt_len", "replay", "shared_serial", "token_id",
 ]  # fmt: skip
 
 _HOMES = ("impl.adapter", "reference.commands", "reference.geometry")

@@ -16,6 +16,9 @@ from impl.sglang.releases.variants import variant
 from reference.commands import COMMANDS, Mode, Reason
 
 
+_LATE = frozenset({"Launch", "Settle"})  # what its overlapped loop does, and no other
+
+
 class SGLangSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`) of SGLang behind the adapter.
 
@@ -32,7 +35,7 @@ class SGLangSystem(WorkerSystem):
     remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
         # When the SWA part of a lock goes the release decides, in decode, where a setting has it do so.
-        commands=frozenset(c.__name__ for c in COMMANDS) - {"UnlockSwa"},
+        commands=frozenset(c.__name__ for c in COMMANDS) - {"UnlockSwa"} - _LATE,
         mixed_decode=False,
         mixed_batches=True,
         bigram=True,
@@ -78,6 +81,7 @@ class SGLangSystem(WorkerSystem):
         settings = settings_of(release.version, list(TABLE))
         self.capabilities = replace(
             self.capabilities,
+            commands=self.capabilities.commands | (_LATE if overlap else frozenset()),
             swa_tail=list(TABLE).index(release.version) >= list(TABLE).index("0.5.12"),
             uncounted=release.uncounted,
             waived=release.waived,

@@ -130,7 +130,7 @@ class Calls:
         lines = []
         for turn in server.turns.values():
             name = self._name(turn.req)
-            for result in turn.pending:
+            for result in (r for r in turn.pending if r.told):
                 if server.spec and not result.prefill:
                     lines.append((name, f"{name}.{self._committed.format(len(result.tokens))}"))
                 lines.append((name, f"sampled({name}, {ids_text(result.tokens)})"))

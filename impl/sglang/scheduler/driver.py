@@ -85,7 +85,7 @@ class Driver(Ends, TreeCommands):
             return
         for turn in turns:
             cursors = self.server.cursors(turn)
-            swept, position = cursors.swa_evicted_seqlen, cursors.kv_committed_len
+            swept, position = cursors.swa_evicted_seqlen, turn.origin + turn.told - 1
             own = swept > cursors.cache_protected_len  # a sweep leaves the tree's prefix alone
             require(not own or swept <= max(0, position - window), Reason.WINDOW_LOST)
 
@@ -304,19 +304,35 @@ class Driver(Ends, TreeCommands):
         return self._own_sweeps(turns, swept, launched)
 
     def spec_decode(self, command: c.SpecDecode) -> list[Choice]:
-        server, lanes = self.server, command.lanes
+        return self._verify(command.lanes)
+
+    def launch(self, command: c.Launch) -> list[Choice]:
+        return self._verify(command.lanes, late=1)
+
+    def settle(self, command: c.Settle) -> None:
+        [turn] = self._lanes([command.request], RequestPhase.RUNNING, late=2)
+        require(turn.untold, Reason.WRONG_PHASE)
+        turn.untold[0].told = True
+
+    def _verify(self, lanes: Sequence[c.Draft], late: int = 0) -> list[Choice]:
+        """A verify round; late: of each lane so many results may be in flight, as this one is then."""
+        server = self.server
         require(lanes and all(n.allocate >= 1 and n.accept >= 1 for n in lanes), Reason.EMPTY)
-        turns = self._lanes([n.request for n in lanes], RequestPhase.RUNNING)
+        turns = self._lanes([n.request for n in lanes], RequestPhase.RUNNING, late=late)
         require(all(n.accept <= n.allocate for n in lanes), Reason.BAD_LENGTH)
         self._window(turns)
         before = [server.cursors(t) for t in turns]
         # The release allocates up to 2 * draft_len past the commit of every lane, which lacks the result
         # that is not processed by then. The smallest draft_len is taken that gives each lane what it asks
         # for and takes nothing back.
-        lags = [server.late(t.pending[-1]) if t.pending else 0 for t in turns]
+        lags = [server.late(t.pending[-1]) if t.pending and t.pending[-1].told else 0 for t in turns]
+        mosts = [  # past all that rounds in flight may accept
+            t.origin + t.told - 1 + sum(r.drafted for r in t.untold) + lane.allocate
+            for t, lane in zip(turns, lanes, strict=True)
+        ]
         draft_len = max(
-            -(-(lag + max(lane.allocate, c.kv_allocated_len - c.kv_committed_len)) // 2)
-            for lane, c, lag in zip(lanes, before, lags, strict=True)
+            -(-(lag + max(most, c.kv_allocated_len) - c.kv_committed_len) // 2)
+            for most, c, lag in zip(mosts, before, lags, strict=True)
         )
         ends = [
             self.release.spec_end(
@@ -337,13 +353,14 @@ class Driver(Ends, TreeCommands):
         launched = self._swept(turns)
         ahead = []
         with server.results_of_prefill():
-            for turn, lane, cursors in zip(turns, lanes, before, strict=True):
+            for turn, lane in zip(turns, lanes, strict=True):
                 tokens = server.sample(turn, lane.accept)
                 allocated = self.release.cursors(turn.req).kv_allocated_len
                 # The last accepted token is the bonus: sampled, without KV yet.
-                server.forward(turn, cursors.kv_committed_len, allocated, tokens[:-1])
-                self.results.arrived(turn, Result(tokens))
-                ahead.append(Choice(turn.name, None, allocated))
+                server.forward(turn, turn.fill - 1, allocated, tokens[:-1])
+                self.results.arrived(turn, Result(tokens, told=not late, drafted=lane.allocate))
+                claimed = server.cursors(turn).kv_committed_len if late else None
+                ahead.append(Choice(turn.name, None, allocated, False, claimed))
         sweeps = {c.request: c.swa_evicted_seqlen for c in self._own_sweeps(turns, swept, launched)}
         return [replace(c, swa_evicted_seqlen=sweeps.get(c.request)) for c in ahead]
 
@@ -402,6 +419,8 @@ _METHODS: dict[type, Callable[[Driver, Any], Played]] = {
     c.Extend: Driver.extend,
     c.Decode: Driver.decode,
     c.SpecDecode: Driver.spec_decode,
+    c.Launch: Driver.launch,
+    c.Settle: Driver.settle,
     c.EvictSwa: Driver.evict_swa,
     c.Finish: Driver.finish,
     c.Retract: Driver.retract,

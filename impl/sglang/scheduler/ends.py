@@ -16,22 +16,33 @@ from reference.commands import Choice, Reason
 class Ends(OnServer):
     """Finish, Retract and Abort."""
 
-    def _kept_less(self, turn: LiveRequest, allocated: int, target: int) -> list[Choice]:
-        """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`."""
+    def _kept(self, turn: LiveRequest, allocated: int, target: int, first: int | None) -> list[Choice]:
+        """What the slot of a turn with so many slots has kept of it, if that is less than up to `target`; or
+        that it counts up to `first`, with the token that a round in flight computes first."""
         slot = None if turn.session is None else self.release.slot(self.server.cache, turn.session)
-        kept = None if slot is None else self.release.cursors(slot).kv_allocated_len
-        return [] if kept is None or kept >= min(allocated, target) else [Choice(turn.name, None, kept)]
+        if slot is None:
+            return []
+        committed, kept = self.release.cursors(slot)[:2]
+        less = kept if kept < min(allocated, target) else None
+        counts = first if committed == first else None
+        return [] if less is counts is None else [Choice(turn.name, None, less, False, counts)]
+
+    @staticmethod
+    def _first_in_flight(turn: LiveRequest) -> int | None:
+        """Behind the token that the oldest round in flight computes first."""
+        return turn.origin + turn.told if turn.untold else None
 
     def finish(self, command: c.Finish) -> list[Choice]:
         turn = self._turn(command.request)
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
-        require(1 <= command.finished_len <= turn.output, Reason.BAD_LENGTH)
+        require(1 <= command.finished_len <= turn.told, Reason.BAD_LENGTH)
+        first = self._first_in_flight(turn)
         self.results.before_finish(turn, command.finished_len)
         # The turn was to have that many outputs, so that is what the client saw of it.
         turn.req.sampling_params.max_new_tokens = command.finished_len
         allocated = self.release.cursors(turn.req).kv_allocated_len
         self._end(turn)
-        return self._kept_less(turn, allocated, turn.origin + command.finished_len)
+        return self._kept(turn, allocated, turn.origin + command.finished_len, first)
 
     def _retract(self, turn: LiveRequest) -> None:
         """ScheduleBatch.retract_decode, where that picks this request of a batch of those that run and the
@@ -79,15 +90,16 @@ class Ends(OnServer):
     def retract(self, command: c.Retract) -> list[Choice]:
         turn = self._turn(command.request)
         require(turn.phase is RequestPhase.RUNNING, Reason.WRONG_PHASE)
-        lost = command.in_flight
-        require(lost in (0, 1) and turn.output - lost >= 1, Reason.BAD_LENGTH)
+        lost, first = command.in_flight, self._first_in_flight(turn)
+        require(0 <= lost <= (first is None) and turn.told - lost >= 1, Reason.BAD_LENGTH)
+        target = turn.origin + turn.told - lost
         self.results.before_retract(turn, bool(lost))
         allocated = self.release.cursors(turn.req).kv_allocated_len
         self._retract(turn)
         self.server.scheduler.leave(turn.req)
         self.results.skip(turn)
         turn.phase = RequestPhase.QUEUED
-        return self._kept_less(turn, allocated, turn.fill)
+        return self._kept(turn, allocated, target, first)
 
     def abort(self, command: c.Abort) -> None:
         turn = self._turn(command.request)

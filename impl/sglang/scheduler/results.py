@@ -11,7 +11,8 @@ results. A Finish with outputs of the round before the last means that the last 
 outputs of the last round, that no other was launched with this request (a prefill ran in its place, or 0.5.23
 left it out: `_reqs_finishing_inflight`). in_flight of Retract is a round whose result is skipped. Until a
 command tells, up to two results of a request wait here. The view shows them as processed, their tokens and
-what they commit: all else that moves memory has moved at the launch.
+what they commit: all else that moves memory has moved at the launch. Launch and Settle say the same in so
+many words: a result of a Launch shows from its Settle on; whether the turn goes on then is told as before.
 """
 
 from __future__ import annotations
@@ -90,14 +91,14 @@ class LateResults(Results):
         return any(result.prefill for result in turn.pending) and self.server.hands_prompt_in(turn)
 
     def _process_all_but(self, turn: LiveRequest, left: int) -> None:
-        while len(turn.pending) > left:
+        while len(turn.pending) > left and turn.pending[0].told:
             self.process(turn, turn.pending.pop(0))
 
     def before_round(self, turn: LiveRequest) -> None:
         self._process_all_but(turn, 1)
 
     def before_sweep(self, turn: LiveRequest, length: int) -> None:
-        require(not self._prompt_waits(turn), Reason.UNFAITHFUL)
+        require(not self._prompt_waits(turn) and len(turn.untold) < 2, Reason.UNFAITHFUL)
         if turn.pending:  # it is the sweep of the next launch, whatever its result will be
             require(length <= turn.fill - 1 - len(turn.pending[-1].tokens), Reason.UNFAITHFUL)
         self._process_all_but(turn, 1)

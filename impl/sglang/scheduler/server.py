@@ -25,12 +25,17 @@ from reference.geometry import Geometry
 VOCABULARY = 1 << 62  # token ids are no real vocabulary; none may count as out of range
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
-    """What a launched batch samples for a request: by its prefill one token, else what a round accepts."""
+    """What a launched batch samples for a request: by its prefill one token, else what a round accepts.
+
+    told: it shows, as processed; of a Launch it does from its Settle on. drafted: slots that a Launch takes.
+    """
 
     tokens: list[int]
     prefill: bool = False
+    told: bool = True
+    drafted: int = 0
 
 
 @dataclass(slots=True)
@@ -61,6 +66,16 @@ class LiveRequest:
     @property
     def output(self) -> int:
         return len(self.req.output_ids) + sum(len(result.tokens) for result in self.pending)
+
+    @property
+    def untold(self) -> list[Result]:
+        """Results in flight, by the commands."""
+        return [result for result in self.pending if not result.told]
+
+    @property
+    def told(self) -> int:
+        """Outputs that show."""
+        return self.output - sum(len(result.tokens) for result in self.untold)
 
     @property
     def text(self) -> list[int]:
@@ -316,7 +331,7 @@ class Server:
             requests[name] = RequestView(
                 session=turn.session,
                 origin=turn.origin,
-                text=turn.text,
+                text=turn.text[: turn.origin + turn.told],
                 row=row,
                 cursors=self._cursors(turn),
             )
@@ -340,9 +355,9 @@ class Server:
         )
 
     def cursors(self, turn: LiveRequest) -> Cursors:
-        """Of a request that has a row, with what it will have committed when all results are processed."""
+        """Of a request that has a row, with what it will have committed when all that show are processed."""
         cursors = self.release.cursors(turn.req)
-        committed = cursors.kv_committed_len + sum(self.late(result) for result in turn.pending)
+        committed = cursors.kv_committed_len + sum(self.late(r) for r in turn.pending if r.told)
         return cursors._replace(kv_committed_len=committed)
 
     def late(self, result: Result) -> int:

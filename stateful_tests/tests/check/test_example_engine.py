@@ -24,9 +24,14 @@ class LeaksTheLastPage(ExampleEngine):
     """Gives back whole pages alone when a request ends."""
 
     def apply(self, command: kvspec.Command) -> kvspec.Outcome:
-        if isinstance(command, kvspec.Finish) and (request := self.requests.get(command.request)) is not None:
-            del request.slots[len(request.slots) // self.page_size * self.page_size :]
-        return super().apply(command)
+        request = self.requests.get(command.request) if isinstance(command, kvspec.Finish) else None
+        slots = list(request.slots) if request is not None else []
+        if request is not None:
+            del request.slots[len(slots) // self.page_size * self.page_size :]
+        outcome = super().apply(command)
+        if request is not None and isinstance(outcome, kvspec.Refused):
+            request.slots[:] = slots
+        return outcome
 
 
 class KeepsTheFirstLane(ExampleEngine):

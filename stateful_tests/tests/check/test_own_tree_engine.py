@@ -15,7 +15,7 @@ from impl.torch_kv.sessions import KVRequest, Slot
 from impl.torch_kv.steps import Verdict
 from reference import tree as radix
 from reference.clauses.step import Step
-from reference.commands import Admit, Chunk, Command, Decode, Extend, Freed, Insert, Mode, Submit
+from reference.commands import Admit, Chunk, Command, Decode, Extend, Freed, Mode, Submit
 from reference.geometry import PRESETS
 from reference.ledger import Cursors
 from stateful_tests.check import campaign
@@ -117,7 +117,7 @@ def _with(tree: type[OwnTree]) -> OwnTreeEngine:
 )  # fmt: skip
 def test_its_faults_are_named(fault: type, clause: str) -> None:
     found = campaign.first_violation(_with(fault) if issubclass(fault, OwnTree) else fault(), PLAN)
-    assert found is not None and found[0].clause == clause, found
+    assert found is not None and clause in found[0].clauses, found
 
 
 def step_of(*commands: Command) -> Step:

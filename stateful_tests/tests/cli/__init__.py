@@ -1,1 +1,1 @@
-"""Tests of the command line, reports and exports."""
+"""Tests of the command line, and of the repository."""

@@ -31,7 +31,7 @@ from stateful_tests.prove.obligations import (
 from stateful_tests.prove.path_exploration import Abandoned, NotPositive, assume, explore, refute
 from stateful_tests.prove.properties import contract
 from stateful_tests.prove.symbolic_reference import SymbolicReference, edited
-from stateful_tests.tests.support.arithmetic_mutants import FAULTS, Fault
+from stateful_tests.tests.prove.arithmetic_mutants import FAULTS, Fault
 
 X, Y, P = Int.of("x"), Int.of("y"), Int.of("P")
 HOME = Path(__file__).parents[3]

@@ -18,7 +18,7 @@ from reference.commands import (
     Open, Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.ledger import ZERO, Cursors
-from stateful_tests.tests.support.spoilt_facts import (
+from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, cursors, end_of, fails, freed_less, holds, in_tree,
     is_told, moved, node, one_lost, one_twice, pages, path, reads, step_of, text,
 )  # fmt: skip

@@ -15,7 +15,7 @@ from reference.commands import (
     SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.ledger import ZERO
-from stateful_tests.tests.support.spoilt_facts import (
+from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, fails, freed_less, holds, is_told, moved, node,
     one_lost, one_twice, step_of, text,
 )  # fmt: skip

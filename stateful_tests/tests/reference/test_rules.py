@@ -14,7 +14,7 @@ from ci.documents import spec
 from reference import model
 from reference.commands import (
     COMMANDS, TREE_COMMANDS, Abort, Chunk, Close, Command, Decode, Done, Draft, Evict, EvictSwa, Extend,
-    Finish, Freed, Insert, Match, Mode, Reason, Refused, SpecDecode, Unlock, UnlockSwa,
+    Finish, Freed, Insert, Launch, Match, Mode, Reason, Refused, SpecDecode, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.cursors import ceil_page, floor_page, lost_below, window_live
 from reference.geometry import Geometry
@@ -39,7 +39,7 @@ _FAITHFUL = Scope(
     checks=True,
 )  # fmt: skip
 _ONE = Scope("", "", Geometry(1, 1, 4, 4, 1, 4), sessions=1, submits=(1,), ahead=3)
-_TWO = Scope("", "", Geometry(1, 1, 2, 4, 2, 2), ordinary=2, submits=(1,), ahead=1)
+_TWO = Scope("", "", Geometry(1, 1, 2, 4, 2, 2), ordinary=2, submits=(1,), ahead=1, late=True)
 _LOCKING = Scope(
     "", "", Geometry(1, None, 2, 0, 1, 2, True), lock_holders=1, texts="a", prompts=("a1",), parts=True,
 )  # fmt: skip
@@ -51,9 +51,10 @@ _REFUSING = (
     _FAITHFUL,
     _ONE,
     replace(_ONE, mode=Mode.FAITHFUL),
+    replace(_ONE, late=True),
     _TWO,
     replace(_TWO, geometry=Geometry(1, 1, 4, 2, 2, 2)),
-    replace(_TWO, geometry=Geometry(1, 1, 6, 6, 2, 4), ahead=3, retracts=False, aborts=False),
+    replace(_TWO, geometry=Geometry(1, 1, 6, 6, 2, 4), ahead=3, late=False, retracts=False, aborts=False),
     _LOCKING,
     replace(_LOCKING, geometry=Geometry(1, None, 2, 0, 1, 2), sessions=1, submits=(1,), tails=True),
     _PARTS,
@@ -64,7 +65,10 @@ _REFUSING = (
     ),
 )  # fmt: skip
 # What the scopes do not say: batches that name a request twice, eviction without a tree.
-_SAID = (Extend((Chunk("r", 1),) * 2), SpecDecode((Draft("r", 1, 1),) * 2), Evict(1))
+_SAID = (
+    Extend((Chunk("r", 1),) * 2), SpecDecode((Draft("r", 1, 1),) * 2), Launch((Draft("r", 1, 1),) * 2),
+    Evict(1),
+)  # fmt: skip
 
 
 def test_each_command_is_refused_for_the_reasons_listed_and_no_other() -> None:
@@ -114,6 +118,7 @@ _FAR = Scope("", "", Geometry(1, 1, 5, 4, 1, 5), sessions=1, submits=(1,), ahead
 _MOVING = (
     _FAR,  # a sweep passes the target
     replace(_FAR, geometry=Geometry(2, 1, 3, 3, 1, 5), ahead=3),
+    replace(_FAR, geometry=Geometry(2, 1, 3, 3, 1, 5), ahead=2, late=True),
     replace(_FAR, geometry=Geometry(2, None, 2, 0, 1, 4), ahead=2),
     replace(_FAR, geometry=Geometry(1, 1, 2, 2, 2, 2), ordinary=1, ahead=1, checks=True),
     replace(_FAR, geometry=Geometry(1, 1, 4, 2, 1, 4), submits=(1, 4), ahead=1, tails=True),
@@ -132,7 +137,7 @@ def _lanes(command: Command) -> Iterator[tuple[str, dict[str, int]]]:
         yield from ((lane.request, {"tokens": lane.tokens, "tail": lane.tail}) for lane in command.lanes)
     elif isinstance(command, Decode):
         yield from ((name, {}) for name in command.requests)
-    elif isinstance(command, SpecDecode):
+    elif isinstance(command, (SpecDecode, Launch)):
         yield from ((n.request, {"allocate": n.allocate, "accept": n.accept}) for n in command.lanes)
     elif hasattr(command, "request"):
         said = (("finished_len", "finished_len"), ("in_flight", "in_flight"), ("length", "L"))
@@ -144,6 +149,7 @@ def _names(
 ) -> dict[str, Any]:
     """What a formula may use."""
     window, slot = state.config.geometry.window, session.slot if session is not None else None
+    late = request is not None and request.in_flight
     c = request.cursors if request is not None and request.cursors is not None else slot or ZERO
     return {
         **_sizes(state), **dict(zip("CAER", c)), **said,
@@ -155,6 +161,7 @@ def _names(
         "runs": request is not None and request.phase is Phase.RUNNING,
         "origin": request.origin if request is not None else 0,
         "output": request.output if request is not None else 0,
+        **(dict(zip(("accepted", "claimed"), request.in_flight[0][1:])) if late else {}),
     }  # fmt: skip
 
 

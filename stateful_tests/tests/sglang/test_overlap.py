@@ -19,15 +19,15 @@ from impl.sglang import SGLangSystem
 from impl.sglang.scheduler.results import LateResults
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from reference.commands import (
-    Abort, Admit, Chunk, Command, Decode, Done, EvictSwa, Extend, Finish, Insert, Mode, Open, Piece, Reason,
-    Refused, Retract, Submit,
+    Abort, Admit, CheckIdle, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Insert,
+    Launch, Mode, Open, Piece, Reason, Refused, Retract, Settle, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry, preset
 from reference.ledger import Cursors
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.release_faults import (
-    ANOTHER, BEGIN, ENDS, NOT_YET, PATHS, RELEASES, decode, first, found, last, verify,
+    AGAIN, ANOTHER, BEGIN, ENDS, NEXT, NOT_YET, PATHS, RELEASES, decode, first, found, last, verify,
 )  # fmt: skip
 from stateful_tests.traces.files import load
 
@@ -205,6 +205,31 @@ def test_a_round_in_flight_does_no_harm(real: SGLangSystem, version: str) -> Non
             assert replay(real, to_be_done(sizes, (*BEGIN, *rest))).violation is None, (name, end)
 
 
+def launch(*accepted: int) -> tuple[Command, ...]:
+    return tuple(Launch((Draft("a", 3, accept),)) for accept in accepted)
+
+
+LATE: dict[str, tuple[Command, ...]] = {
+    "a result ends it, another is in flight": (*launch(2, 1), Settle("a"), Finish("a", 3), *NEXT),
+    "a result ends it before its last token": (*launch(3), Settle("a"), Finish("a", 2), *NEXT),
+    "it is retracted with two in flight": (
+        *launch(2), Settle("a"), *launch(3, 1), Retract("a"), *AGAIN, *launch(1, 1), Settle("a"),
+        Finish("a", 5), *NEXT,
+    ),
+    "it is aborted with one in flight": (*launch(2, 1), Settle("a"), Abort("a"), *NEXT),
+    "its session is closed meanwhile": (*launch(3), Close("s"), Settle("a"), Finish("a", 3), CheckIdle()),
+}  # fmt: skip
+
+
+def test_results_in_flight_do_no_harm(real: SGLangSystem, version: str) -> None:
+    if version == "0.5.10":
+        pytest.skip("it trims nothing")
+    for name in ("page1", "page4", "no-swa"):
+        sizes = replace(preset(name), width=40)
+        for end, rest in LATE.items():
+            assert replay(real, to_be_done(sizes, (*BEGIN, *rest))).violation is None, (name, end)
+
+
 def test_the_faults_of_a_release_are_there_under_overlap(real: SGLangSystem, version: str) -> None:
     at, seen, known = RELEASES.index(version), {}, {}
     for path in PATHS:
@@ -273,6 +298,12 @@ class Mutant(SGLangSystem):
             verify(3, 3, 3),
             "OUT-3",
             id="the result of N still waits when N+2 is launched",
+        ),
+        pytest.param(
+            "server.LiveRequest.untold = property(lambda t: [r for r in t.pending if not r.told][::-1])",
+            (*launch(2, 1), Settle("a")),
+            "LEN-4",
+            id="the result of N+1 is told before that of N",
         ),
     ],
 )

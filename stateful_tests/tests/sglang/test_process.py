@@ -70,7 +70,8 @@ def test_commands_survive_the_wire(command):
 
 
 def test_the_driver_carries_out_what_it_says():
-    assert {kind.__name__ for kind in driver._METHODS} == SGLangSystem.capabilities.commands
+    late = {"Launch", "Settle"}  # of the overlapped loop alone
+    assert {kind.__name__ for kind in driver._METHODS} == SGLangSystem.capabilities.commands | late
 
 
 def test_a_prompt_is_spelled_by_position_and_what_is_no_text_is_refused():

@@ -1,1 +1,1 @@
-"""What tests of several rooms share: planted faults, mutants, helpers. No tests."""
+"""What tests of several rooms share. No tests."""

@@ -36,7 +36,8 @@ class WatchedRelease(SGLangSystem):
         super().__init__(version, overlap=overlap)
         self.folder, self.spec = folder, spec
         commands = self.capabilities.commands - NO_SCHEDULERS - {"Decode" if spec else "SpecDecode"}
-        self.capabilities = replace(self.capabilities, commands=commands)
+        # A prompt that another server has computed comes by hooks that nobody watches.
+        self.capabilities = replace(self.capabilities, commands=commands, swa_tail=False)
 
     def command_line(self) -> list[str]:
         own = str(self.folder), str(int(self.spec))

@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 from reference.blocks.clauses import BLOCK_CLAUSES
-from stateful_tests.tests.support.vllm_faults import RELEASE_FAULTS
+from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 
 NO_OBJECT = "# RUN-3: no object of the scheduler shows it"
 
 
 def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_release_conforms(vllm):
     vllm("0.33.0")  # or it cannot be had
-    command = [sys.executable, "-m", "stateful_tests.tests.support.vllm_faults", "--replay"]
+    command = [sys.executable, "-m", "stateful_tests.tests.vllm.vllm_faults", "--replay"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     seen = json.loads(done.stdout)
     first = {name: with_it and with_it[0] for name, (with_it, _, _) in seen.items()}

@@ -12,7 +12,7 @@ from ci.report import data as report
 from ci.report import page
 from impl.process.run_test import FAILS, outcomes
 from stateful_tests.lockstep.lockstep import replay
-from stateful_tests.tests.cli.test_page import Reader
+from stateful_tests.tests.report.test_page import Reader
 from stateful_tests.tests.vllm.test_releases import FIXED, TRACES
 from stateful_tests.traces import files as traces
 

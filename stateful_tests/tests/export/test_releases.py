@@ -15,8 +15,8 @@ from impl.process import run_test
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE
 from stateful_tests.lockstep import systems as registry
-from stateful_tests.tests.support.exports import ALIKE as RAN_ALIKE
-from stateful_tests.tests.support.exports import Mends, asserted_in, mended, run_alike
+from stateful_tests.tests.export.exports import ALIKE as RAN_ALIKE
+from stateful_tests.tests.export.exports import Mends, asserted_in, mended, run_alike
 from stateful_tests.traces.files import load
 
 RELEASES = Path(__file__).parents[3] / "fixtures" / "releases"

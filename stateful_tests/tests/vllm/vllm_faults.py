@@ -1,7 +1,7 @@
 """Faults of vLLM 0.33.0: which lines become which, what sees it first, and the commands that show it.
 
 A fault is put into the code of one function of the release that this process has loaded, and taken out again.
-`python -m stateful_tests.tests.support.vllm_faults [NAME...]` looks for each with random runs, and prints
+`python -m stateful_tests.tests.vllm.vllm_faults [NAME...]` looks for each with random runs, and prints
 clauses, runs, commands, seconds, and exits with 1 if one survives; `--replay` runs the commands of all, and
 the unit tests that they export as.
 """

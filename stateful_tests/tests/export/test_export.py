@@ -22,9 +22,9 @@ from impl.sglang.scheduler.call_log import ids_text, variable
 from reference.commands import Open, shared_serial, token_id
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
-from stateful_tests.tests.support.accepted import accepted
-from stateful_tests.tests.support.exports import ALIKE, Mends, asserted_in, mended, root_of, run_alike
-from stateful_tests.tests.support.planted_faults import PLANTED, plant
+from stateful_tests.tests.export.accepted import accepted
+from stateful_tests.tests.export.exports import ALIKE, Mends, asserted_in, mended, root_of, run_alike
+from stateful_tests.tests.export.planted_faults import PLANTED, plant
 from stateful_tests.traces.files import load, save
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"

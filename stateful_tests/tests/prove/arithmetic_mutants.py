@@ -161,18 +161,18 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "decode commits without a slot", DECODE,
-        "        allocated = max(cursors.kv_allocated_len, cursors.kv_committed_len + ahead)",
-        "        allocated = cursors.kv_allocated_len",
+        "        allocated = max(cursors_of(request).kv_allocated_len, most)",
+        "        allocated = cursors_of(request).kv_allocated_len",
         ("order/decode", "slots/decode"), ("decode-commits-without-slot",),
     ),
     Fault(
         "rejected drafts are committed", DECODE,
-        "Cursors(committed + accept, allocated", "Cursors(allocated, allocated",
+        "Cursors(committed + gain, allocated", "Cursors(allocated, allocated",
         ("text/spec_decode",), ("spec-commits-drafts",),
     ),
     Fault(
         "decode goes on without its window", "reference.rules.batch",
-        "or window_live(lost_below(c), c.kv_committed_len, window),", "or True,",
+        "or window_live(lost_below(c), request.settled_len, window),", "or True,",
         ("window/decode", "reads/decode"), ("decode-past-lost-window",),
     ),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """Faults of transformers 5.23.0, and what sees each: clauses by name, found by random runs on small sizes.
 
-`python -m stateful_tests.tests.support.paging_faults` prints them as JSON; "" is the release as it is.
+`python -m stateful_tests.tests.transformers_paging.paging_faults` prints them as JSON; "" is the release
+as it is.
 """
 
 from __future__ import annotations

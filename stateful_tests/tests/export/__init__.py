@@ -1,0 +1,1 @@
+"""Exported tests and bug reports."""

@@ -1,0 +1,1 @@
+"""What pages, explanations and drawings say of a run."""
