@@ -78,7 +78,7 @@ def unlock(state: State, command: Unlock, _: RuleContext) -> State:
         " reads what is locked",
         Reason.UNFAITHFUL: "a turn in free mode: a sweep past its commit sends the next turn back to R",
     },
-    page="each page that the lock pinned: `window` that the window of another reaches up to it.",
+    page="each page whose SWA KV the lock pinned: `window` says that the window of another reaches up to it.",
     pages=(
         PageCase("the window of another lock reaches it", "window"),
         PageCase("no other window does", "not window", Fate.UNTOUCHED, Fate.LET_GO),

@@ -100,7 +100,8 @@ def draw(mode: Mode, seed: int, run: int, steps: int = STEPS, machine: str = "se
     """A seeded run of a machine: presets in turn, every fourth with drawn sizes, closed by a finale. What no
     faithful scheduler would do is left out in faithful mode."""
     source = RandomChoices(f"blindspots/{seed}/{mode}/{run}/{machine}")
-    profile = replace(draw_profile(source, Capabilities(), machine), invalid_rate=_INVALID)
+    at_once = Capabilities(commands=Capabilities().commands - {"Launch", "Settle"})  # monitors see no rounds
+    profile = replace(draw_profile(source, at_once, machine), invalid_rate=_INVALID)
     geometry = sizes_for(machine, tuple(PRESETS)[run % len(PRESETS)])
     if run % 4 == 3:
         geometry = draw_geometry(source, geometry)

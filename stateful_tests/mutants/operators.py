@@ -108,7 +108,8 @@ def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.st
     waiting: list[tuple[ast.AST, ast.AST]] = [(node, function) for node in reversed(function.body)]
     while waiting:
         node, above = waiting.pop()
-        if isinstance(node, _LEFT_ALONE):
+        strict = isinstance(node, ast.keyword) and node.arg == "strict"  # of zip: it asserts
+        if strict or isinstance(node, _LEFT_ALONE):
             continue
         if isinstance(node, ast.stmt):
             yield from _of_statement(node, above, text)

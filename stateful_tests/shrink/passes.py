@@ -13,8 +13,8 @@ from string import ascii_lowercase
 
 from reference.blocks.commands import Schedule
 from reference.commands import (
-    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert, Launch, Match,
-    Open, Piece, Prompt, Retract, SpecDecode, Submit, Unlock, prompt_len,
+    TREE_COMMANDS, Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Evict, Extend, Finish, Insert,
+    Launch, Open, Piece, Prompt, Retract, SpecDecode, Submit, prompt_len,
 )  # fmt: skip
 from stateful_tests.shrink.rewriting import (
     Commands, all_less, changed, lives_apart, names_in, numbers, renamed, texts_in, with_names, with_number,
@@ -245,7 +245,7 @@ def _inserted(commands: Commands) -> Iterator[Commands]:
 
 def _pressed(commands: Commands) -> Iterator[Commands]:
     """An eviction, and the lock holders of the tree alone, instead of all who press them."""
-    lock_holders = tuple(c for c in commands if isinstance(c, (Insert, Match, Unlock, Evict)))
+    lock_holders = tuple(c for c in commands if isinstance(c, TREE_COMMANDS))
     if len(commands) - len(lock_holders) < 2:
         return
     for at, pages in product(range(1, len(lock_holders)), (1, 2, 3)):
