@@ -55,8 +55,10 @@ class OwnTreeEngine(TorchKV):
 
     def decode(self, command: Decode) -> Verdict:
         verdict = super().decode(command)
-        if verdict is None:  # what the prefill kept back
-            self.insert_unfinished([self.requests[name] for name in command.requests])
+        if verdict is None:  # what the prefill kept back of a prompt; outputs may yet be cut
+            found = [self.requests[name] for name in command.requests]
+            size = self.page_size
+            self.insert_unfinished([r for r in found if r.cursors.kv_committed_len <= r.origin + size])
         return verdict
 
     def apply(self, command: Command) -> Outcome:

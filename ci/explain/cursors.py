@@ -136,6 +136,6 @@ def _window(past: History) -> str | None:
 
 
 RULES: dict[str, Callable[[History], str | None]] = {
-    "LEN-1": _order, "LEN-2": lengths, "LEN-3": lengths, "LEN-4": lengths, "REF-1": lengths,
+    "LEN-1": _order, "LEN-2": lengths, "LEN-3": lengths, "LEN-4": lengths, "LEN-5": lengths, "REF-1": lengths,
     "SWA-1": _sweep, "SWA-2": _window,
 }  # fmt: skip

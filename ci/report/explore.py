@@ -11,16 +11,12 @@ from rich.text import Text
 
 from ci import Data
 from ci.report import render
-from ci.report.data import finding_data, groups
+from ci.report.data import finding_data, groups, rate
 from reference.clauses import CLAUSES
 from stateful_tests.coverage.scopes import SCOPES, Scope
 from stateful_tests.explore.search import Exploration
 from stateful_tests.explore.tour import Tour
 from stateful_tests.lockstep.results import Finding
-
-
-def _rate(count: int, seconds: float) -> int:
-    return round(count / seconds) if seconds > 0 else 0
 
 
 def _sizes(scope: Any) -> Data:
@@ -50,8 +46,8 @@ def explored(result: Exploration) -> Data:
         "complete": result.complete,
         "stopped": result.stopped,
         "seconds": round(result.seconds, 3),
-        "transitions_per_s": _rate(result.transitions, result.seconds),
-        "steps_per_s": _rate(result.transitions + result.refused, result.seconds),
+        "transitions_per_s": rate(result.transitions, result.seconds),
+        "steps_per_s": rate(result.transitions + result.refused, result.seconds),
         "memory_mb": round(result.memory_mb, 1),
         "situations": result.situations,
         "missing": result.missing,
@@ -84,7 +80,7 @@ def toured(tour: Tour) -> Data:
         "commands": tour.commands,
         "walks": tour.walks,
         "seconds": round(tour.seconds, 3),
-        "commands_per_s": _rate(tour.commands, tour.seconds),
+        "commands_per_s": rate(tour.commands, tour.seconds),
         "violations": tour.violations,
         "stopped": tour.stopped,
         "lost": [{"kind": kind, "why": why, "times": n} for (kind, why), n in tour.lost.most_common()],
@@ -105,12 +101,9 @@ def _row(scope: Scope) -> Data:
 
 def text(out: Console, data: Data) -> None:
     """The report of one exploration."""
-    g = data["geometry"]
-    numbers = {k: "none" if v is None else v for k, v in g.items() if k not in ("tree", "settings")}
-    sizes = ", ".join(f"{k} {v}" for k, v in numbers.items())
     words = {
         "scope": f"{data['scope']}: {data['about']}",
-        "sizes": f"{sizes}{', radix tree' if g['tree'] else ''}; mode {data['mode']}",
+        "sizes": f"{render.sizes(data['geometry'])}; mode {data['mode']}",
         "states": f"{data['states']}, {data['expanded']} of them expanded; depth {data['depth']}",
         "steps": f"{data['transitions']} carried out, {data['refused']} refused",
         "took": f"{data['seconds']:.1f} s, {data['transitions_per_s']} transitions/s,"
@@ -126,10 +119,8 @@ def text(out: Console, data: Data) -> None:
         met.add_row(Text(name), str(times))
     out.print(met)
     if data["missing"]:
-        out.print()
-        out.print(Text(f"{data['missing_means']}: {len(data['missing'])} situations of other scopes"))
-        for name in data["missing"]:
-            out.print(Text(f"  {name}"))
+        told = f"{data['missing_means']}: {len(data['missing'])} situations of other scopes"
+        out.print(Text("\n  ".join(["\n" + told, *data["missing"]])))
     _end(out, data)
 
 
@@ -157,6 +148,5 @@ def _end(out: Console, data: Data) -> None:
         out.print()
         render.finding(out, found, f"violation {number} of {len(data['findings'])}")
     out.print()
-    style = "bold red" if data["exit_code"] else "bold green"
-    out.print(Text(render.plain(data["verdict"]), style=style))
+    render.verdict(out, data["verdict"], data)
     out.print()

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from ci import Data
 from ci.report import render
@@ -84,15 +83,14 @@ def _theorem() -> Data:
 
 
 def text(out: Console, data: Data) -> None:
-    """The whole report. Proofs of one kind stand together, unless each was asked for by name."""
-    if data["theorem"] is None:
-        _each(out, data["obligations"])
-    else:
-        _kinds(out, data["obligations"])
+    """The whole report. Proofs of one kind stand together."""
+    _kinds(out, data["obligations"])
     for shown in data["obligations"]:
-        if shown["verdict"] != proofs.PROVED:
+        if shown["verdict"] != proofs.PROVED:  # a state, and commands that lead there if some do
             out.print()
-            _fault(out, shown)
+            claim = f"{shown['verdict']}: {shown['name']}. {shown['claim']}"
+            render.say(out, claim, style="bold red")
+            _counterexample(out, shown)
     if data["limits"]:
         _limits(out, data["limits"])
     if data["theorem"] is not None:
@@ -106,19 +104,6 @@ def text(out: Console, data: Data) -> None:
         verdict += f"; no longer refuted in free mode: {', '.join(stale)}"
     took = f" in {data['seconds']:.1f} s, {data['running_the_rules_s']:.1f} s of it to run the rules"
     render.verdict(out, verdict + took, data)
-
-
-
-def _took(shown: Data) -> str:
-    return f"{1000 * shown['seconds']:.0f} ms"
-
-
-def _each(out: Console, obligations: list[Data]) -> None:
-    made = render.table("obligation", "what it says", "verdict", "time", right=("time",))
-    for shown in obligations:
-        clauses = f" ({', '.join(shown['clauses'])})" if shown["clauses"] else ""
-        made.add_row(shown["name"], Text(shown["claim"] + clauses), shown["verdict"], _took(shown))
-    out.print(made)
 
 
 def _kinds(out: Console, obligations: list[Data]) -> None:
@@ -154,13 +139,7 @@ _HEADS = {
 
 def _verdict(shown: Data) -> str:
     mark = "" if shown["verdict"] == proofs.PROVED else f"{shown['verdict'].upper()}, "
-    return f"({mark}{_took(shown)})"
-
-
-def _fault(out: Console, shown: Data) -> None:
-    """A refuted obligation: a state, and commands that lead there if some do."""
-    render.say(out, f"{shown['verdict']}: {shown['name']}. {shown['claim']}", style="bold red")
-    _counterexample(out, shown)
+    return f"({mark}{1000 * shown['seconds']:.0f} ms)"
 
 
 def _counterexample(out: Console, shown: Data) -> None:

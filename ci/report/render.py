@@ -69,7 +69,7 @@ def verdict(out: Console, text: str, data: Data) -> None:
 
 def sizes(geometry: Data) -> str:
     """Such as "page_size 4, window none, tree"."""
-    given: Data = {k: "none" if v is None else v for k, v in geometry.items()}
+    given: Data = {k: "none" if v is None else v for k, v in geometry.items() if v is not False}
     given |= given.pop("settings", {})
     if groups := given.pop("groups", None):
         of_group = (" window ".join(str(size) for size in group.values() if size) for group in groups)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from impl.bugs.register import bug
 from impl.torch_kv.cursors import N, RowCursors, larger, whole
@@ -271,3 +272,44 @@ class _TailLosesHead(TorchKV):
         told = super().received(cursors, tokens, live)
         reach = self.floor(told.kv_committed_len - (self.window or 0) - self.page_size)
         return told._replace(swa_evicted_seqlen=larger(live, reach))
+
+
+@bug("group-looks-up-at-its-end", "FREE-2", "frees that wait find their SWA pages too late", source="#36081")
+class _GroupLooksUpAtItsEnd(KVStore):
+    """The SWA pool fills up. What a batch frees waits for its end, noted by full slots; where these lead is
+    looked up then, when their entries are cleared or lead elsewhere (sglang 0.5.18: a recovered tombstone has
+    taken them). Visible when a request ends that has SWA pages. Fix: look up as each is freed."""
+
+    _late: list[Tensor] | None = None
+
+    def _free_swa(self, slots: Tensor) -> None:
+        if self._late is None:
+            super()._free_swa(slots)
+        else:
+            self._late.append(slots)
+
+    @contextmanager
+    def frees_wait(self) -> Iterator[None]:
+        self._late = []
+        with super().frees_wait():
+            yield
+        late, self._late = self._late, None
+        for slots in late:
+            super()._free_swa(slots)
+
+
+@bug("group-is-given-twice", "OWN-2", "frees that have waited wait again")
+class _GroupIsGivenTwice(PagePool):
+    """A page is in the free list twice. What waited for the end of a batch is given back, and noted still
+    when the next batch begins. Visible at the end of the second batch that frees something. Fix: forget
+    it."""
+
+    _left: tuple[Tensor, ...] = ()
+
+    def hold(self) -> None:
+        super().hold()
+        self._waiting = [*self._left]
+
+    def release(self) -> None:
+        self._left = tuple(self._waiting or ())
+        super().release()

@@ -52,6 +52,7 @@ class PagePool:
         self._stack = torch.arange(first, first + pages, dtype=torch.int64, device=device)
         self._top = 0
         self.stamps = torch.zeros((pages + 1) * page_size, dtype=torch.int64, device=device)
+        self._waiting: list[Tensor] | None = None
         self._state: Tensor | None = None
         if checked:
             self._state = torch.full((pages + 1,), NEVER, dtype=torch.uint8, device=device)
@@ -82,8 +83,12 @@ class PagePool:
     def give(self, pages: Tensor) -> None:
         """Put `pages`, int64 [n] page ids on the device, on the free list. Costs O(n).
 
-        Checked, raises PaddingFreedError, ForeignSlotError or DoubleFreeError, and gives nothing back.
+        While frees wait (`hold`) it does so later. Checked, raises PaddingFreedError, ForeignSlotError or
+        DoubleFreeError, and gives nothing back.
         """
+        if self._waiting is not None:
+            self._waiting.append(pages)
+            return
         count = pages.numel()
         if self._state is not None:
             self._prove(pages)
@@ -94,6 +99,17 @@ class PagePool:
         else:
             self._top -= count
             self._stack[self._top : self._top + count] = pages
+
+    def hold(self) -> None:
+        """From now on what is given waits, and is nobody's: not to be taken. Not to be nested."""
+        assert self._waiting is None
+        self._waiting = []
+
+    def release(self) -> None:
+        """All that waits is given back, once."""
+        waiting, self._waiting = self._waiting, None
+        if waiting:
+            self.give(torch.cat(waiting))
 
     def _prove(self, pages: Tensor) -> None:
         assert self._state is not None

@@ -116,12 +116,13 @@ class PrefixRules(SessionRules):
         lanes = [r for r in requests if self.inserts(r)]
         lengths = [self.unfinished_length(r.cursors) for r in lanes]
         kept, ends, slots = [], [], []
-        for request, length, own in zip(lanes, lengths, self.row_slots(lanes, lengths), strict=True):
-            key = tree_key(request.text[: length + self.bigram], self.bigram)
-            if self.keep(self.holder_of(request), key, own, *self.owned_from(request.cursors)):
-                kept.append(request)
-                ends.append(length)
-                slots.append(self.tree.slots(self.locks[self.holder_of(request)].node))
+        with self.store.frees_wait():
+            for request, length, own in zip(lanes, lengths, self.row_slots(lanes, lengths), strict=True):
+                key = tree_key(request.text[: length + self.bigram], self.bigram)
+                if self.keep(self.holder_of(request), key, own, *self.owned_from(request.cursors)):
+                    kept.append(request)
+                    ends.append(length)
+                    slots.append(self.tree.slots(self.locks[self.holder_of(request)].node))
         if kept:
             self.rename(kept, ends, slots)
             self.move(kept, self.protected_to, ends)
@@ -185,9 +186,10 @@ class PrefixRules(SessionRules):
 
     def end_ordinary(self, request: KVRequest, target: int) -> None:
         """An ordinary request has finished: what counts stays in the tree, the rest of its row goes."""
-        if self.tree is not None:
-            self.insert_finished(request, target)
-        super().end_ordinary(request, target)
+        with self.store.frees_wait():
+            if self.tree is not None:
+                self.insert_finished(request, target)
+            super().end_ordinary(request, target)
 
     def insert_finished(self, request: KVRequest, target: int) -> None:
         """Hand the whole pages of the text that counts to the tree, unless it has them all (R).

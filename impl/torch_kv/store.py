@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from impl.torch_kv.cursors import CursorTable, N, whole
@@ -267,6 +268,16 @@ class KVStore:
             if same:
                 self._free_swa(slots)
             self._free_full(whole(slots, self.page_size))
+
+    @contextmanager
+    def frees_wait(self) -> Iterator[None]:
+        """What a batch frees goes back together, at its end; which pages that are is looked up as each is
+        freed, for the mapping may change in between (sgl-project/sglang#36081)."""
+        for pool in self.pools:
+            pool.hold()
+        yield
+        for pool in self.pools:
+            pool.release()
 
     def free_starts(self, slots: Tensor, swa_slots: Tensor) -> None:
         """Free pages that no row names, each by its first full slot.

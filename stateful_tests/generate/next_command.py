@@ -86,6 +86,9 @@ def _weights(c: Enabled) -> dict[type, int]:
         weights[Decode] += 8
         weights[SpecDecode] += 4
         weights[EvictSwa] = min(5, weights[EvictSwa])
+    if c.late and "Settle" not in profile.disabled:  # a turn that ends before they are there
+        weights[Finish] += 6
+        weights[Retract] += 9
     if c.busy:
         weights[Submit] += 3 * (not no_name_left)
     if profile.impolite and c.busy:
@@ -248,6 +251,14 @@ def _drafts(c: Enabled, fitting: list[Request]) -> tuple[Draft, ...]:
     return tuple(drafts)
 
 
+def _launch(c: Enabled) -> Launch:
+    """Often a token alone: what is taken back then lies in slots that were ahead."""
+    drafts = _drafts(c, c.running if c.invalid else c.launchable)
+    if not c.invalid and once_in(c.source, 2):
+        drafts = tuple(replace(draft, allocate=1, accept=1) for draft in drafts)
+    return Launch(drafts)
+
+
 def _evict_swa(c: Enabled) -> EvictSwa:
     over = [r for r in c.running if ahead_of(r) > 0] if c.profile.allocate_ahead else []
     name = c.request(over or c.held)
@@ -376,11 +387,11 @@ def _evict(c: Enabled) -> Evict:
 # The order is that of the draws: another one makes other runs of every seed.
 GENERATORS: dict[type, Callable[[Enabled], Command]] = {
     Open: _open, Submit: _submit, Admit: lambda c: Admit(c.request(c.waiting)), Extend: _extend,
-    Decode: lambda c: Decode(tuple(c.lanes(c.settled))),
-    SpecDecode: lambda c: SpecDecode(_drafts(c, c.settled)), EvictSwa: _evict_swa,
+    Decode: lambda c: Decode(tuple(c.lanes(c.running if c.invalid else c.settled))),
+    SpecDecode: lambda c: SpecDecode(_drafts(c, c.running if c.invalid else c.settled)), EvictSwa: _evict_swa,
     Finish: _finish, Retract: _retract, Abort: _abort, Close: _close, CheckBusy: _check_busy,
     CheckIdle: lambda _: CheckIdle(), Match: _match,
     Unlock: lambda c: Unlock(c.lock_holder(list(lock_holders(c.state)))), Insert: _insert, Evict: _evict,
     UnlockSwa: lambda c: UnlockSwa(c.lock_holder(_may_unlock_swa(c))),
-    Launch: lambda c: Launch(_drafts(c, c.launchable)), Settle: lambda c: Settle(c.request(c.late)),
+    Launch: _launch, Settle: lambda c: Settle(c.request(c.late)),
 }  # fmt: skip

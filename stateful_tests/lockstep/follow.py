@@ -30,21 +30,18 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
     tree = radix.reshaped(state.tree, [(n.path, n.start, n.live) for n in facts.tree.nodes])
     for name in launched(command):
         before, request, seen = was.request(name), state.request(name), facts.requests.get(name)
-        session = state.session(request.session if request is not None else None)
+        assert before is not None and request is not None
+        session = state.session(request.session)
         outside = session is not None and session.slot is not None
-        if before is None or request is None or seen is None or outside:
+        if seen is None or seen.cursors is None or outside:
             continue
-        if before.cursors is None or request.cursors is None or seen.cursors is None:
-            continue
+        assert before.cursors is not None and request.cursors is not None
         cursors, length = request.cursors, seen.cursors.cache_protected_len
-        had, whole = before.cursors.cache_protected_len, length % tree.page_size == 0
-        if isinstance(command, Extend):
-            taken = had <= length <= cursors.kv_committed_len
-        else:
-            taken = had < length <= before.cursors.kv_committed_len
+        computed = (cursors if isinstance(command, Extend) else before.cursors).kv_committed_len
+        whole, taken = length % tree.page_size == 0, before.cursors.cache_protected_len <= length <= computed
         if whole and taken:
             key = tree_key(text_tokens(request.text), bigram)[:length]
-            tree = radix.lock(radix.unlock(tree, request.holder), request.holder, key)
+            tree = _relocked(tree, was, request.holder, key)
             cursors = cursors._replace(cache_protected_len=length)
         swept = seen.cursors.swa_evicted_seqlen
         if max(swept, cursors.swa_evicted_seqlen) <= cursors.cache_protected_len:
@@ -56,7 +53,7 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         length = len(facts.tree.lock_holders.get(command.holder, ()))
         if len(locked) <= length and length % tree.page_size == 0:
             key = key_of(command.prompt, bigram)[:length]
-            tree = radix.lock(radix.unlock(tree, command.holder), command.holder, key)
+            tree = _relocked(tree, was, command.holder, key)
     if tree.window is not None:  # what a holder's window has left behind may be given back
         past = {r.holder: r.settled_len - tree.window for r in state.requests if r.cursors}
         pins = {n.path: n.swa_locks for n in facts.tree.nodes}
@@ -66,3 +63,14 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
             if past.get(k.holder, -1) >= end and needed > pins.get(k.key, 0):
                 tree = radix.unlock_swa(tree, k.holder)
     return state._replace(tree=tree)
+
+
+def _relocked(tree: radix.Tree, was: State, holder: str, key: radix.Key) -> radix.Tree:
+    """The holder's lock ends with `key`. Where it did so before it is that lock, whose SWA part may have
+    been given back."""
+    without = radix.unlock(tree, holder)
+    for earlier in (tree, was.tree):
+        held = radix.lock_of(earlier, holder) if earlier is not None else None
+        if held is not None and held.key == key:
+            return without._replace(locks=tuple(sorted((*without.locks, held))))
+    return radix.lock(without, holder, key)

@@ -83,7 +83,7 @@ class SymbolicReference:
             elif isinstance(value, FunctionType) and value.__module__ == "reference.cursors":
                 names[name] = self._noted(name, value)
 
-    def _asked(self, state: Any, pages: Any, _: Any) -> Any:
+    def _asked(self, state: Any, pages: Any, *_: Any) -> Any:
         self.room = pages
         return state
 

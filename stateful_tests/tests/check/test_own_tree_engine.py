@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,15 @@ from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.nodes import MatchedPrefix, NodeLock, TreeNode
 from impl.torch_kv.sessions import KVRequest, Slot
 from impl.torch_kv.steps import Verdict
-from reference.commands import Freed, Submit
+from reference import tree as radix
+from reference.clauses.step import Step
+from reference.commands import Admit, Chunk, Command, Decode, Extend, Freed, Mode, Submit
+from reference.geometry import PRESETS
+from reference.ledger import Cursors
 from stateful_tests.check import campaign
 from stateful_tests.check.tiers import plan
+from stateful_tests.lockstep.follow import followed
+from stateful_tests.lockstep.lockstep import Lockstep
 
 PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40, seed=3)
 
@@ -111,3 +118,50 @@ def _with(tree: type[OwnTree]) -> OwnTreeEngine:
 def test_its_faults_are_named(fault: type, clause: str) -> None:
     found = campaign.first_violation(_with(fault) if issubclass(fault, OwnTree) else fault(), PLAN)
     assert found is not None and clause in found[0].clauses, found
+
+
+def step_of(*commands: Command) -> Step:
+    """The last step of a run with pages of two tokens."""
+    lockstep = Lockstep(make(), replace(PRESETS["page2"], tree=True), Mode.FREE)
+    for command in commands:
+        lockstep.do(command)
+    step = lockstep.moment().step
+    assert step is not None and lockstep.violation is None
+    return step
+
+
+BEGUN = Submit("r", None, 7), Admit("r"), Extend((Chunk("r", 6),))
+ENDED = (*BEGUN, Extend((Chunk("r", 1),)), Decode(("r",)))
+
+
+def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> Cursors:
+    """r's cursors by the rules, which follow a system, where both have these."""
+    request, seen = step.now.request("r"), step.after.requests["r"]
+    state = step.now.with_request(request._replace(cursors=request.cursors._replace(**rules)))
+    requests = step.after.requests | {"r": seen._replace(cursors=seen.cursors._replace(**system))}
+    now = followed(step.was, state, step.command, step.after._replace(requests=requests))
+    found = now.request("r").cursors
+    if found.cache_protected_len != rules.get("cache_protected_len"):  # it has moved, and the lock with it
+        assert len(radix.lock_of(now.tree, "r").key) == found.cache_protected_len
+    return found
+
+
+@pytest.mark.parametrize(
+    "commands, length, taken",
+    [
+        (BEGUN, 0, True), (BEGUN, 4, True), (BEGUN, 6, True), (BEGUN, 3, False), (BEGUN, 8, False),
+        (ENDED, 0, False), (ENDED, 4, True), (ENDED, 6, True), (ENDED, 8, False),
+    ],
+)  # fmt: skip
+def test_how_much_its_tree_has_taken_is_followed_within_bounds(
+    commands: tuple[Command, ...], length: int, taken: bool
+) -> None:
+    step, here = step_of(*commands), {"cache_protected_len": 2}
+    found = followed_with(step, here, {"cache_protected_len": length})
+    assert found.cache_protected_len == (length if taken else 2)
+
+
+@pytest.mark.parametrize("rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)])
+def test_a_sweep_is_followed_inside_of_the_prefix_alone(rules: int, system: int, want: int) -> None:
+    found = followed_with(step_of(*BEGUN), {"swa_evicted_seqlen": rules}, {"swa_evicted_seqlen": system})
+    assert (found.cache_protected_len, found.swa_evicted_seqlen) == (4, want)

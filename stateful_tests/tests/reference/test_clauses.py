@@ -14,8 +14,8 @@ from reference.clauses.facts import NodeFacts, Owned
 from reference.clauses.step import Step
 from reference.clauses.tree_locks import usable_length
 from reference.commands import (
-    Abort, Admit, Choice, Chunk, Decode, Done, Draft, Evict, EvictSwa, Extend, Finish, Freed, Insert, Match,
-    Open, Retract, SpecDecode, Submit, Unlock,
+    Abort, Admit, Choice, Chunk, Decode, Done, Draft, Evict, EvictSwa, Extend, Finish, Freed, Insert, Launch,
+    Match, Open, Retract, Settle, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.ledger import ZERO, Cursors
 from stateful_tests.tests.reference.spoilt_facts import (
@@ -42,6 +42,9 @@ TWO = step_of(TREE, Insert("h1", text("a2"), 0, True), Insert("h2", text("b2"), 
 ADMITTED = step_of(TREE, Insert("h1", text("a4")), Submit("r1", None, 1, 0, text("a4")), Admit("r1"))
 SWEPT = step_of(PLAIN, *SERVE, SpecDecode((Draft("r1", 8, 5),)), EvictSwa("r1", 10))
 DECODED = step_of(PLAIN, *TURN, Decode(("r1",)))
+IN_FLIGHT = *SERVE, Launch((Draft("r1", 3, 1),))
+BEHIND = step_of(PLAIN, *IN_FLIGHT, Launch((Draft("r1", 2, 1),)))
+SETTLED = step_of(PLAIN, *IN_FLIGHT, Settle("r1"))
 BATCH = step_of(PLAIN, *SERVE, *OTHER, Extend((Chunk("r2", 2),)))
 PREFILLED = step_of(PLAIN, *SERVE)
 LONG_PROMPT = step_of(TREE, Submit("r1", None, 1, 0, text("a8")), Admit("r1"), Extend((Chunk("r1", 9),)))
@@ -182,6 +185,9 @@ CASES = [
     fails("LEN-4", "C too far", cursors(DECODED, kv_committed_len=5), "kv_committed_len 6"),
     fails("LEN-4", "A too far", cursors(DECODED, kv_allocated_len=8), "kv_allocated_len 6"),
     fails("LEN-4", "R", cursors(DECODED, cache_protected_len=2), "cache_protected_len 0"),
+    fails("LEN-5", "slots for one round", cursors(BEHIND, kv_allocated_len=9), "kv_allocated_len 10 or more"),
+    holds("LEN-5", "slots further ahead", cursors(BEHIND, kv_allocated_len=12)),
+    fails("LEN-4", "a result takes nothing back", cursors(SETTLED, kv_committed_len=8), "kv_committed_len 6"),
     fails("LEN-4", "a sweep moves C", cursors(SWEPT, kv_committed_len=9), "kv_committed_len 10"),
     fails("LEN-4", "a bystander", cursors(BATCH, kv_committed_len=4), "r1: "),
     fails("LEN-4", "a bystander of a sweep", changed(

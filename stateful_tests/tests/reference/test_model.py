@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from reference.commands import (
-    Abort, Admit, Choice, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Mode, Open,
-    Reason, Refused, Retract, SpecDecode, Submit,
+    Abort, Admit, Choice, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Launch, Mode,
+    Open, Reason, Refused, Retract, Settle, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry, GeometryError, preset
 from reference.ledger import Cursors, State, text_cut, text_tokens
@@ -176,6 +176,23 @@ def test_choices_are_followed_within_their_bounds() -> None:
         step(state, SpecDecode((Draft("r1", 2, 1),)), [Choice("r1", kv_allocated_len=21)])
     with pytest.raises(ChoiceNotAllowed):
         step(state, Decode(("r1",)), [Choice("r1", kv_allocated_len=28)])
+
+
+def test_a_server_may_claim_less_of_a_round_in_flight() -> None:
+    state, launch = after(Open("s1"), *turn("r1", "s1", 20)), Launch((Draft("r1", 3, 2),))
+    for claimed in (20, 21, 23):  # nothing, a token, all of it
+        first, _ = step(state, launch, [Choice("r1", kv_committed_len=claimed)])
+        second, _ = step(first, launch, [Choice("r1", kv_committed_len=claimed)])
+        assert running(second) == Cursors(claimed, 26, 0, 0), "slots for both, whatever is claimed"
+        settled = running(step(second, Settle("r1"))[0])
+        assert settled.kv_committed_len == 22, "of the first all is known now"
+        kept, _ = step(first, Finish("r1", 1), [Choice("r1", kv_committed_len=21)])
+        assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "the round computes that token first"
+    for claimed in (19, 24):
+        with pytest.raises(ChoiceNotAllowed):
+            step(state, launch, [Choice("r1", kv_committed_len=claimed)])
+    with pytest.raises(ChoiceNotAllowed):  # with nothing in flight nobody computes it
+        step(state, Finish("r1", 1), [Choice("r1", kv_committed_len=21)])
 
 
 def test_a_prefill_may_be_swept_after_its_forward_pass() -> None:

@@ -24,6 +24,23 @@ def geometry(page_size: int, window: int | None = 4, pages: int = 64) -> Geometr
     return Geometry(page_size, window, pages, swa, rows=4, width=8 * max(page_size, 4))
 
 
+def test_what_waits_is_nobodys_and_goes_back_once() -> None:
+    pool = PagePool(3, 1, CPU, checked=True)
+    taken = pool.take(3).clone()
+    pool.hold()
+    pool.give(taken[:1])
+    pool.give(taken[1:2])
+    with pytest.raises(AssertionError):  # groups are not nested
+        pool.hold()
+    with pytest.raises(OutOfPagesError):
+        pool.take(1)
+    pool.release()
+    assert sorted(pool.free_pages().tolist()) == [1, 2]
+    pool.hold()
+    pool.release()
+    assert pool.available == 2
+
+
 def decode(store: KVStore, rows: list[int], starts: list[int]) -> torch.Tensor:
     """alloc_decode of host lists."""
     row, start = lanes(store.device, rows, starts)
