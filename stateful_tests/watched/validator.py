@@ -198,6 +198,8 @@ class Validator(Rounds):
             name = turn.name if turn is not None else None
             state = state.with_session(Session(s.session, history, None if first else slot, name))
             self._times_out.update([s.session] if s.times_out else [])
+            if stays := known.stays_busy(self.header, retracted=True):  # what came before is not known
+                self._busy[s.session] = stays
             self._closing.update({s.session: True} if s.closing else {})
         self._texts.history = {s.session: s.ids for s in e.sessions if s.ids is not None}
         self.state = state._replace(serial=serial)

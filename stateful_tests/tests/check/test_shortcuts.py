@@ -143,8 +143,8 @@ class MovesANode(Spoils):
     ],
 )  # fmt: skip
 def test_what_a_command_is_not_about(make: type[Spoils], machine: str, clause: str) -> None:
-    met = [random_run(make, machine, seed) for seed in range(8)]
-    assert clause in {violation.clause for violation in met if violation is not None}
+    met = (random_run(make, machine, seed) for seed in range(24))
+    assert any(violation is not None and violation.clause == clause for violation in met)
 
 
 def test_what_the_reference_has_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
