@@ -51,7 +51,8 @@ def scripts(rule: str) -> Iterator[tuple[Command, ...]]:
     running = (*queued, Extend((Chunk("r", first),)))
     ahead = (*running, SpecDecode((Draft("r", n(), n()),)))
     swept = (*ahead, EvictSwa("r", n()))
-    ends = ((*was, end) for was in (running, ahead, swept) for end in (Retract("r", n()), Finish("r", n())))
+    lost: list[tuple[tuple[Command, ...], Any]] = [(running, 0), (ahead, n()), (swept, n())]
+    ends = ((*was, end) for was, some in lost for end in (Retract("r", some), Finish("r", n())))
     turns = []
     for run in ends:
         again = (Submit("r", "s", n()),) if isinstance(run[-1], Finish) else ()

@@ -108,7 +108,7 @@ def _text(ref: SymbolicReference, state: Any) -> Any:
     length = turn.origin + turn.output
     sane += [c.kv_committed_len <= length, c.cache_protected_len <= turn.origin]
     if turn.cursors is None:  # it was retracted
-        return both(*sane, turn.output >= 1)
+        return both(*sane, (turn.output >= 1) | (c.cache_protected_len == 0))
     if turn.phase is not ref.ledger.Phase.RUNNING:
         return both(*sane, c.kv_committed_len == c.kv_allocated_len)
     return both(*sane, turn.output >= 1, c.kv_committed_len == length - 1)
@@ -229,6 +229,7 @@ def carried_out(
     move = Move(ref, state, now, command, before, after, room=ref.room, calls=tuple(ref.calls))
     if isinstance(command, (Finish, Retract)):
         end = command.finished_len if isinstance(command, Finish) else was.output - command.in_flight
+        assume((end >= 1) | (before.cache_protected_len == 0))  # else a tree has the prompt, by its result
         move.target = was.origin + end
         for choice in choices:  # it may stop before its target
             assume(choice.kv_allocated_len <= move.target)
