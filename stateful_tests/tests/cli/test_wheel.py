@@ -100,7 +100,7 @@ def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path
         ("replay @a_trim_frees_the_tail", 0, "conforms after"),
         ("replay @a_trim_frees_the_tail --impl torch+trim-frees-the-front --html page.html", 1, "FREE-1"),
         (f"check --impl {ENGINE} --examples 5", 0, "example: conforms"),
-        ("check --impl torch+pr22897 --preset page2 --machine sessions --seed 3 --examples 6 -j1", 1, "LEN-2"),
+        ("check --impl torch+pr22897 --preset page2 --machine sessions --seed 3 --examples 6", 1, "LEN-2"),
         ("prove contract/floor-page", 0, "proved"),
         ("explore --scope session-tiny", 0, "a fixed point"),
         ("spec --html", 0, "</html>"),
