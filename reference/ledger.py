@@ -100,7 +100,8 @@ class Request(NamedTuple):
     def settled_len(self) -> int:
         """What has KV by results that are there: kv_committed_len without what rounds in flight claim."""
         assert self.cursors is not None
-        return self.cursors.kv_committed_len - sum(r.claimed for r in self.in_flight)
+        committed = self.cursors.kv_committed_len
+        return committed - sum(r.claimed for r in self.in_flight) if self.in_flight else committed
 
     @property
     def computed_len(self) -> int:

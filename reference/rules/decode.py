@@ -123,7 +123,8 @@ def _round(
     grown: Grown = []
     for request, lane in zip(requests, lanes):
         require_window(state, request)
-        most = request.settled_len + sum(r.allocate for r in request.in_flight) + lane.allocate
+        earlier = sum(r.allocate for r in request.in_flight) if request.in_flight else 0
+        most = request.settled_len + earlier + lane.allocate
         allocated = max(cursors_of(request).kv_allocated_len, most)
         choice = context.choices.get(request.name)
         chosen = None if choice is None else choice.kv_allocated_len

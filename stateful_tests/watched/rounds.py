@@ -106,7 +106,8 @@ class Rounds(Turns):
         if not self.header.tree or request is None or request.cursors is None:
             return got
         mine = request.cursors
-        if max(got.swa_evicted_seqlen, mine.swa_evicted_seqlen) <= mine.cache_protected_len:
+        swept, was = got.swa_evicted_seqlen, mine.swa_evicted_seqlen
+        if swept != was and max(swept, was) <= mine.cache_protected_len:
             self.state = given.with_cursors(
                 self.state, name, mine._replace(swa_evicted_seqlen=got.swa_evicted_seqlen)
             )
