@@ -209,19 +209,20 @@ class Holder(NamedTuple):
     request: Request | None
 
 
-def _rows(state: State) -> Iterator[tuple[Session | None, Request | None, Cursors]]:
+def _rows(state: State) -> list[tuple[Session | None, Request | None, Cursors]]:
     """Whose each row is: a session's, lent to its turn or not, or a request's."""
-    requests = {request.name: request for request in state.requests}
+    found: list[tuple[Session | None, Request | None, Cursors]] = []
     for session in state.sessions:
-        turn = requests.get(session.turn or "")
+        turn = state.request(session.turn) if session.turn is not None else None
         if turn is not None and turn.cursors is not None:
             if session.slot is not None or turn.phase in IN_BATCH:
-                yield session, turn, turn.cursors
+                found.append((session, turn, turn.cursors))
         elif session.slot is not None:
-            yield session, None, session.slot
+            found.append((session, None, session.slot))
     for request in state.requests:
         if request.session is None and request.cursors is not None and request.phase in IN_BATCH:
-            yield None, request, request.cursors
+            found.append((None, request, request.cursors))
+    return found
 
 
 def holders(state: State) -> tuple[Holder, ...]:

@@ -6,6 +6,7 @@ the rows add up to what a step of the lockstep costs. Everything runs in one pro
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -154,6 +155,7 @@ def bench(
                 system = registry.resolve(impl, device=device)
             except UnusableImplementation as error:
                 raise click.UsageError(str(error)) from error
+            gc.freeze()  # as a check does when its system is there
             parts |= {
                 f"{impl}: apply": partial(_apply, system, made),
                 f"{impl}: apply, view": partial(_apply, system, made, view=True),

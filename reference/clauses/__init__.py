@@ -8,7 +8,6 @@ the order of the imports: the first that fails names the violation.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from functools import lru_cache
 
 # isort: off
@@ -16,7 +15,7 @@ from reference.clauses import outcomes, checks, lengths, lifecycle, tree, tree_l
 from reference.clauses import tree_evictions, freed, pages, window, contents
 
 # isort: on
-from reference.clauses.base import CLAUSES, Clause, Failure
+from reference.clauses.base import CLAUSES, PARTS, Clause, Failure
 from reference.clauses.step import Step
 
 __all__ = ["CLAUSES", "Clause", "Failure", "about", "asked", "broken"]
@@ -38,29 +37,36 @@ def about(step: Step) -> tuple[Clause, ...]:
     """The clauses that are about this command, on what there is."""
     kind: type = type(step.command)
     tree = step.before.tree is not None or step.after.tree is not None
-    return _about(kind, tree, step.config.geometry.window is not None)
+    return _about(kind, tree, step.config.geometry.window is not None, step.reported)
 
 
 @lru_cache
-def _about(kind: type, tree: bool, window: bool) -> tuple[Clause, ...]:
-    lacks = {name for name, there in (("tree", tree), ("window", window)) if not there}
+def _about(kind: type, tree: bool, window: bool, report: bool) -> tuple[Clause, ...]:
+    lacks = {name for name, there in (("tree", tree), ("window", window), ("report", report)) if not there}
     return tuple(c for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs))
 
 
-def broken(step: Step, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:
+def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Failure]]:
     """All clauses but the waived that fail at this step, in the order of evaluation.
 
     When outcomes differ states are not comparable and only that is said; when names differ (SES-2)
-    the clauses after it are not asked; the backstop REF-1 speaks only when no other does.
+    the clauses after it are not asked; the backstop REF-1 speaks only when no other does. Clauses about
+    states that read nothing new are not asked: they held before.
     """
     found: list[tuple[Clause, Failure]] = []
-    known = step.judged and step.unchanged and step.now is step.was  # every clause about the state has held
-    for each in asked(step):
-        if each.id in waived or (known and each.about == "state") or (found and each.id == "REF-1"):
-            continue
+    for each in _due(asked(step), step.news, waived):
+        if found and each.id == "REF-1":
+            break
         failure = each.check(step)
         if failure is not None:
             found.append((each, failure))
             if each.id in ("OUT-1", "SES-2"):
                 break
     return found
+
+
+@lru_cache(maxsize=1 << 12)
+def _due(clauses: tuple[Clause, ...], news: tuple[bool, ...], waived: frozenset[str]) -> tuple[Clause, ...]:
+    """Those of them that are not waived, and may say something else than they did before."""
+    new = {part for part, is_new in zip(PARTS, news) if is_new}
+    return tuple(c for c in clauses if c.id not in waived and (not c.reads or not new.isdisjoint(c.reads)))

@@ -12,13 +12,19 @@ from reference.commands import COMMANDS
 # What a predicate that does not hold returns: what was expected, what was observed.
 Failure = tuple[str, str]
 Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine's BlockStep
-# What a clause is about. The check of a state clause reads `config`, `now`, `after`, `tree_policy_is_free` of
-# a step, and what follows from these, alone: its verdict is the same for all steps that end there. Where
-# `judged` says that it held before, it may ask what is new alone.
-About = Literal["state", "step"]
-# What there must be: a tree that the system shows, a window. Where that lacks, and of other commands than a
-# clause is about, it holds and its situation is not reached: it is not asked.
-Needs = Literal["tree", "window"]
+# What a clause about states reads: both sides at the end of a step alone. `locks`: who has locked what;
+# `leftovers`: what Facts has from `torn` to `shared`; `nodes`: those of the tree; `tree`: the rest of it. Its
+# verdict is the same for all steps that end so: where it held before, it is not asked while these parts are
+# as they were, and may ask what is new alone (Step.judged).
+Part = Literal["sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks"]
+# A part for each thing that Step compares.
+PARTS: tuple[Part, ...] = (
+    "sessions", "sessions", "requests", "requests", "holders", "pools", "rows", "leftovers", "nodes", "nodes",
+    "tree", "tree", "locks",
+)  # fmt: skip
+# What there must be: a tree that the system shows, a window, a report of either side. Where that lacks, and
+# of other commands than a clause is about, it holds and its situation is not reached: it is not asked.
+Needs = Literal["tree", "window", "report"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,8 +35,9 @@ class Clause:
     which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which
     that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
-    of: the commands that it is about; needs: what there must be. alone: it asks the system's names alone, so
-    it may be asked where another clause was violated before, and the reference is somewhere else.
+    reads: of a clause about states what it reads; none: it is about a whole step. of: the commands that it
+    is about; needs: what there must be. alone: it asks the system's names alone, so it may be asked where
+    another clause was violated before, and the reference is somewhere else.
     """
 
     id: str
@@ -42,7 +49,7 @@ class Clause:
     assumption: str
     rule: str
     source: str
-    about: About
+    reads: tuple[Part, ...]
     of: tuple[type, ...]
     needs: tuple[Needs, ...]
     alone: bool
@@ -63,7 +70,7 @@ def register(
     rule: str,
     source: str,
     situation: Callable[[Any], bool],
-    about: About = "step",
+    reads: tuple[Part, ...] = (),
     of: tuple[type, ...] = COMMANDS,
     needs: tuple[Needs, ...] = (),
     alone: bool = False,
@@ -75,7 +82,7 @@ def register(
 
     def add(check: Check) -> Check:
         into[id] = Clause(
-            id, title, sentence, scope, why, settled, assumption, rule, source, about, of, needs,
+            id, title, sentence, scope, why, settled, assumption, rule, source, reads, of, needs,
             alone, check, situation,
         )  # fmt: skip
         return check

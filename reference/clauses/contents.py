@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from reference.clauses.base import Failure, clause
 from reference.clauses.facts import HolderFacts
 from reference.clauses.step import Step, cursors_text, swept_below
@@ -17,7 +19,7 @@ POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
     "full reads are right",
     "Every position below kv_committed_len reads the full KV of exactly that token of that text, as far as"
     " the text goes.",
-    about="state",
+    reads=("sessions", "requests", "holders"),
     why="This is what the bookkeeping is for.",
     rule="ledger.text_tokens",
     source="#22897",
@@ -77,7 +79,7 @@ def stamp_text(stamp: int | None) -> str:
     "SWA reads are right",
     "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that token; of"
     " the radix tree's prefix, those in the window of the next token.",
-    about="state",
+    reads=("sessions", "requests", "holders"),
     why="Every window of a later token lies in there.",
     rule="ledger.text_tokens, cursors.lost_below",
     source="kvspec",
@@ -93,7 +95,7 @@ def _swa_reads(step: Step) -> Failure | None:
     "REF-1",
     "system and reference agree",
     "The system's cursors, texts, owned positions and lock holders are the reference's.",
-    about="state",
+    reads=("sessions", "requests", "pools", "nodes", "tree"),
     why="A rule that no clause states is still a rule of the operational model.",
     rule="model.step",
     source="kvspec",
@@ -121,7 +123,9 @@ def _agree(step: Step) -> Failure | None:
             return f"lock holders and what they have locked: {locked}", f"{got_locked}"
     for pool, of in (("full", full_pages), ("swa", swa_pages)):
         if pool in step.after.pools:
-            due = cached[pool] | {(h.name, i) for h in step.held for i in of(h.cursors, page_size)}
+            due = {*cached[pool]}
+            for holder in step.held:
+                due.update(zip(repeat(holder.name), of(holder.cursors, page_size)))
             owned = step.after.pools[pool].places
             if due != owned:
                 return f"{POOL[pool]} pages owned as in the reference", f"differ at {sorted(due ^ owned)[:4]}"

@@ -7,6 +7,7 @@ other. The facts are gathered elsewhere; here is their shape.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from reference.ledger import Cursors
@@ -98,6 +99,9 @@ class Owned(NamedTuple):
     page: int
 
 
+_PLACE, _PAGE = itemgetter(0, 1), itemgetter(2)
+
+
 class _Pool(NamedTuple):
     size: int
     free: Sequence[int]
@@ -118,12 +122,12 @@ class Pool(_Pool):
     @computed_once
     def places(self) -> frozenset[tuple[str, int]]:
         """Whose pages are owned, by their number in the sequence."""
-        return frozenset([(holder, at) for holder, at, _ in self.owned])
+        return frozenset(map(_PLACE, self.owned))
 
     @computed_once
-    def owner_of(self) -> dict[int, str]:
+    def owner_of(self) -> dict[int, Owned]:
         """Page -> who has it; of several owners the last."""
-        return {owned.page: owned.holder for owned in self.owned}
+        return dict(zip(map(_PAGE, self.owned), self.owned))
 
 
 class Facts(NamedTuple):
@@ -150,3 +154,6 @@ class Facts(NamedTuple):
     unused_mapped: Sequence[tuple[int, int]] = ()
     shared: Sequence[int] = ()
     tree: TreeFacts | None = None
+
+
+LEFTOVERS = slice(Facts._fields.index("torn"), Facts._fields.index("tree"))

@@ -84,7 +84,7 @@ def _freed_swa(step: Step) -> Failure | None:
     "nothing lost at the end",
     "When no session keeps anything and no request runs, both pools, but for the radix tree's pages, and all"
     " rows are free.",
-    about="state",
+    reads=("sessions", "requests", "pools", "rows"),
     why="A leak of one token per turn is an outage after a day.",
     rule="ledger.free",
     source="#22862",

@@ -111,7 +111,7 @@ def _restored(step: Step) -> Failure | None:
     "slots for every round in flight",
     "kv_allocated_len covers all that the rounds in flight may accept, from what is committed by results that"
     " are there.",
-    about="state",
+    reads=("requests",),
     why="A round is launched before it is known where the one before ends; the device writes there.",
     settled="SGLang takes slots for two rounds from the commit that lags (get_alloc_reserve_per_decode); with"
     " what is drafted counted as committed, one from there is the same.",
@@ -136,7 +136,7 @@ def _covered(step: Step) -> Failure | None:
     "cursors in order",
     "0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len <= row width,"
     " 0 <= swa_evicted_seqlen <= kv_allocated_len, and cache_protected_len is whole pages.",
-    about="state",
+    reads=("sessions", "requests"),
     why="Every free and every sum is a difference of two cursors.",
     rule="cursors.in_order",
     source="#20070",
@@ -147,15 +147,13 @@ def _covered(step: Step) -> Failure | None:
 )
 def _order(step: Step) -> Failure | None:
     geometry = step.config.geometry
-    shown = [(n, r.cursors) for n, r in step.after.requests.items()]
-    shown += [(f"slot of {n}", s.slot) for n, s in step.after.sessions.items()]
-    for name, c in shown:
-        if c is None:
-            continue
+    shown = [("", n, r.cursors) for n, r in step.after.requests.items() if r.cursors is not None]
+    shown += [("slot of ", n, s.slot) for n, s in step.after.sessions.items() if s.slot is not None]
+    for what, name, c in shown:
         committed, allocated, swept, protected = c
         rising = 0 <= protected <= committed <= allocated <= geometry.width and 0 <= swept <= allocated
         if not rising or protected % geometry.page_size:
-            return "cursors in order and in bounds", f"{name}: {cursors_text(c)}"
+            return "cursors in order and in bounds", f"{what}{name}: {cursors_text(c)}"
     return None
 
 
@@ -188,10 +186,10 @@ def _moved(step: Step) -> Failure | None:
             if now is not None and now.cursors is not None:  # allocating further is a choice
                 allocated = max(allocated, now.cursors.kv_allocated_len)
             protected = want.cache_protected_len
-            session = step.was.session(was.session)
-            outside = session is not None and session.slot is not None  # later turns: R is the slot's
-            if step.now.tree is not None and facts.cursors is not None and not outside:
-                protected = facts.cursors.cache_protected_len  # how much the tree has taken: TREE-12, REF-1
+            if step.now.tree is not None and facts.cursors is not None:
+                session = step.was.session(was.session)
+                if session is None or session.slot is None:  # of later turns R is the slot's
+                    protected = facts.cursors.cache_protected_len  # what the tree has taken: TREE-12, REF-1
             want = Cursors(
                 want.kv_committed_len + committed, allocated, step.frontier(was.name), protected
             )

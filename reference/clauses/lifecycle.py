@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from reference.clauses.base import Failure, clause
 from reference.clauses.outcomes import difference
 from reference.clauses.step import Step, cursors_text
@@ -37,7 +39,7 @@ def _readmitted(step: Step) -> bool:
     "SES-4",
     "a deferred close happens",
     "A session that is closed while a turn is in flight goes with it: none waits for a turn that is gone.",
-    about="state",
+    reads=("sessions", "requests"),
     alone=True,
     why="Nobody can close it again, and nobody frees its row and its pages until the server ends.",
     rule="rules.sessions.end_turn",
@@ -51,9 +53,10 @@ def _readmitted(step: Step) -> bool:
     ),
 )  # fmt: skip
 def _close_happens(step: Step) -> Failure | None:
-    busy = {request.session for request in step.after.requests.values()}
-    for name, session in sorted(step.after.sessions.items()):
-        if session.closing and name not in busy:
+    closing = sorted((name, s) for name, s in step.after.sessions.items() if s.closing)
+    busy = {request.session for request in step.after.requests.values()} if closing else ()
+    for name, session in closing:
+        if name not in busy:
             has = cursors_text(session.slot) if session.slot is not None else "no slot"
             return f"{name} is gone: it is closed, and no turn is left", f"it is there, with {has}"
     return None
@@ -77,12 +80,12 @@ def _close_happens(step: Step) -> Failure | None:
 )
 def _lives(step: Step) -> Failure | None:
     after, now = step.after, step.now
-    want, got = {r.name for r in now.requests}, set(after.requests)
-    if want != got:
-        return f"requests {_names(want)}", f"requests {_names(got)}"
-    want, got = {s.name for s in now.sessions}, set(after.sessions)
-    if want != got:
-        return f"open sessions {_names(want)}", f"open sessions {_names(got)}"
+    want = {r.name for r in now.requests}
+    if want != after.requests.keys():
+        return f"requests {_names(want)}", f"requests {_names(after.requests)}"
+    want = {s.name for s in now.sessions}
+    if want != after.sessions.keys():
+        return f"open sessions {_names(want)}", f"open sessions {_names(after.sessions)}"
     for session in now.sessions:
         facts = after.sessions[session.name]
         if facts.closing != session.closing:
@@ -99,7 +102,7 @@ def _lives(step: Step) -> Failure | None:
     return None
 
 
-def _names(names: set[str]) -> str:
+def _names(names: Iterable[str]) -> str:
     return "{" + ", ".join(sorted(names)) + "}"
 
 
@@ -108,7 +111,7 @@ def _names(names: set[str]) -> str:
     "history is what the client saw",
     "A session's history is the text of its finished turns, each cut to the outputs that count; the"
     " next turn's input starts with it; an aborted turn leaves no trace in it.",
-    about="state",
+    reads=("sessions", "requests"),
     why="KV of tokens that the text does not have answers with somebody else's words.",
     rule="rules.finish.finish, ledger.text_cut",
     source="#22897, #22790",

@@ -12,7 +12,7 @@ from reference.clauses.step import Step, span
     "OWN-5",
     "rows fill whole pages",
     "The full slots of a row are whole pages, in order; only the last may be open.",
-    about="state",
+    reads=("leftovers",),
     why="A page is freed by any of its slots: two half pages of one row cannot be given back apart.",
     rule="ledger.full_pages",
     source="#22862 review",
@@ -32,7 +32,7 @@ def _whole_pages(step: Step) -> Failure | None:
     "OWN-4",
     "rows",
     "Every row of req_to_token is free or held by one session or request.",
-    about="state",
+    reads=("rows", "holders"),
     why="A row given back twice is lent twice.",
     rule="ledger.holders",
     source="#22790",
@@ -40,7 +40,7 @@ def _whole_pages(step: Step) -> Failure | None:
 )
 def _rows(step: Step) -> Failure | None:
     held = [h.row for h in step.after.holders.values()]
-    seen = sorted([*step.after.free_rows, *held])
+    seen = [*step.after.free_rows, *held]
     if len(seen) == step.after.rows and len(set(seen)) == len(seen):
         return None
     return (
@@ -54,7 +54,7 @@ def _rows(step: Step) -> Failure | None:
     "mapping is one to one",
     "No two positions are mapped to the same SWA slot, and the slots of a page to those of one page in"
     " order.",
-    about="state",
+    reads=("leftovers",),
     why="Two tokens would write their SWA KV over each other.",
     rule="ledger.swa_pages",
     source="kvspec",
@@ -75,7 +75,7 @@ def _one_to_one(step: Step) -> Failure | None:
     "MAP-2",
     "live positions are mapped",
     "Every position from swa_evicted_seqlen to kv_allocated_len has an SWA slot.",
-    about="state",
+    reads=("leftovers",),
     why="Its KV would be written to padding, over everybody else's.",
     rule="ledger.swa_pages",
     source="kvspec (page_size > 1, window 1)",
@@ -94,7 +94,7 @@ def _mapped(step: Step) -> Failure | None:
     "MAP-3",
     "swept positions are unmapped",
     "The entry of a position below swa_evicted_seqlen is 0.",
-    about="state",
+    reads=("leftovers",),
     why="Freeing its full slot would free an SWA slot that is somebody else's by now.",
     rule="ledger.swa_pages",
     source="kvspec",
@@ -110,7 +110,7 @@ def _swept(step: Step) -> Failure | None:
     "MAP-4",
     "unused slots are unmapped",
     "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to nobody else.",
-    about="state",
+    reads=("leftovers",),
     why="Whoever gets the full slot next would inherit it, unless every allocation overwrites it.",
     settled="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last page;"
     " it waives this.",
@@ -136,7 +136,7 @@ def _stale(what: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
     "OWN-2",
     "free lists are sets",
     "A free list holds no page twice, never the padding page, nothing that does not exist.",
-    about="state",
+    reads=("pools",),
     why="A page handed out twice has two owners; padding takes everybody's dummy writes.",
     rule="ledger.free",
     source="kvspec",
@@ -158,7 +158,7 @@ def _free_is_set(step: Step) -> Failure | None:
     "OWN-1",
     "one owner",
     "No page is owned twice, and no owned page is free.",
-    about="state",
+    reads=("pools",),
     why="Two owners overwrite each other's KV: wrong text, hours later.",
     rule="ledger.full_pages, ledger.swa_pages",
     source="kvspec",
@@ -187,7 +187,7 @@ def _one_owner(step: Step) -> Failure | None:
     "OWN-3",
     "no page is lost",
     "Every page is free or owned.",
-    about="state",
+    reads=("pools",),
     why="What nobody owns, nobody will ever give back.",
     rule="ledger.free",
     source="#22862",
@@ -195,7 +195,7 @@ def _one_owner(step: Step) -> Failure | None:
 )
 def _none_lost(step: Step) -> Failure | None:
     for name, pool in step.new_pools.items():
-        lost = [p for p in range(1, pool.size + 1) if p not in pool.free_pages and p not in pool.owner_of]
+        lost = {*range(1, pool.size + 1)} - pool.free_pages - pool.owner_of.keys()
         if lost:
-            return f"every {name} page free or owned", f"pages {lost} are neither"
+            return f"every {name} page free or owned", f"pages {sorted(lost)} are neither"
     return None

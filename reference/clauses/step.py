@@ -7,8 +7,10 @@ system's facts; each derived value is computed once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import ne
 
-from reference.clauses.facts import Facts, NodeFacts, Pool, computed_once
+from reference.clauses.base import PARTS
+from reference.clauses.facts import LEFTOVERS, Facts, NodeFacts, Pool, computed_once
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Launch, Outcome, Retract,
@@ -18,6 +20,7 @@ from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders
 from reference.prefix_cache import page_name
 
 PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
+_ALL = (True,) * len(PARTS)
 
 
 @dataclass(eq=False)
@@ -27,8 +30,8 @@ class Step:
     before, after: the system's facts. unchanged: its view is the same as before. overreach: a choice of
     the system that the reference could not follow, in words; `now` then follows the default.
     tree_policy_is_free: the system's tree picks itself what it splits and evicts, and `now` has its shape.
-    locks_before: who had locked what in the tree, as the step before left it. judged: every clause about a
-    state held before: what is the same object in `before` and `after` need not be asked again.
+    locks_before: who had locked what in the tree, as the step before left it. judged: every clause about
+    states held before: what is the same object in `before` and `after` need not be asked again.
     """
 
     config: RunConfig
@@ -51,6 +54,13 @@ class Step:
         return isinstance(self.outcome, Done) and isinstance(self.expected, Done)
 
     @computed_once
+    def reported(self) -> bool:
+        """Either side gives a report."""
+        want, got = self.expected, self.outcome
+        asked = isinstance(want, Done) and want.report is not None
+        return asked or (isinstance(got, Done) and got.report is not None)
+
+    @computed_once
     def held_before(self) -> tuple[Holder, ...]:
         return holders(self.was)
 
@@ -59,6 +69,15 @@ class Step:
         return holders(self.now)
 
     # What is new, to be asked by clauses about states: all of it, unless the state before was judged.
+
+    @computed_once
+    def news(self) -> tuple[bool, ...]:
+        """Which of PARTS differ from what was judged."""
+        if not self.judged:
+            return _ALL
+        return tuple(map(ne, _end(self.was, self.before), _end(self.now, self.after))) + (
+            self.locks != self.locked_before,
+        )
 
     @computed_once
     def new_holders(self) -> tuple[Holder, ...]:
@@ -81,12 +100,6 @@ class Step:
             return []
         known = {id(n) for n in self.before.tree.nodes} if self.judged and self.before.tree else ()
         return [node for node in self.after.tree.nodes if id(node) not in known]
-
-    @computed_once
-    def same_nodes(self) -> bool:
-        """The tree has the nodes that were judged."""
-        before, after = self.before.tree if self.judged else None, self.after.tree
-        return before is not None and after is not None and after.nodes is before.nodes
 
     @computed_once
     def grew(self) -> bool:
@@ -117,7 +130,7 @@ class Step:
     def ended(self) -> tuple[str, Cursors] | None:
         """(holder, its cursors before) when the command gives back everything a holder has."""
         command = self.command
-        if not self.done:
+        if not isinstance(command, (Close, Finish, Retract, Abort)) or not self.done:
             return None
         if isinstance(command, Close):
             session = self.was.session(command.session)
@@ -128,9 +141,7 @@ class Step:
         if request is None:
             return None
         if request.session is None:
-            if isinstance(command, (Finish, Retract, Abort)) and request.cursors is not None:
-                return request.name, request.cursors
-            return None
+            return None if request.cursors is None else (request.name, request.cursors)
         session = self.was.session(request.session)
         assert session is not None
         has = request.cursors if request.cursors is not None else session.slot
@@ -142,8 +153,8 @@ class Step:
     @computed_once
     def cut_at(self) -> tuple[str, Cursors, int] | None:
         """(holder, cursors before, to where) when the command trims a session's row and keeps it."""
-        request = self.acted
-        if not self.done or request is None or request.session is None or self.ended is not None:
+        request = self.acted if isinstance(self.command, (Finish, Retract, Admit)) and self.done else None
+        if request is None or request.session is None or self.ended is not None:
             return None
         if isinstance(self.command, Finish) and request.cursors is not None:
             target = request.origin + self.command.finished_len
@@ -218,8 +229,8 @@ class Step:
     @computed_once
     def locks(self) -> Locks:
         """Who has locked what in the system's tree now."""
-        if not self.done:
-            return self.locked_before
+        if not self.done or self.after.tree is None:
+            return self.locked_before if self.after.tree is not None else {}
         command, request = self.command, self.acted
         again = None
         if isinstance(command, Admit) and request is not None:
@@ -248,13 +259,15 @@ class Step:
         freed: PagesByHolder = {}
         if before is after and self.judged:
             return freed
-        free, kept, others = after.free_pages, after.owned_once, after.owner_of
-        if before.owned_once <= kept and free.isdisjoint(before.owner_of):
+        free, others = after.free_pages, after.owner_of
+        once = len(before.owner_of) == len(before.owned)
+        if once and before.owner_of.items() <= others.items() and free.isdisjoint(others):
             return freed
+        kept = after.owned_once
         for owned in before.owned:
             holder, at, page = owned
             gone = owned not in kept and page in others
-            if page in free or (gone and others[page] != self._name_in_tree(holder, at)):
+            if page in free or (gone and others[page].holder != self._name_in_tree(holder, at)):
                 freed.setdefault(holder, []).append(at)
         return freed
 
@@ -279,14 +292,14 @@ class Step:
             start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
             owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
         for was in self.was.requests if swa and goes is None else ():  # swept
-            if was.cursors is not None:
-                c = was.cursors
-                start = max(c.cache_protected_len, c.swa_evicted_seqlen)
-                end = min(self.frontier(was.name) // size, -(-c.kv_allocated_len // size))
+            had, frontier = was.cursors, self.frontier(was.name)
+            if had is not None and frontier > had.swa_evicted_seqlen:
+                start = max(had.cache_protected_len, had.swa_evicted_seqlen)
+                end = min(frontier // size, -(-had.kv_allocated_len // size))
                 owed[was.holder] = {*range(-(-start // size), end)}
         if self.after.tree is not None:
             self._hand_over(pool, owed)
-        return {holder: sorted(pages) for holder, pages in owed.items() if pages}
+        return {holder: sorted(pages) for holder, pages in owed.items() if pages} if owed else {}
 
     def _hand_over(self, pool: str, owed: dict[str, set[int]]) -> None:
         """What a row hands to the tree is owed, but for pages that the tree did not have: those it takes
@@ -327,6 +340,15 @@ class Step:
                 end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
                 handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
         return handed
+
+
+def _end(state: State, facts: Facts) -> tuple[object, ...]:
+    """What is compared, in the order of PARTS, but for the locks."""
+    ours, tree = state.tree, facts.tree
+    return (
+        state.sessions, facts.sessions, state.requests, facts.requests, facts.holders, facts.pools,
+        facts.free_rows, facts[LEFTOVERS], ours and ours.children, tree and tree.nodes, ours, tree,
+    )  # fmt: skip
 
 
 def span(pages: list[int], page_size: int) -> str:

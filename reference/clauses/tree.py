@@ -35,7 +35,7 @@ def shrank(step: Step) -> bool:
     "shape",
     "Every node is a run of whole pages, at least one; it hangs below a node that ends where it starts, and"
     " differs from its siblings in its first page.",
-    about="state",
+    reads=("nodes",),
     why="A prefix must be found in one way only, and a page must not be shared by two nodes.",
     rule="tree.path_of, tree._split",
     source="kvspec",
@@ -45,7 +45,7 @@ def shrank(step: Step) -> bool:
 )
 def _shape(step: Step) -> Failure | None:
     tree, size = tree_of(step), step.config.geometry.page_size
-    if tree is None or step.same_nodes:
+    if tree is None:
         return None
     ends = {n.path for n in tree.nodes}
     first: set[Key] = set()
@@ -66,7 +66,7 @@ def _shape(step: Step) -> Failure | None:
     "live or tombstone",
     "A node has an SWA slot for each of its tokens, those that the mapping names, or is a tombstone and has"
     " none.",
-    about="state",
+    reads=("nodes",),
     why="A window that is matched over a half-dead node reads padding.",
     settled="An insert that brings no SWA KV at all (its whole key was swept) leaves a tombstone; taken for"
     " live its slots are padding's, and SWA sizes go negative when they are evicted (#22470).",
@@ -101,7 +101,7 @@ def half_dead(step: Step) -> NodeFacts | None:
     "TREE-3",
     "nodes hold what their path says",
     "The full KV of a node is that of the tokens that its path spells, and so is the SWA KV of a live one.",
-    about="state",
+    reads=("nodes",),
     why="Whoever matches the prefix reads it.",
     rule="prefix_cache.page_name",
     source="kvspec",

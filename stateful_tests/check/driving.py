@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -83,12 +84,14 @@ def drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
 
 @lru_cache(maxsize=1)
 def _system(named: Named) -> Any:
-    """The system of this process, which is closed when it ends."""
+    """The system of this process, which is closed when it ends. What it has loaded stays: torch's objects are
+    not looked through for garbage again and again."""
     system = systems.resolve(
         named.impl, device=named.device, checkout=named.checkout, limits=named.limits,
         in_process=named.in_process,
     )  # fmt: skip
     Finalize(None, system.close, exitpriority=1)
+    gc.freeze()
     return system
 
 

@@ -134,7 +134,10 @@ class InductiveStepCheck:
         return None
 
     def _checks_of(self, clauses: tuple[Clause, ...]) -> tuple[list[Check], list[Check]]:
-        of_steps, of_states = ([c.check for c in clauses if c.about == what] for what in ("step", "state"))
+        of_steps, of_states = (
+            [c.check for c in clauses if (not c.reads or "locks" in c.reads) == of_a_step]
+            for of_a_step in (True, False)
+        )
         self._checks[clauses] = of_steps, of_states
         return of_steps, of_states
 

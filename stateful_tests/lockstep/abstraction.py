@@ -6,16 +6,18 @@ Nothing is judged here. A view that is no partition gives facts that some clause
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress, count
-from operator import attrgetter, ne
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from itertools import compress, count, repeat
+from operator import attrgetter, is_, ne
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from impl.adapter import NodeView, View
 from reference.clauses.facts import (
-    Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
+    LEFTOVERS, Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import Cursors
@@ -23,6 +25,7 @@ from reference.prefix_cache import page_name
 from reference.tree import Key
 
 Part = TypeVar("Part")
+_OWNED: Callable[[tuple[str, int, int]], Owned] = partial(tuple.__new__, Owned)
 
 
 class Wrong(msgspec.Struct, frozen=True):
@@ -70,13 +73,14 @@ class NodePart(msgspec.Struct, frozen=True):
     pages: dict[Key, tuple[tuple[int, ...], bool]]
 
 
-class Seen(msgspec.Struct, frozen=True):
+class Seen(NamedTuple):
     """A view and its facts, with the parts that they were put together from."""
 
     view: View
     facts: Facts
     rows: Mapping[str, RowPart]
     nodes: Sequence[NodePart]
+    slots: Sequence[Slots]
 
 
 def facts_of(view: View, geometry: Geometry) -> Facts:
@@ -85,14 +89,59 @@ def facts_of(view: View, geometry: Geometry) -> Facts:
 
 
 def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
-    """The facts of a view. Parts of them that are as they were in the `last` view are the same objects."""
+    """The facts of a view, whose nodes are put in the order of their paths. What is as it was in the `last`
+    view is the same objects: all of it, where they are equal but for the order of free lists."""
+    if view.tree is not None:
+        view.tree.nodes = sorted(view.tree.nodes, key=attrgetter("path"))
+    if last is not None and _same(last.view, view):
+        return last._replace(view=view)
     reader = _Reader(view, geometry, last)
     rows = {name: reader.row(name, row, cursors) for name, row, cursors in _holders(view)}
     nodes: list[NodePart] = []
     tree = None
     if view.tree is not None:
-        nodes = [reader.node(node) for node in sorted(view.tree.nodes, key=attrgetter("path"))]
+        nodes = [reader.node(node) for node in view.tree.nodes]
         tree = _tree_of(view, nodes, last)
+    sessions = {n: SessionFacts(s.history, s.closing, s.cursors) for n, s in view.sessions.items()}
+    requests = {n: RequestFacts(r.session, r.origin, r.text, r.cursors) for n, r in view.requests.items()}
+    holders = {name: part.holder for name, part in rows.items()}
+    slots = [part.slots for part in rows.values()] + [part.slots for part in nodes]
+    then = last.facts if last is not None else Facts({}, {}, {}, {}, 0, ())
+    leftovers: Any
+    if last is not None and reader.same_free and _identical(slots, last.slots):
+        pools, leftovers = then.pools, then[LEFTOVERS]
+    else:
+        pools, leftovers = _owners(view, geometry, slots)
+        pools = _kept(pools, then.pools)
+    torn, torn_swa, unmapped, swept, unused, shared = leftovers
+    facts = Facts(
+        _kept(sessions, then.sessions), _kept(requests, then.requests), _kept(holders, then.holders),
+        pools, geometry.rows, view.free_rows, torn, torn_swa, unmapped, swept, unused, shared, tree,
+    )  # fmt: skip
+    return Seen(view, facts, rows, nodes, slots)
+
+
+def _identical(a: Sequence[object], b: Sequence[object]) -> bool:
+    return len(a) == len(b) and all(map(is_, a, b))
+
+
+# Requests differ first.
+_FIELDS = ["requests", *(field.name for field in fields(View) if field.name != "requests")]
+
+
+def _same(a: View, b: View) -> bool:
+    """Equal but for the order of free lists."""
+    for name in _FIELDS:
+        x, y = getattr(a, name), getattr(b, name)
+        if x != y and not (name.startswith("free_") and sorted(x) == sorted(y)):
+            return False
+    return True
+
+
+def _owners(
+    view: View, geometry: Geometry, parts: Iterable[Slots]
+) -> tuple[dict[str, Pool], tuple[Sequence[Any], ...]]:
+    """The pools, and what Facts has as LEFTOVERS."""
     full: list[Owned] = []
     swa: list[Owned] = []
     torn: list[str] = []
@@ -101,7 +150,7 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
     swept: list[tuple[int, int]] = []
     unused: list[tuple[int, int]] = []
     live: set[tuple[int, int]] = set()
-    for slots in (*(part.slots for part in rows.values()), *(part.slots for part in nodes)):
+    for slots in parts:
         full += slots.full
         swa += slots.swa
         live.update(slots.live)
@@ -111,7 +160,6 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
             unmapped += slots.wrong.unmapped
             swept += slots.wrong.swept_mapped
             unused += slots.wrong.gap_mapped
-    then = last.facts if last is not None else None
     pools = {"full": Pool(geometry.full_pages, view.free_full, full)}
     if geometry.window is not None:
         pools["swa"] = Pool(geometry.swa_pages, view.free_swa, swa)
@@ -120,28 +168,13 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
         unused = [(slot, view.full_to_swa[slot]) for slot in mapped if slot // size in free] + unused
     led_to = [entry for _, entry in live]
     shared = {} if len(set(led_to)) == len(led_to) else Counter(led_to)
-    sessions = {n: SessionFacts(s.history, s.closing, s.cursors) for n, s in view.sessions.items()}
-    requests = {n: RequestFacts(r.session, r.origin, r.text, r.cursors) for n, r in view.requests.items()}
-    facts = Facts(
-        sessions if then is None else _kept(sessions, then.sessions),
-        requests if then is None else _kept(requests, then.requests),
-        {name: part.holder for name, part in rows.items()},
-        pools if then is None else _kept(pools, then.pools),
-        geometry.rows,
-        view.free_rows,
-        torn,
-        torn_swa,
-        unmapped,
-        swept,
-        unused,
-        sorted(s for s, n in shared.items() if n > 1),
-        tree,
-    )
-    return Seen(view, facts, rows, nodes)
+    return pools, (torn, torn_swa, unmapped, swept, unused, sorted(s for s, n in shared.items() if n > 1))
 
 
-def _kept(now: dict[str, Part], then: Mapping[str, Part]) -> dict[str, Part]:
-    """The values of then where they are equal."""
+def _kept(now: dict[str, Part], then: dict[str, Part]) -> dict[str, Part]:
+    """What there was then, or the parts of it that are equal."""
+    if now == then:
+        return then
     return {name: then[name] if then.get(name) == part else part for name, part in now.items()}
 
 
@@ -154,7 +187,7 @@ def _tree_of(view: View, nodes: Sequence[NodePart], last: Seen | None) -> TreeFa
     for part in nodes:
         pages |= part.pages
     if then is not None:
-        if len(then.nodes) == len(shown) and all(a is b for a, b in zip(then.nodes, shown)):
+        if _identical(then.nodes, shown):
             shown = then.nodes
         if then.pages == pages:
             pages = then.pages
@@ -193,9 +226,11 @@ class _Reader:
         if last is not None:
             self.rows, self.nodes = last.rows, {part.node.path: part for part in last.nodes}
             then = last.view
-            self.full = _differ(then.full_stamps, view.full_stamps)
-            self.full |= _differ(then.full_to_swa, view.full_to_swa)
+            mapped = _differ(then.full_to_swa, view.full_to_swa)
+            self.full = mapped | _differ(then.full_stamps, view.full_stamps)
             self.swa = _differ(then.swa_stamps, view.swa_stamps)
+            free = then.free_full == view.free_full and then.free_swa == view.free_swa
+            self.same_free = free and not mapped
 
     def _as_they_were(self, slots: Slots) -> bool:
         full, swa = not self.full or self.full.isdisjoint(slots.full_slots), not self.swa
@@ -287,6 +322,12 @@ class _Reader:
     ) -> list[Owned]:
         """Pages of the positions from `start` on; zero slots belong to no page."""
         page_size = self.page_size
+        first, own = -(-start // page_size), slots[-(-start // page_size) * page_size :]
+        heads = own[::page_size]
+        whole = heads if page_size == 1 else [s for h in heads for s in range(h, h + page_size)][: len(own)]
+        if all(heads) and own == whole and not (page_size > 1 and any(h % page_size for h in heads)):
+            pages = heads if page_size == 1 else [h // page_size for h in heads]
+            return [*map(_OWNED, zip(repeat(name), count(first), pages))]
         owned = []
         for at in range(-(-start // page_size) * page_size, len(slots), page_size):
             head = slots[at]

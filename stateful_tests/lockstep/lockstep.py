@@ -7,9 +7,8 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import fields, replace
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from impl.adapter import AnySystem, Capabilities, System, UnusableImplementation, View
@@ -69,6 +68,7 @@ class Lockstep:
         self.steps = 0
         self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
         self._tallies = tallies
+        self._tallied: dict[tuple[Clause, ...], list[tuple[Callable[[Step], bool], Tally]]] = {}
         self._refusals = refusals
         can = self._can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
@@ -167,10 +167,6 @@ class Lockstep:
         view = self.system.view()
         if not self._can.new_views:
             view = copied(view)
-        if view.tree is not None:
-            view.tree.nodes = sorted(view.tree.nodes, key=attrgetter("path"))
-        if _same(self._seen.view, view):
-            return Seen(view, self._seen.facts, self._seen.rows, self._seen.nodes)
         return abstraction.look(view, self.state.config.geometry, self._seen)
 
     def moment(self) -> Moment:
@@ -184,11 +180,12 @@ class Lockstep:
 
     def _tally(self, step: Step) -> None:
         assert self._tallies is not None
-        comparable, tallies = type(step.expected) is type(step.outcome), self._tallies
-        for clause in asked(step):
-            tally = tallies[clause.id]
+        comparable, clauses = type(step.expected) is type(step.outcome), asked(step)
+        if clauses not in self._tallied:
+            self._tallied[clauses] = [(clause.situation, self._tallies[clause.id]) for clause in clauses]
+        for situation, tally in self._tallied[clauses]:
             tally.evaluated += 1
-            if comparable and clause.situation(step):
+            if comparable and situation(step):
                 tally.reached += 1
 
 
@@ -225,20 +222,6 @@ def _without(can: Capabilities, expected: Outcome) -> Outcome:
 
 def _say(outcome: Outcome) -> str:
     return f"refused: {outcome.reason.value}" if isinstance(outcome, Refused) else "done"
-
-
-_FIELDS = [field.name for field in fields(View)]
-
-
-def _same(a: View, b: View) -> bool:
-    """Equal but for the order of free lists."""
-    if a.sessions != b.sessions or a.requests != b.requests:
-        return False
-    for name in _FIELDS:
-        x, y = getattr(a, name), getattr(b, name)
-        if x != y and not (name.startswith("free_") and sorted(x) == sorted(y)):
-            return False
-    return True
 
 
 def check_fits(

@@ -60,7 +60,6 @@ def _ends(step: BlockStep) -> Failure | None:
     "The scheduler knows the requests that have not ended, no others, each with the text that its client"
     " has; a"
     " session's next turn goes on behind all but the last token of the one before.",
-    about="state",
     why="Block hashes, lengths and the prompt of a session's next turn are made from it.",
     rule="blocks.ledger",
     source="vllm Scheduler.requests, _update_request_as_session",

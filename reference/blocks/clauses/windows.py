@@ -56,7 +56,6 @@ def _reads(step: BlockStep) -> Failure | None:
     "Whoever holds KV keeps, in every group, all that the next query can see: positions up to the length"
     " that is"
     " sure, from one window before it. Only what lies below is the null block's.",
-    about="state",
     why="Drafts in flight may be taken back, and the request goes on further down than the optimistic count.",
     rule="blocks.ledger",
     source="vllm#47728",
@@ -82,7 +81,6 @@ def _window(step: BlockStep) -> Failure | None:
     "READ-4",
     "what is held stays what it was",
     "What a request holds, in the window of its sure length, is KV of its own text, between batches as well.",
-    about="state",
     why="Whoever writes over it is caught at the write, not when somebody reads it.",
     rule="blocks.ledger",
     source="kvspec",
@@ -102,7 +100,6 @@ def _stays(step: BlockStep) -> Failure | None:
     "counts in order",
     "The length that is sure is at most the scheduler's count, and that is at most what each table has"
     " slots for.",
-    about="state",
     why="A count below what is sure computes twice; one past the table writes where no block is.",
     rule="blocks.ledger",
     source="as LEN-1",

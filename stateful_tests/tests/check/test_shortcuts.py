@@ -12,6 +12,10 @@ import pytest
 
 from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.system import TorchKV
+from reference import clauses
+from reference.clauses import CLAUSES, Clause, Failure, about
+from reference.clauses.facts import LEFTOVERS, Facts
+from reference.clauses.step import Step
 from reference.commands import Command, Done, Mode, Outcome, Submit
 from reference.geometry import Geometry
 from reference.ledger import State, text_len
@@ -20,7 +24,7 @@ from stateful_tests.check.tiers import sizes_for
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES, draw_profile
-from stateful_tests.lockstep import abstraction
+from stateful_tests.lockstep import abstraction, lockstep
 from stateful_tests.lockstep.abstraction import Seen
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -162,3 +166,54 @@ def test_what_the_reference_has_of_others(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(RULES, Submit, replace(RULES[Submit], carry_out=wrong))
     met = [random_run(TorchKV, "sessions", seed) for seed in range(8)]
     assert ("SES-1", "READ-1") in {violation.clauses[:2] for violation in met if violation is not None}
+
+
+class Unread:
+    """Stands for what a clause does not say that it reads."""
+
+    def _used(self, *_: object) -> Any:
+        raise AssertionError("read, and not declared")
+
+    __getattr__ = __iter__ = __len__ = __bool__ = __contains__ = __eq__ = __getitem__ = _used
+    __hash__ = None
+
+
+def with_its_parts_alone(step: Step, clause: Clause) -> Step:
+    """The end of the step, with what the clause reads of it."""
+    unread, facts, now = Unread(), step.after, step.now
+    gone: dict[str, Any] = {p: unread for p in ("sessions", "requests", "holders") if p not in clause.reads}
+    ours = {part: unread for part in ("sessions", "requests") if part in gone}
+    if "pools" not in clause.reads:
+        gone["pools"] = dict.fromkeys(facts.pools, unread)  # which there are is no news
+    if "rows" not in clause.reads:
+        gone["free_rows"] = unread
+    if "leftovers" not in clause.reads:
+        gone |= dict.fromkeys(Facts._fields[LEFTOVERS], unread)
+    if facts.tree is not None:
+        of = {"nodes": ("nodes", "pages"), "tree": ("lock_holders", "sizes")}
+        fields = [field for part, fields in of.items() if part not in clause.reads for field in fields]
+        gone["tree"] = facts.tree._replace(**dict.fromkeys(fields, unread))
+        if not {"nodes", "tree"} & {*clause.reads}:
+            ours["tree"] = unread
+    way: Any = dict.fromkeys(("command", "expected", "outcome", "was", "before"))
+    end = replace(step, **way, now=now._replace(**ours), after=facts._replace(**gone), judged=False)
+    vars(end)["locks"] = step.locks if "locks" in clause.reads else unread
+    return end
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_clauses_read_what_they_say(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So they need not be asked where that is as it was judged."""
+    asked = set()
+
+    def broken(step: Step, waived: frozenset[str]) -> list[tuple[Clause, Failure]]:
+        for clause in about(step) if step.done else ():
+            if clause.reads:
+                assert clause.check(with_its_parts_alone(step, clause)) is None, clause.id
+                asked.add(clause.id)
+        return clauses.broken(step, waived)
+
+    monkeypatch.setattr(lockstep, "broken", broken)
+    assert [random_run(ReferenceSystem, machine, seed) for seed in range(6)] == [None] * 6
+    trees = machine in ("tree", "both")
+    assert asked >= {c.id for c in CLAUSES.values() if c.reads and (trees or "tree" not in c.needs)}

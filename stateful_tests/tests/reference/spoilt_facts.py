@@ -143,11 +143,13 @@ def is_told(clause: str, step: Step, says: str | None) -> None:
         assert failure is None
     else:
         assert failure is not None and says in ", not ".join(failure)
-    if CLAUSES[clause].about == "state":
+    if CLAUSES[clause].reads:
         assert CLAUSES[clause].check(end_of(step)) == failure, "it reads the end of the step alone"
 
 
 def end_of(step: Step) -> Step:
     """The step without what only a clause about steps may read."""
     way: Any = dict.fromkeys(("command", "expected", "outcome", "was", "before"))
-    return replace(step, **way)
+    end = replace(step, **way)
+    vars(end)["locks"] = step.locks
+    return end
