@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from impl.sglang.server import events as log
 from reference import given, model
 from reference.clauses.step import cursors_text
 from reference.commands import Choice, Command, Done, Mode, Outcome, Refused
@@ -14,7 +15,6 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 from stateful_tests.traces.schema import MAX_STEPS
 from stateful_tests.watched import deviations as known
-from stateful_tests.watched import events as log
 from stateful_tests.watched.judging import Shown, Verdict, verdict
 from stateful_tests.watched.pages import PageJudge, TextJudge
 from stateful_tests.watched.reader import Line
