@@ -45,6 +45,7 @@ class Beside:
         self._launched: Counter[str] = Counter()  # verify rounds of a request whose results are to come
         self._midway: set[str] = set()  # requests that were there when the log began: theirs are not known
         self._lanes = 0  # of a round that was prepared since the last step
+        self._unpaged = False  # the pages of the last step are to come
         self._closing: dict[str, bool] = {}  # sessions that are to be closed; True: not at once
         self._busy: dict[str, str] = {}  # sessions whose turn was aborted in the queue: a known fault
         self._times_out: set[str] = set()  # sessions that may close by themselves

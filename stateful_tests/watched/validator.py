@@ -142,7 +142,10 @@ class Validator(Rounds):
             missing = f"steps {self._number + 1} to {e.number - 1} are missing"
             self.result.skipped[missing if e.number > self._number else f"step {e.number} comes again"] += 1
         self._number = e.number
-        if self._lanes != e.batch and self.result.steps > 1:
+        if self._unpaged:
+            self.result.skipped[f"the pages of step {e.number - 1} are missing"] += 1
+        self._unpaged = self.header.level == "pages"
+        if self._lanes != e.batch:
             want = f"a batch of {self._lanes}, as the round was prepared"
             self._part(None, Verdict("OUT-1", want, f"runs one of {e.batch}"))
         self._lanes = 0
@@ -163,6 +166,7 @@ class Validator(Rounds):
 
     @reads(log.Paged, "", "rows, free lists, mapping, tree")
     def _paged(self, e: log.Paged) -> None:
+        self._unpaged = False
         for found in self._pages.judge(self.state, e):
             self._part(None, found)
 
@@ -215,7 +219,7 @@ class Validator(Rounds):
         self.result.given += len(e.requests) + len(e.sessions)
         for kept in (self._outside, self._sweeps, self._matched, self._launched):
             kept.clear()
-        self._blind, self._number = False, None
+        self._blind, self._number, self._unpaged = False, None, False
 
     @reads(log.HookFailed, "", "")
     def _failed(self, e: log.HookFailed) -> None:

@@ -28,8 +28,8 @@ _JSON = msgspec.json.Encoder(enc_hook=int)  # of numbers that are another librar
 class EventLog:
     """One process's log: DIR/kvspec-PID-0001.jsonl, 0002, ... of which the newest `keep` stay.
 
-    told: events that came; dropped: of these lost. wants_snapshot: the next event must be a whole state, as a
-    new file begins or as something was dropped.
+    told: events that came; dropped: of these lost since the last snapshot. wants_snapshot: the next event
+    must be a whole state, as a new file begins or as something was dropped.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int, keep: int) -> None:

@@ -213,23 +213,26 @@ class Watcher:
         elif log.told == self._told:
             return  # idle: nothing is noted
         self._steps += 1
+        if log.dropped:
+            self._snapshot(log, plan)  # a step makes no sense to who has not read all before it
+            return
         log.put([  # a Stepped, which would take longer to make
             "step", self._steps, size, len(scheduler.waiting_queue),
             len(scheduler.session_controller.sessions) - len(self._branching), *self._counts(), lanes,
         ])  # fmt: skip
-        self._told = log.told
-        if self.pages or log.wants_snapshot:
-            self._more(log, plan)
-
-    def _more(self, log: EventLog, plan: Any) -> None:
-        """What only some steps have: the pages, and a snapshot where a file begins or events were lost."""
-        assert self.reader is not None
-        if self.pages:
+        if self.pages and self.reader is not None:
             log.put(self.reader.pages(plan))
         if log.wants_snapshot:
-            log.wants_snapshot = False
-            self._looked_at.clear()
-            log.put(self.reader.snapshot(plan, self.pages, log.dropped))
+            self._snapshot(log, plan)
+        self._told = log.told
+
+    def _snapshot(self, log: EventLog, plan: Any) -> None:
+        """The whole state, where a file begins or events were lost."""
+        assert self.reader is not None
+        self._looked_at.clear()
+        dropped, log.dropped, log.wants_snapshot = log.dropped, 0, False
+        log.put(self.reader.snapshot(plan, self.pages, dropped))
+        log.dropped += dropped if log.dropped else 0  # the snapshot was lost, too
         self._told = log.told
 
 

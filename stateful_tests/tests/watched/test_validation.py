@@ -62,7 +62,7 @@ def test_every_event_has_a_row() -> None:
 
 SURE = (
     r"(.* )?[CAER]|extend (prefix|tokens)|step .*|release (counted|outputs)|two rows swapped"
-    r"|drop (abort|close|closed|extend|open|release|requeue|step|submit)"
+    r"|drop (abort|close|closed|extend|open|pages|release|requeue|step|submit)"
 )
 
 

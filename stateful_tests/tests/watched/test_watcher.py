@@ -76,6 +76,24 @@ def test_a_full_queue_drops_and_asks_for_a_snapshot(
     log.close()
 
 
+def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path: Path) -> None:
+    watcher, log = Watcher(), log_in(tmp_path)
+    watcher.log, watcher._counts = log, lambda: (8, 0, 2, 0, 0, 0)
+    watcher.reader = Bag(snapshot=lambda _, __, dropped: Snapshot(dropped, [], []))  # type: ignore[assignment]
+    batch = Bag(reqs=[Bag()], forward_mode=Bag(is_decode=lambda: False))
+    scheduler = Bag(waiting_queue=[], session_controller=Bag(sessions={}))
+    for dropped in (0, 3, 0):
+        log.dropped = dropped
+        watcher.step(batch, scheduler)
+    log.wants_snapshot = True  # a file is full
+    watcher.step(batch, scheduler)
+    log.close()
+    assert log.dropped == 0 and not log.wants_snapshot
+    (found,) = logs_of([tmp_path])
+    told = [getattr(line.event, "dropped", "step") for line in found.lines()]
+    assert told == ["step", 3, "step", "step", 0]
+
+
 def test_a_folder_that_cannot_be_written_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
