@@ -111,6 +111,7 @@ def watched_driver(folder: Path, spec: bool) -> type:
                 watcher.log.close()
             view = super().reset(geometry)
             self.runs += 1
+            rounds.clear()
             watcher.__init__({"KVSPEC_WATCH": str(folder / f"{self.runs:04}")})  # type: ignore[misc]
             self.scheduler = _Scheduler(self, SpecAlgorithm(spec))
             _after(self.server, "new_request", lambda req, *_: told["queue"](_nothing, None, req))
