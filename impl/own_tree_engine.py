@@ -66,7 +66,7 @@ class OwnTreeEngine(TorchKV):
         if isinstance(self.tree, OwnTree) and self.window is not None:
             for request in self.requests.values():
                 lock = self.locks.get(request.name)  # a turn may be cut back: its session's stays whole
-                if lock is not None and request.cursors.kv_committed_len - self.window >= lock.node.end:
+                if lock is not None and request.settled - self.window >= lock.node.end:
                     self.tree.unlock_swa(lock)
         return outcome
 

@@ -209,20 +209,19 @@ class Holder(NamedTuple):
     request: Request | None
 
 
-def _rows(state: State) -> list[tuple[Session | None, Request | None, Cursors]]:
+def rows_owned(state: State) -> Iterator[tuple[Session | None, Request | None, Cursors]]:
     """Whose each row is: a session's, lent to its turn or not, or a request's."""
-    found: list[tuple[Session | None, Request | None, Cursors]] = []
+    requests = {request.name: request for request in state.requests}
     for session in state.sessions:
-        turn = state.request(session.turn) if session.turn is not None else None
+        turn = requests.get(session.turn or "")
         if turn is not None and turn.cursors is not None:
             if session.slot is not None or turn.phase in IN_BATCH:
-                found.append((session, turn, turn.cursors))
+                yield session, turn, turn.cursors
         elif session.slot is not None:
-            found.append((session, None, session.slot))
+            yield session, None, session.slot
     for request in state.requests:
         if request.session is None and request.cursors is not None and request.phase in IN_BATCH:
-            found.append((None, request, request.cursors))
-    return found
+            yield None, request, request.cursors
 
 
 def holders(state: State) -> tuple[Holder, ...]:
@@ -234,7 +233,7 @@ def holders(state: State) -> tuple[Holder, ...]:
 
 
 def _holders(state: State) -> Iterator[Holder]:
-    for session, request, cursors in _rows(state):
+    for session, request, cursors in rows_owned(state):
         if request is not None:
             yield Holder(request.holder, cursors, request.text, request)
         elif session is not None:
@@ -266,7 +265,7 @@ def free(state: State) -> Free:
     """Total less owned."""
     geometry = state.config.geometry
     full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
-    for _, _, cursors in _rows(state):
+    for _, _, cursors in rows_owned(state):
         full -= len(full_pages(cursors, geometry.page_size))
         if geometry.window is not None:
             swa -= len(swa_pages(cursors, geometry.page_size))

@@ -35,6 +35,19 @@ class _Pointer:
         return _Pointer(self.array, self.at - less)
 
 
+def _memory(tensor: torch.Tensor) -> Any:
+    """From its first element to its last one, strides and all: what a kernel has is an address."""
+    far = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.as_strided((far + 1 if tensor.numel() else 0,), (1,)).numpy()
+
+
+def _inside(at: Any) -> Any:
+    """Places that do not lie before the first, as NumPy would take them from the end."""
+    if np.any(at < 0):
+        raise IndexError(f"index {np.min(at)} is before the first")
+    return at
+
+
 class Kernel:
     """What `triton.jit` makes of a function: called by other kernels, or launched on a grid."""
 
@@ -49,9 +62,7 @@ class Kernel:
 
     def _launch(self, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
         constants.pop("num_warps", None)
-        arguments = [
-            _Pointer(each.view(-1).numpy()) if isinstance(each, torch.Tensor) else each for each in given
-        ]
+        arguments = [_Pointer(_memory(each)) if isinstance(each, torch.Tensor) else each for each in given]
         for program in itertools.product(*map(range, grid)):
             _programs.append((program, grid))
             try:
@@ -82,7 +93,7 @@ class Language:
     """`triton.language`."""
 
     constexpr = int32 = int64 = uint64 = None
-    arange, where, maximum, minimum = np.arange, np.where, np.maximum, np.minimum
+    arange, where, maximum, minimum, sum = np.arange, np.where, np.maximum, np.minimum, np.sum
     range = range
 
     @staticmethod
@@ -97,12 +108,12 @@ class Language:
     def load(pointer: _Pointer, mask: Any = None, other: Any = 0) -> Any:
         at = pointer.at
         if not isinstance(at, np.ndarray):
-            return _Scalar(pointer.array[at] if mask is None or mask else other)
+            return _Scalar(pointer.array[_inside(at)] if mask is None or mask else other)
         if mask is None:
-            return pointer.array[at]
+            return pointer.array[_inside(at)]
         asked = np.broadcast_to(mask, at.shape)
         found = np.full(at.shape, other, pointer.array.dtype)
-        found[asked] = pointer.array[at[asked]]
+        found[asked] = pointer.array[_inside(at[asked])]
         return found
 
     @staticmethod
@@ -110,10 +121,10 @@ class Language:
         at = pointer.at
         if mask is None or not isinstance(at, np.ndarray):
             if mask is None or mask:
-                pointer.array[at] = value
+                pointer.array[_inside(at)] = value
             return
         asked = np.broadcast_to(mask, at.shape)
-        pointer.array[at[asked]] = np.broadcast_to(value, at.shape)[asked]
+        pointer.array[_inside(at[asked])] = np.broadcast_to(value, at.shape)[asked]
 
     @staticmethod
     def pointer_type(_: Any) -> None:

@@ -36,7 +36,7 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
     if found is None:
         return None
     name, start, want, got = found
-    if len(got) < len(want):
+    if len(got) != len(want):
         return f"{name} reads {len(want)} positions", f"its row has {len(got)}"
     at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
     return f"{name} reads its own {POOL[pool]} KV at position {start + at}", stamp_text(got[at])

@@ -9,7 +9,7 @@ from reference.clauses.facts import NodeFacts, TreeFacts
 from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode, token_of, tree_key
 from reference.cursors import ceil_page
-from reference.ledger import Phase, text_tokens
+from reference.ledger import Phase, Request, text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
 
@@ -186,11 +186,8 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
     elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
         c = was.cursors
         assert c is not None
-        length = min(c.kv_committed_len, was.origin + command.finished_len)
-        if command.finished_len <= was.known[1]:  # the last round may be in flight; nobody hands it in then
-            length = min(length, was.origin + was.known[1] - 1)
         brought = ceil_page(max(c.swa_evicted_seqlen, c.cache_protected_len), size)
-        yield was.holder, _whole(tree_key(text_tokens(was.text, length), bigram), size), brought, False
+        yield was.holder, _finished_keys(step, was, command)[0], brought, False
     elif isinstance(command, Extend):
         for name, (committed, _) in step.progress.items():
             was = step.was.request(name)
@@ -201,6 +198,18 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
                 key = tree_key(text_tokens(was.text, c.kv_committed_len + committed), bigram)
                 brought = ceil_page(max(step.frontier(name), c.cache_protected_len), size)
                 yield was.holder, _whole(key, size), brought, True
+
+
+def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:
+    """Whole pages of what a request that finishes hands in, at least and at most: the last round may be in
+    flight, and then nobody hands it in."""
+    assert was.cursors is not None
+    most = least = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
+    if command.finished_len <= was.known[1]:
+        least = min(most, was.origin + was.known[1] - 1)
+    geometry = step.config.geometry
+    keys = (tree_key(text_tokens(was.text, length), geometry.bigram) for length in (least, most))
+    return [_whole(key, geometry.page_size) for key in keys]
 
 
 def _whole(key: Key, size: int) -> Key:
@@ -216,7 +225,9 @@ def _whole(key: Key, size: int) -> Key:
     " next turn computes all of it once more, and the pages are kept for nothing.",
     settled="How far a sweep goes is policy up to floor(L - W), SWA-1; a server that goes so far can keep too"
     " little, for the tree takes whole pages and the window is counted from their end, not from the token"
-    " that comes next. To stop at floor(L - W - P), or ceil_P(max(W, P)) before the last page, is enough.",
+    " that comes next. To stop at floor(L - W - P), or ceil_P(max(W, P)) before the last page, is enough."
+    " Where the last round may have been in flight, a tree that has that as well is judged by it: a window"
+    " behind its end is further on than one behind the end of what came before.",
     rule="cursors.sweep, tree.insert",
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA. Requests whose sweeps were driven with less than they hand in, as"
@@ -244,16 +255,26 @@ def lost_end(step: Step) -> tuple[Key, int, bool] | None:
         return None
     if was is None or was.cursors is None or window is None:
         return None
+    if was.session is not None or not step.done:
+        return None
+    if was.swept >= min(was.cursors.kv_committed_len, was.origin + command.finished_len):
+        return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
-    for holder, key, _, _ in _inserted(step):
-        locks = [k.key for name, k in step.locks.items() if name != holder]
-        if was.swept < min(was.cursors.kv_committed_len, was.origin + command.finished_len):
-            first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
-            for end in range(first + size, len(key) + 1, size):
-                page = pages.get(key[:end])
-                if page is None or not (page[1] or any(k[:end] == key[:end] for k in locks)):
-                    return key, end, page is not None
-    return None
+    locks = [k.key for name, k in step.locks.items() if name != was.holder]
+    found = None
+    for key in _finished_keys(step, was, command):  # if all is in the tree, all of it is to be resumed
+        first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
+        ends = range(first + size, len(key) + 1, size)
+        gone = next((end for end in ends if not _readable(pages.get(key[:end]), key[:end], locks)), None)
+        if gone is None:
+            return None
+        found = found or (key, gone, key[:gone] in pages)
+    return found
+
+
+def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> bool:
+    """A page is live, or a tombstone that a lock passes through."""
+    return page is not None and (page[1] or any(key[: len(path)] == path for key in locks))
 
 
 @clause(

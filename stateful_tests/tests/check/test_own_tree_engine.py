@@ -15,8 +15,10 @@ from impl.torch_kv.sessions import KVRequest, Slot
 from impl.torch_kv.steps import Verdict
 from reference import tree as radix
 from reference.clauses.step import Step
-from reference.commands import Admit, Chunk, Command, Decode, Extend, Freed, Mode, Submit
-from reference.geometry import PRESETS
+from reference.commands import (
+    Admit, Chunk, Command, Decode, Draft, Extend, Freed, Insert, Launch, Mode, Piece, Submit,
+)  # fmt: skip
+from reference.geometry import PRESETS, Geometry
 from reference.ledger import Cursors
 from stateful_tests.check import campaign
 from stateful_tests.check.tiers import plan
@@ -29,6 +31,15 @@ PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40, seed=3)
 def test_it_conforms_though_its_tree_is_another() -> None:
     result = campaign.run(make(), plan("smoke", presets=["page2", "tight"], machines=["both"], examples=3))
     assert not result.findings and "tree evicts for room" in str(result.situations)
+
+
+def test_a_lock_stays_whole_for_the_window_of_what_is_settled() -> None:
+    insert, a2 = Insert("h", (Piece("a", 3),)), (Piece("a", 2),)
+    begun = Submit("r", None, 0, 0, a2), Admit("r"), Extend((Chunk("r", 2),))
+    lockstep = Lockstep(make(), Geometry(1, 3, 12, 10, 1, 7, tree=True), Mode.FAITHFUL)
+    for command in (*begun, insert, Launch((Draft("r", 4, 1),)), insert):
+        lockstep.do(command)
+    assert lockstep.violation is None
 
 
 class LetsGoTwice(OwnTree):

@@ -37,6 +37,7 @@ MATCHED = step_of(ONE, Insert("h1", text("a5")), Match("h2", text("a5")))
 EVICTED = step_of(TREE, Insert("h1", text("a8")), Insert("h2", text("b2")), Evict(2, 0))
 UNLOCKED = step_of(TREE, Insert("h1", text("a4"), 0, True), Evict(2, 2))
 LEFT = step_of(TREE, *BY_TREE, Decode(("r1",)), Finish("r1", 2))
+TOO_LATE = step_of(TREE, *BY_TREE, *(SpecDecode((Draft("r1", n, n),)) for n in (4, 1)), Finish("r1", 5))
 ENTERED = step_of(TREE, *BY_TREE)
 TWO = step_of(TREE, Insert("h1", text("a2"), 0, True), Insert("h2", text("b2"), 0, True), Unlock("h2"))
 ADMITTED = step_of(TREE, Insert("h1", text("a4")), Submit("r1", None, 1, 0, text("a4")), Admit("r1"))
@@ -95,6 +96,9 @@ CASES = [
     fails("TREE-14", "the end a tombstone", pages(LEFT, "LLT"), "[4, 6)"),
     holds("TREE-14", "what it had from the tree", pages(LEFT, "LTL")),
     holds("TREE-14", "of what is there", LEFT),
+    holds("TREE-14", "a window behind the last round", pages(TOO_LATE, "LLLTL")),
+    holds("TREE-14", "the last round was in flight", pages(TOO_LATE, "LLLL-")),
+    fails("TREE-14", "a window behind neither", pages(TOO_LATE, "LLLT-"), "[6, 8)"),
     fails("TREE-12", "its end a tombstone", pages(INSERTED, "LLLT"), "[6, 8) of a8 live"),
     holds("TREE-12", "kept out", step_of(TREE, Insert("h1", text("b4"), 4, True))),
     holds("TREE-12", "C before target", step_of(TREE, *BY_TREE, Finish("r1", 1))),
@@ -245,6 +249,8 @@ CASES = [
     fails("READ-2", "another's", reads(DECODED, "s1", swa_read=[1] * 6), "SWA KV at position 0"),
     fails("READ-2", "no slot", reads(SWEPT, "r1", swa_read=[None] * 10), "SWA KV at position 6"),
     fails("READ-2", "a row too short", reads(DECODED, "s1", swa_read=()), "reads 6 positions"),
+    fails("READ-1", "a text too short", replace(PREFILLED, now=PREFILLED.now.with_request(
+        PREFILLED.now.requests[0]._replace(origin=-3))), "reads 0 positions, not its row has 3"),
     fails("READ-2", "nobody", changed(DECODED, holders={}), "reads 6 positions"),
     holds("READ-2", "no window", step_of(BARE, *SERVE)),
     holds("READ-2", "below the frontier", reads(

@@ -27,7 +27,7 @@ from reference.ledger import Cursors
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.release_faults import (
-    AGAIN, ANOTHER, BEGIN, ENDS, NEXT, NOT_YET, PATHS, RELEASES, decode, first, found, last, verify,
+    AGAIN, ANOTHER, BEGIN, ENDS, NEXT, NOT_YET, OVERLAP, PATHS, RELEASES, decode, first, found, last, verify,
 )  # fmt: skip
 from stateful_tests.traces.files import load
 
@@ -226,7 +226,7 @@ def test_results_in_flight_do_no_harm(
 
 def test_the_faults_of_a_release_are_there_under_overlap(real: SGLangSystem, version: str) -> None:
     at, seen, known = RELEASES.index(version), {}, {}
-    for path in PATHS:
+    for path in (*PATHS, *OVERLAP):
         if first(path) <= at and path.stem not in NOT_YET and (path.stem, version) not in ANOTHER:
             trace = load(path)
             if version == "0.5.10" and trace.clause == "MAP-4":
