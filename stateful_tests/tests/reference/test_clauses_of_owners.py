@@ -11,13 +11,13 @@ import pytest
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
 from reference.commands import (
-    Abort, Admit, Chunk, Close, Decode, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match, Open, Retract,
-    SpecDecode, Submit, Unlock,
+    Abort, Admit, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match, Open,
+    Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.ledger import ZERO
 from stateful_tests.tests.reference.spoilt_facts import (
-    ONE, PLAIN, TREE, also_owned, as_refused, changed, fails, freed_less, holds, is_told, moved, node,
-    one_lost, one_twice, step_of, text,
+    ONE, PLAIN, TREE, also_owned, as_refused, changed, fails, freed_less, holds, in_tree, is_told, moved,
+    node, one_lost, one_twice, step_of, text,
 )  # fmt: skip
 
 BARE = replace(PLAIN, window=None, swa_pages=0)
@@ -301,6 +301,9 @@ LOCKS: dict[str, tuple[Step, list[tuple[int, int]]]] = {
     "of a session": (step_of(TREE, Open("s1"), Submit("r1", "s1", 0, 0, text("a4")), *TURN[2:3], Extend((
         Chunk("r1", 4),)), Finish("r1", 1)), [(1, 0), (1, 1)]),
     "of who was matched again": (step_of(TREE, *IN_TREE, Admit("r1")), [(1, 0), (1, 1)]),
+    "of who was matched again after a split": (step_of(
+        TREE, Insert("h1", text("a8")), *IN_TREE[1:], Match("h2", text("a2")), Admit("r1")),
+        [(2, 1), (1, 1), (0, 0), (0, 0)]),
     "over a node that was split": (step_of(
         TREE, Insert("h1", text("a8"), 0, True), Match("h2", text("a4"))), [(2, 1), (1, 0), (1, 1)]),
     "given back": (step_of(TREE, Insert("h1", text("a8"), 0, True), Unlock("h1")), [(0, 0), (0, 0)]),
@@ -324,6 +327,44 @@ def test_a_lock_more_or_less_is_told(name: str) -> None:
                 is_told("TREE-6", node(step, number, swa_locks=swa + change), f"{swa} ")
 
 
-@pytest.mark.parametrize("clause, step, says", CASES)
+def of_its_own(step: Step) -> Step:
+    return replace(step, tree_policy_is_free=True)
+
+
+def by_itself(*commands: Command) -> Step:
+    """The last step, with the locks as the step before it left them."""
+    return replace(step_of(TREE, *commands), locks_before=step_of(TREE, *commands[:-1]).locks)
+
+
+BEGUN = Submit("r1", None, 0, 0, text("a3 c1")), Admit("r1")
+ALIKE = step_of(  # r2 splits what r1 has locked
+    ONE, Submit("r2", None, 0, 0, text("a1 b2")), Admit("r2"), Insert("h1", text("a5")), *BEGUN,
+    Extend((Chunk("r1", 1), Chunk("r2", 3))))  # fmt: skip
+UNLIKE = step_of(
+    TREE, Submit("r2", None, 0, 0, text("b8")), Admit("r2"), *BEGUN, Extend((Chunk("r1", 4), Chunk("r2", 8))))
+OF_A_SESSION = step_of(
+    TREE, Open("s1"), Submit("r1", "s1", 0, 0, text("a4")), Admit("r1"), Extend((Chunk("r1", 4),)),
+    *[Decode(("r1",))] * 3)  # fmt: skip
+A8, A1 = (step_of(sizes, Insert("h1", text(key), 0, True)) for sizes, key in ((TREE, "a8"), (ONE, "a1")))
+SPLIT = by_itself(
+    Insert("h1", text("a8")), Insert("h1", text("b4")), Match("h1", text("a6")), Match("h2", text("a4")))
+KEPT = in_tree(node(step_of(TREE, Insert("h1", text("a8"))), 0, full_locks=1), lock_holders={"h1": range(8)})
+LOCKED = [
+    holds("TREE-6", "a node that another of the batch has split", ALIKE),
+    fails("TREE-6", "pinned by more than the batch", node(ALIKE, 0, swa_locks=3), "2 (r1, r2) full, 0 SWA"),
+    fails("TREE-6", "prompts that begin otherwise", node(UNLIKE, 0, swa_locks=1), "1 (r1) full, 0 SWA"),
+    holds("TREE-6", "a tree's own split", node(of_its_own(A8), 0, swa_locks=1)),
+    fails("TREE-6", "a tree that pins no window", node(of_its_own(A8), 1, swa_locks=0), "1 (h1) SWA"),
+    fails("TREE-6", "a tree that pins too little", node(of_its_own(A1), 0, swa_locks=0), "1 (h1) SWA"),
+    fails("TREE-6", "given back too early", node(
+        of_its_own(step_of(TREE, *IN_TREE)), 1, swa_locks=0), "1 (r1) SWA"),
+    holds("TREE-6", "given back behind the window", node(of_its_own(OF_A_SESSION), 1, swa_locks=0)),
+    fails("TREE-6", "kept by who goes", KEPT, "[0, 6) of a6: 0 full"),
+    holds("TREE-8", "no tree at all", BOTH),
+    holds("TREE-6", "split later, with another text there", SPLIT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("clause, step, says", [*CASES, *LOCKED])
 def test_a_spoilt_fact_is_told(clause: str, step: Step, says: str | None) -> None:
     is_told(clause, step, says)
