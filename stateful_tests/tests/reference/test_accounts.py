@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from impl.adapter import Capabilities
 from impl.bugs import broken
@@ -18,7 +17,7 @@ from reference.commands import (
     Admit, CheckBusy, CheckIdle, Chunk, Command, Done, Entry, Extend, Finish, Mode, Open, Reason, Refused,
     Report, Submit,
 )  # fmt: skip
-from reference.geometry import PRESETS, Geometry
+from reference.geometry import PRESETS
 from stateful_tests.lockstep.lockstep import Lockstep, replay
 from stateful_tests.tests.reference.spoilt_facts import PLAIN, TREE, changed, is_told, step_of, text
 from stateful_tests.traces.files import load
@@ -194,81 +193,17 @@ def test_who_has_nothing_need_not_be_counted() -> None:
     assert miscounted(step, report, report.accounts[0]) == []
 
 
+def test_how_much_is_told() -> None:
+    for pages, told in ((0, "14 tokens too few"), (15, "1 token too many")):
+        assert isinstance(SEEN.outcome, Done) and SEEN.outcome.report is not None
+        step = replace(SEEN, outcome=Done(report=account("full", available=pages)(SEEN.outcome.report)))
+        is_told("CHK-1", step, f"of 24: {told}")
+        is_told("CHK-2", step, f"available {pages} ")
+
+
 @pytest.mark.parametrize("clause", ["CHK-1", "CHK-2", "CHK-3"])
 def test_what_is_refused_or_no_check_reports_nothing(clause: str) -> None:
     step, refused, done = changed(SEEN, sessions={}), Refused(Reason.NOT_IDLE), Done()
     is_told(clause, replace(step, outcome=refused), None)
     is_told(clause, replace(step, expected=refused), None)
     is_told(clause, replace(step, command=Open("s9"), outcome=done, expected=done), None)
-
-
-# The device.
-
-
-def system_after(*commands: Command, geometry: Geometry = PAGE4) -> TorchKV:
-    system = TorchKV()
-    system.reset(geometry)
-    for command in commands:
-        assert isinstance(system.apply(command), Done), command
-    return system
-
-
-def found_by(system: TorchKV, command: Command | None = None) -> Report:
-    outcome = system.apply(command or CheckBusy(1))
-    assert isinstance(outcome, Done) and outcome.report is not None
-    return outcome.report
-
-
-def lost_page(system: TorchKV) -> None:
-    system.store.full.take(1)
-
-
-def lost_swa_page(system: TorchKV) -> None:
-    assert system.store.swa is not None
-    system.store.swa.take(1)
-
-
-def page_given_twice(system: TorchKV) -> None:
-    system.store.full.give(system.store.full.free_pages()[:1].clone())
-
-
-def lost_row(system: TorchKV) -> None:
-    system.store.free_rows.pop()
-
-
-def cursor_astray(system: TorchKV) -> None:
-    system.store.cursors.lines[0, 1] += 4
-
-
-@pytest.mark.parametrize(
-    ("fault", "pools"),
-    [
-        (lost_page, "full"), (lost_swa_page, "swa"), (page_given_twice, "full"), (lost_row, "rows"),
-        (cursor_astray, "full, swa"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("level", [1, 2])
-def test_a_check_sees_what_unbalances(fault: Any, pools: str, level: int) -> None:
-    system = system_after(*TURN)
-    assert found_by(system, CheckBusy(level)).alarm == ""
-    fault(system)
-    assert found_by(system, CheckBusy(level)).alarm == f"memory leak detected in {pools}"
-
-
-@pytest.mark.parametrize("requests", [1, 16])
-def test_a_check_waits_for_the_device_once(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One transfer, whatever the number of requests."""
-    geometry = Geometry(4, 8, 400, 400, rows=16, width=64)
-    names = [f"r{i}" for i in range(requests)]
-    queued = [c for n in names for c in (Submit(n, None, 9), Admit(n))]
-    system = system_after(*queued, Extend(tuple(Chunk(n, 9) for n in names)), geometry=geometry)
-    transfers = []
-    to_host = torch.Tensor.tolist
-
-    def counting(tensor: torch.Tensor) -> Any:
-        transfers.append(tensor.shape)
-        return to_host(tensor)
-
-    monkeypatch.setattr(torch.Tensor, "tolist", counting)
-    assert found_by(system).accounts[0].uncached == requests * 12
-    assert len(transfers) == 1
