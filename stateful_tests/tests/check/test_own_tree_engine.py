@@ -172,6 +172,14 @@ def test_how_much_its_tree_has_taken_is_followed_within_bounds(
     assert found.cache_protected_len == (length if taken else 2)
 
 
+@pytest.mark.parametrize("length, followed_to", [(2, 8), (4, 4), (5, 8), (6, 6)])
+def test_how_far_a_lock_holder_goes_is_followed_within_bounds(length: int, followed_to: int) -> None:
+    step = step_of(*(Insert("h", (Piece("a", end),), 0, True) for end in (4, 8)))
+    facts = step.after._replace(tree=step.after.tree._replace(lock_holders={"h": range(length)}))
+    now = followed(step.was, step.now, step.command, facts)
+    assert len(radix.lock_of(now.tree, "h").key) == followed_to
+
+
 @pytest.mark.parametrize("rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)])
 def test_a_sweep_is_followed_inside_of_the_prefix_alone(rules: int, system: int, want: int) -> None:
     found = followed_with(step_of(*BEGUN), {"swa_evicted_seqlen": rules}, {"swa_evicted_seqlen": system})
