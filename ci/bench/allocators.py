@@ -15,9 +15,9 @@ from typing import Any
 import click
 import torch
 
-from ci.commands.shared import json_option, text_out, writable_json, write_json
+from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
 from ci.report import render
-from impl.sglang.parts.doubles import SERVER_ARGS
+from impl.sglang.parts.doubles import SERVER_ARGS, use_gpu
 from impl.sglang.parts.fetch import release_root
 from impl.sglang.releases.catalogue import supported
 from impl.torch_kv.store import KVStore
@@ -30,26 +30,23 @@ WORK = ("extend", "decode", "free")
 _PLOT, _FROM, _DECADES = 48, 5.0, 4  # columns of the plot; microseconds where it begins; how far it goes
 
 
-def _host(numbers: list[int]) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int64)
-
-
 class MeasuredBatch:
-    """Lanes with a row each; `ends`: their tokens after an extend."""
+    """Lanes with a row each; `ends`: their tokens after an extend. `cpu`: row, start and end, on the host."""
 
     def __init__(self, size: int, page_size: int) -> None:
         self.rows = list(range(size))
         self.ends = [BATCHES[size] - 1 - row % page_size for row in self.rows]
-        self.row, self.start, self.end = _host(self.rows), _host([0] * size), _host(self.ends)
+        self.cpu = [torch.tensor(numbers) for numbers in (self.rows, [0] * size, self.ends)]
+        self.row, self.start, self.end = (numbers.to(SERVER_ARGS.device) for numbers in self.cpu)
 
 
 class Ours:
     """KVStore."""
 
     def __init__(self, geometry: Geometry, batch: MeasuredBatch) -> None:
-        self.store, self.batch = KVStore(geometry, torch.device("cpu")), batch
+        self.store, self.batch = KVStore(geometry, batch.row.device), batch
         pages = [-(-(end + 1) // geometry.page_size) for end in batch.ends]
-        self.pages, self.last = sum(pages), _host(pages)
+        self.pages, self.last = sum(pages), torch.tensor(pages, device=batch.row.device)
 
     def extend(self) -> None:
         store, it = self.store, self.batch
@@ -80,17 +77,18 @@ class Theirs:
         self.rows, self.batch = release.make_rows(geometry.rows, geometry.width), batch
         self._write = importlib.import_module("sglang.srt.mem_cache.allocation").write_cache_indices
         self._free = importlib.import_module("sglang.srt.mem_cache.common").free_kv_row_segments
-        self._no_prefix = [torch.empty(0, dtype=torch.int64)] * len(batch.rows)
+        self._no_prefix = [torch.empty_like(batch.row[:0])] * len(batch.rows)
         self._total, self._last = sum(batch.ends), torch.full_like(batch.row, -1)
 
     def extend(self) -> None:
         it = self.batch
+        row, start, end = it.cpu
         if self.page_size == 1:
             slots = self.pool.alloc(self._total)
         else:
-            slots = self.pool.alloc_extend(it.start, it.start, it.end, it.end, self._last, self._total)
-        lengths = it.start, it.start, it.end, it.end, it.end, it.end
-        self._write(slots, it.row, it.row, *lengths, self._no_prefix, self.rows)
+            slots = self.pool.alloc_extend(it.start, start, it.end, end, self._last, self._total)
+        lengths = it.start, start, it.end, end, it.end, end
+        self._write(slots, it.row, row, *lengths, self._no_prefix, self.rows)
 
     def decode(self) -> None:
         it = self.batch
@@ -98,7 +96,7 @@ class Theirs:
             slots = self.pool.alloc(len(it.rows))
         else:
             last = self.rows.req_to_token[it.row, it.end - 1]
-            slots = self.pool.alloc_decode(it.end + 1, it.end + 1, last)
+            slots = self.pool.alloc_decode(it.end + 1, it.cpu[2] + 1, last)
         self.rows.write((it.row, it.end.clone()), slots.to(torch.int32))
 
     def free(self) -> None:
@@ -111,6 +109,14 @@ class Theirs:
         return int(getattr(self.pool, "full_attn_allocator", self.pool).available_size())
 
 
+def _now() -> float:
+    """Seconds of this process on a CPU; of the clock on a GPU, once it has done what it was given."""
+    if SERVER_ARGS.device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def _measured(sides: tuple[Ours, Theirs], runs: int) -> list[list[float]]:
     """Microseconds of each kind of work, for each side: the lower quartile. Not in turns: who copies a large
     free list empties the caches for the other."""
@@ -120,9 +126,9 @@ def _measured(sides: tuple[Ours, Theirs], runs: int) -> list[list[float]]:
         there = side.free_slots()
         for _ in range(runs):
             for work, found in zip((side.extend, side.decode, side.free), times):
-                began = time.process_time()
+                began = _now()
                 work()
-                found.append((time.process_time() - began) * 1e6)
+                found.append((_now() - began) * 1e6)
             assert side.free_slots() == there, "what was taken has not come back"
     return [[sorted(found)[runs // 4] for found in times] for times in taken]
 
@@ -140,10 +146,15 @@ def _plot(ours: list[float], theirs: list[float]) -> str:
 @click.option("--slots", multiple=True, type=click.IntRange(10_000), default=(10**4, 10**5, 10**6),
               show_default=True, help="Slots of a pool.")  # fmt: skip
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @json_option
-def allocators(slots: tuple[int, ...], runs: int, json_file: str | None) -> None:
+def allocators(slots: tuple[int, ...], runs: int, device: str, json_file: str | None) -> None:
     """Allocate and free batches by the built-in store and by SGLang's own allocators."""
     writable_json(json_file)
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise Unusable("--device cuda: torch sees no CUDA device here")
+        use_gpu()
     LIMITS.update(dict.fromkeys(LIMITS, 1 << 40))  # they keep traces cheap; nothing here reads one
     release = supported(RELEASE)(release_root(RELEASE))
     torch.set_num_threads(1)

@@ -86,8 +86,9 @@ def _asked(option: str) -> Any:
 def system_options(command: _Command) -> _Command:
     device = click.option(
         "--device", type=click.Choice(["cpu", "cuda", "counting"]), default="cpu", show_default=True,
-        help="Where the torch implementation keeps its pools. counting: on a device that needs no GPU; what"
-        " mixes it with the CPU, or waits for it, breaks.",
+        help="Where torch, or a release of SGLang, keeps its pools. cuda: a release launches its own Triton"
+        " kernels. counting: torch on a device that needs no GPU; what mixes it with the CPU, or waits for"
+        " it, breaks.",
     )  # fmt: skip
     for option in reversed((impl_option, checkout_option, device, json_option, *_worker_options)):
         command = option(command)

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from impl import HOME
 from impl.adapter import Capabilities, UnusableImplementation, View
@@ -50,6 +51,7 @@ class WorkerSystem:
     name = ""
     capabilities = Capabilities()
     root: Path | None = None  # where the files of the system are, if that is one folder
+    launch: ClassVar[Callable[..., Any]] = subprocess.Popen
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self.limits = limits
@@ -63,9 +65,10 @@ class WorkerSystem:
 
     @contextlib.contextmanager
     def hurried(self) -> Iterator[None]:
-        """Wait less long for answers: a hang is known, and looked for in many shorter traces."""
+        """Wait less long for answers: a hang is known, and looked for in many shorter traces. What is left is
+        replayed without haste."""
         limits = self.limits
-        self.limits = replace(limits, timeout_s=min(limits.timeout_s, max(1.0, 20 * self._slowest_s)))
+        self.limits = replace(limits, timeout_s=min(limits.timeout_s, max(0.2, 20 * self._slowest_s)))
         try:
             yield
         finally:
@@ -142,7 +145,7 @@ class WorkerSystem:
         environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)  # so that it can be cut
-        self._process = subprocess.Popen(
+        self._process = self.launch(
             self.command_line(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             env=environment, start_new_session=True,
         )  # fmt: skip
@@ -172,15 +175,18 @@ class WorkerSystem:
         return reply
 
     def _receive(self, timeout_s: float, what: str) -> wire.Reply | None:
-        """The worker's next reply; None where there is none, and why stands in `_broken`."""
+        """The worker's next reply; None where there is none, and why stands in `_broken`.
+
+        Its time is counted in looks after it: what stops the whole machine is no hang.
+        """
         assert self._process is not None
         assert self._process.stdout is not None
-        began = time.monotonic()
+        began, looks = time.monotonic(), count(1)
 
         def look() -> None:
             if self._memory_mb() > self.limits.memory_mb:
                 raise MemoryError
-            if time.monotonic() - began > timeout_s:
+            if next(looks) * wire.LOOK_S >= timeout_s:
                 raise TimeoutError
 
         try:

@@ -22,7 +22,7 @@ from reference.geometry import Geometry
 
 _HEADER = struct.Struct("<I")
 MAX_MESSAGE = 64 << 20  # bytes; the largest view of the largest geometry stays well below
-LOOK_S = 0.2  # how often one who waits for a message looks after whoever sends it
+LOOK_S = 0.1  # how often one who waits for a message looks after whoever sends it
 
 
 class Reset(msgspec.Struct, tag=True, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -50,12 +51,15 @@ def serve(
     end_with_parent()
     with contextlib.suppress(OSError):  # where memory ends, this process goes, not the one that reports it
         Path("/proc/self/oom_score_adj").write_text("1000")
+    gc.disable()  # what is imported stays
     try:
         system = make()
         wire.send(out, wire.Ready(system.name, wire.capable(system.capabilities)))
     except BaseException as error:
         wire.send(out, _failure(error, root))
         return 2
+    gc.freeze()
+    gc.enable()
     while (body := wire.receive(asks)) is not None:
         try:
             reply = _answer(system, wire.ASKS.decode(body))

@@ -86,19 +86,21 @@ class PagePool:
         While frees wait (`hold`) it does so later. Checked, raises PaddingFreedError, ForeignSlotError or
         DoubleFreeError, and gives nothing back.
         """
-        if self._waiting is not None:
-            self._waiting.append(pages)
-            return
-        count = pages.numel()
-        if self._state is not None:
+        if self._waiting is None and self._state is not None:
             self._prove(pages)
             self._state[pages] = FREED
+        self.room(pages.numel()).copy_(pages)
+
+    def room(self, count: int) -> Tensor:
+        """Where the caller enters `count` pages that it gives back: int64 [count] on the device, a view."""
+        if self._waiting is not None:
+            self._waiting.append(torch.empty(count, dtype=torch.int64, device=self.device))
+            return self._waiting[-1]
         if count > self._top:  # only a double free gets here
-            self._stack = torch.cat((pages, self.free_pages()))
-            self._top = 0
-        else:
-            self._top -= count
-            self._stack[self._top : self._top + count] = pages
+            self._stack = torch.cat((self._stack.new_empty(count), self.free_pages()))
+            self._top = count
+        self._top -= count
+        return self._stack[self._top : self._top + count]
 
     def hold(self) -> None:
         """From now on what is given waits, and is nobody's: not to be taken. Not to be nested."""

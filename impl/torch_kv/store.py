@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import cached_property
 
 from impl.torch_kv.cursors import CursorTable, N, whole
 from impl.torch_kv.lazy import Tensor, torch
@@ -35,16 +35,28 @@ def ragged(start: Tensor, count: Tensor, total: int, step: int = 1) -> Tensor:
     return steps.add_(each(start, count, total))
 
 
-class BatchSpan(NamedTuple):
-    """Token positions of a batch, end to end.
+class BatchSpan:
+    """Token positions of a batch, end to end: counts[i] from start[i] on in each row, of `width` cells.
 
-    cell: int64 [T], where they stand in req_to_token laid flat; origin: int64 [B], cell of position 0 of each
-    lane; longest: most positions of a lane.
+    row, start, count: int64 [B]; count None for one each. What torch operators need is worked out when it is
+    asked for: kernels do without.
     """
 
-    cell: Tensor
-    origin: Tensor
-    longest: int
+    def __init__(
+        self, row: Tensor, width: int, start: Tensor, count: Tensor | None, counts: list[int]
+    ) -> None:
+        self._row, self._width, self._start, self._count, self.counts = row, width, start, count, counts
+
+    @cached_property
+    def origin(self) -> Tensor:
+        """Where position 0 of each lane stands in req_to_token laid flat: int64 [B]."""
+        return self._row * self._width
+
+    @cached_property
+    def cell(self) -> Tensor:
+        """Where the positions stand there: int64 [T]."""
+        first = self.origin + self._start
+        return first if self._count is None else ragged(first, self._count, sum(self.counts))
 
 
 class KVStore:
@@ -57,7 +69,7 @@ class KVStore:
     cursors: of the requests that use the rows. slot_cursors: of the sessions' slots that name them; a
         slot lent to a request keeps its cursors as they were then, hence a second table.
     free_rows: host list of rows that nobody holds; the next one handed out is the last.
-    use_kernel: alloc_extend goes through the Triton kernel instead of torch operators.
+    use_kernel: Triton kernels allocate and free, instead of torch operators.
     """
 
     pool_class = PagePool
@@ -82,9 +94,9 @@ class KVStore:
         self.cursors = CursorTable(geometry.rows, device)
         self.slot_cursors = CursorTable(geometry.rows, device)
         self.free_rows = list(range(geometry.rows - 1, -1, -1))
-        # The kernel is this class's rules in one piece; a subclass that changes one takes the torch path.
+        # A kernel is this class's rules in one piece; a subclass that changes one takes the torch path.
         triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        self.use_kernel = triton and type(self) is KVStore
+        self.use_kernel = triton and type(self) is KVStore and not checked
 
     # Rows.
 
@@ -100,13 +112,11 @@ class KVStore:
 
     def span(self, row: Tensor, start: Tensor, count: Tensor, counts: list[int]) -> BatchSpan:
         """Positions [start[i], start[i] + count[i]) of each row. counts: count as the host knows it."""
-        origin = row * self.width
-        return BatchSpan(ragged(origin + start, count, sum(counts)), origin, max(counts))
+        return BatchSpan(row, self.width, start, count, counts)
 
     def span_of_one(self, row: Tensor, start: Tensor) -> BatchSpan:
         """Position start[i] of each row."""
-        origin = row * self.width
-        return BatchSpan(origin + start, origin, 1)
+        return BatchSpan(row, self.width, start, None, [1] * len(row))
 
     # Allocation. Arithmetic on single lanes (ints) and batches (tensors) alike.
 
@@ -129,19 +139,13 @@ class KVStore:
         full slots, int64 [T]. Raises OutOfPagesError.
         """
         size = self.page_size
+        if self.use_kernel:
+            return self._fill(row, start, end, 0, span.counts, pages)
         if size == 1:
             return self._enter(span, *(self._take(pool, start, end, pages) for pool in self.pools))
         opened = self.open_index(start)
         fresh = whole(end + (size - 1), size) - opened
         offset = fresh.cumsum(0) - fresh
-        if self.use_kernel:
-            from impl.torch_kv import kernels
-
-            if span.longest:
-                lanes = torch.stack((row, start, end - start, offset))
-                full, swa = self.full.take(pages), None if self.swa is None else self.swa.take(pages)
-                kernels.fill(lanes, span.longest, full, swa, self.req_to_token, self.full_to_swa, size)
-            return self.slots(span)
         # Pages in the order of positions: of each lane the one that may be open, then its new ones.
         lane = torch.arange(len(row), dtype=torch.int64, device=self.device)
         first = offset + lane
@@ -158,6 +162,8 @@ class KVStore:
     def alloc_decode(self, row: Tensor, start: Tensor, span: BatchSpan, pages: int) -> Tensor:
         """One slot in both pools at position start[i] of each row: alloc_extend by one token."""
         size = self.page_size
+        if self.use_kernel:
+            return self._fill(row, start, start, 1, span.counts, pages)
         if pages == len(row):
             return self._enter(span, *(pool.take(pages) * size for pool in self.pools))
         slots = [last + 1 for last in self._last(span.cell)]
@@ -166,6 +172,19 @@ class KVStore:
             for after, pool in zip(slots, self.pools):
                 after.masked_scatter_(full, pool.take(pages) * size)
         return self._enter(span, *slots)
+
+    def _fill(
+        self, row: Tensor, start: Tensor, end: Tensor, more: int, counts: list[int], pages: int
+    ) -> Tensor:
+        """alloc_extend by the kernel, for positions [start[i], end[i] + more) of each row."""
+        from impl.torch_kv import kernels
+
+        slots = torch.empty(sum(counts), dtype=torch.int64, device=self.device)
+        if len(slots):
+            full, swa = self.full.take(pages), None if self.swa is None else self.swa.take(pages)
+            of_batch, tables = (row, start, end, more, max(counts)), (self.req_to_token, self.full_to_swa)
+            kernels.fill(*of_batch, slots, full, swa, *tables, self.page_size)
+        return slots
 
     def alloc_tail(
         self, full: BatchSpan, tail: BatchSpan, start: Tensor, live: Tensor, end: Tensor, pages: list[int]
@@ -261,6 +280,9 @@ class KVStore:
         pools raise PoolError.
         """
         same = self.swa is not None and pages == swa_pages  # for no SWA page goes without its full page
+        if self.use_kernel:
+            self._give(row, first, swa_first, end, pages, swa_pages)
+            return
         if not same:
             self.free_swa(row, swa_first, end, swa_pages)
         if pages:
@@ -296,8 +318,22 @@ class KVStore:
 
     def free_swa(self, row: Tensor, first: Tensor, end: Tensor, pages: int) -> None:
         """Free SWA pages [first, end) of each row and clear the mapping of their full pages."""
-        if self.swa is not None and pages:
+        if self.use_kernel:
+            self._give(row, first, first, end, 0, pages)
+        elif self.swa is not None and pages:
             self._free_swa(self._page_starts(row, first, end, pages))
+
+    def _give(
+        self, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
+    ) -> None:
+        """free by the kernel."""
+        from impl.torch_kv import kernels
+
+        full = self.full.room(pages) if pages else None
+        swa = self.swa.room(swa_pages) if self.swa is not None and swa_pages else None
+        if full is not None or swa is not None:
+            of_batch, tables = (row, first, swa_first, end), (self.req_to_token, self.full_to_swa)
+            kernels.give(*of_batch, full, swa, *tables, self.page_size)
 
     def _free_swa(self, slots: Tensor) -> None:
         """slots: int64 [n], the first full slot of each page whose SWA side goes."""

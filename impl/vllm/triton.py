@@ -35,6 +35,12 @@ class _Pointer:
         return _Pointer(self.array, self.at - less)
 
 
+def _memory(tensor: torch.Tensor) -> Any:
+    """From its first element to its last one, strides and all: what a kernel has is an address."""
+    far = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.as_strided((far + 1 if tensor.numel() else 0,), (1,)).numpy()
+
+
 class Kernel:
     """What `triton.jit` makes of a function: called by other kernels, or launched on a grid."""
 
@@ -49,9 +55,7 @@ class Kernel:
 
     def _launch(self, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
         constants.pop("num_warps", None)
-        arguments = [
-            _Pointer(each.view(-1).numpy()) if isinstance(each, torch.Tensor) else each for each in given
-        ]
+        arguments = [_Pointer(_memory(each)) if isinstance(each, torch.Tensor) else each for each in given]
         for program in itertools.product(*map(range, grid)):
             _programs.append((program, grid))
             try:
@@ -82,7 +86,7 @@ class Language:
     """`triton.language`."""
 
     constexpr = int32 = int64 = uint64 = None
-    arange, where, maximum, minimum = np.arange, np.where, np.maximum, np.minimum
+    arange, where, maximum, minimum, sum = np.arange, np.where, np.maximum, np.minimum, np.sum
     range = range
 
     @staticmethod

@@ -39,8 +39,8 @@ def resolve(
     if spec == "torch" or spec.startswith("torch+"):
         return _torch(spec.removeprefix("torch").removeprefix("+"), device)
     if engine in ENGINES:
-        if device != "cpu":
-            raise UnusableImplementation(f"--device: releases of {engine} are driven on a CPU")
+        if device != "cpu" and (engine, device) != ("sglang", "cuda"):
+            raise UnusableImplementation(f"--device: releases of {engine} are not driven on {device}")
         if not version and checkout is None:
             raise UnusableImplementation(f"--impl {engine} needs --{engine}-path DIR or {engine}==VERSION")
     if engine == "sglang":
@@ -52,8 +52,8 @@ def resolve(
             trees = " or ".join(f"+{name}" for name in VARIANTS)
             raise UnusableImplementation(f"--impl {spec!r}: after a release goes {trees}, then +overlap")
         return SGLangSystem(
-            version=version or None, path=checkout, tree=tree, overlap=bool(ways), calls=calls,
-            limits=limits,
+            version=version or None, path=checkout, tree=tree, gpu=device == "cuda", overlap=bool(ways),
+            calls=calls, limits=limits,
         )  # fmt: skip
     if engine == "vllm":
         from impl.vllm.system import VLLMSystem

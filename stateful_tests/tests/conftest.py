@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from impl.adapter import EngineSystem, System
 
+gc.set_threshold(20_000, 20, 20)  # tests make much, and little of it is garbage
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 settings.register_profile(
     "ci", derandomize=True, database=None, deadline=None, print_blob=True, suppress_health_check=_QUIET,
@@ -26,6 +28,20 @@ if url := os.environ.get("KVSPEC_REDIS"):  # one failure database for all who ru
     _NIGHTLY = settings(_NIGHTLY, database=RedisExampleDatabase(Redis.from_url(url)))
 settings.register_profile("nightly", _NIGHTLY)
 settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_workers() -> Iterator[None]:
+    """Workers of releases are forked."""
+    from impl.sglang import SGLangSystem
+    from impl.transformers_paging.loading import TransformersSystem
+    from impl.vllm.system import VLLMSystem
+    from stateful_tests.tests.support.forked_workers import Forked
+
+    with pytest.MonkeyPatch.context() as patch:
+        for system in (SGLangSystem, TransformersSystem, VLLMSystem):
+            patch.setattr(system, "launch", Forked)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,9 @@ check() {
   if [ -n "${KVSPEC_SGLANG_PATH:-}" ]; then
     impl=(--impl sglang --sglang-path "$KVSPEC_SGLANG_PATH")
   else
-    impl=(--impl "${KVSPEC_IMPL:-torch}" --device "${KVSPEC_DEVICE:-cpu}")
+    impl=(--impl "${KVSPEC_IMPL:-torch}")
   fi
+  impl+=(--device "${KVSPEC_DEVICE:-cpu}")
   if [ -n "${KVSPEC_BASE:-}" ]; then
     base=(--base "$KVSPEC_BASE")
   fi

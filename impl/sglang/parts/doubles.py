@@ -1,6 +1,6 @@
 """What the release's bookkeeping reads of the rest of a server: small, plain stand-ins.
 
-Only flags and sizes; nothing in here decides anything about memory. Two kernels that need a GPU
+Only flags and sizes; nothing in here decides anything about memory. On a CPU the kernels that need a GPU
 are replaced by the release's own torch formulation of them.
 """
 
@@ -30,8 +30,11 @@ class Bag:
 
 
 class ServerArgs(Bag):
-    """The server's command line: a CPU, no disaggregation; the rest is set for each server."""
+    """The server's command line: a CPU (see use_gpu), no disaggregation; the rest is set for each server."""
 
+    attention_backend: str
+    device: str
+    kernel: Bag
     page_size: int
     chunked_prefill_size: int
     disable_overlap_schedule: bool
@@ -155,7 +158,23 @@ def assign_rows(
         done += b - a
 
 
-PLATFORM = Bag(capabilities=Bag(supports_triton=False), get_paged_allocator_cls=lambda: None)
+class Platform(Bag):
+    capabilities = Bag(supports_triton=False)
+
+
+PLATFORM = Platform(get_paged_allocator_cls=lambda: None)
+
+
+def use_gpu() -> None:
+    """From now on the server has a GPU, where its own Triton kernels run."""
+    SERVER_ARGS.device = "cuda"
+    SERVER_ARGS.attention_backend = "triton"
+    SERVER_ARGS.kernel = Bag(attention_backend="triton")
+    PLATFORM.capabilities = Bag(supports_triton=True)
+
+
+def on_gpu() -> bool:
+    return SERVER_ARGS.device == "cuda"
 
 
 def decorating(function: Any = None, **_: Any) -> Any:
@@ -189,9 +208,9 @@ def provided() -> dict[str, dict[str, Any]]:
         "sglang.srt.speculative.spec_utils": {"assign_req_to_token_pool_func": assign_rows},
         "sglang.srt.runtime_context": {
             **{name: lambda: SERVER_ARGS for name in _SETTINGS},
-            "attention_backends": lambda *_, **__: ("torch_native", "torch_native"),
-            "get_flags": lambda: Bag(attn=Bag(backend="torch_native")),
-            "get_platform": lambda: Bag(device="cpu"),
+            "attention_backends": lambda *_, **__: (SERVER_ARGS.attention_backend,) * 2,
+            "get_flags": lambda: Bag(attn=Bag(backend=SERVER_ARGS.attention_backend)),
+            "get_platform": lambda: Bag(device=SERVER_ARGS.device),
         },
         "sglang.srt.platforms": {"current_platform": PLATFORM},
         "sglang.srt.utils.rank_consensus_checker": {"rank_consensus": decorating},

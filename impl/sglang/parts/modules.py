@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ SGLANG = Bookkeeping(
         "sglang.srt.mem_cache.unified_cache.storage_attachment",
         "sglang.srt.mem_cache.unified_cache.unified_cache_linker",
     ),
-    absent=("triton",),  # imported by the releases, it runs nothing on their plain torch paths
+    absent=("sgl_kernel", "triton"),  # imported by the releases; without a GPU they run nothing on either
     imported_only=("numpy", "psutil"),
 )
 # Pure functions of sglang/srt/utils/common.py that the bookkeeping computes with.
@@ -50,19 +51,20 @@ UTILITIES = frozenset(
     {"ceil_align", "ceil_div", "floor_align", "flatten_arrays_to_pinned_cpu", "flatten_nested_list",
      "get_bool_env_var", "get_num_new_pages", "next_power_of_2", "raise_error_or_warn"}
 )  # fmt: skip
-# Questions about the host in the same file: a CPU and nothing special.
+# Questions about the host in the same file: a CPU and nothing special; the second lot is so with a GPU.
 HOST_QUESTIONS = (
-    "cpu_has_amx_support", "is_cpu", "is_cuda", "is_cuda_alike", "is_float4_e2m1fn_x2", "is_hip",
-    "is_hpu", "is_mps", "is_musa", "is_npu", "is_pin_memory_available", "is_xpu", "support_triton",
+    "cpu_has_amx_support", "is_cpu", "is_float4_e2m1fn_x2", "is_hip", "is_hpu", "is_mps", "is_musa", "is_npu",
+    "is_xpu",
 )  # fmt: skip
+OF_A_GPU = ("is_cuda", "is_cuda_alike", "is_pin_memory_available", "support_triton")
 
 
-def install(root: Path, provided: Provided) -> None:
+def install(root: Path, provided: Provided, gpu: bool = False) -> None:
     """Hook the imports of this process up to the SGLang under `root`.
 
     Besides what is provided, the utilities are those of the release's own file.
     """
-    install_hook(root, SGLANG, provided)
+    install_hook(root, replace(SGLANG, absent=SGLANG.absent[:1]) if gpu else SGLANG, provided)
     env: dict[str, Any] = {
         "torch": sys.modules["torch"],
         "np": sys.modules.get("numpy"),
@@ -71,6 +73,7 @@ def install(root: Path, provided: Provided) -> None:
         "_warned_bool_env_var_keys": set(),
     }
     utilities = cut(root / "sglang/srt/utils/common.py", UTILITIES, env) | dict.fromkeys(HOST_QUESTIONS, _no)
+    utilities |= dict.fromkeys(OF_A_GPU, lambda *_, **__: gpu)
     for name in ("sglang.srt.utils", "sglang.srt.utils.common"):
         provided[name] = {**utilities, **provided.get(name, {})}
 

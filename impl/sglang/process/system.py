@@ -22,6 +22,7 @@ _LATE = frozenset({"Launch", "Settle"})  # what its overlapped loop does, and no
 class SGLangSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`) of SGLang behind the adapter.
 
+    gpu: on a CUDA device, where the release's own Triton kernels run.
     overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
     tree: another radix tree than the release's usual one, by its name in VARIANTS (variants.py).
     calls: after each command `calls` has what the driver did, as Python (see call_log.py), and `late` what is
@@ -55,6 +56,7 @@ class SGLangSystem(WorkerSystem):
         version: str | None = None,
         path: str | os.PathLike[str] | None = None,
         *,
+        gpu: bool = False,
         overlap: bool = False,
         tree: str | None = None,
         calls: bool = False,
@@ -88,7 +90,7 @@ class SGLangSystem(WorkerSystem):
             known=release.known,
             settings={name: values for name, values in settings.items() if name not in os.environ},
         )
-        asked = {"--overlap": overlap, "--calls": calls}
+        asked = {"--gpu": gpu, "--overlap": overlap, "--calls": calls}
         self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
         self._options += [] if tree is None else [f"--tree={tree}"]
         self.kind, self.release, self.overlap = release, release.version, overlap

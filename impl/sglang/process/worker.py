@@ -95,6 +95,12 @@ def main(arguments: list[str]) -> int:
         from impl.sglang.scheduler.call_log import Calls
         from impl.sglang.scheduler.driver import Driver
 
+        if "--gpu" in options:
+            if not torch.cuda.is_available():
+                raise UnusableImplementation("--device cuda: torch sees no CUDA device here")
+            from impl.sglang.parts.doubles import use_gpu
+
+            use_gpu()
         release = supported(version)
         for tree in VARIANTS:
             if f"--tree={tree}" in options:

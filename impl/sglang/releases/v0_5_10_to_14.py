@@ -65,10 +65,11 @@ class Release0510:
         # Here, because it imports torch: who only asks what is supported need not wait for that.
         from impl.sglang.parts import doubles
 
-        install(root, doubles.provided())
+        install(root, doubles.provided(), doubles.on_gpu())
         try:
             self._import(root)
-            self._without_kernels()
+            if not doubles.on_gpu():
+                self._without_kernels()
         except (ImportError, AttributeError, KeyError, OSError, SyntaxError) as error:
             raise UnusableImplementation(
                 f"sglang {self.version}: its bookkeeping does not load: {type(error).__name__}: {error}"
@@ -145,7 +146,8 @@ class Release0510:
 
         from impl.sglang.parts import doubles
 
-        kind: dict[str, Any] = {"dtype": torch.float16, "device": "cpu", "need_sort": False}
+        device = doubles.SERVER_ARGS.device
+        kind: dict[str, Any] = {"dtype": torch.float16, "device": device, "need_sort": False}
         if swa is not None:
             pool = doubles.kv_pool(self.swa_pool.SWAKVPool)
             return self.swa_allocator.SWATokenToKVPoolAllocator(
@@ -156,8 +158,10 @@ class Release0510:
         return self.allocator.PagedTokenToKVPoolAllocator(full, page_size, kvcache=None, **kind)
 
     def make_rows(self, rows: int, width: int) -> Any:
+        from impl.sglang.parts.doubles import SERVER_ARGS
+
         return self.memory_pool.ReqToTokenPool(
-            size=rows, max_context_len=width, device="cpu", enable_memory_saver=False
+            size=rows, max_context_len=width, device=SERVER_ARGS.device, enable_memory_saver=False
         )
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
@@ -284,13 +288,14 @@ class Release0510:
         if cache.page_size == 1:
             return self.allocation.alloc_token_slots(cache, end - start)
         first, last = torch.tensor([start]), torch.tensor([end])
+        there = before.device
         return self.allocation.alloc_paged_token_slots_extend(
             tree_cache=cache,
-            prefix_lens=first,
+            prefix_lens=first.to(there),
             prefix_lens_cpu=first,
-            seq_lens=last,
+            seq_lens=last.to(there),
             seq_lens_cpu=last,
-            last_loc=before[-1:] if start else torch.tensor([-1]),
+            last_loc=before[-1:] if start else torch.tensor([-1], device=there),
             extend_num_tokens=end - start,
         )
 

@@ -245,7 +245,7 @@ class Server:
             tree_cache=self.cache,
         )
         batch.model_config = Bag(is_encoder_decoder=False, is_matryoshka=False, vocab_size=VOCABULARY)
-        batch.device = "cpu"
+        batch.device = SERVER_ARGS.device
         batch.enable_overlap = self.overlap
         batch.spec_algorithm = SpecAlgorithm(bool(self.spec))
         batch.spec_info = Bag() if self.spec else None
@@ -260,13 +260,13 @@ class Server:
         if mode is ForwardMode.DECODE:
             lengths = [t.fill - 1 for t in turns]  # the last output has no KV yet
             rows = [self.release.row(t.req) for t in turns]
-            batch.req_pool_indices = torch.tensor(rows, dtype=torch.int64)
-            batch.req_pool_indices_cpu = batch.req_pool_indices
-            batch.seq_lens = torch.tensor(lengths, dtype=torch.int64)
-            batch.seq_lens_cpu = batch.seq_lens.clone()
+            batch.req_pool_indices_cpu = torch.tensor(rows, dtype=torch.int64)
+            batch.req_pool_indices = batch.req_pool_indices_cpu.to(batch.device)
+            batch.seq_lens_cpu = torch.tensor(lengths, dtype=torch.int64)
+            batch.seq_lens = batch.seq_lens_cpu.to(batch.device, copy=True)
             batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
             batch.seq_lens_sum = sum(lengths)
-            batch.output_ids = torch.zeros(len(lengths), dtype=torch.int64)
+            batch.output_ids = torch.zeros_like(batch.seq_lens)
             batch.multimodal_inputs = [None for _ in turns]
         return batch
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.scheduler.on_server import OnServer
@@ -71,7 +69,7 @@ class TreeCommands(OnServer):
         locked_len = release.cursors(holder.req).cache_protected_len
         holder.tokens = self._spelling(tokens, locked_len)
         # A request would go on with what the tree did not take; a lock holder has nothing of its own.
-        holder.slots = server.rows.req_to_token[server.spare_row, :locked_len].to(torch.int64)
+        holder.slots = server.rows.req_to_token[server.spare_row, :locked_len].long()
         if locked_len < end:
             release.drop(holder.req, server.cache, locked_len, end)
         server.lock_holders[command.holder] = holder
@@ -109,7 +107,7 @@ class TreeCommands(OnServer):
         """A lock holder that has locked nothing."""
         req = self.server.new_request(f"lock holder {name}", [], None, None)
         self._tree().newcomer(req)
-        return LockHolder(req, [], torch.empty((0,), dtype=torch.int64))
+        return LockHolder(req, [], self.server.rows.req_to_token[0, :0].long())
 
     def _compute(self, holder: LockHolder, tokens: Sequence[int], evicted: int) -> None:
         """Give the lock holder the row of a request that has computed `tokens`, whole pages for the tree.
@@ -126,5 +124,5 @@ class TreeCommands(OnServer):
             server.stamp(slots, tokens[prefix:])
         swept = -(-evicted // page) * page if evicted > prefix else 0
         if swept:
-            server.allocator.free_swa(cells[prefix : min(swept, self._whole(end))].to(torch.int64))
+            server.allocator.free_swa(cells[prefix : min(swept, self._whole(end))].long())
         self.release.computed(req, self._named(holder, list(tokens)), row, swept)

@@ -12,8 +12,9 @@ from typing import Any
 
 from impl.adapter import UnusableImplementation, View
 from impl.example_engine import ExampleEngine
-from reference.commands import Command, Done, Outcome, Reason, Refused, Submit
+from reference.commands import Admit, Command, Done, Outcome, Reason, Refused, Submit
 from reference.geometry import Geometry
+from stateful_tests.lockstep.reference_system import ReferenceSystem
 
 
 class _AtSubmit(ExampleEngine):
@@ -92,6 +93,13 @@ class ComesAndGoes(ExampleEngine):
             self.refused = True
             return Refused(Reason.NO_ROW)
         return outcome
+
+
+class AdmitsNobody(ReferenceSystem):
+    """Has sessions, and refuses every admission."""
+
+    def apply(self, command: Command) -> Outcome:
+        return Refused(Reason.NO_ROW) if isinstance(command, Admit) else super().apply(command)
 
 
 class OffersTooLittle(ExampleEngine):

@@ -113,7 +113,8 @@ def test_torch_is_installed_first_from_where_it_has_no_cuda(step: Step) -> None:
 def test_the_check_of_a_fork(step: Step) -> None:
     code, calls = step("check", KVSPEC_SGLANG_PATH="fork", KVSPEC_TIER="pr", KVSPEC_ARGS="--mode both")
     assert code == 0
-    assert calls == [f"kvspec check --impl sglang --sglang-path fork --tier pr {WRITES} --mode both"]
+    fork = "--impl sglang --sglang-path fork --device cpu"
+    assert calls == [f"kvspec check {fork} --tier pr {WRITES} --mode both"]
 
 
 @pytest.mark.parametrize("base", ["", "sglang==0.5.23"])

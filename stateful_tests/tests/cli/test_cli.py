@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -405,25 +404,3 @@ def test_progress_in_a_pipe_is_a_plain_line_now_and_then(
     assert capsys.readouterr().err.splitlines() == [
         f"{when} s: sessions on page1, free; 5 commands, 1 clauses violated" for when in (10, 20)
     ]
-
-
-def command_line(*arguments: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"}
-    line = [sys.executable, "-m", "ci", *arguments]
-    return subprocess.run(line, env=environment, capture_output=True, timeout=120, check=False, **more)
-
-
-def test_the_whole_way(tmp_path: Path) -> None:
-    """Find a real bug, then replay what was saved; as bytes, from a narrow encoding."""
-    found = command_line(
-        "check", "--impl", "torch+pr22897", "--examples", "6", "--seed", "3", "--machine", "sessions",
-        "--preset", "page2", "-j1", cwd=tmp_path,
-    )  # fmt: skip
-    assert found.returncode == 1, found.stderr
-    assert b"\x1b" not in found.stdout + found.stderr
-    text = found.stdout.decode()
-    told = next(line for line in text.splitlines() if line.startswith("replay"))
-    again = told.split()[2:]
-    assert command_line(*again, cwd=tmp_path).returncode == 1
-    assert command_line(*again[:-1], "torch", cwd=tmp_path).returncode == 0

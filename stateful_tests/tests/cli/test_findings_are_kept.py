@@ -14,7 +14,6 @@ from typing import IO
 
 import pytest
 
-from ci import cli
 from stateful_tests.tests.check import bad_adapters
 from stateful_tests.traces import files
 
@@ -23,7 +22,7 @@ ADAPTER = f"{bad_adapters.__name__}:LeavesAtOnce"
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", cli.__name__, "check", "--impl", ADAPTER, "--tier", "nightly"]
+    command = [sys.executable, "-m", "ci", "check", "--impl", ADAPTER, "--tier", "nightly"]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
         [*command, "--json", "report.json", "--junit", "report.xml"], cwd=tmp_path, text=True,
@@ -47,10 +46,11 @@ def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
 
 
 def test_a_tour_that_is_ended(tmp_path: Path) -> None:
-    options = ["--scope", "session-tiny", "--impl", "torch+pr22897", "--json", "report.json"]
+    impl = f"{bad_adapters.__name__}:AdmitsNobody"
+    options = ["--scope", "session-tiny", "--impl", impl, "--json", "report.json"]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
-        [sys.executable, "-m", cli.__name__, "tour", *options], cwd=tmp_path, text=True,
+        [sys.executable, "-m", "ci", "tour", *options], cwd=tmp_path, text=True,
         env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stderr is not None

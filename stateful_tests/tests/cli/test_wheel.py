@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -19,17 +20,17 @@ pytest.importorskip("hatchling", reason="hatchling is not installed")
 HOME = Path(__file__).parents[3]
 # No .pth file is read, so the repository is out of sight. Blocked packages are as good as not installed.
 RUN = """
-import sys
-site, wheel, blocked, *sys.argv[1:] = sys.argv[1:]
+import json, sys
+site, wheel, blocked, lines = sys.argv[1:]
 sys.path[:0] = [wheel, site]
 sys.modules |= dict.fromkeys(filter(None, blocked.split(",")))
 from kvspec.ci.cli import run
-code = run()
+for line in json.loads(lines):
+    print("\\nexit code", run(line.split()), end="\\0")
 assert not {"reference", "impl", "stateful_tests", "ci"} & {*sys.modules}, "a top-level name of ours"
-sys.exit(code)
 """
 ENGINE = "kvspec.impl.example_engine:make"
-Installed = Callable[..., tuple[int, str]]
+Installed = Callable[..., list[tuple[int, str]]]
 
 
 def built(home: Path, kind: str, folder: Path) -> Path:
@@ -54,16 +55,19 @@ def unpacked(wheel: Path) -> Path:
 
 @pytest.fixture
 def installed(unpacked: Path, tmp_path: Path) -> Installed:
-    """Run `kvspec` from the wheel in an empty folder; gives the exit code and what it printed."""
+    """Run lines of `kvspec` from the wheel in an empty folder, in one process whose terminal has a narrow
+    encoding; gives the exit code of each and what it printed."""
 
-    def run(*arguments: str, without: str = "") -> tuple[int, str]:
-        line = [sys.executable, "-S", "-c", RUN, sysconfig.get_path("purelib"), str(unpacked), without]
+    def run(*lines: str, without: str = "") -> list[tuple[int, str]]:
+        site = sysconfig.get_path("purelib")
         done = subprocess.run(
-            [*line, *arguments], cwd=tmp_path, check=False, timeout=300, env={}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [sys.executable, "-u", "-S", "-c", RUN, site, str(unpacked), without, json.dumps(lines)],
+            cwd=tmp_path, check=False, timeout=300, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env={"PYTHONIOENCODING": "ascii", "FORCE_COLOR": "1"},
         )  # fmt: skip
-        assert "Traceback" not in done.stdout, done.stdout
-        return done.returncode, done.stdout
+        assert done.returncode == 0 and "Traceback" not in done.stdout, done.stdout
+        parts = [part.rpartition("\nexit code ") for part in done.stdout.split("\0")[:-1]]
+        return [(int(code), out) for out, _, code in parts]
 
     return run
 
@@ -79,12 +83,6 @@ def test_it_is_one_package_without_tests(wheel: Path) -> None:
     assert {"kvspec/py.typed", "kvspec/ci/templates/replay.js", "kvspec/plugin.py"} <= {*names}
 
 
-def test_the_version_is_the_one_that_the_changelog_ends_with(wheel: Path, installed: Installed) -> None:
-    version = re.findall(r"^## (\S+)$", (HOME / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
-    assert wheel.name == f"kvspec-{version}-py3-none-any.whl"
-    assert installed("--version") == (0, f"kvspec {version}\n")
-
-
 def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(built(HOME, "sdist", tmp_path)) as packed:
         packed.extractall(tmp_path, filter="data")
@@ -94,54 +92,64 @@ def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path
     assert {n: first.read(n) for n in first.namelist()} == {n: again.read(n) for n in again.namelist()}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        ("replay @a_trim_frees_the_tail", 0, "conforms after"),
-        ("replay @a_trim_frees_the_tail --impl torch+trim-frees-the-front --html page.html", 1, "FREE-1"),
-        (f"check --impl {ENGINE} --examples 5", 0, "example: conforms"),
-        ("check --impl torch+pr22897 --preset page2 --machine sessions --seed 3 --examples 6", 1, "LEN-2"),
-        ("prove contract/floor-page", 0, "proved"),
-        ("explore --scope session-tiny", 0, "a fixed point"),
-        ("spec --html", 0, "</html>"),
-        ("export @a_trim_frees_the_tail --as story", 0, "## What happens"),
-    ],
-)
-def test_what_works_without_a_checkout(
-    arguments: str, code: int, says: str, installed: Installed
-) -> None:  # fmt: skip
-    seen, out = installed(*arguments.split())
-    assert seen == code and says in out, out
+CHECK = "check --impl torch+pr22897 --preset page2 --machine sessions --seed 3 --examples 6"
+FOUND = "traces/len-2-torch-pr22897.json"
+REPLAY = "replay @a_trim_frees_the_tail"
 
 
-def test_the_specification_is_the_same_one(installed: Installed) -> None:
-    assert installed("spec") == (0, (HOME / "SPEC.md").read_text(encoding="utf-8"))
+def test_what_works_without_a_checkout(wheel: Path, installed: Installed, tmp_path: Path) -> None:
+    """A real bug is found, and what was saved is replayed; not a byte is for a terminal."""
+    version = re.findall(r"^## (\S+)$", (HOME / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert wheel.name == f"kvspec-{version}-py3-none-any.whl"
+    expected = {
+        "--version": (0, f"kvspec {version}\n"),
+        "prove contract/floor-page": (0, "proved"),
+        "explore --scope session-tiny": (0, "a fixed point"),
+        "spec --out SPEC.md": (0, ""),
+        "spec --html": (0, "</html>"),
+        f"check --impl {ENGINE} --examples 5": (0, "example: conforms"),
+        f"{REPLAY} --impl torch+trim-frees-the-front --html page.html": (1, "FREE-1"),
+        REPLAY: (0, "conforms after"),
+        "export @a_trim_frees_the_tail --as story": (0, "## What happens"),
+        CHECK: (1, f"replay  kvspec replay {FOUND} --impl torch+pr22897\n"),
+        f"replay {FOUND} --impl torch+pr22897": (1, "LEN-2"),
+        f"replay {FOUND} --impl torch": (0, "conforms"),
+    }
+    seen = installed(*expected)
+    for (line, (code, says)), (ended, out) in zip(expected.items(), seen, strict=True):
+        assert ended == code and says in out and "\x1b" not in out, (line, out)
+    assert (tmp_path / "SPEC.md").read_bytes() == (HOME / "SPEC.md").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "missing", "line"),
-    [
-        ("check", "torch", "--impl torch needs torch: pip install 'kvspec[torch]'"),
-        ("check --impl sglang==0.5.23", "torch", "--impl sglang==0.5.23 needs torch: pip install"),
-        ("export @a_trim_frees_the_tail --as pytest", "torch", "needs torch: pip install 'kvspec[torch]'"),
-        ("blindspots", "torch", "needs torch: pip install 'kvspec[torch]'"),
-        ("prove", "z3", "needs z3: pip install 'kvspec[prove]'"),
-        ("spec", "z3", "needs z3: pip install 'kvspec[prove]'"),
-        (f"check --impl {ENGINE} --ray x:1", "ray", "needs Ray: pip install 'kvspec[cluster]'"),
-        ("replay @nothing_of_the_kind", "", "no fixture has that name"),
-        ("tour --scope session-tin", "", "is it session-tiny"),
-        ("spec --check", "", "SPEC.md"),
-    ],
-)
-def test_what_is_missing_is_said_in_one_line(
-    arguments: str, missing: str, line: str, installed: Installed
-) -> None:  # fmt: skip
-    code, out = installed(*arguments.split(), without=missing)
-    assert code == 2 and line in out and len(out.splitlines()) == 1, out
+MISSING = {
+    "torch": {
+        "check": "--impl torch needs torch: pip install 'kvspec[torch]'",
+        "check --impl sglang==0.5.23": "--impl sglang==0.5.23 needs torch: pip install",
+        "export @a_trim_frees_the_tail --as pytest": "needs torch: pip install 'kvspec[torch]'",
+        "blindspots": "needs torch: pip install 'kvspec[torch]'",
+    },
+    "z3": {
+        "prove": "needs z3: pip install 'kvspec[prove]'",
+        "spec": "needs z3: pip install 'kvspec[prove]'",
+    },
+    "ray": {f"check --impl {ENGINE} --ray x:1": "needs Ray: pip install 'kvspec[cluster]'"},
+    "": {
+        "replay @nothing_of_the_kind": "no fixture has that name",
+        "tour --scope session-tin": "is it session-tiny",
+        "spec --check": "SPEC.md",
+    },
+}
+
+
+@pytest.mark.parametrize("missing", MISSING)
+def test_what_is_missing_is_said_in_one_line(missing: str, installed: Installed) -> None:
+    said = MISSING[missing]
+    for (line, says), (code, out) in zip(said.items(), installed(*said, without=missing), strict=True):
+        assert code == 2 and says in out and len(out.splitlines()) == 1, (line, out)
 
 
 def test_an_engine_needs_neither_torch_nor_a_solver(installed: Installed) -> None:
-    code, out = installed("check", "--impl", ENGINE, "--examples", "2", without="torch,numpy,z3,ray")
+    [(code, out)] = installed(f"check --impl {ENGINE} --examples 2", without="torch,numpy,z3,ray")
     assert code == 0, out
 
 

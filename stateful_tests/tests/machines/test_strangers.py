@@ -75,11 +75,12 @@ def test_a_faulty_engine_of_a_stranger(tmp_path: Path) -> None:
 
 
 def test_options_aim_at_another_system(tmp_path: Path) -> None:
+    (tmp_path / "my_engine.py").write_text(ENGINE)
     (tmp_path / "test_it.py").write_text("import kvspec\nTestIt = kvspec.machine().TestCase\n")
-    options = ("--kvspec-impl", "torch+pr22897", "--kvspec-tier", "pr", "--kvspec-save", "found")
+    options = ("--kvspec-impl", "my_engine:MyEngine", "--kvspec-tier", "pr", "--kvspec-save", "found")
     code, out = run(tmp_path, "pytest", "-q", *options)
     assert code == 1
-    assert "replay  kvspec replay found/len-2-torch-pr22897.json --impl torch+pr22897\n" in out, out
+    assert "replay  kvspec replay found/free-1-my-engine.json --impl my_engine:MyEngine\n" in out, out
 
 
 @pytest.mark.parametrize(

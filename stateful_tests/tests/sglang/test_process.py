@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
 from hypothesis import given
 
+from impl.adapter import UnusableImplementation
 from impl.process import wire
 from impl.process.system import Limits
 from impl.sglang import SGLangSystem
@@ -15,13 +17,14 @@ from impl.sglang.parts.doubles import Bag, ForwardMode
 from impl.sglang.process import system as sglang
 from impl.sglang.releases.catalogue import TABLE, Kind
 from impl.sglang.scheduler import driver, refusals
-from reference.commands import Broken, Open, Piece, Reason, shared_serial, token_id
+from reference.commands import Broken, Done, Open, Piece, Reason, shared_serial, token_id
 from reference.geometry import preset
 from stateful_tests.tests.support.commands import commands
 
 WORKER = """
 import os, sys, time
 from impl.adapter import View
+from impl.adapter import UnusableImplementation
 from impl.process import wire
 out = os.fdopen(1, "wb")
 empty = View({}, {}, [], [], {}, [])
@@ -46,6 +49,7 @@ while (body := wire.receive(0)) is not None:
 )
 def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, monkeypatch, act, errors):
     (tmp_path / "sglang/srt").mkdir(parents=True)
+    monkeypatch.setattr(SGLangSystem, "launch", subprocess.Popen)
     monkeypatch.setattr(sglang, "detect", lambda _: Kind(TABLE["0.5.11"]))
     system = SGLangSystem(path=tmp_path)
     system.command_line = lambda: [sys.executable, "-c", WORKER.replace("ACT", act)]
@@ -59,6 +63,18 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, monke
     system.limits = Limits()
     system.reset(preset("page1"))
     assert system.view().sessions == {}
+    system.close()
+
+
+def test_a_release_starts_by_its_command_line(monkeypatch):
+    """In other tests its worker is forked."""
+    monkeypatch.setattr(SGLangSystem, "launch", subprocess.Popen)
+    try:
+        system = SGLangSystem("0.5.23")
+    except UnusableImplementation as error:
+        pytest.skip(str(error))
+    system.reset(preset("page1"))
+    assert system.apply(Open("s")) == Done()
     system.close()
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from impl.adapter import View
 from impl.bugs import BUGS
 from impl.counting_device import DeviceMixError, counted, counting, device
 from impl.torch_kv import TorchKV
 from reference import model
-from reference.commands import Admit, Chunk, Command, Decode, Draft, Extend, Mode, SpecDecode, Submit
+from reference.commands import (
+    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Extend, Mode, Outcome, SpecDecode, Submit,
+)  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
@@ -44,7 +48,12 @@ def shown_alike(here: TorchKV, there: TorchKV) -> None:
             there.reset(PRESETS[preset])
             for command in random_commands(preset, seed):
                 assert here.apply(command) == there.apply(command)
-                assert here.view() == there.view(), command
+                assert but_for_padding(here.view()) == but_for_padding(there.view()), command
+
+
+def but_for_padding(view: View) -> View:
+    """Which of several writes to the padding slot comes last is the device's affair."""
+    return replace(view, full_stamps=view.full_stamps[1:], swa_stamps=view.swa_stamps[1:])
 
 
 def test_it_shows_what_the_cpu_shows_and_only_a_check_waits() -> None:
@@ -61,9 +70,20 @@ def test_it_shows_what_the_cpu_shows_and_only_a_check_waits() -> None:
     assert {name for name, (transfers, _) in there.most.items() if transfers} <= set(most)
 
 
+class WaitsForChecksAlone(TorchKV):
+    """On CUDA, where torch itself raises an error at whatever waits."""
+
+    def apply(self, command: Command) -> Outcome:
+        torch.cuda.set_sync_debug_mode("default" if isinstance(command, CheckBusy | CheckIdle) else "error")
+        try:
+            return super().apply(command)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_shows_what_the_cpu_shows() -> None:
-    shown_alike(TorchKV(), TorchKV("cuda"))
+def test_cuda_shows_what_the_cpu_shows_and_only_a_check_waits() -> None:
+    shown_alike(TorchKV(), WaitsForChecksAlone("cuda"))
 
 
 def test_a_named_bug_shows_there_by_the_same_clause() -> None:

@@ -1,0 +1,51 @@
+"""A release on a GPU, where its own Triton kernels run, shows what it shows on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from impl.adapter import System, UnusableImplementation
+from reference import model
+from reference.commands import Broken, Mode
+from reference.geometry import PRESETS
+from stateful_tests.check.tiers import sizes_for
+from stateful_tests.generate.choice_source import RandomChoices
+from stateful_tests.generate.next_command import propose
+from stateful_tests.generate.run_profile import MACHINES, draw_profile
+from stateful_tests.lockstep.systems import resolve
+
+
+def play_both(here: System, there: System, machine: str, preset: str) -> int:
+    """Random commands, until the release breaks. Returns how many."""
+    source, geometry = RandomChoices(f"{machine} {preset}"), sizes_for(machine, preset)
+    profile, state = draw_profile(source, here.capabilities, machine), model.initial(geometry, Mode.FAITHFUL)
+    here.reset(geometry)
+    there.reset(geometry)
+    for number in range(30):
+        command = propose(state, source, profile)
+        state, _ = model.step(state, command)
+        outcomes = here.apply(command), there.apply(command)
+        if all(isinstance(outcome, Broken) for outcome in outcomes):
+            return number
+        assert outcomes[0] == outcomes[1]
+        assert here.view() == there.view(), command
+    return 30
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("version", ["0.5.10", "0.5.15", "0.5.23"])
+def test_it_shows_what_it_shows_on_a_cpu(version: str, release: Callable[[str], System]) -> None:
+    here, there = release(version), resolve(f"sglang=={version}", device="cuda")
+    played = [play_both(here, there, machine, preset) for machine in MACHINES for preset in PRESETS]
+    there.close()
+    assert sum(played) > 15 * len(played)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_one_it_says_so(release: Callable[[str], System]) -> None:
+    release("0.5.23")  # else it is skipped
+    with pytest.raises(UnusableImplementation, match="torch sees no CUDA device here"):
+        resolve("sglang==0.5.23", device="cuda").reset(PRESETS["page1"])
