@@ -42,6 +42,12 @@ def test_a_lock_stays_whole_for_the_window_of_what_is_settled() -> None:
     assert lockstep.violation is None
 
 
+def test_without_a_window_nothing_is_a_tombstone() -> None:
+    lockstep = Lockstep(make(), replace(PRESETS["no-swa"], tree=True), Mode.FAITHFUL)
+    lockstep.do(Insert("h", (Piece("a", 8),)))
+    assert lockstep.violation is None and all(n.node.live for n in radix.nodes(lockstep.state.tree))
+
+
 class LetsGoTwice(OwnTree):
     def swa_given_back(self, lock: NodeLock) -> None:
         pass

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from reference.clauses import broken
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
 from reference.commands import (
@@ -35,6 +36,8 @@ AHEAD = SpecDecode((Draft("r1", 8, 5),))
 CUT = step_of(PLAIN, *TURN, AHEAD, Finish("r1", 2))
 SWEPT = (*TURN, AHEAD, EvictSwa("r1", 12))  # up to 8
 CUT_BELOW = step_of(PLAIN, *SWEPT, Finish("r1", 2))
+JUST_THERE = step_of(  # resumed at 6, its window begins at 4
+    PLAIN, *TURN, SpecDecode((Draft("r1", 3, 1),)), EvictSwa("r1", 8), Finish("r1", 2))  # fmt: skip
 RETRIED = step_of(PLAIN, *TURN, Decode(("r1",)), Decode(("r1",)), Retract("r1", 1), Admit("r1"))
 RESTARTED = step_of(PLAIN, *SWEPT, Finish("r1", 2), Submit("r2", "s1", 2), Admit("r2"))
 
@@ -98,6 +101,8 @@ CASES = [
     fails("LEN-2", "stops at a page", slot(CUT, kv_committed_len=6, kv_allocated_len=6), "target 7"),
     fails("LEN-2", "stops at a page, no window", slot(
         step_of(BARE, *TURN, AHEAD, Finish("r1", 2)), kv_committed_len=6, kv_allocated_len=6), "target 7"),
+    fails("LEN-2", "stops at a page, its window just there", slot(
+        JUST_THERE, kv_committed_len=6, kv_allocated_len=6), "target 7"),
     fails("LEN-2", "E of a sweep", slot(CUT_BELOW, swa_evicted_seqlen=8), "swa_evicted_seqlen 7"),
     fails("LEN-2", "stops inside a page", slot(
         CUT_BELOW, kv_committed_len=5, kv_allocated_len=5, swa_evicted_seqlen=5), "target 7"),
@@ -282,6 +287,12 @@ def test_a_page_more_or_less_is_told(name: str, clause: str, pool: str) -> None:
     for wrong in spoilt:
         is_told(clause, wrong, f"{pool} pages of ")
         is_told(clause, as_refused(wrong), None)
+
+
+def test_what_is_waived_is_not_asked() -> None:
+    step = slot(CUT, kv_committed_len=8)
+    told = {clause.id for clause, _ in broken(step)}
+    assert "LEN-2" in told and "LEN-2" not in {clause.id for clause, _ in broken(step, {"LEN-2"})}
 
 
 def test_a_model_without_a_window_frees_no_swa_page() -> None:
