@@ -209,7 +209,7 @@ class Holder(NamedTuple):
     request: Request | None
 
 
-def _rows(state: State) -> Iterator[tuple[Session | None, Request | None, Cursors]]:
+def rows_owned(state: State) -> Iterator[tuple[Session | None, Request | None, Cursors]]:
     """Whose each row is: a session's, lent to its turn or not, or a request's."""
     requests = {request.name: request for request in state.requests}
     for session in state.sessions:
@@ -233,7 +233,7 @@ def holders(state: State) -> tuple[Holder, ...]:
 
 
 def _holders(state: State) -> Iterator[Holder]:
-    for session, request, cursors in _rows(state):
+    for session, request, cursors in rows_owned(state):
         if request is not None:
             yield Holder(request.holder, cursors, request.text, request)
         elif session is not None:
@@ -265,7 +265,7 @@ def free(state: State) -> Free:
     """Total less owned."""
     geometry = state.config.geometry
     full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
-    for _, _, cursors in _rows(state):
+    for _, _, cursors in rows_owned(state):
         full -= len(full_pages(cursors, geometry.page_size))
         if geometry.window is not None:
             swa -= len(swa_pages(cursors, geometry.page_size))

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from ci import cli
-from ci.bench import allocators, machines, watcher
+from ci.bench import allocators, watcher
 from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
 from ci.report import render
 from impl.adapter import System, UnusableImplementation
@@ -190,7 +190,6 @@ def explore(scopes: tuple[str, ...], jobs: int, json_file: str | None) -> None:
 
 
 bench.add_command(allocators.allocators)
-bench.add_command(machines.machines)
 bench.add_command(watcher.watcher)
 
 

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from ci import Data
 from ci.report.render import labelled, say, table
+from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
 from stateful_tests.watched.deviations import KNOWN
-from stateful_tests.watched.events import WatchHeader
 from stateful_tests.watched.live import LiveRun
 from stateful_tests.watched.results import LogParting, Validated
 from stateful_tests.watched.serving import JudgedRun, Served

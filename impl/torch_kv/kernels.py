@@ -78,7 +78,7 @@ def _give(  # type: ignore[no-untyped-def]
     each = tl.arange(0, lanes)
     earlier = each < lane
     ends = tl.load(end + each * end_by, mask=earlier, other=0)
-    begin = tl.load(first + lane * first_by) if has_full else tl.load(swa_first + lane * swa_first_by)
+    begin = tl.load(first + lane * first_by)
     index = begin + tl.program_id(1) * block + tl.arange(0, block)
     mine = index < tl.load(end + lane * end_by)
     cells = req_to_token + tl.load(row + lane) * width
@@ -113,7 +113,7 @@ def give(
     """Enter full pages [first[i], end[i]) of each row in free_full, SWA pages [swa_first[i], end[i]) in
     free_swa (int64 [n] each, None where none go), and clear the mapping of all of these.
 
-    row, first, swa_first, end: int64 [B], row without gaps, first at most swa_first where full pages go.
+    row, first, swa_first, end: int64 [B], row without gaps, first at most swa_first.
     """
     free = free_swa if free_full is None else free_full
     assert free is not None

@@ -41,6 +41,13 @@ def _memory(tensor: torch.Tensor) -> Any:
     return tensor.as_strided((far + 1 if tensor.numel() else 0,), (1,)).numpy()
 
 
+def _inside(at: Any) -> Any:
+    """Places that do not lie before the first, as NumPy would take them from the end."""
+    if np.any(at < 0):
+        raise IndexError(f"index {np.min(at)} is before the first")
+    return at
+
+
 class Kernel:
     """What `triton.jit` makes of a function: called by other kernels, or launched on a grid."""
 
@@ -101,12 +108,12 @@ class Language:
     def load(pointer: _Pointer, mask: Any = None, other: Any = 0) -> Any:
         at = pointer.at
         if not isinstance(at, np.ndarray):
-            return _Scalar(pointer.array[at] if mask is None or mask else other)
+            return _Scalar(pointer.array[_inside(at)] if mask is None or mask else other)
         if mask is None:
-            return pointer.array[at]
+            return pointer.array[_inside(at)]
         asked = np.broadcast_to(mask, at.shape)
         found = np.full(at.shape, other, pointer.array.dtype)
-        found[asked] = pointer.array[at[asked]]
+        found[asked] = pointer.array[_inside(at[asked])]
         return found
 
     @staticmethod
@@ -114,10 +121,10 @@ class Language:
         at = pointer.at
         if mask is None or not isinstance(at, np.ndarray):
             if mask is None or mask:
-                pointer.array[at] = value
+                pointer.array[_inside(at)] = value
             return
         asked = np.broadcast_to(mask, at.shape)
-        pointer.array[at[asked]] = np.broadcast_to(value, at.shape)[asked]
+        pointer.array[_inside(at[asked])] = np.broadcast_to(value, at.shape)[asked]
 
     @staticmethod
     def pointer_type(_: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 
 from reference.commands import Reason
 from reference.cursors import lost_below, window_live
-from reference.ledger import Phase, Request, State, free, full_pages, swa_pages
+from reference.ledger import Cursors, Phase, Request, State, free, full_pages, swa_pages
 from reference.rules.base import RuleContext, cursors_of, known_request, make_room, require
 from reference.rules.evict_swa import own_sweep, tail_alone
 
@@ -55,9 +55,10 @@ def allocate(
         state = state if request is before else state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
         c = cursors_of(request)
-        now = c._replace(kv_allocated_len=allocated)
+        now = Cursors(c.kv_committed_len, allocated, c.swa_evicted_seqlen, c.cache_protected_len)
         pages += len(full_pages(now, geometry.page_size)) - len(full_pages(c, geometry.page_size))
-        swa += len(swa_pages(now, geometry.page_size)) - len(swa_pages(c, geometry.page_size))
+        if geometry.window is not None:
+            swa += len(swa_pages(now, geometry.page_size)) - len(swa_pages(c, geometry.page_size))
         session = state.session(request.session)
         rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
     require(not rows or rows <= free(state).rows, Reason.NO_ROW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from impl.sglang.server import events as log
 from reference import given, model
 from reference.clauses.step import cursors_text
 from reference.commands import Choice, Command, Done, Mode, Outcome, Refused
@@ -14,7 +15,6 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 from stateful_tests.traces.schema import MAX_STEPS
 from stateful_tests.watched import deviations as known
-from stateful_tests.watched import events as log
 from stateful_tests.watched.judging import Shown, Verdict, verdict
 from stateful_tests.watched.pages import PageJudge, TextJudge
 from stateful_tests.watched.reader import Line
@@ -45,6 +45,7 @@ class Beside:
         self._launched: Counter[str] = Counter()  # verify rounds of a request whose results are to come
         self._midway: set[str] = set()  # requests that were there when the log began: theirs are not known
         self._lanes = 0  # of a round that was prepared since the last step
+        self._unpaged = False  # the pages of the last step are to come
         self._closing: dict[str, bool] = {}  # sessions that are to be closed; True: not at once
         self._busy: dict[str, str] = {}  # sessions whose turn was aborted in the queue: a known fault
         self._times_out: set[str] = set()  # sessions that may close by themselves

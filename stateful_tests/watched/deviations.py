@@ -10,9 +10,9 @@ import re
 from typing import NamedTuple
 
 from impl.sglang.server.clients import Config
+from impl.sglang.server.events import WatchHeader
 from reference.commands import Command, Finish, Retract
 from reference.ledger import Cursors, Request, Session, State, text_cut
-from stateful_tests.watched.events import WatchHeader
 from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.results import Validated
 

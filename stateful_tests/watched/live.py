@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from impl.sglang.server.clients import Client
+from impl.sglang.server.events import WatchHeader
 from impl.sglang.server.over_http import HttpClients, LiveServer
-from stateful_tests.watched.events import WatchHeader
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.validator import Validator

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from impl.adapter import NodeView, RequestView, TreeView, View
+from impl.sglang.server.events import Paged
 from reference.clauses import CLAUSES
 from reference.clauses.step import Step
 from reference.commands import CheckBusy, Done
 from reference.geometry import Geometry
 from reference.ledger import Cursors, State
 from stateful_tests.lockstep.abstraction import facts_of
-from stateful_tests.watched.events import Stepped
 from stateful_tests.watched.judging import Verdict
 
 ASKED = tuple(CLAUSES[name] for name in ("OWN-5", "OWN-4", "MAP-2", "MAP-3", "OWN-2", "OWN-1", "OWN-3"))
@@ -79,9 +79,8 @@ class PageJudge:
             least = min(cursors.kv_committed_len, length)
             self._rows[holder] = cursors._replace(kv_committed_len=least), slots
 
-    def judge(self, state: State, e: Stepped) -> Iterator[Verdict]:
+    def judge(self, state: State, e: Paged) -> Iterator[Verdict]:
         """What is wrong with the pages of a step."""
-        assert e.owners is not None
         facts = facts_of(self._view(e), self.geometry)
         step = Step(state.config, CheckBusy(), Done(), Done(), state, state, facts, facts, True)
         for clause in ASKED:
@@ -102,8 +101,8 @@ class PageJudge:
         for name in self._rows.keys() - e.owners.keys():
             del self._rows[name]
 
-    def _view(self, e: Stepped) -> View:
-        geometry, owners = self.geometry, e.owners or {}
+    def _view(self, e: Paged) -> View:
+        geometry, owners = self.geometry, e.owners
         size = (geometry.full_pages + 1) * geometry.page_size
         swa = (geometry.swa_pages + 1) * geometry.page_size if geometry.window is not None else 0
         tree = None
@@ -112,7 +111,7 @@ class PageJudge:
         return View(
             sessions={},
             requests={n: RequestView(None, 0, (), row, Cursors(*c)) for n, (row, c, _) in owners.items()},
-            free_full=e.free_full or (), free_rows=e.free_rows or (),
+            free_full=e.free_full, free_rows=e.free_rows,
             rows={row: slots for row, _, slots in owners.values()}, full_stamps=[0] * size,
             free_swa=e.free_swa or (), full_to_swa=e.mapping or (), swa_stamps=[0] * swa, tree=tree,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from stateful_tests.watched.events import FORMAT, VERSION, Event, WatchHeader
+from impl.sglang.server.events import FORMAT, VERSION, Event, WatchHeader
 
 MAX_LINE = 16 << 20  # bytes; a line of level `pages` of a pool of 2^18 tokens stays below
 _PERIOD_S = 0.1

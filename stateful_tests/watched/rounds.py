@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from impl.sglang.server import events as log
 from reference import given
 from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, Decode, Draft, EvictSwa, Extend, Reason, SpecDecode
 from reference.ledger import Cursors, Phase
-from stateful_tests.watched import events as log
 from stateful_tests.watched.judging import Shown, Verdict
 from stateful_tests.watched.table import reads
 from stateful_tests.watched.turns import Turns
@@ -141,20 +141,25 @@ class Rounds(Turns):
 
     # -- rounds -------------------------------------------------------------------------------------
 
-    @reads(log.Decoded, "decode", "cursors of each lane")
-    def _decode(self, e: log.Decoded) -> None:
+    def _decode(self, lanes: list[log.Lane]) -> None:
+        """A round of one token each."""
         self._given_up()
-        self._prepared(e.lanes)
-        names = [name for name, _ in e.lanes]
-        shown = {name: self._with_protected(name, Cursors(*cells)) for name, cells in e.lanes}
-        if all(self._request(name) for name in names):
-            self._do(Decode(tuple(names)), shown=Shown(shown, {}))
+        self._prepared(lanes)
+        shown = {name: Cursors(c, a, e, r) for name, c, a, e, r in lanes}
+        known = {request.name: request.cursors for request in self.state.requests}
+        for name, got in shown.items():
+            if (mine := known.get(name)) is None:
+                if self._request(name) is None:
+                    return
+            elif mine.swa_evicted_seqlen != got.swa_evicted_seqlen:
+                self._with_protected(name, got)
+        self._do(Decode(tuple(shown)), shown=Shown(shown, {}))
 
-    @reads(log.Speculated, "spec_decode of what it claims", "slots: A goes up, within the row")
-    def _speculate(self, e: log.Speculated) -> None:
+    def _speculate(self, lanes: list[log.Lane]) -> None:
+        """Slots are taken for a verify round: A goes up, within the row."""
         self._given_up()
-        self._prepared(e.lanes)
-        for name, cells in e.lanes:
+        self._prepared(lanes)
+        for name, *cells in lanes:
             request, got = self._request(name), self._with_protected(name, Cursors(*cells))
             if request is None or request.cursors is None:
                 continue

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from impl.sglang.server import events as log
 from reference import given, model
 from reference.commands import Abort, Finish, Mode, Retract
-from reference.ledger import Cursors, Phase, Request, Session, free, holders, text_cut, text_len
+from reference.ledger import Cursors, Phase, Request, Session, free, rows_owned, text_cut, text_len
 from stateful_tests.watched import deviations as known
-from stateful_tests.watched import events as log
 from stateful_tests.watched.judging import Shown, Verdict
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.rounds import Rounds
 from stateful_tests.watched.table import TABLE, reads
+
+
+_FREE = {pool: f"tokens of the {pool} pool free or the tree's" for pool in ("full", "SWA")}
 
 
 class Validator(Rounds):
@@ -125,8 +128,13 @@ class Validator(Rounds):
 
     # -- steps --------------------------------------------------------------------------------------
 
-    @reads(log.Stepped, "", "counts: free, waiting, open, locked; at level `pages` rows, lists, mapping")
+    @reads(
+        log.Stepped, "decode, or spec_decode of what it claims",
+        "cursors of each lane; counts: free, waiting, open, locked",
+    )  # fmt: skip
     def _step(self, e: log.Stepped) -> None:
+        if e.lanes:
+            (self._speculate if self.header.speculative else self._decode)(e.lanes)
         self._given_up()
         self._closes_wait()
         self.result.steps += 1
@@ -134,28 +142,33 @@ class Validator(Rounds):
             missing = f"steps {self._number + 1} to {e.number - 1} are missing"
             self.result.skipped[missing if e.number > self._number else f"step {e.number} comes again"] += 1
         self._number = e.number
-        if self._lanes != e.batch and self.result.steps > 1:
+        if self._unpaged:
+            self.result.skipped[f"the pages of step {e.number - 1} are missing"] += 1
+        self._unpaged = self.header.level == "pages"
+        if self._lanes != e.batch:
             want = f"a batch of {self._lanes}, as the round was prepared"
             self._part(None, Verdict("OUT-1", want, f"runs one of {e.batch}"))
         self._lanes = 0
         left, size = free(self.state), self.header.page_size
         waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in self.state.requests)
         swa = left.swa * size if self.geometry.window else 0
-        what = "tokens of the {} pool free or the tree's"
-        self._counted("OWN-3", what.format("full"), left.full * size, e.full + e.tree_full)
-        self._counted("OWN-3", what.format("SWA"), swa, e.swa + e.tree_swa)
+        self._counted("OWN-3", _FREE["full"], left.full * size, e.full + e.tree_full)
+        self._counted("OWN-3", _FREE["SWA"], swa, e.swa + e.tree_swa)
         self._counted("OWN-4", "rows free", left.rows, e.rows)
         self._counted("SES-2", "requests wait", waiting, e.queued)
         self._counted("SES-2", "sessions are open", len(self.state.sessions), e.sessions)
         self.result.compared += 1
-        held = sum(h.cursors.cache_protected_len for h in holders(self.state)) if e.tree_locked else 0
+        held = sum(c.cache_protected_len for _, _, c in rows_owned(self.state)) if e.tree_locked else 0
         if e.tree_locked > held + self._locked:
             self._locked = e.tree_locked - held
             want = f"at most {held} tokens of the tree locked: who has a row protects no more"
             self._part(None, Verdict("TREE-6", want, f"{e.tree_locked} are"))
-        if e.owners is not None:
-            for found in self._pages.judge(self.state, e):
-                self._part(None, found)
+
+    @reads(log.Paged, "", "rows, free lists, mapping, tree")
+    def _paged(self, e: log.Paged) -> None:
+        self._unpaged = False
+        for found in self._pages.judge(self.state, e):
+            self._part(None, found)
 
     def _counted(self, clause: str, what: str, want: int, got: int) -> None:
         """Compare a count; one that is off is told when it changes, not again at every step."""
@@ -206,7 +219,7 @@ class Validator(Rounds):
         self.result.given += len(e.requests) + len(e.sessions)
         for kept in (self._outside, self._sweeps, self._matched, self._launched):
             kept.clear()
-        self._blind, self._number = False, None
+        self._blind, self._number, self._unpaged = False, None, False
 
     @reads(log.HookFailed, "", "")
     def _failed(self, e: log.HookFailed) -> None:

@@ -18,17 +18,18 @@ from typing import IO, Any
 
 import msgspec
 
-QUEUE = 1 << 16  # events that may wait for the disk; some 50 MB at most at level `lengths`
+from impl.sglang.server.events import Event, Snapshot
+
+QUEUE = 1 << 15  # events that may wait for the disk; some 50 MB at most at level `lengths`
 PERIOD_S = 0.25  # a killed server loses what is younger than this
-_ENCODE = msgspec.json.Encoder().encode
-_SNAPSHOT = b'{"event":"snapshot"'
+_JSON = msgspec.json.Encoder(enc_hook=int)  # of numbers that are another library's
 
 
 class EventLog:
     """One process's log: DIR/kvspec-PID-0001.jsonl, 0002, ... of which the newest `keep` stay.
 
-    told: events that came; dropped: of these lost. wants_snapshot: the next event must be a whole state, as a
-    new file begins or as something was dropped.
+    told: events that came; dropped: of these lost since the last snapshot. wants_snapshot: the next event
+    must be a whole state, as a new file begins or as something was dropped.
     """
 
     def __init__(self, folder: Path, *, most_bytes: int, keep: int) -> None:
@@ -36,7 +37,7 @@ class EventLog:
         self.header: dict[str, Any] = {}
         self.wants_snapshot = False
         self.dropped = self.told = 0
-        self._queue: deque[bytes] = deque()  # encoded at once: that leaves nothing to the garbage collector
+        self._queue: deque[Event | list[Any]] = deque()  # encoded many at a time: one by one takes longer
         self._file: IO[bytes] | None = None
         self._part = self._size = 0
         self._off = False
@@ -46,8 +47,8 @@ class EventLog:
         self._thread.start()
         atexit.register(self.close)
 
-    def put(self, event: dict[str, Any]) -> None:
-        """Have an event written."""
+    def put(self, event: Event | list[Any]) -> None:
+        """Have an event written, as it is now: nothing that it holds may change later."""
         self.told += 1
         if self._off:
             return
@@ -55,19 +56,20 @@ class EventLog:
             self.dropped += 1
             self.wants_snapshot = True
         else:
-            self._queue.append(_ENCODE(event))
+            self._queue.append(event)
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write what waits, and end."""
         self._ended.set()
         self._thread.join(timeout=5)
-        self._drain()
+        self.flush()
 
     def _run(self) -> None:
         while not self._ended.wait(PERIOD_S):
-            self._drain()
+            self.flush()
 
-    def _drain(self) -> None:
+    def flush(self) -> None:
+        """Write what waits, now."""
         with self._writing:
             try:
                 self._write()
@@ -84,21 +86,21 @@ class EventLog:
 
     def _write(self) -> None:
         while self._queue and not self._off:
-            lines: list[bytes] = []
+            events: list[Event | list[Any]] = []
             for _ in range(min(len(self._queue), 4096)):
-                line = self._queue.popleft()
-                if self._size > self.most_bytes and line.startswith(_SNAPSHOT):
-                    self._flush(lines)
-                    lines = []
+                event = self._queue.popleft()
+                if self._size > self.most_bytes and isinstance(event, Snapshot):
+                    self._flush(events)
+                    events = []
                     self._next_file()
-                lines.append(line)
-            self._flush(lines)
+                events.append(event)
+            self._flush(events)
 
-    def _flush(self, lines: list[bytes]) -> None:
+    def _flush(self, events: list[Event | list[Any]]) -> None:
         if self._file is None:
             self._next_file()
         assert self._file is not None
-        left = memoryview(b"".join((b"\n".join(lines), b"\n")) if lines else b"")
+        left = memoryview(_JSON.encode_lines(events))
         self._size += len(left)
         while left:  # a disk that is nearly full takes a part
             left = left[self._file.write(left) :]
@@ -112,7 +114,7 @@ class EventLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"kvspec-{os.getpid()}"
         self._file = (self.folder / f"{name}-{self._part:04}.jsonl").open("xb", buffering=0)
-        first = _ENCODE({**self.header, "part": self._part}) + b"\n"
+        first = _JSON.encode({**self.header, "part": self._part}) + b"\n"
         self._file.write(first)
         self._size = len(first)
         for old in range(1, self._part - self.keep + 1):

@@ -10,7 +10,8 @@ from importlib.metadata import version
 from operator import attrgetter
 from typing import Any
 
-Cells = tuple[int, int, int, int]  # C, A, E, R
+from impl.sglang.server.events import Cells, Lane, Paged, RequestState, SessionState, Snapshot
+
 # A cursor's names, the newest first. Releases keep them in a record `kv`, or in the request and the slot.
 _CURSORS = (
     ("kv_committed_len",), ("kv_allocated_len",), ("max_evicted_seqlen", "swa_evicted_seqlen"),
@@ -33,14 +34,15 @@ class Reader:
         self.tree = scheduler.tree_cache
         self.swa = bool(scheduler.is_hybrid_swa)
         self.shares = not getattr(self.tree, "disable", True)
+        self.speculates = not scheduler.spec_algorithm.is_none()
         self._nodes: Any = None
         pool, sizes = ("full_available_size", "full_{}_size") if self.swa else ("available_size", "{}_size")
         self._full_free = getattr(self.allocator, pool)
-        self._swa_free = self.allocator.swa_available_size if self.swa else int
+        self._swa_free = getattr(self.allocator, "swa_available_size", int)
         if self.shares:
-            self._evictable, self._locked = (
-                getattr(self.tree, sizes.format(kind)) for kind in ("evictable", "protected")
-            )
+            core = getattr(self.tree, "tree_core", self.tree)  # which counts
+            self._evictable = getattr(core, sizes.format("evictable"))
+            self._locked = getattr(core, sizes.format("protected"))
 
     def header(self) -> dict[str, Any]:
         """What a log says of the server before anything else. Sizes in tokens, rows in rows."""
@@ -53,24 +55,23 @@ class Reader:
             "swa_tokens": allocator.size_swa if self.swa else 0,
             "rows": self.rows.size, "width": self.rows.req_to_token.shape[1],
             "tree": self.shares, "overlap": bool(scheduler.enable_overlap),
-            "speculative": not scheduler.spec_algorithm.is_none(),
+            "speculative": self.speculates,
             "claims": claims(),
         }  # fmt: skip
 
-    def count(self, step: dict[str, Any]) -> None:
-        """Add free tokens of each pool, free rows, and tokens that the tree holds."""
-        step["full"] = self._full_free()
-        step["swa"] = self._swa_free()
-        step["rows"] = len(self.rows.free_slots)
-        if self.shares:
-            locked = step["tree_locked"] = int(self._locked())
-            step["tree_full"] = int(self._evictable()) + locked
-            swa = self.tree.swa_evictable_size() + self.tree.swa_protected_size() if self.swa else 0
-            step["tree_swa"] = int(swa)
+    def counts(self) -> tuple[int, int, int, int, int, int]:
+        """Free tokens of each pool, free rows, tokens that the tree holds of each pool, tokens that it
+        locks."""
+        full, rows, swa = self._full_free(), len(self.rows.free_slots), self._swa_free() if self.swa else 0
+        if not self.shares:
+            return full, swa, rows, 0, 0, 0
+        locked = int(self._locked())
+        held = int(self.tree.swa_evictable_size() + self.tree.swa_protected_size()) if self.swa else 0
+        return full, swa, rows, int(self._evictable()) + locked, held, locked
 
     # -- a state to begin with ----------------------------------------------------------------------
 
-    def snapshot(self, plan: Any, pages: bool) -> dict[str, Any]:
+    def snapshot(self, plan: Any, pages: bool, dropped: int) -> Snapshot:
         """Sessions and unfinished requests, as a log that begins here needs them."""
         sessions = []
         for name, session in self.scheduler.session_controller.sessions.items():
@@ -82,23 +83,23 @@ class Reader:
                 history = list(last.origin_input_ids[: session.committed_origin_len])
                 history += list(last.output_ids[: last.sampling_params.max_new_tokens])
             slot = slot_of(self.tree, name)
-            sessions.append({
-                "session": name, "tokens": len(history), "closing": bool(session.close_on_finish),
-                "cursors": None if slot is None else cursors_of(slot),
-                "times_out": session.timeout is not None, **({"ids": history} if pages else {}),
-            })  # fmt: skip
-        requests: dict[str, dict[str, Any]] = {}
+            sessions.append(SessionState(
+                session=name, tokens=len(history), closing=bool(session.close_on_finish),
+                cursors=None if slot is None else cursors_of(slot),
+                times_out=session.timeout is not None, ids=history if pages else None,
+            ))  # fmt: skip
+        requests: dict[str, RequestState] = {}
         for request, queued in self._unfinished(plan):
             if request.rid in requests or (not queued and not holds(request)):
                 continue
-            text = {"ids": [*request.origin_input_ids, *request.output_ids]} if pages else {}
-            requests[request.rid] = {
-                "request": request.rid, "session": session_of(request), "queued": queued,
-                "tokens": len(request.origin_input_ids), "outputs": len(request.output_ids),
-                "rejected": request.to_finish is not None, "retracted": bool(request.is_retracted),
-                "cursors": None if queued else cursors_of(request), **text,
-            }  # fmt: skip
-        return {"sessions": sessions, "requests": list(requests.values())}
+            requests[request.rid] = RequestState(
+                request=request.rid, session=session_of(request), queued=queued,
+                tokens=len(request.origin_input_ids), outputs=len(request.output_ids),
+                rejected=request.to_finish is not None, retracted=bool(request.is_retracted),
+                cursors=None if queued else cursors_of(request),
+                ids=[*request.origin_input_ids, *request.output_ids] if pages else None,
+            )  # fmt: skip
+        return Snapshot(dropped, sessions, list(requests.values()))
 
     def _unfinished(self, plan: Any) -> list[tuple[Any, bool]]:
         scheduler, found = self.scheduler, []
@@ -113,7 +114,7 @@ class Reader:
 
     # -- level `pages` --------------------------------------------------------------------------------
 
-    def view(self, plan: Any) -> dict[str, Any]:
+    def pages(self, plan: Any) -> Paged:
         """Rows by owner, free lists, the mapping of what rows and tree name, and the tree's nodes."""
         owners: dict[str, Any] = {}
         slots = getattr(getattr(self.tree, "session", None) or self.tree, "slots", {})
@@ -126,26 +127,22 @@ class Reader:
                 owners[session.session_id if session is not None else request.rid] = request
         rows = {name: self._row(owner) for name, owner in owners.items()}
         full = self.allocator.full_attn_allocator if self.swa else self.allocator
-        found: dict[str, Any] = {
-            "owners": rows,
-            "free_full": _free(full),
-            "free_rows": list(self.rows.free_slots),
-        }
+        found = Paged(rows, _free(full), list(self.rows.free_slots))
         if self.swa:
             mapping = self.allocator.full_to_swa_index_mapping
-            found["free_swa"] = _free(self.allocator.swa_attn_allocator)
-            found["mapping"] = mapping[: self.allocator.size_full + self.scheduler.page_size].tolist()
+            found.free_swa = _free(self.allocator.swa_attn_allocator)
+            found.mapping = mapping[: self.allocator.size_full + self.scheduler.page_size].tolist()
         if self.shares:
-            found["nodes"] = [
-                [list(n.path), list(n.slots), list(n.swa_slots), n.full_locks, n.swa_locks]
+            found.nodes = [
+                (list(n.path), list(n.slots), list(n.swa_slots), n.full_locks, n.swa_locks)
                 for n in self._tree_nodes().nodes()
             ]  # fmt: skip
         return found
 
-    def _row(self, owner: Any) -> list[Any]:
+    def _row(self, owner: Any) -> tuple[int, Cells, list[int]]:
         cursors, row = cursors_of(owner), row_of(owner)
         assert row is not None
-        return [int(row), cursors, self.rows.req_to_token[row, : cursors[1]].tolist()]
+        return (int(row), cursors, self.rows.req_to_token[row, : cursors[1]].tolist())
 
     def _tree_nodes(self) -> Any:
         if self._nodes is None:
@@ -174,10 +171,16 @@ def cursors_of(owner: Any) -> Cells:
         return owner.kv_committed_len, 0, 0, owner.cache_protected_len
 
 
-def lanes_of(requests: Any) -> list[tuple[str, Cells]]:
+def lanes_of(requests: Any) -> list[Lane]:
     """The name and cursors of each request of a batch."""
-    read = _READ.get(type(requests[0]), cursors_of) if requests else cursors_of
-    return [(r.rid, read(r)) for r in requests]
+    read = _READ.get(type(requests[0]), cursors_of)
+    if read is not _of_components:
+        return [(r.rid, *read(r)) for r in requests]
+    return [
+        (r.rid, kv.kv_committed_len, kv.kv_allocated_len,
+         max(swept.values()) if (swept := kv.component_evicted_seqlens) else 0, kv.cache_protected_len)
+        for r in requests for kv in (r.kv,)
+    ]  # fmt: skip
 
 
 def _reader(owner: Any) -> Callable[[Any], Cells]:

@@ -20,14 +20,17 @@ import functools
 import inspect
 import os
 import pkgutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
+from impl.sglang.server.events import (
+    FIELDS, FORMAT, VERSION, Admitted, Checkpointed, CloseAsked, Event, Extended, HookFailed, Lane,
+    QueueAborted, Released, Requeued, Resulted, SessionClosed, SessionOpened, Submitted, Swept,
+)  # fmt: skip
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.reading import Reader, cursors_of, holds, lanes_of, session_of, slot_of
 
-FORMAT, VERSION = "kvspec-watch", 1
 # What a hook does before the function, and after it with its result. A plain method is given the result.
 Steps = Generator[None, Any, None]
 
@@ -39,17 +42,16 @@ class Watcher:
         self.pages = False
         self.log: EventLog | None = None
         self.reader: Reader | None = None
-        self._first: list[dict[str, Any]] = []  # before the first step, when there is no header yet
-        self.write: Callable[[dict[str, Any]], None] = self._early
+        self._first: list[Event | list[Any]] = []  # before the first step, when there is no header yet
+        self.put: Callable[[Event | list[Any]], None] = self._early  # have an event written
+        self.tell_results: Callable[[], None] = lambda: None  # have results hooked
         self._asked: dict[str, int] = {}  # request -> tokens that its client sent
-        self._looked_at: dict[str, dict[str, Any]] = {}  # admissions that came to nothing so far
+        self._looked_at: dict[str, Admitted] = {}  # admissions that came to nothing so far
         self._swept: dict[str, int] = {}  # request -> how far its sweeps were told
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
         self._steps = self._failures = 0
         self._told = 0  # lines up to the last step
         self.on = False
-        self.results = True  # are told; without speculation a round has told its result
-        self.decodes = "decode"
         if settings is not None:
             self.start(settings)
 
@@ -65,46 +67,43 @@ class Watcher:
 
     # -- events -----------------------------------------------------------------------------------
 
-    def put(self, event: str, **fields: Any) -> None:
-        """Have an event written."""
-        self.write({"event": event, **fields})
-
-    def _early(self, line: dict[str, Any]) -> None:
+    def _early(self, event: Event | list[Any]) -> None:
         if len(self._first) < 4096:
-            self._first.append(line)
+            self._first.append(event)
 
     def failed(self, where: str, error: Exception) -> None:
         """Note that a hook failed, the first times."""
         self._failures += 1
         if self._failures <= 20:
-            self.put("failed", where=where, error=f"{type(error).__name__}: {error}"[:300])
+            self.put(HookFailed(where, f"{type(error).__name__}: {error}"[:300]))
 
-    def _begin(self, scheduler: Any) -> None:
-        self.reader = Reader(scheduler)
-        speculates = not scheduler.spec_algorithm.is_none()
-        self.results, self.decodes = self.pages or speculates, "spec_decode" if speculates else "decode"
-        self.log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
-        self.log.header = {
+    def _begin(self, scheduler: Any) -> EventLog:
+        reader = self.reader = Reader(scheduler)
+        if self.pages or reader.speculates:  # else a round has told its result
+            self.tell_results()
+        log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
+        log.header = {
             "format": FORMAT, "version": VERSION, "level": self.level, "process": os.getpid(),
-            **self.reader.header(),
+            **reader.header(), "fields": FIELDS,
         }  # fmt: skip
-        self.write = self.log.put
-        for line in self._first:
-            self.write(line)
+        self.log, self.put, self._counts = log, log.put, reader.counts
+        for event in self._first:
+            log.put(event)
         self._first.clear()
+        return log
 
     # -- hooks, in the order of a request's life ----------------------------------------------------
 
     def open_session(self, outcome: Any, _: Any, ask: Any) -> None:
         if getattr(ask, "streaming", False):
             times_out = getattr(ask, "timeout", None) is not None
-            self.put("open", session=ask.session_id, done=bool(outcome.success), times_out=times_out)
+            self.put(SessionOpened(ask.session_id, bool(outcome.success), times_out))
         elif outcome.success:
             self._branching.add(ask.session_id)
 
     def close_session(self, controller: Any, ask: Any) -> Steps:
         if ask.session_id in controller.sessions and ask.session_id not in self._branching:
-            self.put("close", session=ask.session_id)
+            self.put(CloseAsked(ask.session_id))
         yield
 
     def session_gone(self, _: Any, controller: Any, session_id: str) -> None:
@@ -113,7 +112,7 @@ class Watcher:
         if session_id in self._branching:
             self._branching.remove(session_id)
         else:
-            self.put("closed", session=session_id)
+            self.put(SessionClosed(session_id))
 
     def create_request(self, _: Any, ask: Any, *__: Any, **___: Any) -> Steps:
         sent = len(ask.input_ids)
@@ -123,35 +122,31 @@ class Watcher:
 
     def queue(self, _: Any, request: Any, is_retracted: bool = False) -> Steps:
         if is_retracted:
-            self.put("requeue", request=request.rid)
+            self.put(Requeued(request.rid))
         else:
             length, ends = len(request.origin_input_ids), request.to_finish or request.finished_reason
-            self.put(
-                "submit", request=request.rid, session=session_of(request), tokens=length,
-                new=self._asked.pop(request.rid, length),
-                rejected=ends is not None, why=str(getattr(ends, "message", ""))[:120],
-                **({"ids": list(request.origin_input_ids)} if self.pages else {}),
-            )  # fmt: skip
+            self.put(Submitted(
+                request.rid, session_of(request), tokens=length, new=self._asked.pop(request.rid, length),
+                rejected=ends is not None, why=str(getattr(ends, "message", ""))[:120] if ends else "",
+                ids=list(request.origin_input_ids) if self.pages else None,
+            ))  # fmt: skip
         yield
 
     def admit(self, _: Any, request: Any, *__: Any, **___: Any) -> None:
+        name, cursors = request.rid, cursors_of(request)
         prefix = getattr(request, "prefix_len", None)
         prefix = len(request.prefix_indices) if prefix is None else prefix
-        cursors = cursors_of(request)
-        fields = {"session": session_of(request), "prefix": prefix, "cursors": cursors}
-        if self._looked_at.get(request.rid) != fields:  # it waits for room, and is looked at in every round
-            self._looked_at[request.rid] = fields
-            self._swept[request.rid] = cursors[2]
-            self.put("admit", request=request.rid, **fields)
+        event = Admitted(name, session_of(request), prefix, cursors)
+        if self._looked_at.get(name) != event:  # it waits for room, and is looked at in every round
+            self._looked_at[name] = event
+            self._swept[name] = cursors[2]
+            self.put(event)
 
     def extend(self, _: Any, batch: Any) -> None:
         for request in batch.reqs:
             self._looked_at.pop(request.rid, None)
         lanes = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
-        self.put("extend", lanes=[(r.rid, int(p), int(n), cursors_of(r)) for r, p, n in lanes])
-
-    def decode(self, _: Any, batch: Any) -> None:
-        self.write({"event": self.decodes, "lanes": lanes_of(batch.reqs)})
+        self.put(Extended([(r.rid, int(p), int(n), cursors_of(r)) for r, p, n in lanes]))
 
     def result(self, _: Any, batch: Any, *__: Any) -> Steps:
         requests = [(r, len(r.output_ids)) for r in batch.reqs]
@@ -162,36 +157,35 @@ class Watcher:
             if holds(r)
         ]
         if lanes:
-            self.put("result", lanes=lanes)
+            self.put(Resulted(lanes))
 
     def sweep(self, _: Any, __: Any, request: Any, length: int, *___: Any, **____: Any) -> None:
         cursors = cursors_of(request)
         if self._swept.get(request.rid, 0) != cursors[2]:
             self._swept[request.rid] = cursors[2]
-            self.put("evict_swa", request=request.rid, length=int(length), cursors=cursors)
+            self.put(Swept(request.rid, int(length), cursors))
 
     def insert(self, request: Any, *_: Any, **__: Any) -> Steps:
         before = cursors_of(request)
         yield
         after = cursors_of(request)
         if after != before:
-            self.put("insert", request=request.rid, cursors=after)
+            self.put(Checkpointed(request.rid, after))
 
     def release(self, request: Any, tree: Any, *_: Any, **how: Any) -> Steps:
-        before, session = cursors_of(request), session_of(request)
+        name, session, before = request.rid, session_of(request), cursors_of(request)
         reason = type(request.finished_reason).__name__ if request.finished_reason is not None else None
         outputs, counted = len(request.output_ids), request.finished_len
-        tokens = {"ids": list(request.output_ids)} if self.pages else {}
+        ids = list(request.output_ids) if self.pages else None
         yield
-        for seen in (self._looked_at, self._swept):
-            seen.pop(request.rid, None)
-        keeps = bool(how.get("checkpoint", how.get("is_insert", True)))
+        self._looked_at.pop(name, None)
+        self._swept.pop(name, None)
         slot = slot_of(tree, session)
-        self.put(
-            "release", request=request.rid, session=session, reason=reason, inserts=keeps, outputs=outputs,
-            counted=counted, limit=request.sampling_params.max_new_tokens, before=before,
-            after=None if slot is None else cursors_of(slot), **tokens,
-        )  # fmt: skip
+        self.put(Released(
+            name, session, reason, inserts=bool(how.get("checkpoint", how.get("is_insert", True))),
+            outputs=outputs, counted=counted, before=before, after=None if slot is None else cursors_of(slot),
+            limit=request.sampling_params.max_new_tokens, ids=ids,
+        ))  # fmt: skip
 
     def abort(self, scheduler: Any, ask: Any) -> Steps:
         queue = scheduler.waiting_queue
@@ -200,32 +194,46 @@ class Watcher:
         for name in queued:
             self._looked_at.pop(name, None)
         if queued:
-            self.put("abort", queued=queued)
+            self.put(QueueAborted(queued))
 
     def step(self, plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+        """Every forward pass has this one, so it touches as little as can be."""
+        log, size = self.log, 0
+        lanes: Sequence[Lane] = ()
         batch = getattr(plan, "batch_to_run", plan)
-        if self.log is None:
+        if log is None:
             if batch is None and not self._first:
                 return
-            self._begin(scheduler)
-        elif batch is None and self.log.told == self._told:
+            log = self._begin(scheduler)
+        if batch is not None:
+            requests = batch.reqs
+            size = len(requests)
+            if batch.forward_mode.is_decode():
+                lanes = lanes_of(requests)
+        elif log.told == self._told:
             return  # idle: nothing is noted
-        assert self.log is not None and self.reader is not None
         self._steps += 1
-        if self.log.wants_snapshot:
-            self.log.wants_snapshot = False
-            self._looked_at.clear()
-            self.put("snapshot", dropped=self.log.dropped, **self.reader.snapshot(plan, self.pages))
-        open_ = len(scheduler.session_controller.sessions) - len(self._branching)
-        line = {
-            "event": "step", "number": self._steps, "batch": 0 if batch is None else len(batch.reqs),
-            "queued": len(scheduler.waiting_queue), "sessions": open_,
-        }  # fmt: skip
-        self.reader.count(line)
-        if self.pages:
-            line.update(self.reader.view(plan))
-        self.write(line)
-        self._told = self.log.told
+        if log.dropped:
+            self._snapshot(log, plan)  # a step makes no sense to who has not read all before it
+            return
+        log.put([  # a Stepped, which would take longer to make
+            "step", self._steps, size, len(scheduler.waiting_queue),
+            len(scheduler.session_controller.sessions) - len(self._branching), *self._counts(), lanes,
+        ])  # fmt: skip
+        if self.pages and self.reader is not None:
+            log.put(self.reader.pages(plan))
+        if log.wants_snapshot:
+            self._snapshot(log, plan)
+        self._told = log.told
+
+    def _snapshot(self, log: EventLog, plan: Any) -> None:
+        """The whole state, where a file begins or events were lost."""
+        assert self.reader is not None
+        self._looked_at.clear()
+        dropped, log.dropped, log.wants_snapshot = log.dropped, 0, False
+        log.put(self.reader.snapshot(plan, self.pages, dropped))
+        log.dropped += dropped if log.dropped else 0  # the snapshot was lost, too
+        self._told = log.told
 
 
 # Where each hook goes, under sglang.srt. Of those that releases know by different names some are not there.
@@ -237,20 +245,20 @@ POINTS: tuple[tuple[str, str], ...] = (
     ("managers.scheduler.Scheduler._add_request_to_queue", "queue"),
     ("managers.schedule_batch.Req.init_next_round_input", "admit"),
     ("managers.schedule_batch.ScheduleBatch.prepare_for_extend", "extend"),
-    ("managers.schedule_batch.ScheduleBatch.prepare_for_decode", "decode"),
-    ("managers.scheduler.Scheduler.process_batch_result", "result"),
     ("managers.schedule_batch.ScheduleBatch._evict_swa", "sweep"),
     ("mem_cache.common.release_kv_cache", "release"),
     ("managers.scheduler.Scheduler.abort_request", "abort"),
     ("managers.scheduler.Scheduler.get_next_batch_to_run", "step"),
     ("mem_cache.common.checkpoint_kv_cache", "insert"),
     ("mem_cache.common.maybe_cache_unfinished_req", "insert"),
+    ("managers.scheduler.Scheduler.process_batch_result", "result"),  # late: where results are told
 )
 
 
 def around(watcher: Watcher, name: str) -> Callable[..., Any]:
     """A hook around a function: what the watcher notes before and after, whose failures harm nobody."""
     note: Callable[..., Any] = getattr(watcher, name)
+
     def after(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if watcher.on:
@@ -261,7 +269,7 @@ def around(watcher: Watcher, name: str) -> Callable[..., Any]:
         return result
 
     def both(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not (watcher.on and (watcher.results or name != "result")):
+        if not watcher.on:
             return original(*args, **kwargs)
         noting: Steps | None = None
         try:
@@ -284,12 +292,22 @@ def around(watcher: Watcher, name: str) -> Callable[..., Any]:
 
 
 def hook(watcher: Watcher) -> None:
-    """Put the watcher's hooks into SGLang's registry."""
+    """Put the watcher's hooks into SGLang's registry; that of results once it is known that they are told."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     there = [(target, name) for target, name in POINTS if _is_there(f"sglang.srt.{target}")]
-    for target, name in there:
-        HookRegistry.register(f"sglang.srt.{target}", around(watcher, name), HookType.AROUND)
+
+    def register(late: bool) -> None:
+        for target, name in there:
+            if late is (name == "result"):
+                HookRegistry.register(f"sglang.srt.{target}", around(watcher, name), HookType.AROUND)
+
+    def tell_results() -> None:
+        register(late=True)
+        HookRegistry.apply_hooks()
+
+    register(late=False)
+    watcher.tell_results = tell_results
     for name in {name for _, name in POINTS} - {name for _, name in there}:
         watcher.failed(name, LookupError("this release has none of the functions that it belongs to"))
 

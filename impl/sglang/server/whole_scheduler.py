@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import pkgutil
+import sys
 import tempfile
 import time
 import traceback
@@ -62,7 +63,7 @@ class Misread(NamedTuple):
 
 class RunOutcome(msgspec.Struct, frozen=True):
     """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
-    cpu_s: of the event loop, and of the watcher if there is one."""
+    cpu_s: of the event loop, and of the watcher if there is one; blocks_s: of each block of rounds."""
 
     forwards: int
     rounds: int
@@ -72,6 +73,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
     trace: str = ""
     stuck: bool = False
     cpu_s: float = 0.0
+    blocks_s: list[float] = []
 
 
 def model_folder(folder: Path, window: int) -> Path:
@@ -238,8 +240,46 @@ def _spec_worker() -> type:
     return Worker
 
 
-def run(config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str, str] | None) -> RunOutcome:
-    """Serve these clients, watched if `watch` has the watcher's settings. Once in a process."""
+class _Blocks:
+    """Takes the watcher's hooks out and puts them back, and notes what each block of rounds took."""
+
+    def __init__(self, rounds: int, watched: bool) -> None:
+        self.rounds, self.watched, self.spent = rounds, watched, list[float]()
+        self._places: list[tuple[Any, str, Any]] = []  # with what is there while it is watched
+        registry = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
+        modules = [m for n, m in sys.modules.items() if n.startswith("sglang.")]
+        for target in registry._patched:
+            path, _, name = target.rpartition(".")
+            owner = pkgutil.resolve_name(path)
+            hooked = getattr(owner, name)
+            for each in [owner] if isinstance(owner, type) else modules:
+                names = [at for at, value in vars(each).items() if value is hooked]
+                self._places += [(each, at, hooked) for at in names]
+        self._switch()
+        self._begun = time.process_time()
+
+    def round(self, now: int) -> None:
+        """A round of the event loop begins."""
+        if now % self.rounds:
+            return
+        if self.watched and _WATCHER.log is not None:
+            _WATCHER.log.flush()
+        self.spent.append(time.process_time() - self._begun)
+        self.watched = not self.watched
+        self._switch()
+        self._begun = time.process_time()
+
+    def _switch(self) -> None:
+        for owner, name, hooked in self._places:
+            setattr(owner, name, hooked if self.watched else hooked.__wrapped__)
+
+
+def run(
+    config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str, str] | None,
+    every: tuple[int, bool] | None = None,
+) -> RunOutcome:  # fmt: skip
+    """Serve these clients, watched if `watch` has the watcher's settings, in blocks (Job) if `every` says so.
+    Once in a process."""
     from impl.sglang.server.fake_model import FakeModel
 
     if watch:
@@ -257,9 +297,12 @@ def run(config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str,
     reap = type(controller).maybe_reap
     controller.maybe_reap = lambda _=0.0, interval=1.0: reap(controller, 2.0 + now[0] * ROUND_S, interval)
     last, rest = [0], [0]
+    blocks = _Blocks(*every) if every else None
 
     def pull() -> list[Any]:
         now[0] += 1
+        if blocks is not None:
+            blocks.round(now[0])
         for request, reason in _answers(_SINK):
             answers[request] = reason
             script.answered(request, now[0])
@@ -281,7 +324,10 @@ def run(config: Config, clients: tuple[Client, ...], seed: int, watch: dict[str,
         _WATCHER.log.close()
     cpu_s = time.process_time() - begun
     misread = list(model.misread.values())
-    return RunOutcome(model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, cpu_s)
+    return RunOutcome(
+        model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, cpu_s,
+        [] if blocks is None else blocks.spent,
+    )  # fmt: skip
 
 
 def _scheduler(config: Config, model: Path) -> Any:

@@ -21,12 +21,14 @@ from impl.sglang.server.whole_scheduler import RunOutcome
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One run; watch: settings of the watcher, if it is watched; limit_s: after which it is killed."""
+    """One run; watch: settings of the watcher, if it is watched; blocks: rounds after which its hooks are
+    taken out or put back, and whether they are there at first; limit_s: after which it is killed."""
 
     config: Config
     clients: tuple[Client, ...]
     seed: int
     watch: dict[str, str] | None = None
+    blocks: tuple[int, bool] | None = None
     limit_s: float = 120.0
 
 
@@ -71,7 +73,8 @@ def _serve(job: Job, pipe: IO[bytes]) -> None:
     from impl.sglang.server import whole_scheduler
 
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-    pipe.write(msgspec.json.encode(whole_scheduler.run(job.config, job.clients, job.seed, job.watch)))
+    done = whole_scheduler.run(job.config, job.clients, job.seed, job.watch, job.blocks)
+    pipe.write(msgspec.json.encode(done))
 
 
 def _read(pipe: IO[bytes], child: int, limit_s: float) -> bytes:

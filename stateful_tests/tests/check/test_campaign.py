@@ -174,7 +174,7 @@ def test_what_a_process_cannot_use_is_said_in_this_one() -> None:
 
 
 def test_a_slow_system_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = count(time.monotonic())
+    seconds = count(time.monotonic(), 6)
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     result = run(ReferenceSystem(), plan("smoke"))
     assert result.timed_out and result.examples and result.exit_code == 0

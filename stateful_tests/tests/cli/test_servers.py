@@ -17,11 +17,12 @@ SPECULATION = str(WATCHED / "sglang-0.5.23-speculation_under_overlap.jsonl")
 @pytest.fixture
 def wrong(tmp_path: Path) -> str:
     """A log in which a finish forgets a page."""
-    lines = [json.loads(line) for line in Path(LOG).read_text().splitlines()]
-    release = next(e for e in lines if e.get("event") == "release" and e["after"] and e["reason"])
-    release["after"][1] += 4
+    head, *lines = [json.loads(line) for line in Path(LOG).read_text().splitlines()]
+    reason, after = (1 + head["fields"]["release"].index(name) for name in ("reason", "after"))
+    release = next(e for e in lines if e[0] == "release" and e[after] and e[reason])
+    release[after][1] += 4
     path = tmp_path / "wrong.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)))
     return str(path)
 
 

@@ -33,7 +33,7 @@ TestBoth = kvspec.machine(machines=["both"]).TestCase
 @pytest.mark.parametrize("name", MACHINES)
 def test_volume(name: str) -> None:
     try:
-        kvspec.check(machines=[name], examples=4, seed=1)
+        kvspec.check(machines=[name], examples=1, seed=1)
     except UnusableImplementation as error:
         pytest.skip(str(error))
 
@@ -77,6 +77,6 @@ def test_they_ask_for_a_close_past_what_ends_a_run(
 
 def test_the_model_satisfies_the_clauses() -> None:
     """Operational model against declarative clauses, with nothing else in between; all reached."""
-    result = run(ReferenceSystem(), plan("smoke", examples=4, seed=2))
+    result = run(ReferenceSystem(), plan("smoke", examples=3))
     assert not result.findings
     assert result.unreached == ()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stateful_tests.watched.events import Event
+from impl.sglang.server.events import Event
 from stateful_tests.watched.reader import Line, WatchLog, logs_of
 from stateful_tests.watched.validator import Validator
 
@@ -68,7 +68,7 @@ class ChangedLog:
                 values = _values(line.event)
                 mine, others = values["owners"][one], values["owners"][other]
                 mine[2], others[2] = others[2], mine[2]
-                found.append((at, msgspec.convert(values, Event)))
+                found.append((at, _event(values)))
         return found
 
     def changed(self, change: Change, by: int) -> Seen:
@@ -78,7 +78,7 @@ class ChangedLog:
         values = _values(self.lines[change.line].event)
         where, at = change.place(values)
         where[at] = where[at] + by if where[at] else 1
-        return self.replaced(change.line, msgspec.convert(values, Event))
+        return self.replaced(change.line, _event(values))
 
     def replaced(self, at: int, event: Event) -> Seen:
         """What becomes of another event at that place."""
@@ -97,8 +97,12 @@ class ChangedLog:
 
 
 def _values(event: Event) -> dict[str, Any]:
-    values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(event))
-    return values
+    name, *values = msgspec.json.decode(msgspec.json.encode(event))
+    return {"event": name, **dict(zip(event.__struct_fields__, values))}
+
+
+def _event(values: dict[str, Any]) -> Event:
+    return msgspec.convert(list(values.values()), Event)
 
 
 def _numbers(values: dict[str, Any], event: str) -> Iterator[tuple[str, Place]]:
@@ -112,16 +116,14 @@ def _numbers(values: dict[str, Any], event: str) -> Iterator[tuple[str, Place]]:
         elif field == "lanes":
             for lane, parts in enumerate(value):
                 for at, part in enumerate(parts):
-                    if isinstance(part, int):
+                    if isinstance(part, int) and event == "step":
+                        yield CURSORS[at - 1], lambda v, lane=lane, at=at: (v["lanes"][lane], at)
+                    elif isinstance(part, int):
                         name = "outputs" if event == "result" else ("prefix", "tokens")[at - 1]
                         yield name, lambda v, lane=lane, at=at: (v["lanes"][lane], at)
-                    elif isinstance(part, list) and at == _cursors_at(event):
+                    elif isinstance(part, list) and at == {"extend": 3, "result": 2}[event]:
                         for i, cursor in enumerate(CURSORS):
                             yield cursor, lambda v, lane=lane, at=at, i=i: (v["lanes"][lane][at], i)
-
-
-def _cursors_at(event: str) -> int:
-    return {"extend": 3, "result": 2}.get(event, 1)
 
 
 def measured(path: Path, places: int, kinds: str = ".*") -> Iterator[tuple[str, Counter[str], list[int]]]:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from impl.adapter import View
@@ -25,6 +26,7 @@ from reference.commands import Command, Outcome, Retract
 from reference.geometry import Geometry
 
 ONLY_IN_A_SERVER = ("queue", "abort", "result", "step")
+_DECODE = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode"
 NO_SCHEDULERS = {"Match", "Unlock", "Insert", "Evict", "CheckBusy", "CheckIdle", "Launch", "Settle"}
 
 
@@ -70,19 +72,25 @@ def watched_driver(folder: Path, spec: bool) -> type:
 
     watcher = Watcher()
     told: dict[str, Callable[..., Any]] = {name: around(watcher, name) for _, name in POINTS}
-    rounds: list[Any] = []  # the batch that was prepared last
+    rounds: list[Any] = []  # the prefill that was prepared last
 
-    def prepared(name: str) -> Callable[..., Any]:
-        def hooked(original: Callable[..., Any], batch: Any) -> Any:
-            rounds[:] = [batch]
-            return told[name](original, batch)
-
-        return hooked
+    def extended(original: Callable[..., Any], batch: Any) -> Any:
+        rounds[:] = [_round(batch, decodes=False)]
+        return told["extend"](original, batch)
 
     def opened(original: Callable[..., Any], *args: Any) -> Any:
         return told["open_session"](lambda *_: (original(*args), Bag(success=True))[1], *args)
 
-    own = {"open_session": opened, "extend": prepared("extend"), "decode": prepared("decode")}
+    own = {"open_session": opened, "extend": extended}
+    count = reading.Reader.counts
+
+    def counts(reader: Any) -> tuple[int, ...]:
+        """No server waits with a lock, as a driver does between an admission and its prefill."""
+        *others, locked = count(reader)
+        waits = any(turn.locked for turn in reader.scheduler.server.turns.values())
+        return (*others, 0 if waits else locked)
+
+    reading.Reader.counts = counts  # type: ignore[assignment, method-assign]
 
     class WatchedDriver(Driver):
         runs = 0
@@ -95,13 +103,15 @@ def watched_driver(folder: Path, spec: bool) -> type:
                 if name not in ONLY_IN_A_SERVER:
                     _hooked(f"sglang.srt.{target}", own.get(name, told[name]))
             _after(release, "abort_queued", lambda _, req: self._aborted(req))
-            _after(release, "prepare_spec", lambda _, batch, *__: own["decode"](_nothing, batch))
+            _after(release, "prepare_spec", lambda _, batch, *__: self._decodes(batch))
+            _hooked(_DECODE, lambda original, batch: (original(batch), self._decodes(batch))[0])
 
         def reset(self, geometry: Geometry) -> View:
             if watcher.log is not None:
                 watcher.log.close()
             view = super().reset(geometry)
             self.runs += 1
+            rounds.clear()
             watcher.__init__({"KVSPEC_WATCH": str(folder / f"{self.runs:04}")})  # type: ignore[misc]
             self.scheduler = _Scheduler(self, SpecAlgorithm(spec))
             _after(self.server, "new_request", lambda req, *_: told["queue"](_nothing, None, req))
@@ -119,15 +129,23 @@ def watched_driver(folder: Path, spec: bool) -> type:
             if isinstance(command, Retract) and (turn := self.server.turns.get(command.request)):
                 if turn.phase is RequestPhase.QUEUED:
                     told["queue"](_nothing, None, turn.req, True)
-            if not any(turn.locked for turn in self.server.turns.values()):  # no server waits with a lock
-                told["step"](lambda _: rounds.pop() if rounds else None, self.scheduler)
+            told["step"](lambda _: rounds.pop() if rounds else None, self.scheduler)
             return outcome, view
+
+        def _decodes(self, batch: Any) -> None:
+            """A step of a server ends where a round is prepared."""
+            told["step"](lambda _: _round(batch, decodes=True), self.scheduler)
 
         def _aborted(self, req: Any) -> None:
             asked = Bag(rid=req.rid, abort_all=False)
             told["abort"](_nothing, Bag(waiting_queue=[req]), asked)
 
     return WatchedDriver
+
+
+def _round(batch: Any, *, decodes: bool) -> SimpleNamespace:
+    """What the scheduler has decided on, as the watcher reads it."""
+    return SimpleNamespace(reqs=batch.reqs, forward_mode=SimpleNamespace(is_decode=lambda: decodes))
 
 
 def _nothing(*_: Any, **__: Any) -> None:

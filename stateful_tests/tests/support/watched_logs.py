@@ -19,8 +19,8 @@ FOLDER = Path(__file__).parents[3] / "fixtures" / "watched"
 # release and name: a seed of its clients, how many they are, and the server; `pages` is the level of one
 LOGS: dict[str, tuple[int, int, dict[str, int | bool]]] = {
     "0.5.14-rounds_that_claim": (4, 4, {"page_size": 4, "window": 8, "overlap": True, "draft": 4}),
-    "0.5.23-window_and_chunk_cache": (3, 9, {"page_size": 4, "window": 8, "tokens": 96, "tree": False}),
-    "0.5.23-tree_under_overlap": (12, 9, {"page_size": 1, "window": 8, "tokens": 96, "overlap": True}),
+    "0.5.23-window_and_chunk_cache": (14, 9, {"page_size": 4, "window": 8, "tokens": 96, "tree": False}),
+    "0.5.23-tree_under_overlap": (14, 9, {"page_size": 1, "window": 8, "tokens": 96, "overlap": True}),
     "0.5.23-speculation_under_overlap": (9, 9, {"page_size": 4, "window": 8, "overlap": True, "draft": 4}),
     "0.5.23-pages": (18, 3, {"page_size": 4, "window": 8, "tokens": 64, "tree": False}),
 }

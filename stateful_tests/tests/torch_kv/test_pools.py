@@ -138,22 +138,6 @@ def test_batched_allocation_is_the_plain_loop(
         assert_same(store, loop)
 
 
-def test_the_open_page_is_filled_first() -> None:
-    store = KVStore(geometry(4), CPU)
-    extend(store, [0], [0], [3])
-    available = store.full.available
-    assert decode(store, [0], [3]).tolist() == [7]
-    assert store.full.available == available
-    assert store.req_to_token[0, :4].tolist() == [4, 5, 6, 7]
-
-
-def test_an_empty_range_takes_nothing() -> None:
-    store = KVStore(geometry(4), CPU)
-    assert extend(store, [0, 1], [0, 2], [0, 2]).tolist() == []
-    free(store, [0], [3], [1])
-    assert store.full.available == 64
-
-
 def test_a_checked_pool_names_the_mistake() -> None:
     pool = PagePool(4, page_size=2, device=CPU, checked=True)
     with pytest.raises(OutOfPagesError, match="5 pages asked for, 4 free"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken
+from reference.blocks.clauses import BlockStep, broken
 from reference.blocks.commands import Add, Schedule, Update, client_tokens
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chain
@@ -143,9 +143,3 @@ def test_drawn_sizes_fit_together():
         for preset in ENGINE_PRESETS.values():
             drawn = draw_engine_config(RandomChoices(seed), preset)
             assert [g.window is None for g in drawn.groups] == [g.window is None for g in preset.groups]
-
-
-def test_every_clause_says_what_it_is_for():
-    for clause in BLOCK_CLAUSES.values():
-        assert clause.sentence.endswith(".") and clause.why.endswith(".") and clause.source
-    assert ENGINE_PRESETS

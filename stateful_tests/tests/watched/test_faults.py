@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +22,7 @@ RELEASE, RUNS = "0.5.23", 60
 
 
 class Fault(NamedTuple):
-    """file: under sglang/srt, where old is replaced by new. sees: the judge that must; fixed: fields of all
-    servers; impatient: clients that do not wait."""
+    """A table of faults.toml, which says what its fields are."""
 
     name: str
     file: str
@@ -33,44 +33,8 @@ class Fault(NamedTuple):
     impatient: bool = False
 
 
-SESSION, CONTROLLER = "session/streaming_session.py", "session/session_controller.py"
-COMMON, ALLOCATION = "mem_cache/common.py", "mem_cache/allocation.py"
-FAULTS = (
-    Fault("finish keeps the tail", SESSION,
-          "        self._trim_overshoot(req, finished_len)\n", "", "log", {"draft": 4}),
-    Fault("a lock that a finished request keeps", COMMON,
-          "    tree_cache.unlock(req.lock)\n", "", "log", {"tree": True}),
-    Fault("a lock that a closed session keeps", SESSION,
-          "        self.cache.unlock(slot.lock)\n", "", "log", {"tree": True}),
-    Fault("a retract keeps the tail", SESSION,
-          "        self._trim_overshoot(req, finished_len)\n",
-          "        if req.finished_reason is not None:\n"
-          "            self._trim_overshoot(req, finished_len)\n", "log", {"draft": 4, "tokens": 64}),
-    Fault("a restore that frees no tail", SESSION,
-          "        self._free_kv_aligned(kv, prefix_len, kv.kv_allocated_len)\n", "", "log",
-          {"tokens": 64, "page_size": 1, "tree": False}),
-    Fault("a close that does not wait", CONTROLLER,
-          "            has_unfinished_request = True\n        elif", "            pass\n        elif", "log",
-          impatient=True),
-    Fault("a closed session keeps its row", SESSION,
-          "            self.cache.req_to_token_pool.free(slot)\n", "", "log"),
-    Fault("overshoot that no release frees", COMMON,
-          "    if start_p < end_p:\n", "    if False:\n", "server", {"draft": 4}),
-    Fault("a sweep that goes two tokens too far", "mem_cache/base_prefix_cache.py",
-          "            pre_len,\n            sliding", "            pre_len + 2,\n            sliding",
-          "log", {"window": 4, "page_size": 1}),
-    Fault("a history without the last output", CONTROLLER,
-          "sampling_params.max_new_tokens]\n\n        input_ids = last_req.origin_input_ids\n",
-          "sampling_params.max_new_tokens][:-1]\n\n        input_ids = last_req.origin_input_ids\n", "log"),
-    Fault("decode writes its row one position late", ALLOCATION,
-          "        locs = seq_lens_gpu.clone()\n", "        locs = seq_lens_gpu + 1\n", "reads",
-          {"draft": 0}),
-    Fault("an aborted turn whose KV stays the session's", SESSION,
-          "        if isinstance(req.finished_reason, FINISH_ABORT):\n", "        if False:\n", "log"),
-    Fault("a queue that keeps its aborted requests' mark", "managers/scheduler.py",
-          "            self._release_aborted_request(req)\n            self.beam",
-          "            self.beam", "log"),
-)  # fmt: skip
+_TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))["fault"]
+FAULTS = [Fault(**table) for table in _TABLES]
 
 
 def copy_of(package: Path, fault: Fault, folder: Path) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from ci.bench.watcher import _more
 from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.clients import EOS, Client, Clients, Turn
+from impl.sglang.server.events import FORMAT, VERSION, HookFailed, Snapshot, Stepped
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.watch import POINTS, Watcher, around
-from stateful_tests.watched.events import FORMAT, VERSION
+from impl.sglang.server.whole_scheduler import RunOutcome
 from stateful_tests.watched.reader import logs_of
 
 HEADER = {
@@ -33,9 +35,8 @@ def log_in(folder: Path, **options: int) -> EventLog:
     return log
 
 
-def step(number: int) -> dict[str, Any]:
-    counts = {"batch": 1, "queued": 0, "sessions": 0, "full": 8, "swa": 0, "rows": 2}
-    return {"event": "step", "number": number, **counts}
+def step(number: int) -> Stepped:
+    return Stepped(number, 1, 0, 0, 8, 0, 2, 0, 0, 0, [])
 
 
 def test_a_log_is_read_back(tmp_path: Path) -> None:
@@ -51,16 +52,16 @@ def test_files_rotate_at_a_snapshot_and_the_newest_stay(tmp_path: Path) -> None:
     log = log_in(tmp_path, most_bytes=200, keep=2)
     for number in range(1, 6):
         log.put(step(number))
-        log._drain()
+        log.flush()
         if log.wants_snapshot:
             log.wants_snapshot = False
-            log.put({"event": "snapshot", "dropped": 0, "sessions": [], "requests": []})
+            log.put(Snapshot(0, [], []))
     log.close()
     files = sorted(tmp_path.glob("*.jsonl"))
     assert len(files) == 2 and not files[0].name.endswith("0001.jsonl")
     for file in files:
         head, first, *_ = file.read_text().splitlines()
-        assert json.loads(head)["part"] > 1 and json.loads(first)["event"] == "snapshot"
+        assert json.loads(head)["part"] > 1 and json.loads(first)[0] == "snapshot"
 
 
 def test_a_full_queue_drops_and_asks_for_a_snapshot(
@@ -75,6 +76,24 @@ def test_a_full_queue_drops_and_asks_for_a_snapshot(
     log.close()
 
 
+def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path: Path) -> None:
+    watcher, log = Watcher(), log_in(tmp_path)
+    watcher.log, watcher._counts = log, lambda: (8, 0, 2, 0, 0, 0)
+    watcher.reader = Bag(snapshot=lambda _, __, dropped: Snapshot(dropped, [], []))  # type: ignore[assignment]
+    batch = Bag(reqs=[Bag()], forward_mode=Bag(is_decode=lambda: False))
+    scheduler = Bag(waiting_queue=[], session_controller=Bag(sessions={}))
+    for dropped in (0, 3, 0):
+        log.dropped = dropped
+        watcher.step(batch, scheduler)
+    log.wants_snapshot = True  # a file is full
+    watcher.step(batch, scheduler)
+    log.close()
+    assert log.dropped == 0 and not log.wants_snapshot
+    (found,) = logs_of([tmp_path])
+    told = [getattr(line.event, "dropped", "step") for line in found.lines()]
+    assert told == ["step", 3, "step", "step", 0]
+
+
 def test_a_folder_that_cannot_be_written_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,7 +102,7 @@ def test_a_folder_that_cannot_be_written_is_one_warning(
     with caplog.at_level(logging.WARNING):
         for number in range(3):
             log.put(step(number))
-            log._drain()
+            log.flush()
     log.close()
     assert [r.message[:26] for r in caplog.records] == ["kvspec watches no longer: "]
 
@@ -97,7 +116,7 @@ log = log_in(Path(sys.argv[1]))
 for number in range(1, 201):
     log.put(step(number))
     if not number % 50:
-        log._drain()
+        log.flush()
 log.close()
 print("goes on")
 """
@@ -111,9 +130,9 @@ def test_a_full_disk_is_one_warning_and_what_is_written_is_read(tmp_path: Path) 
     assert len(list(found.lines())) > 20 and found.cut is not None and found.bytes == 4000
 
 
-def watching() -> tuple[Watcher, list[dict[str, Any]]]:
+def watching() -> tuple[Watcher, list[Any]]:
     watcher, noted = Watcher(), []
-    watcher.on, watcher.write = True, noted.append
+    watcher.on, watcher.put = True, noted.append
     return watcher, noted
 
 
@@ -121,7 +140,7 @@ def test_a_hook_that_fails_harms_nobody() -> None:
     watcher, noted = watching()
     hooked = around(watcher, "queue")
     assert hooked(lambda *_: "done", None, Bag(rid="r1")) == "done"  # no origin_input_ids: the hook breaks
-    assert [n["event"] for n in noted] == ["failed"] and "origin_input_ids" in noted[0]["error"]
+    assert [type(n) for n in noted] == [HookFailed] and "origin_input_ids" in noted[0].error
 
 
 def test_what_the_server_raises_comes_through() -> None:
@@ -149,7 +168,7 @@ def test_a_request_that_waits_for_room_is_written_once() -> None:
         around(watcher, "admit")(lambda *_: None, request)
     kv.kv_allocated_len = 5
     around(watcher, "admit")(lambda *_: None, request)
-    assert [n["cursors"] for n in noted] == [(4, 4, 0, 0), (4, 5, 0, 0)]
+    assert [n.cursors for n in noted] == [(4, 4, 0, 0), (4, 5, 0, 0)]
 
 
 @pytest.mark.parametrize("name", sorted({name for _, name in POINTS}))
@@ -160,6 +179,28 @@ def test_every_point_has_its_hook(name: str) -> None:
 def test_level_is_checked() -> None:
     with pytest.raises(ValueError, match="neither lengths nor pages"):
         Watcher({"KVSPEC_WATCH": "x", "KVSPEC_WATCH_LEVEL": "all"})
+
+
+def test_what_a_process_is_slower_by_is_not_the_watchers() -> None:
+    rounds = [1.0, 1.0, 3.0, 0.5, 2.0, 1.5, 3.0, 0.7]
+    runs = [[1.2 * s if second else s for s in rounds] for second in (False, True)]  # the second is slower
+    for at in range(len(rounds)):
+        runs[at % 2][at] *= 1.03  # the first is watched at first
+    first, second = (RunOutcome(0, 0, [], {}, blocks_s=blocks) for blocks in runs)
+    assert _more(first, second) == pytest.approx(3.0)
+    assert _more(second, first) == pytest.approx(100 / 1.03 - 100)
+
+
+def test_numbers_of_other_libraries_are_written(tmp_path: Path) -> None:
+    class Scalar:
+        def __int__(self) -> int:
+            return 7
+
+    log = log_in(tmp_path)
+    log.put(Stepped(1, 1, 0, 0, Scalar(), 0, 2, 0, 0, 0, []))  # type: ignore[arg-type]
+    log.close()
+    (found,) = logs_of([tmp_path])
+    assert [line.event.full for line in found.lines()] == [7]  # type: ignore[union-attr]
 
 
 # Clients.

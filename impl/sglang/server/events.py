@@ -1,23 +1,26 @@
-"""The lines of a watcher's log, typed: the contract between impl/sglang/server/watch.py and whoever reads.
+"""The lines of a watcher's log, typed: the contract between the watcher and whoever reads.
 
-Cursors are four numbers: kv_committed_len, kv_allocated_len, swa_evicted_seqlen, cache_protected_len. `ids`
-and whatever else is None here stands in logs of level `pages` alone.
+After the header each line is a JSON array: the event's name, then its fields in the order that stands here
+and in the header. Cursors are four numbers: kv_committed_len, kv_allocated_len, swa_evicted_seqlen,
+cache_protected_len. `ids` are None but in logs of level `pages`.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Union
+from typing import Literal, Union, get_args
 
 from msgspec import Struct
 
-FORMAT, VERSION = "kvspec-watch", 1
+FORMAT, VERSION = "kvspec-watch", 2
 
 Cells = tuple[int, int, int, int]  # C, A, E, R
+Lane = tuple[str, int, int, int, int]  # a request and its cursors
 
 
 class WatchHeader(Struct, forbid_unknown_fields=True):
     """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
-    claims: tokens of a verify round that are committed as it is launched, before any result.
+    claims: tokens of a verify round that are committed as it is launched, before any result; fields: of each
+    event.
     """
 
     format: str
@@ -37,9 +40,10 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     speculative: bool
     claims: int = 0
     part: int = 1
+    fields: dict[str, list[str]] = {}
 
 
-class _Event(Struct, tag_field="event", forbid_unknown_fields=True):
+class _Event(Struct, tag_field="event", array_like=True, forbid_unknown_fields=True, gc=False):
     """What all lines but the header share."""
 
 
@@ -95,18 +99,6 @@ class Extended(_Event, tag="extend"):
     """A prefill: request, tokens that were there, tokens of this chunk, cursors after."""
 
     lanes: list[tuple[str, int, int, Cells]]
-
-
-class Decoded(_Event, tag="decode"):
-    """A round of one token each: request, cursors after."""
-
-    lanes: list[tuple[str, Cells]]
-
-
-class Speculated(_Event, tag="spec_decode"):
-    """Slots were taken for a verify round: request, cursors after. What is accepted comes with its result."""
-
-    lanes: list[tuple[str, Cells]]
 
 
 class Resulted(_Event, tag="result"):
@@ -187,11 +179,10 @@ class Snapshot(_Event, tag="snapshot"):
 
 
 class Stepped(_Event, tag="step"):
-    """The scheduler has decided on a batch: who waits, open sessions, free tokens and rows, tokens that the
-    tree holds and that locks pin (full); and the pages.
-
-    owners: row, cursors and slots of everybody who has a row; nodes: path, slots, SWA slots, locks per pool.
-    """
+    """The scheduler has decided on a batch: its size, who waits, open sessions, free tokens and rows, tokens
+    that the tree holds and that locks pin (full). lanes: of a round of one token each, request and cursors
+    after; with speculation slots were taken for a verify round, and what is accepted comes with its
+    result."""
 
     number: int
     batch: int
@@ -200,13 +191,20 @@ class Stepped(_Event, tag="step"):
     full: int
     swa: int
     rows: int
-    tree_full: int = 0
-    tree_swa: int = 0
-    tree_locked: int = 0
-    owners: dict[str, tuple[int, Cells, list[int]]] | None = None
-    free_full: list[int] | None = None
+    tree_full: int
+    tree_swa: int
+    tree_locked: int
+    lanes: list[Lane]
+
+
+class Paged(_Event, tag="pages"):
+    """The pages at a step, at level `pages`. owners: row, cursors and slots of everybody who has a row;
+    nodes: path, slots, SWA slots, locks per pool."""
+
+    owners: dict[str, tuple[int, Cells, list[int]]]
+    free_full: list[int]
+    free_rows: list[int]
     free_swa: list[int] | None = None
-    free_rows: list[int] | None = None
     mapping: list[int] | None = None
     nodes: list[tuple[list[int], list[int], list[int], int, int]] | None = None
 
@@ -219,6 +217,7 @@ class HookFailed(_Event, tag="failed"):
 
 
 Event = Union[
-    SessionOpened, CloseAsked, SessionClosed, Submitted, Requeued, Admitted, Extended, Decoded, Speculated,
-    Resulted, Swept, Checkpointed, Released, QueueAborted, Snapshot, Stepped, HookFailed,
+    SessionOpened, CloseAsked, SessionClosed, Submitted, Requeued, Admitted, Extended, Resulted, Swept,
+    Checkpointed, Released, QueueAborted, Snapshot, Stepped, Paged, HookFailed,
 ]  # fmt: skip
+FIELDS = {str(e.__struct_config__.tag): list(e.__struct_fields__) for e in get_args(Event)}
