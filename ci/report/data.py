@@ -58,6 +58,11 @@ def rate(commands: int, seconds: float) -> int:
     return round(commands / seconds) if seconds > 0 else 0
 
 
+def told(source: object, names: str) -> Data:
+    """Fields of a result that a report has as they are."""
+    return {name: getattr(source, name) for name in names.split()}
+
+
 @dataclass(frozen=True, slots=True)
 class OnBase:
     """What an implementation before a change violates as well, by the smallest trace of each clause."""
@@ -92,10 +97,8 @@ def check_data(
         "machines": [
             {
                 "machine": m.name,
-                "preset": m.preset,
                 "mode": m.mode.value,
-                "examples": m.examples,
-                "commands": m.commands,
+                **told(m, "preset examples commands"),
                 "seconds": round(m.seconds, 3),
                 "commands_per_s": rate(m.commands, m.seconds),
             }

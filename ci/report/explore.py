@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ci import Data
 from ci.report import render
-from ci.report.data import finding_data, groups, rate
+from ci.report.data import finding_data, groups, rate, told
 from reference.clauses import CLAUSES
 from stateful_tests.coverage.scopes import SCOPES, Scope
 from stateful_tests.explore.search import Exploration
@@ -38,13 +38,7 @@ def explored(result: Exploration) -> Data:
         "scope": result.scope.name,
         "about": result.scope.about,
         **_sizes(result.scope),
-        "states": result.states,
-        "expanded": result.expanded,
-        "transitions": result.transitions,
-        "refused": result.refused,
-        "depth": result.depth,
-        "complete": result.complete,
-        "stopped": result.stopped,
+        **told(result, "states expanded transitions refused depth complete stopped"),
         "seconds": round(result.seconds, 3),
         "transitions_per_s": rate(result.transitions, result.seconds),
         "steps_per_s": rate(result.transitions + result.refused, result.seconds),
@@ -71,18 +65,10 @@ def toured(tour: Tour) -> Data:
         "scope": tour.scope,
         "implementation": tour.system,
         **_sizes(tour),
-        "states": tour.states,
-        "transitions": tour.transitions,
-        "followed": tour.followed,
-        "refusals": tour.refusals,
-        "refused": tour.refused,
-        "complete": tour.complete,
-        "commands": tour.commands,
-        "walks": tour.walks,
+        **told(tour, "states transitions followed refusals refused complete commands walks"),
         "seconds": round(tour.seconds, 3),
         "commands_per_s": rate(tour.commands, tour.seconds),
-        "violations": tour.violations,
-        "stopped": tour.stopped,
+        **told(tour, "violations stopped"),
         "lost": [{"kind": kind, "why": why, "times": n} for (kind, why), n in tour.lost.most_common()],
         "findings": findings_data(tour.findings),
         "verdict": f"{tour.scope} on {tour.system}: {said}; {coverage}",

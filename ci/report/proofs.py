@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ci import Data
 from ci.report import render
-from ci.report.data import replay_data
+from ci.report.data import replay_data, told
 from reference.ledger import Cursors
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove import window_theorem
@@ -50,25 +50,16 @@ _VERDICTS = (proofs.PROVED, proofs.REFUTED, proofs.UNDECIDED)
 def _proof(proof: Proof) -> Data:
     asked = proof.obligation
     return {
-        "name": asked.name,
-        "claim": asked.claim,
+        **told(asked, "name claim"),
         "clauses": list(asked.clauses),
-        "verdict": proof.verdict,
+        **told(proof, "verdict paths counterexample note"),
         "seconds": round(proof.seconds, 4),
-        "paths": proof.paths,
-        "counterexample": proof.counterexample,
         "replay": None if proof.run is None else replay_data(asked.name, proof.run),
-        "note": proof.note,
     }
 
 
 def _limit(limit: Limit, proof: Proof) -> Data:
-    shown = _proof(proof)
-    return shown | {
-        "instead": limit.instead,
-        "makes_it_so": limit.makes_it_so,
-        "proved_by": list(limit.proved_by),
-    }
+    return _proof(proof) | told(limit, "instead makes_it_so") | {"proved_by": list(limit.proved_by)}
 
 
 def _theorem() -> Data:
