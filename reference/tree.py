@@ -196,7 +196,7 @@ def reshaped(tree: Tree, shape: list[tuple[Key, int, bool]]) -> Tree:
     rules of its own. Its locks pin no more SWA KV than the window that they must. Nodes without a parent
     are left out (TREE-1)."""
     below: dict[Key, list[Node]] = {}
-    for path, start, live in sorted(shape, key=lambda n: (-len(n[0]), n[0])):
+    for path, start, live in sorted(shape, key=lambda n: -len(n[0])):
         node = Node(path[start:], live or tree.window is None, 0, 0, tuple(sorted(below.pop(path, ()))))
         below.setdefault(path[:start], []).append(node)
     window = tree.window if tree.window is not None else 0

@@ -14,8 +14,9 @@ from reference.ledger import IN_BATCH, Holder
 
 def _reports(step: Step) -> tuple[Report | None, Report | None]:
     """The reference's report and the system's, of a check that both carried out."""
-    if not isinstance(step.expected, Done) or not isinstance(step.outcome, Done):
+    if not step.done:
         return None, None
+    assert isinstance(step.expected, Done) and isinstance(step.outcome, Done)
     return step.expected.report, step.outcome.report
 
 
@@ -174,9 +175,10 @@ def _no_false_alarm(step: Step) -> Failure | None:
 )
 def _terms(step: Step) -> Failure | None:
     want, got = _reports(step)
-    if want is None or got is None:
-        missing = want is not None and step.done
-        return ("a report", "none") if missing else ("none: level 0 is off", "a report") if got else None
+    if want is None:
+        return ("none: level 0 is off", "a report") if got else None
+    if got is None:
+        return "a report", "none"
     listed = isinstance(step.command, CheckBusy) and step.command.level == 2 and want.entries
     want = due(step)
     mine = {a.pool: a for a in got.accounts}

@@ -51,12 +51,11 @@ def locks_after(
         lengths.pop(command.holder, None)
     locks = {n: k for n, k in before.items() if n != again and len(k.key) == lengths.get(n)}
     taken: dict[str, Key] = {}
-    if any(length and name not in locks for name, length in lengths.items()):
+    if new := [n for n, length in lengths.items() if length and n not in locks]:
         texts: dict[str, Sequence[int]] = {name: s.history for name, s in facts.sessions.items()}
         texts |= {r.session or name: r.text for name, r in facts.requests.items()}
         if isinstance(command, (Match, Insert)):
             texts[command.holder] = key_of(command.prompt)
-        new = [n for n, length in lengths.items() if n not in locks and length]
         taken = {n: tree_key(texts[n][: lengths[n] + bigram], bigram) for n in new}
     for name, key in taken.items():
         # One that another prompt of the same batch has split since may have pinned more than is seen now.

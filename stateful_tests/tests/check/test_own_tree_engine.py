@@ -42,6 +42,12 @@ def test_a_lock_stays_whole_for_the_window_of_what_is_settled() -> None:
     assert lockstep.violation is None
 
 
+def test_without_a_window_nothing_is_a_tombstone() -> None:
+    lockstep = Lockstep(make(), replace(PRESETS["no-swa"], tree=True), Mode.FAITHFUL)
+    lockstep.do(Insert("h", (Piece("a", 8),)))
+    assert lockstep.violation is None and all(n.node.live for n in radix.nodes(lockstep.state.tree))
+
+
 class LetsGoTwice(OwnTree):
     def swa_given_back(self, lock: NodeLock) -> None:
         pass
@@ -170,6 +176,14 @@ def test_how_much_its_tree_has_taken_is_followed_within_bounds(
     step, here = step_of(*commands), {"cache_protected_len": 2}
     found = followed_with(step, here, {"cache_protected_len": length})
     assert found.cache_protected_len == (length if taken else 2)
+
+
+@pytest.mark.parametrize("length, followed_to", [(2, 8), (4, 4), (5, 8), (6, 6)])
+def test_how_far_a_lock_holder_goes_is_followed_within_bounds(length: int, followed_to: int) -> None:
+    step = step_of(*(Insert("h", (Piece("a", end),), 0, True) for end in (4, 8)))
+    facts = step.after._replace(tree=step.after.tree._replace(lock_holders={"h": range(length)}))
+    now = followed(step.was, step.now, step.command, facts)
+    assert len(radix.lock_of(now.tree, "h").key) == followed_to
 
 
 @pytest.mark.parametrize("rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)])

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from impl.adapter import Capabilities
 from impl.bugs import broken
 from impl.torch_kv import TorchKV
+from reference.clauses.checks import miscounted
 from reference.commands import (
-    Admit, CheckBusy, CheckIdle, Chunk, Command, Done, Entry, Extend, Finish, Mode, Open, Report, Submit,
+    Admit, CheckBusy, CheckIdle, Chunk, Command, Done, Entry, Extend, Finish, Mode, Open, Reason, Refused,
+    Report, Submit,
 )  # fmt: skip
-from reference.geometry import PRESETS, Geometry
+from reference.geometry import PRESETS
 from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.tests.reference.spoilt_facts import PLAIN, TREE, changed, is_told, step_of, text
 from stateful_tests.traces.files import load
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "regressions"
@@ -149,73 +151,59 @@ def test_a_false_alarm_is_explained(fixture: str, bug: str, since: int, told: st
     assert told in violation.observed.split("\n")
 
 
-# The device.
-
-
-def system_after(*commands: Command, geometry: Geometry = PAGE4) -> TorchKV:
-    system = TorchKV()
-    system.reset(geometry)
-    for command in commands:
-        assert isinstance(system.apply(command), Done), command
-    return system
-
-
-def found_by(system: TorchKV, command: Command | None = None) -> Report:
-    outcome = system.apply(command or CheckBusy(1))
-    assert isinstance(outcome, Done) and outcome.report is not None
-    return outcome.report
-
-
-def lost_page(system: TorchKV) -> None:
-    system.store.full.take(1)
-
-
-def lost_swa_page(system: TorchKV) -> None:
-    assert system.store.swa is not None
-    system.store.swa.take(1)
-
-
-def page_given_twice(system: TorchKV) -> None:
-    system.store.full.give(system.store.full.free_pages()[:1].clone())
-
-
-def lost_row(system: TorchKV) -> None:
-    system.store.free_rows.pop()
-
-
-def cursor_astray(system: TorchKV) -> None:
-    system.store.cursors.lines[0, 1] += 4
+SEEN = step_of(
+    PLAIN, Open("s1"), Submit("r1", "s1", 5), *TURN[2:3], Extend((Chunk("r1", 5),)), Finish("r1", 1),
+    Submit("r2", None, 3), Admit("r2"), Extend((Chunk("r2", 3),)), CheckBusy(2))  # fmt: skip
+S1, R2 = Entry("full", "session_held", "s1", 6), Entry("full", "uncached", "r2", 4)
+AS = {"s1": "as session_held of s1", "r2": "as uncached of r2"}
+NOWHERE = {name: f"counted nowhere, to be counted {AS[name]}" for name in AS}
+ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
 
 
 @pytest.mark.parametrize(
-    ("fault", "pools"),
+    ("entries", "sums", "told"),
     [
-        (lost_page, "full"), (lost_swa_page, "swa"), (page_given_twice, "full"), (lost_row, "rows"),
-        (cursor_astray, "full, swa"),
+        ((S1, R2), (6, 4), {}),
+        ((S1, R2, replace(R2, amount=0)), (6, 4), {}),
+        ((S1,), (6, 0), {"r2": NOWHERE["r2"]}),
+        ((S1, replace(R2, amount=3)), (6, 3), {"r2": "counted with 3 as uncached of r2, it is 4"}),
+        ((S1, R2, replace(R2, term="session_held", amount=1)), (7, 4), {
+            "r2": "counted 2 times, as uncached of r2 (4 tokens) and as session_held of r2 (1 token)"}),
+        ((S1, R2, replace(R2, holder="r9")), (6, 8), ONCE),  # of whom nobody knows
+        ((), (5, 5), ONCE),
+        ((), (6, 0), ONCE),
+        ((), (0, 0), NOWHERE),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("level", [1, 2])
-def test_a_check_sees_what_unbalances(fault: Any, pools: str, level: int) -> None:
-    system = system_after(*TURN)
-    assert found_by(system, CheckBusy(level)).alarm == ""
-    fault(system)
-    assert found_by(system, CheckBusy(level)).alarm == f"memory leak detected in {pools}"
+def test_who_is_counted_wrongly_is_told(
+    entries: tuple[Entry, ...], sums: tuple[int, int], told: dict[str, str]
+) -> None:
+    assert isinstance(SEEN.outcome, Done) and SEEN.outcome.report is not None
+    account = replace(SEEN.outcome.report.accounts[0], session_held=sums[0], uncached=sums[1])
+    lines = [line.split(": ", 1) for line in miscounted(SEEN, Report((account,), entries), account)]
+    assert {where.split(" of ")[1][:2]: line for where, line in lines} == told
+    assert all(where.endswith(("of s1 at [0, 6)", "of r2 at [0, 4)")) for where, _ in lines)
 
 
-@pytest.mark.parametrize("requests", [1, 16])
-def test_a_check_waits_for_the_device_once(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One transfer, whatever the number of requests."""
-    geometry = Geometry(4, 8, 400, 400, rows=16, width=64)
-    names = [f"r{i}" for i in range(requests)]
-    queued = [c for n in names for c in (Submit(n, None, 9), Admit(n))]
-    system = system_after(*queued, Extend(tuple(Chunk(n, 9) for n in names)), geometry=geometry)
-    transfers = []
-    to_host = torch.Tensor.tolist
+def test_who_has_nothing_need_not_be_counted() -> None:
+    given = Submit("r1", None, 0, 0, text("a4")), Admit("r1"), Extend((Chunk("r1", 4),)), CheckBusy(2)
+    step = step_of(TREE, *given)  # all of it is the tree's
+    assert isinstance(step.outcome, Done) and step.outcome.report is not None
+    report = replace(step.outcome.report, entries=())
+    assert miscounted(step, report, report.accounts[0]) == []
 
-    def counting(tensor: torch.Tensor) -> Any:
-        transfers.append(tensor.shape)
-        return to_host(tensor)
 
-    monkeypatch.setattr(torch.Tensor, "tolist", counting)
-    assert found_by(system).accounts[0].uncached == requests * 12
-    assert len(transfers) == 1
+def test_how_much_is_told() -> None:
+    for pages, told in ((0, "14 tokens too few"), (15, "1 token too many")):
+        assert isinstance(SEEN.outcome, Done) and SEEN.outcome.report is not None
+        step = replace(SEEN, outcome=Done(report=account("full", available=pages)(SEEN.outcome.report)))
+        is_told("CHK-1", step, f"of 24: {told}")
+        is_told("CHK-2", step, f"available {pages} ")
+
+
+@pytest.mark.parametrize("clause", ["CHK-1", "CHK-2", "CHK-3"])
+def test_what_is_refused_or_no_check_reports_nothing(clause: str) -> None:
+    step, refused, done = changed(SEEN, sessions={}), Refused(Reason.NOT_IDLE), Done()
+    is_told(clause, replace(step, outcome=refused), None)
+    is_told(clause, replace(step, expected=refused), None)
+    is_told(clause, replace(step, command=Open("s9"), outcome=done, expected=done), None)

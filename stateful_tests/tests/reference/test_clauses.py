@@ -99,6 +99,10 @@ CASES = [
     holds("TREE-14", "a window behind the last round", pages(TOO_LATE, "LLLTL")),
     holds("TREE-14", "the last round was in flight", pages(TOO_LATE, "LLLL-")),
     fails("TREE-14", "a window behind neither", pages(TOO_LATE, "LLLT-"), "[6, 8)"),
+    holds("TREE-14", "no window", step_of(
+        replace(TREE, window=None, swa_pages=0), *BY_TREE, Decode(("r1",)), Finish("r1", 2))),
+    holds("SWA-1", "of who shows no cursors", replace(changed(
+        SWEPT, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)}), tree_policy_is_free=True)),
     fails("TREE-12", "its end a tombstone", pages(INSERTED, "LLLT"), "[6, 8) of a8 live"),
     holds("TREE-12", "kept out", step_of(TREE, Insert("h1", text("b4"), 4, True))),
     holds("TREE-12", "C before target", step_of(TREE, *BY_TREE, Finish("r1", 1))),

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
+from reference.clauses import broken
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
 from reference.commands import (
-    Abort, Admit, Chunk, Close, Decode, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match, Open, Retract,
-    SpecDecode, Submit, Unlock,
+    Abort, Admit, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match, Open,
+    Retract, SpecDecode, Submit, Unlock,
 )  # fmt: skip
 from reference.ledger import ZERO
 from stateful_tests.tests.reference.spoilt_facts import (
-    ONE, PLAIN, TREE, also_owned, as_refused, changed, fails, freed_less, holds, is_told, moved, node,
-    one_lost, one_twice, step_of, text,
+    ONE, PLAIN, TREE, also_owned, as_refused, changed, fails, freed_less, holds, in_tree, is_told, moved,
+    node, one_lost, one_twice, step_of, text,
 )  # fmt: skip
 
 BARE = replace(PLAIN, window=None, swa_pages=0)
@@ -35,6 +36,8 @@ AHEAD = SpecDecode((Draft("r1", 8, 5),))
 CUT = step_of(PLAIN, *TURN, AHEAD, Finish("r1", 2))
 SWEPT = (*TURN, AHEAD, EvictSwa("r1", 12))  # up to 8
 CUT_BELOW = step_of(PLAIN, *SWEPT, Finish("r1", 2))
+JUST_THERE = step_of(  # resumed at 6, its window begins at 4
+    PLAIN, *TURN, SpecDecode((Draft("r1", 3, 1),)), EvictSwa("r1", 8), Finish("r1", 2))  # fmt: skip
 RETRIED = step_of(PLAIN, *TURN, Decode(("r1",)), Decode(("r1",)), Retract("r1", 1), Admit("r1"))
 RESTARTED = step_of(PLAIN, *SWEPT, Finish("r1", 2), Submit("r2", "s1", 2), Admit("r2"))
 
@@ -98,6 +101,8 @@ CASES = [
     fails("LEN-2", "stops at a page", slot(CUT, kv_committed_len=6, kv_allocated_len=6), "target 7"),
     fails("LEN-2", "stops at a page, no window", slot(
         step_of(BARE, *TURN, AHEAD, Finish("r1", 2)), kv_committed_len=6, kv_allocated_len=6), "target 7"),
+    fails("LEN-2", "stops at a page, its window just there", slot(
+        JUST_THERE, kv_committed_len=6, kv_allocated_len=6), "target 7"),
     fails("LEN-2", "E of a sweep", slot(CUT_BELOW, swa_evicted_seqlen=8), "swa_evicted_seqlen 7"),
     fails("LEN-2", "stops inside a page", slot(
         CUT_BELOW, kv_committed_len=5, kv_allocated_len=5, swa_evicted_seqlen=5), "target 7"),
@@ -284,6 +289,12 @@ def test_a_page_more_or_less_is_told(name: str, clause: str, pool: str) -> None:
         is_told(clause, as_refused(wrong), None)
 
 
+def test_what_is_waived_is_not_asked() -> None:
+    step = slot(CUT, kv_committed_len=8)
+    told = {clause.id for clause, _ in broken(step)}
+    assert "LEN-2" in told and "LEN-2" not in {clause.id for clause, _ in broken(step, {"LEN-2"})}
+
+
 def test_a_model_without_a_window_frees_no_swa_page() -> None:
     is_told("FREE-2", step_of(BARE, *TURN, AHEAD, Finish("r1", 2)), None)
 
@@ -301,6 +312,9 @@ LOCKS: dict[str, tuple[Step, list[tuple[int, int]]]] = {
     "of a session": (step_of(TREE, Open("s1"), Submit("r1", "s1", 0, 0, text("a4")), *TURN[2:3], Extend((
         Chunk("r1", 4),)), Finish("r1", 1)), [(1, 0), (1, 1)]),
     "of who was matched again": (step_of(TREE, *IN_TREE, Admit("r1")), [(1, 0), (1, 1)]),
+    "of who was matched again after a split": (step_of(
+        TREE, Insert("h1", text("a8")), *IN_TREE[1:], Match("h2", text("a2")), Admit("r1")),
+        [(2, 1), (1, 1), (0, 0), (0, 0)]),
     "over a node that was split": (step_of(
         TREE, Insert("h1", text("a8"), 0, True), Match("h2", text("a4"))), [(2, 1), (1, 0), (1, 1)]),
     "given back": (step_of(TREE, Insert("h1", text("a8"), 0, True), Unlock("h1")), [(0, 0), (0, 0)]),
@@ -324,6 +338,44 @@ def test_a_lock_more_or_less_is_told(name: str) -> None:
                 is_told("TREE-6", node(step, number, swa_locks=swa + change), f"{swa} ")
 
 
-@pytest.mark.parametrize("clause, step, says", CASES)
+def of_its_own(step: Step) -> Step:
+    return replace(step, tree_policy_is_free=True)
+
+
+def by_itself(*commands: Command) -> Step:
+    """The last step, with the locks as the step before it left them."""
+    return replace(step_of(TREE, *commands), locks_before=step_of(TREE, *commands[:-1]).locks)
+
+
+BEGUN = Submit("r1", None, 0, 0, text("a3 c1")), Admit("r1")
+ALIKE = step_of(  # r2 splits what r1 has locked
+    ONE, Submit("r2", None, 0, 0, text("a1 b2")), Admit("r2"), Insert("h1", text("a5")), *BEGUN,
+    Extend((Chunk("r1", 1), Chunk("r2", 3))))  # fmt: skip
+UNLIKE = step_of(
+    TREE, Submit("r2", None, 0, 0, text("b8")), Admit("r2"), *BEGUN, Extend((Chunk("r1", 4), Chunk("r2", 8))))
+OF_A_SESSION = step_of(
+    TREE, Open("s1"), Submit("r1", "s1", 0, 0, text("a4")), Admit("r1"), Extend((Chunk("r1", 4),)),
+    *[Decode(("r1",))] * 3)  # fmt: skip
+A8, A1 = (step_of(sizes, Insert("h1", text(key), 0, True)) for sizes, key in ((TREE, "a8"), (ONE, "a1")))
+SPLIT = by_itself(
+    Insert("h1", text("a8")), Insert("h1", text("b4")), Match("h1", text("a6")), Match("h2", text("a4")))
+KEPT = in_tree(node(step_of(TREE, Insert("h1", text("a8"))), 0, full_locks=1), lock_holders={"h1": range(8)})
+LOCKED = [
+    holds("TREE-6", "a node that another of the batch has split", ALIKE),
+    fails("TREE-6", "pinned by more than the batch", node(ALIKE, 0, swa_locks=3), "2 (r1, r2) full, 0 SWA"),
+    fails("TREE-6", "prompts that begin otherwise", node(UNLIKE, 0, swa_locks=1), "1 (r1) full, 0 SWA"),
+    holds("TREE-6", "a tree's own split", node(of_its_own(A8), 0, swa_locks=1)),
+    fails("TREE-6", "a tree that pins no window", node(of_its_own(A8), 1, swa_locks=0), "1 (h1) SWA"),
+    fails("TREE-6", "a tree that pins too little", node(of_its_own(A1), 0, swa_locks=0), "1 (h1) SWA"),
+    fails("TREE-6", "given back too early", node(
+        of_its_own(step_of(TREE, *IN_TREE)), 1, swa_locks=0), "1 (r1) SWA"),
+    holds("TREE-6", "given back behind the window", node(of_its_own(OF_A_SESSION), 1, swa_locks=0)),
+    fails("TREE-6", "kept by who goes", KEPT, "[0, 6) of a6: 0 full"),
+    holds("TREE-8", "no tree at all", BOTH),
+    holds("TREE-6", "split later, with another text there", SPLIT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("clause, step, says", [*CASES, *LOCKED])
 def test_a_spoilt_fact_is_told(clause: str, step: Step, says: str | None) -> None:
     is_told(clause, step, says)

@@ -14,12 +14,16 @@ import pytest
 from impl.torch_kv import TorchKV
 from impl.torch_kv.sessions import KVRequest
 from impl.torch_kv.steps import Verdict
-from reference.commands import Choice, Command, Finish, Mode, Outcome, Retract
+from reference.commands import (
+    Admit, Choice, Chunk, Command, Evict, Extend, Finish, Insert, Match, Mode, Outcome, Piece, Reason,
+    Refused, Retract, Submit, UnlockSwa,
+)  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep, replay
+from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.files import load
 
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
@@ -64,6 +68,14 @@ def test_it_does_what_the_reference_does(machine: str, swa: bool) -> None:
         mode = Mode.FREE if seed // 2 % 2 else Mode.FAITHFUL
         conforms(system, name, machine, draw_geometry(RandomChoices(name), like), mode)
     assert watched.compared > 100 or machine == "tree"
+
+
+def test_without_a_tree_its_commands_are_refused() -> None:
+    a3, served = (Piece("a", 3),), (Submit("r", None, 4), Admit("r"), Extend((Chunk("r", 4),)))
+    tree = Match("h", a3), Insert("h", a3), Evict(1, 1), UnlockSwa("r")
+    refused = tuple((at, Refused(Reason.NO_TREE)) for at in range(len(served), len(served) + len(tree)))
+    trace = Trace(PRESETS["page4"], Mode.FAITHFUL, (*served, *tree), expected=refused)
+    assert replay(TorchKV(), trace).violation is None
 
 
 class KeepsLess(TorchKV):

@@ -1,0 +1,84 @@
+"""The memory checks see what unbalances, and wait for the device once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from impl.torch_kv import TorchKV
+from reference.commands import Admit, CheckBusy, Chunk, Command, Done, Extend, Open, Report, Submit
+from reference.geometry import PRESETS, Geometry
+
+PAGE4 = PRESETS["page4"]
+TURN = (Open("s1"), Submit("r1", "s1", 10), Admit("r1"), Extend((Chunk("r1", 10),)))
+
+
+def system_after(*commands: Command, geometry: Geometry = PAGE4) -> TorchKV:
+    system = TorchKV()
+    system.reset(geometry)
+    for command in commands:
+        assert isinstance(system.apply(command), Done), command
+    return system
+
+
+def found_by(system: TorchKV, command: Command | None = None) -> Report:
+    outcome = system.apply(command or CheckBusy(1))
+    assert isinstance(outcome, Done) and outcome.report is not None
+    return outcome.report
+
+
+def lost_page(system: TorchKV) -> None:
+    system.store.full.take(1)
+
+
+def lost_swa_page(system: TorchKV) -> None:
+    assert system.store.swa is not None
+    system.store.swa.take(1)
+
+
+def page_given_twice(system: TorchKV) -> None:
+    system.store.full.give(system.store.full.free_pages()[:1].clone())
+
+
+def lost_row(system: TorchKV) -> None:
+    system.store.free_rows.pop()
+
+
+def cursor_astray(system: TorchKV) -> None:
+    system.store.cursors.lines[0, 1] += 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "pools"),
+    [
+        (lost_page, "full"), (lost_swa_page, "swa"), (page_given_twice, "full"), (lost_row, "rows"),
+        (cursor_astray, "full, swa"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_check_sees_what_unbalances(fault: Any, pools: str, level: int) -> None:
+    system = system_after(*TURN)
+    assert found_by(system, CheckBusy(level)).alarm == ""
+    fault(system)
+    assert found_by(system, CheckBusy(level)).alarm == f"memory leak detected in {pools}"
+
+
+@pytest.mark.parametrize("requests", [1, 16])
+def test_a_check_waits_for_the_device_once(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One transfer, whatever the number of requests."""
+    geometry = Geometry(4, 8, 400, 400, rows=16, width=64)
+    names = [f"r{i}" for i in range(requests)]
+    queued = [c for n in names for c in (Submit(n, None, 9), Admit(n))]
+    system = system_after(*queued, Extend(tuple(Chunk(n, 9) for n in names)), geometry=geometry)
+    transfers = []
+    to_host = torch.Tensor.tolist
+
+    def counting(tensor: torch.Tensor) -> Any:
+        transfers.append(tensor.shape)
+        return to_host(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counting)
+    assert found_by(system).accounts[0].uncached == requests * 12
+    assert len(transfers) == 1
