@@ -53,10 +53,9 @@ def _readmitted(step: Step) -> bool:
     ),
 )  # fmt: skip
 def _close_happens(step: Step) -> Failure | None:
-    closing = sorted((name, s) for name, s in step.after.sessions.items() if s.closing)
-    busy = {request.session for request in step.after.requests.values()} if closing else ()
-    for name, session in closing:
-        if name not in busy:
+    busy = {request.session for request in step.after.requests.values()}
+    for name, session in sorted(step.after.sessions.items()):
+        if session.closing and name not in busy:
             has = cursors_text(session.slot) if session.slot is not None else "no slot"
             return f"{name} is gone: it is closed, and no turn is left", f"it is there, with {has}"
     return None
