@@ -24,6 +24,7 @@ NOT_LIVE = {
     "draft": "EAGLE's kernels need a GPU",
     "window": "torch_native attention reads the SWA pool by slots of the full one",
 }
+PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")  # those of several tokens: Triton kernels allocate them
 
 
 @click.command("setup-server")
@@ -145,6 +146,9 @@ def serve_check(
     for field, why in NOT_LIVE.items():
         if live and given.get(field):
             raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
+    if live and release in PAGES_NEED_A_GPU:
+        if given.setdefault("page_size", 1) > 1:
+            raise Unusable(f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU")
     try:
         root = None if sglang_path is None else checkout_root(sglang_path)
         if live:

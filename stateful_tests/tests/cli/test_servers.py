@@ -87,6 +87,7 @@ def test_serve_check_wants_an_environment(
         (["--set", "page=4"], "FIELD=N with one of page_size"),
         (["--live", "--impatient"], "--live goes neither with"),
         (["--live", "--set", "draft=2"], "--set draft: not"),
+        (["--live", "--impl", "sglang==0.5.20", "--set", "page_size=2"], "--set page_size: not"),
         (["--impl", "sglang==0.5.17"], "whole servers are there of 0.5.14, 0.5.18, 0.5.20, 0.5.23"),
         (["--again", "none.json"], "--again none.json"), (["--again", LOG], "--again"),
     ],
