@@ -118,9 +118,12 @@ def _header_of(path: Path) -> WatchHeader:
     if told.get("version") != VERSION:
         raise LogError(f"{path}: line 1: version {told.get('version')!r:.20} is not supported, {VERSION} is")
     try:
-        return _HEADERS.decode(raw)
+        header = _HEADERS.decode(raw)
     except msgspec.ValidationError as error:
         raise LogError(f"{path}: line 1: {error}") from None
+    if header.mixed:
+        raise LogError(f"{path}: line 1: of a server with --enable-mixed-chunk, which logs do not tell yet")
+    return header
 
 
 def _reason(raw: bytes, error: Exception) -> str:

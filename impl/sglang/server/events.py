@@ -20,7 +20,7 @@ Lane = tuple[str, int, int, int, int]  # a request and its cursors
 class WatchHeader(Struct, forbid_unknown_fields=True):
     """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
     claims: tokens of a verify round that are committed as it is launched, before any result; fields: of each
-    event.
+    event. mixed: prefills may share a batch with tokens that are decoded, which no event tells.
     """
 
     format: str
@@ -39,6 +39,7 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     overlap: bool
     speculative: bool
     claims: int = 0
+    mixed: bool = False
     part: int = 1
     fields: dict[str, list[str]] = {}
 

@@ -50,6 +50,7 @@ class _Scheduler:
     """What the watcher reads of a Scheduler, of the server that a driver plays."""
 
     running_batch = last_batch = chunked_req = None
+    is_mixed_chunk = False
 
     def __init__(self, driver: Any, spec_algorithm: Any) -> None:
         server = driver.server

@@ -171,6 +171,7 @@ def test_a_cut_log_validates_up_to_there(tmp_path: Path) -> None:
     [
         (lambda lines: lines[1:], "no watcher's log"),
         (lambda lines: [{**lines[0], "version": 9}, *lines[1:]], "version 9 is not supported"),
+        (lambda lines: [{**lines[0], "mixed": True}, *lines[1:]], "line 1: .* --enable-mixed-chunk"),
         (lambda lines: [*lines[:5], lines[0], *lines[5:]], "line 6: a second header"),
         (lambda lines: [*lines[:5], {"event": "step", "number": "x"}], "line 6: "),
         (lambda lines: [*lines[:5], {"event": "grow"}], "line 6: "),
