@@ -263,6 +263,13 @@ class Free(NamedTuple):
 
 def free(state: State) -> Free:
     """Total less owned."""
+    known: dict[str, Free] = vars(state)
+    if "free" not in known:
+        known["free"] = _free(state)
+    return known["free"]
+
+
+def _free(state: State) -> Free:
     geometry = state.config.geometry
     full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
     for _, _, cursors in rows_owned(state):

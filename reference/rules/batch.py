@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 
 from reference.commands import Reason
 from reference.cursors import lost_below, window_live
-from reference.ledger import Cursors, Phase, Request, State, free, full_pages, swa_pages
+from reference.ledger import Phase, Request, State, free
 from reference.rules.base import RuleContext, cursors_of, known_request, make_room, require
 from reference.rules.evict_swa import own_sweep, tail_alone
 
@@ -34,8 +34,9 @@ def batch_of(state: State, names: Sequence[str], *phases: Phase, late: int = 0) 
 
 def require_window(state: State, request: Request) -> None:
     """Refuse to compute the next token of a request where a sweep has freed SWA KV that it reads."""
-    c, window = cursors_of(request), state.config.geometry.window
-    require(window is None or window_live(lost_below(c), request.settled_len, window), Reason.WINDOW_LOST)
+    if (window := state.config.geometry.window) is not None:
+        lost = lost_below(cursors_of(request))
+        require(window_live(lost, request.settled_len, window), Reason.WINDOW_LOST)
 
 
 def allocate(
@@ -46,6 +47,7 @@ def allocate(
     tails: who takes SWA slots for the last window alone, as if what is before had been swept already.
     """
     geometry = state.config.geometry
+    size = geometry.page_size
     swept = [
         (tail_alone(state, r, end, context) if r.name in tails else own_sweep(state, r, context), end)
         for r, end in grown
@@ -54,11 +56,11 @@ def allocate(
     for (request, allocated), (before, _) in zip(swept, grown):
         state = state if request is before else state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
-        c = cursors_of(request)
-        now = Cursors(c.kv_committed_len, allocated, c.swa_evicted_seqlen, c.cache_protected_len)
-        pages += len(full_pages(now, geometry.page_size)) - len(full_pages(c, geometry.page_size))
-        if geometry.window is not None:
-            swa += len(swa_pages(now, geometry.page_size)) - len(swa_pages(c, geometry.page_size))
+        _, had, swept_to, protected = cursors_of(request)
+        begin, end = -(-had // size), -(-allocated // size)
+        pages += end - begin
+        if geometry.window is not None:  # a tail may begin behind all that was there
+            swa += end - max(begin, -(-max(swept_to, protected) // size))
         session = state.session(request.session)
         rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
     require(not rows or rows <= free(state).rows, Reason.NO_ROW)

@@ -32,7 +32,12 @@ settings.load_profile(os.environ.get("KVSPEC_HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_workers() -> Iterator[None]:
-    """Workers of releases are forked."""
+    """Workers of releases are forked, where no GPU is: a fork cannot use one."""
+    import torch
+
+    if torch.cuda.is_available():
+        yield
+        return
     from impl.sglang import SGLangSystem
     from impl.transformers_paging.loading import TransformersSystem
     from impl.vllm.system import VLLMSystem
