@@ -13,9 +13,11 @@ import hashlib
 import io
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.machinery import SourceFileLoader
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -64,9 +66,9 @@ _OF_CLAUSES = tuple(
 )
 _SHORTCUTS = f"{_TESTS}/check/test_shortcuts.py"
 AREAS = (
+    Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),
     Area("impl/torch_kv", ("torch",), (f"{_TESTS}/torch_kv",),
-         without=("impl/torch_kv/kernels.py", "impl/torch_kv/lazy.py",
-                  "impl/torch_kv/system.py TorchKV.capabilities:")),
+         without=("impl/torch_kv/lazy.py", "impl/torch_kv/system.py TorchKV.capabilities:")),
     Area("reference/clauses", ("torch", OWN_TREE), (*_OF_CLAUSES, _SHORTCUTS), fixtures=True,
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),
@@ -178,11 +180,18 @@ def _judge(plan: Plan, mutant: Mutant, answer: Connection) -> None:
 
 
 def put_in(mutant: Mutant) -> None:
-    """Whoever has the function runs the mutant from now on, and nobody remembers what it gave before."""
-    found = False
+    """Whoever has the function, or loads it, runs the mutant from now on, and nobody remembers what it gave
+    before."""
     file = str(ROOT / mutant.path)
-    source = Path(file).read_bytes()
-    [new] = [c for c in _codes(compile(mutant.applied(source), file, "exec")) if _same(c, mutant)]
+    module = compile(mutant.applied(Path(file).read_bytes()), file, "exec")
+    [new] = [c for c in _codes(module) if _same(c, mutant)]
+    get_code = SourceFileLoader.get_code
+
+    def mutated(self: SourceFileLoader, name: str) -> CodeType | None:
+        return module if self.path == file else get_code(self, name)
+
+    SourceFileLoader.get_code = mutated  # type: ignore[assignment, method-assign]
+    found = all(getattr(loaded, "__file__", None) != file for loaded in [*sys.modules.values()])
     for thing in gc.get_objects():
         if type(thing) is functools._lru_cache_wrapper:
             thing.cache_clear()
@@ -255,7 +264,9 @@ def _tests(paths: tuple[str, ...]) -> Noticed | None:
 
     first = _First()
     os.chdir(ROOT)
+    # Asserts as they are: what pytest rewrites it loads itself, without what was put in.
+    options = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths], [first])
+        pytest.main([*options, *paths], [first])
     return Noticed("a test", first.failed) if first.failed else None
 
