@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
+from importlib.util import spec_from_file_location
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import NamedTuple
 
 import msgspec
@@ -185,13 +186,12 @@ def put_in(mutant: Mutant) -> None:
     file = str(ROOT / mutant.path)
     module = compile(mutant.applied(Path(file).read_bytes()), file, "exec")
     [new] = [c for c in _codes(module) if _same(c, mutant)]
-    get_code = SourceFileLoader.get_code
-
-    def mutated(self: SourceFileLoader, name: str) -> CodeType | None:
-        return module if self.path == file else get_code(self, name)
-
-    SourceFileLoader.get_code = mutated  # type: ignore[assignment, method-assign]
-    found = all(getattr(loaded, "__file__", None) != file for loaded in [*sys.modules.values()])
+    name = mutant.path.removesuffix(".py").replace("/", ".")
+    loader = SourceFileLoader(name, file)
+    loader.get_code = lambda _: module  # type: ignore[assignment, method-assign]
+    spec = spec_from_file_location(name, file, loader=loader)
+    sys.meta_path.insert(0, SimpleNamespace(find_spec=lambda asked, *_: spec if asked == name else None))
+    found = name not in sys.modules
     for thing in gc.get_objects():
         if type(thing) is functools._lru_cache_wrapper:
             thing.cache_clear()
