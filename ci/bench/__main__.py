@@ -4,8 +4,6 @@ The same seeded runs are generated once for each machine and replayed through ea
 the rows add up to what a step of the lockstep costs. Everything runs in one process; compare the ratios.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

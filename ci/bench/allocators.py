@@ -5,8 +5,6 @@ scheduler does on a CPU: allocate, write req_to_token (an extend row by row, for
 rows in one group. Ours does each in one call. Lanes differ by up to a page, so that some end inside one.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import time

@@ -5,8 +5,6 @@ first in, in the other out. So the same rounds are compared, once this run with 
 and what a process is slower by cancels out. Seconds are the CPU's, of all threads.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import tempfile

@@ -1,14 +1,10 @@
 """kvspec bugs, clauses and blindspots: lists, and which check sees which bug."""
 
-from __future__ import annotations
-
 import sys
 
 import click
 
-from ci.commands.shared import (
-    Unusable, json_option, list_rows, text_out, unusable, writable_json, write_json,
-)  # fmt: skip
+from ci.commands.shared import Unusable, json_option, list_rows, text_out, unusable, writable_json, write_json
 
 
 @click.command()

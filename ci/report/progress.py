@@ -1,7 +1,5 @@
 """Progress of long work, on stderr: a live line on a terminal, a plain line now and then in a pipe."""
 
-from __future__ import annotations
-
 import time
 from types import TracebackType
 from typing import Self

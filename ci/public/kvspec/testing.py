@@ -1,7 +1,5 @@
 """Tests of an engine beside the reference: a Hypothesis machine, a check of some volume, a saved trace."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
