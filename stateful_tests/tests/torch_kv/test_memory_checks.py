@@ -1,11 +1,7 @@
-"""The memory checks see what unbalances, and wait for the device once."""
+"""The memory checks see what unbalances. That they wait for the device once: test_device."""
 
-from __future__ import annotations
-
-from typing import Any
 
 import pytest
-import torch
 
 from impl.torch_kv import TorchKV
 from reference.commands import Admit, CheckBusy, Chunk, Command, Done, Extend, Open, Report, Submit
@@ -24,9 +20,7 @@ def system_after(*commands: Command, geometry: Geometry = PAGE4) -> TorchKV:
 
 
 def found_by(system: TorchKV, command: Command | None = None) -> Report:
-    outcome = system.apply(command or CheckBusy(1))
-    assert isinstance(outcome, Done) and outcome.report is not None
-    return outcome.report
+    return system.apply(command or CheckBusy(1)).report
 
 
 def lost_page(system: TorchKV) -> None:
@@ -34,7 +28,6 @@ def lost_page(system: TorchKV) -> None:
 
 
 def lost_swa_page(system: TorchKV) -> None:
-    assert system.store.swa is not None
     system.store.swa.take(1)
 
 
@@ -58,27 +51,8 @@ def cursor_astray(system: TorchKV) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_check_sees_what_unbalances(fault: Any, pools: str, level: int) -> None:
+def test_a_check_sees_what_unbalances(fault, pools, level):
     system = system_after(*TURN)
     assert found_by(system, CheckBusy(level)).alarm == ""
     fault(system)
     assert found_by(system, CheckBusy(level)).alarm == f"memory leak detected in {pools}"
-
-
-@pytest.mark.parametrize("requests", [1, 16])
-def test_a_check_waits_for_the_device_once(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One transfer, whatever the number of requests."""
-    geometry = Geometry(4, 8, 400, 400, rows=16, width=64)
-    names = [f"r{i}" for i in range(requests)]
-    queued = [c for n in names for c in (Submit(n, None, 9), Admit(n))]
-    system = system_after(*queued, Extend(tuple(Chunk(n, 9) for n in names)), geometry=geometry)
-    transfers = []
-    to_host = torch.Tensor.tolist
-
-    def counting(tensor: torch.Tensor) -> Any:
-        transfers.append(tensor.shape)
-        return to_host(tensor)
-
-    monkeypatch.setattr(torch.Tensor, "tolist", counting)
-    assert found_by(system).accounts[0].uncached == requests * 12
-    assert len(transfers) == 1
