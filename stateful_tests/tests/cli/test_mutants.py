@@ -17,7 +17,7 @@ def cut(a, b=2):
     if a < b and not b:
         a.drop(min(a, 1))
         a = a - 1
-    return [-(-x // 2) for x in a if x is not None] if b else f"{a + 1}"
+    return [-(-x // 2) for x in sorted(a, reverse=True) if x is not None] if b else f"{a + 1}"
 
 def made(f):
     def inner(): return f() + 1
@@ -49,7 +49,8 @@ def test_mutants_are_made_of_what_is_carried_out_alone():
     found = mutants_of("a.py", SOURCE)
     assert [m.change for m in found][: len(CHANGES)] == CHANGES
     rest = {m.change for m in found[len(CHANGES) :]}
-    assert {"always: if x is not None", "-(-x // 2) -> x // 2", "x is not None -> x is None"} <= rest
+    assert {"always: if x is not None", "-(-x // 2) -> x // 2", "x is not None -> x is None",
+            "True -> False in sorted(a, reverse=True)"} <= rest  # fmt: skip
     assert {m.function for m in found} == {"cut"}
     for mutant in found:
         compile(mutant.applied(SOURCE), "a.py", "exec")
@@ -74,6 +75,7 @@ def test_what_is_accepted_is_there_and_has_a_reason():
     "name, by",
     [
         ("impl/torch_kv/steps.py Steps._lanes: name in self.requests -> name not in self.requests", "OUT-1"),
+        ("impl/torch_kv/kernels.py _give: index >= swa_begin -> index > swa_begin", "a test"),
         ("reference/cursors.py cut: min(c.kv_committed_len, target) -> c.kv_committed_len", "READ-1"),
         ("reference/clauses/lifecycle.py _close_happens: session.closing and name not in busy -> "
          "name not in busy", "a fixture"),
@@ -112,7 +114,7 @@ def test_a_survivor_is_shown(monkeypatch, capsys):
     "arguments, says",
     [
         (["--only", "README.md"], "--only README.md: it has no mutant"),
-        (["--only", "reference/commands.py"], "they are in impl/torch_kv, reference/clauses"),
+        (["--only", "reference/commands.py"], "kernels.py, impl/torch_kv, reference/clauses"),
         (["--sample", "0"], "--sample"),
     ],
 )
