@@ -11,10 +11,7 @@ from impl.adapter import Capabilities, UnusableImplementation
 from impl.example_engine import ExampleEngine
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import RequestPhase
-from reference.commands import (
-    Abort, Admit, Chunk, Close, Decode, Done, Extend, Mode, Open, Reason, Refused, Retract,
-    Submit,
-)  # fmt: skip
+from reference.commands import Abort, Decode, Done, Mode, Open, Reason, Refused, Retract
 from reference.geometry import PRESETS, preset
 from stateful_tests.check import campaign, driving
 from stateful_tests.check.campaign import run
@@ -30,6 +27,7 @@ from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.passes import BUDGET
 from stateful_tests.tests.check.bad_adapters import OffByOne
 from stateful_tests.tests.support.closing import WaitsForEver
+from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import prompt_of
 
 
@@ -144,10 +142,9 @@ def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(monkeypat
     assert first == BUDGET and others and set(others) == {campaign._BESIDE}
 
 
-RETRACTED_ABORTED_CLOSED = (
-    Open("s1"), Submit("r1", "s1", 2), Admit("r1"), Extend((Chunk("r1", 2),)), Retract("r1"), Abort("r1"),
-    Close("s1"),
-)  # fmt: skip
+RETRACTED_ABORTED_CLOSED = script(
+    "open s1; submit r1 in s1 +2; admit r1; extend r1 +2; retract r1; abort r1; close s1"
+)
 
 
 def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens():
@@ -207,14 +204,10 @@ class KeepsOnThreeWays(TorchKV):
     ("commands", "needed"),
     [
         (RETRACTED_ABORTED_CLOSED[:-1], ("a retract", "an abort")),
-        (
-            (Open("s1"), Submit("r1", "s1", 1), Submit("r2", "s1", 1), Close("s1")),
-            ("a close", "a turn that is turned away"),
-        ),
-        (
-            (Open("s1"), Submit("r1", "s1", 24), Admit("r1"), Extend((Chunk("r1", 24),)), Abort("r1")),
-            ("an abort", "pools that run full"),
-        ),
+        (script("open s1; submit r1 in s1 +1; submit r2 in s1 +1; close s1"),
+         ("a close", "a turn that is turned away")),
+        (script("open s1; submit r1 in s1 +24; admit r1; extend r1 +24; abort r1"),
+         ("an abort", "pools that run full")),
     ],
 )
 def test_a_trace_says_what_it_needs(commands, needed):

@@ -10,7 +10,7 @@ from reference.clauses import broken
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
 from reference.commands import (
-    Abort, Admit, Command, Decode, Draft, EvictSwa, Insert, SpecDecode,
+    Abort, Admit, Command, Draft, EvictSwa, Insert, SpecDecode,
 )  # fmt: skip
 from reference.ledger import ZERO
 from stateful_tests.tests.support.commands import script
@@ -211,36 +211,46 @@ CASES = [
 IN_TREE = script("insert h1 a4; submit r1 (no session) a4 +1; admit r1")
 CHUNK = script("submit r1 (no session) a5; admit r1; extend r1 +1")
 FULL_TREE = replace(TREE, full_pages=4, swa_pages=4)
-TAIL, ALL = {"s1": [4, 5, 6]}, {"s1": [0, 1, 2]}
-FREEING: dict[str, tuple[Step, dict[str, list[int]], dict[str, list[int]]]] = {"finish": (CUT, TAIL, TAIL),
+TAIL, ALL, ROW = {"s1": [4, 5, 6]}, {"s1": [0, 1, 2]}, {"r3": [0, 1, 2]}
+FREEING: dict[str, tuple[Step, dict[str, list[int]], dict[str, list[int]]]] = {
+    "finish": (CUT, TAIL, TAIL),
     "a finish behind the sweep": (step_of(PLAIN, *TURN, AHEAD, "evict_swa r1 at length 12; finish r1 keep 1"),
-    {"s1": [3, 4, 5, 6]}, TAIL), "a finish of all": (step_of(PLAIN, *TURN, "decode r1; finish r1 keep 2"), {},
-    {}), "retract": (step_of(PLAIN, *TURN, AHEAD, "retract r1 losing 1"), {"s1": [5, 6]}, {"s1": [5, 6]}),
-    "admit": (step_of(PLAIN, *TURN, *[Decode(("r1",))] * 2, "retract r1 losing 1; admit r1"), {"s1": [3]},
-    {"s1": [3]}), "close": (step_of(PLAIN, *TURN, "finish r1 keep 1; close s1"), ALL, ALL),
-    "a close of nothing": (step_of(PLAIN, *TURN, "open s2; close s2"), {}, {}), "a close that waited": (
-    step_of(PLAIN, *TURN, "close s1; finish r1 keep 1"), ALL, ALL), "a close that waits": (step_of(PLAIN,
-    *TURN, "close s1"), {}, {}), "abort": (step_of(PLAIN, *TURN, "abort r1"), ALL, ALL),
+        {"s1": [3, 4, 5, 6]}, TAIL),
+    "a finish of all": (step_of(PLAIN, *TURN, "decode r1; finish r1 keep 2"), {}, {}),
+    "retract": (step_of(PLAIN, *TURN, AHEAD, "retract r1 losing 1"), {"s1": [5, 6]}, {"s1": [5, 6]}),
+    "admit": (step_of(PLAIN, *TURN, "decode r1; decode r1; retract r1 losing 1; admit r1"),
+        {"s1": [3]}, {"s1": [3]}),
+    "close": (step_of(PLAIN, *TURN, "finish r1 keep 1; close s1"), ALL, ALL),
+    "a close of nothing": (step_of(PLAIN, *TURN, "open s2; close s2"), {}, {}),
+    "a close that waited": (step_of(PLAIN, *TURN, "close s1; finish r1 keep 1"), ALL, ALL),
+    "a close that waits": (step_of(PLAIN, *TURN, "close s1"), {}, {}),
+    "abort": (step_of(PLAIN, *TURN, "abort r1"), ALL, ALL),
     "an abort after a retract": (step_of(PLAIN, *TURN, "retract r1; abort r1"), ALL, ALL),
     "an abort that closes": (step_of(PLAIN, *LATER, "close s1; abort r2"), ALL, ALL),
-    "an abort before anything": (step_of(PLAIN, *LATER, "abort r2"), {}, {}), "an abort of who has nothing": (
-    step_of(PLAIN, *TURN, *SERVE[:1], "abort r3"), {}, {}), "an ordinary end": (step_of(PLAIN, *TURN, *SERVE,
-    "finish r3 keep 1"), {"r3": [0, 1, 2]}, {"r3": [0, 1, 2]}), "an ordinary retract": (step_of(PLAIN, *TURN,
-    *SERVE, "retract r3"), {"r3": [0, 1, 2]}, {"r3": [0, 1, 2]}), "an ordinary abort": (step_of(PLAIN, *TURN,
-    *SERVE, "abort r3"), {"r3": [0, 1, 2]}, {"r3": [0, 1, 2]}), "a sweep": (step_of(PLAIN, *TURN, AHEAD,
-    "evict_swa r1 at length 10"), {}, ALL), "a second sweep": (step_of(PLAIN, *TURN, AHEAD,
-    "evict_swa r1 at length 8; evict_swa r1 at length 12"), {}, {"s1": [2, 3]}), "decode": (RUNS, {}, {}),
+    "an abort before anything": (step_of(PLAIN, *LATER, "abort r2"), {}, {}),
+    "an abort of who has nothing": (step_of(PLAIN, *TURN, *SERVE[:1], "abort r3"), {}, {}),
+    "an ordinary end": (step_of(PLAIN, *TURN, *SERVE, "finish r3 keep 1"), ROW, ROW),
+    "an ordinary retract": (step_of(PLAIN, *TURN, *SERVE, "retract r3"), ROW, ROW),
+    "an ordinary abort": (step_of(PLAIN, *TURN, *SERVE, "abort r3"), ROW, ROW),
+    "a sweep": (step_of(PLAIN, *TURN, AHEAD, "evict_swa r1 at length 10"), {}, ALL),
+    "a second sweep": (step_of(PLAIN, *TURN, AHEAD, "evict_swa r1 at length 8; evict_swa r1 at length 12"),
+        {}, {"s1": [2, 3]}),
+    "decode": (RUNS, {}, {}),
     "evict": (step_of(TREE, "insert h1 b2; insert h2 a2; evict full 2"), {"tree b2": [0]}, {"tree b2": [0]}),
     "a tombstone": (step_of(TREE, "insert h1 a4; evict full 0 swa 2"), {}, {"tree a2": [0]}),
-    "a tombstone recovered": (step_of(TREE, "insert h1 a4; evict full 0 swa 2; insert h2 a4"), {"tree a2": [
-    0]}, {}), "a prompt in the tree": (step_of(TREE, *CHUNK, "insert h1 a4; extend r1 +4"), {"r1": [0]},
-    {"r1": [0]}), "a prompt in the tree, in part": (step_of(TREE, *CHUNK, "insert h1 a2; extend r1 +4"),
-    {"r1": [0]}, {"r1": [0]}), "a prompt taken over": (step_of(TREE, *CHUNK, "extend r1 +4"), {}, {}),
-    "a finish into the tree": (step_of(TREE, *IN_TREE, "extend r1 +1", *[Decode(("r1",))] * 2,
-    "finish r1 keep 2"), {"r1": [3]}, {"r1": [3]}), "a close above the tree's": (step_of(TREE,
-    "open s1; submit r1 in s1 a4 +1", *TURN[2:], "finish r1 keep 1; close s1"), {"s1": [2]}, {"s1": [2]}),
+    "a tombstone recovered": (step_of(TREE, "insert h1 a4; evict full 0 swa 2; insert h2 a4"),
+        {"tree a2": [0]}, {}),
+    "a prompt in the tree": (step_of(TREE, *CHUNK, "insert h1 a4; extend r1 +4"), {"r1": [0]}, {"r1": [0]}),
+    "a prompt in the tree, in part": (step_of(TREE, *CHUNK, "insert h1 a2; extend r1 +4"),
+        {"r1": [0]}, {"r1": [0]}),
+    "a prompt taken over": (step_of(TREE, *CHUNK, "extend r1 +4"), {}, {}),
+    "a finish into the tree": (step_of(TREE, *IN_TREE,
+        "extend r1 +1; decode r1; decode r1; finish r1 keep 2"), {"r1": [3]}, {"r1": [3]}),
+    "a close above the tree's": (step_of(TREE, "open s1; submit r1 in s1 a4 +1", *TURN[2:],
+        "finish r1 keep 1; close s1"), {"s1": [2]}, {"s1": [2]}),
     "room": (step_of(FULL_TREE, "insert h1 a6; submit r1 (no session) +4; admit r1; extend r1 +4"),
-    {"tree a6": [2]}, {"tree a6": [2]})}  # fmt: skip
+        {"tree a6": [2]}, {"tree a6": [2]}),
+}  # fmt: skip
 
 
 def leaked(step: Step, pool: str) -> Step | None:
@@ -277,19 +287,24 @@ def test_a_model_without_a_window_frees_no_swa_page():
 
 
 # Locks: of these nodes, in the order of paths, the counters (full, SWA).
-LOCKS: dict[str, tuple[Step, list[tuple[int, int]]]] = {"nobody's": (step_of(TREE, "insert h1 a8"), [(0, 0), (
-    0, 0)]), "up to a window": (step_of(TREE, "insert h1 a8 (goes on)"), [(1, 0), (1, 1)]), "of two": (
-    step_of(TREE, "insert h1 a4 (goes on); insert h2 a4b2 (goes on)"), [(2, 0), (2, 1), (1, 1)]),
-    "of a request": (step_of(TREE, *IN_TREE), [(1, 0), (1, 1)]), "that a window has left behind": (step_of(
-    TREE, *IN_TREE, "extend r1 +1", *[Decode(("r1",))] * 3), [(1, 0), (1, 1)]), "of a session": (step_of(TREE,
-    "open s1; submit r1 in s1 a4", *TURN[2:3], "extend r1 +4; finish r1 keep 1"), [(1, 0), (1, 1)]),
+LOCKS: dict[str, tuple[Step, list[tuple[int, int]]]] = {
+    "nobody's": (step_of(TREE, "insert h1 a8"), [(0, 0), (0, 0)]),
+    "up to a window": (step_of(TREE, "insert h1 a8 (goes on)"), [(1, 0), (1, 1)]),
+    "of two": (step_of(TREE, "insert h1 a4 (goes on); insert h2 a4b2 (goes on)"), [(2, 0), (2, 1), (1, 1)]),
+    "of a request": (step_of(TREE, *IN_TREE), [(1, 0), (1, 1)]),
+    "that a window has left behind": (step_of(TREE, *IN_TREE,
+        "extend r1 +1; decode r1; decode r1; decode r1"), [(1, 0), (1, 1)]),
+    "of a session": (step_of(TREE, "open s1; submit r1 in s1 a4", *TURN[2:3],
+        "extend r1 +4; finish r1 keep 1"), [(1, 0), (1, 1)]),
     "of who was matched again": (step_of(TREE, *IN_TREE, "admit r1"), [(1, 0), (1, 1)]),
     "of who was matched again after a split": (step_of(TREE, "insert h1 a8", *IN_TREE[1:],
-    "match h2 a2; admit r1"), [(2, 1), (1, 1), (0, 0), (0, 0)]), "over a node that was split": (step_of(TREE,
-    "insert h1 a8 (goes on); match h2 a4"), [(2, 1), (1, 0), (1, 1)]), "given back": (step_of(TREE,
-    "insert h1 a8 (goes on); unlock h1"), [(0, 0), (0, 0)]), "no window": (step_of(replace(TREE, window=None,
-    swa_pages=0), "insert h1 a8 (goes on)"), [(1, 0)]), "pages of one token": (step_of(ONE,
-    "insert h1 a5; match h2 a3"), [(1, 1), (0, 0)])}  # fmt: skip
+        "match h2 a2; admit r1"), [(2, 1), (1, 1), (0, 0), (0, 0)]),
+    "over a node that was split": (step_of(TREE, "insert h1 a8 (goes on); match h2 a4"),
+        [(2, 1), (1, 0), (1, 1)]),
+    "given back": (step_of(TREE, "insert h1 a8 (goes on); unlock h1"), [(0, 0), (0, 0)]),
+    "no window": (step_of(replace(TREE, window=None, swa_pages=0), "insert h1 a8 (goes on)"), [(1, 0)]),
+    "pages of one token": (step_of(ONE, "insert h1 a5; match h2 a3"), [(1, 1), (0, 0)]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -315,10 +330,11 @@ def by_itself(*commands: Command) -> Step:
 
 BEGUN = script("submit r1 (no session) a3c1; admit r1")
 ALIKE = step_of(  # r2 splits what r1 has locked
-    ONE, "submit r2 (no session) a1b2; admit r2; insert h1 a5", *BEGUN,
-    "extend r1 +1, r2 +3")  # fmt: skip
+    ONE, "submit r2 (no session) a1b2; admit r2; insert h1 a5", *BEGUN, "extend r1 +1, r2 +3"
+)
 UNLIKE = step_of(TREE, "submit r2 (no session) b8; admit r2", *BEGUN, "extend r1 +4, r2 +8")
-OF_A_SESSION = step_of(TREE, "open s1; submit r1 in s1 a4; admit r1; extend r1 +4", *[Decode(("r1",))] * 3)
+OF_A_SESSION = step_of(
+    TREE, "open s1; submit r1 in s1 a4; admit r1; extend r1 +4; decode r1; decode r1; decode r1")
 A8, A1 = (step_of(sizes, Insert("h1", text(key), 0, True)) for sizes, key in ((TREE, "a8"), (ONE, "a1")))
 SPLIT = by_itself(*script("insert h1 a8; insert h1 b4; match h1 a6; match h2 a4"))
 KEPT = in_tree(node(step_of(TREE, "insert h1 a8"), 0, full_locks=1), lock_holders={"h1": range(8)})
