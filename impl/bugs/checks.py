@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
-from impl.torch_kv.checks import Batch, Named
+from impl.torch_kv.checks import Named
 from impl.torch_kv.cursors import larger
 from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.sessions import KVRequest, KVSession
@@ -72,15 +72,7 @@ class _OneBatchTwice(TorchKV):
     walks both counts every request twice. Visible after any decode. Fix: each request once."""
 
     def listed(self) -> list[KVRequest]:
-        return self.last_batch.requests + self.running_batch.requests
-
-
-class _RowsAtLaunch(Batch):
-    """A batch that remembers the rows with which it was launched, as its tensors do."""
-
-    def __init__(self, requests: Sequence[KVRequest] = ()) -> None:
-        super().__init__(requests)
-        self.rows = {r.row for r in requests}
+        return self.last_batch + self.running_batch
 
 
 @bug("check-trusts-the-batch", "CHK-1", "rows of finished requests stay active")
@@ -93,15 +85,14 @@ class _TrustsTheBatch(TorchKV):
 
     def launch(self, requests: Sequence[KVRequest]) -> None:
         super().launch(requests)
-        self.launched = _RowsAtLaunch(requests)
+        self.launched = {request: request.row for request in requests}
 
     def leave(self, request: KVRequest) -> None:
         super().leave(request)
-        self.launched = _RowsAtLaunch([r for r in self.launched.requests if r is not request])
+        self.launched.pop(request, None)
 
     def active_rows(self) -> set[int | None]:
-        stale = {r for r in self.launched.rows if r is not None} if self.last_batch.requests else set()
-        return super().active_rows() | stale
+        return super().active_rows() | {*(self.launched.values() if self.last_batch else ())}
 
 
 @bug("check-forgets-page-rounding", "CHK-1", "tokens instead of pages")

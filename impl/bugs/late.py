@@ -5,9 +5,9 @@ from __future__ import annotations
 from impl.bugs.register import bug
 from impl.torch_kv.cursors import N, RowCursors, larger, smaller
 from impl.torch_kv.sessions import KVRequest
-from impl.torch_kv.steps import Verdict
+from impl.torch_kv.steps import Played
 from impl.torch_kv.system import TorchKV
-from reference.commands import Choice, Launch, Reason
+from reference.commands import Choice, Launch
 
 
 @bug("launch-takes-slots-for-one-round", "LEN-5", "a launch forgets the round in flight")
@@ -47,10 +47,10 @@ class _LaunchSweepsByTheClaim(TorchKV):
     what is drafted; when most of it is rejected, the next token reads what was freed. Visible when
     more than a page is drafted past a window. Fix: sweep with what is committed by results that are there."""
 
-    def launch_ahead(self, command: Launch) -> Verdict:
-        verdict = super().launch_ahead(command)
-        if self.window is None or isinstance(verdict, Reason):
-            return verdict
+    def launch_ahead(self, command: Launch) -> Played:
+        super().launch_ahead(command)
+        if self.window is None:
+            return None
         found = [self.requests[draft.request] for draft in command.lanes]
         self.sweep(found, [request.cursors.kv_committed_len for request in found])
         return tuple(Choice(r.name, swa_evicted_seqlen=r.cursors.swa_evicted_seqlen) for r in found)

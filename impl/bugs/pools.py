@@ -12,7 +12,6 @@ from impl.torch_kv.pool import PagePool
 from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.store import BatchSpan, KVStore, ragged
 from impl.torch_kv.system import TorchKV
-from reference.commands import Reason
 
 
 class _PoolFromZero(PagePool):
@@ -255,8 +254,8 @@ class _TailAsksForAll(TorchKV):
         starts: Sequence[int],
         ends: Sequence[int],
         live: Sequence[int] | None = None,  # noqa: ARG002
-    ) -> Reason | None:
-        return super().make_room(rows, starts, ends)
+    ) -> None:
+        super().make_room(rows, starts, ends)
 
 
 @bug("tail-loses-the-head", "MAP-3", "a prompt takes SWA slots for all and says it has those of its tail")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from impl.adapter import TreeSizes
 from impl.bugs.register import FREE_ONLY, bug
-from impl.bugs.tree_locks import Trusting
 from impl.torch_kv.cursors import N, RowCursors
 from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.nodes import FULL, Key
-from impl.torch_kv.radix import Room
 from impl.torch_kv.sessions import KVRequest, KVSession
-from impl.torch_kv.steps import Verdict
+from impl.torch_kv.steps import Played
 from impl.torch_kv.system import TorchKV
+from impl.vocabulary import require
 from reference.commands import Choice, Reason, Report
 
 
@@ -74,8 +74,6 @@ class _InsertsBlindly(TorchKV):
     """A running request loses its window. It inserts its prompt although the tree keeps a locked tombstone
     there: its own SWA KV is freed as a duplicate, and it reads on. Visible when a prompt is computed again
     over a locked tombstone. Fix: insert only if all of it can be matched again."""
-
-    tree_class = Trusting
 
     def may_keep(self, key: Key, evicted: int) -> bool:  # noqa: ARG002
         return True
@@ -209,7 +207,7 @@ class _SweepsToTheWindow(TorchKV):
         assert self.window is not None
         return self.floor(max(0, length - self.window))
 
-    def sweep_choice(self, request: KVRequest) -> Verdict:
+    def sweep_choice(self, request: KVRequest) -> Played:
         return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
 
 
@@ -233,11 +231,11 @@ class _EvictsFirst(TorchKV):
     the question whether it will do. Visible when a batch is refused for want of pages while something may be
     evicted. Fix: ask the counters first."""
 
-    def room_for(self, pages: int, swa_pages: int) -> Reason | None:
+    def room_for(self, pages: int, swa_pages: int) -> None:
         missing = self.missing(pages, swa_pages)
         if self.tree is not None and any(missing):
             self.tree.evict(*missing)
-        return super().room_for(pages, swa_pages)
+        super().room_for(pages, swa_pages)
 
 
 @bug("no-room-in-the-swa-pool", "OUT-1", "eviction for a batch looks at the full pool alone")
@@ -245,9 +243,9 @@ class _FullAlone(TorchKV):
     """Requests are refused although the SWA pool could be had. What the tree could give back is asked of the
     full pool only. Visible when the SWA pool is full of cached windows. Fix: each pool by itself."""
 
-    def room_for(self, pages: int, swa_pages: int) -> Reason | None:
-        missing = self.missing(pages, swa_pages)
-        return Reason.OUT_OF_SWA if missing.swa else super().room_for(pages, swa_pages)
+    def room_for(self, pages: int, swa_pages: int) -> None:
+        require(not self.missing(pages, swa_pages)[1], Reason.OUT_OF_SWA)
+        super().room_for(pages, swa_pages)
 
 
 @bug("cached-pages-are-not-counted", "CHK-1", "a memory check does not know the tree")
@@ -269,9 +267,8 @@ class _CountsEachLock(TorchKV):
     locks instead of over the nodes. Visible at a check while two holders lock one node. Fix: each node
     once."""
 
-    def protected(self) -> Room:
-        found = super().protected()
+    def sizes(self) -> TreeSizes:
         nodes = [] if self.tree is None else [self.tree.root]
         for node in nodes:
             nodes += node.children.values()
-        return Room(sum(len(node.key) * node.locks[FULL] for node in nodes), found.swa)
+        return super().sizes()._replace(full_protected=sum(len(n.key) * n.locks[FULL] for n in nodes))

@@ -43,9 +43,9 @@ class Bug:
 BUGS: dict[str, Bug] = {}
 
 
-def broken(id: str, device: str = "cpu", checked: bool = False) -> TorchKV:  # noqa: A002
+def broken(id: str, device: str = "cpu") -> TorchKV:  # noqa: A002
     """The system with bug `id`, called "torch+ID". Raises KeyError for an unknown id."""
-    return BUGS[id].system(device=device, checked=checked)
+    return BUGS[id].system(device)
 
 
 def bug(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import N, RowCursors, larger, whole
 from impl.torch_kv.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest, KVSession, Slot
-from impl.torch_kv.steps import Verdict
+from impl.torch_kv.steps import Played
 from impl.torch_kv.system import TorchKV
-from impl.vocabulary import RequestPhase
-from reference.commands import MEMORY_REASONS, Choice, Draft, Extend, Reason
+from impl.vocabulary import CommandRefused, RequestPhase
+from reference.commands import MEMORY_REASONS, Choice, Draft, Extend
 
 
 @bug("restore-not-idempotent", "SES-3", "lending empties the slot")
@@ -43,8 +44,8 @@ class _DecodePastLostWindow(TorchKV):
     and decode does not look. Visible only when sweeps may run ahead of the commit. Fix: refuse to decode; the
     turn may still be finished, retracted or aborted."""
 
-    def window_lost(self, requests: Sequence[KVRequest]) -> Reason | None:  # noqa: ARG002
-        return None
+    def window_lost(self, requests: Sequence[KVRequest]) -> bool:  # noqa: ARG002
+        return False
 
 
 @bug("batch-not-atomic", "OUT-2", "a refused batch keeps its first lanes")
@@ -53,13 +54,15 @@ class _BatchNotAtomic(TorchKV):
     until one does not fit, and those before stay. Visible when a batch of two or more runs out of pages or
     rows and its first lane alone fits. Fix: check the whole batch first."""
 
-    def extend(self, command: Extend) -> Verdict:
-        verdict = super().extend(command)
-        if isinstance(verdict, Reason) and verdict in MEMORY_REASONS:
-            for lane in command.lanes:
-                if super().extend(Extend((lane,))) is not None:
-                    break
-        return verdict
+    def extend(self, command: Extend) -> Played:
+        try:
+            return super().extend(command)
+        except CommandRefused as refused:
+            if refused.reason in MEMORY_REASONS:
+                with suppress(CommandRefused):
+                    for lane in command.lanes:
+                        super().extend(Extend((lane,)))
+            raise
 
 
 @bug("sweep-off-the-page", "OUT-3", "the sweep does not round")
@@ -71,7 +74,7 @@ class _SweepOffThePage(TorchKV):
         assert self.window is not None
         return length - self.window - self.page_size
 
-    def sweep_choice(self, request: KVRequest) -> Verdict:
+    def sweep_choice(self, request: KVRequest) -> Played:
         return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
 
 

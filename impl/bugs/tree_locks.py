@@ -10,18 +10,11 @@ from impl.torch_kv.store import KVStore
 from impl.torch_kv.tree import RadixTree
 
 
-class Trusting(RadixTree):
-    """Locks what it is asked to: the fault is to show in the state, not as an exception."""
-
-    def require_kv(self, node: TreeNode, swa_from: int) -> None:
-        pass
-
-
 # Lock, unlock and split.
 
 
 @bug("lock-pins-swa-to-the-root", "TREE-6", "a lock pins SWA KV all the way up")
-class _LocksWholePath(Trusting):
+class _LocksWholePath(RadixTree):
     """The SWA pool fills early. A lock pins the SWA KV of the whole path, as it does with full KV, instead of
     stopping where a window is covered. Visible when the path has more than one node. Fix: stop there, and
     remember where."""
@@ -141,7 +134,7 @@ class _WantsWindow(RadixTree):
 
 
 @bug("match-ignores-the-window", "TREE-5", "a match hands out what full attention could read")
-class _IgnoresWindow(Trusting):
+class _IgnoresWindow(RadixTree):
     """The first token of a request reads a window of padding. Match follows the key as far as full KV goes
     and does not look for SWA KV. Visible when a path ends with a tombstone. Fix: the longest prefix that has
     a live window behind its end."""
@@ -166,7 +159,7 @@ class _WantsMore(RadixTree):
 
 
 @bug("match-adds-up-live-runs", "TREE-5", "a match counts SWA KV on both sides of a tombstone")
-class _AddsUp(Trusting):
+class _AddsUp(RadixTree):
     """A window with a hole is resumed. The live tokens of a path are added up without starting again at a
     tombstone. Visible when a tombstone lies inside the window. Fix: start from 0 at each."""
 

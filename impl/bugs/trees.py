@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from impl.bugs.register import bug
 from impl.torch_kv.lazy import Tensor, torch
-from impl.torch_kv.nodes import SWA, Inserted, Key, Owed, TreeNode
+from impl.torch_kv.nodes import SWA, Key, Owed, TreeNode
 from impl.torch_kv.tree import RadixTree
 
 _EVERYTHING = 1 << 30  # tokens
@@ -110,12 +110,11 @@ class _InsertRefreshesNothing(RadixTree):
         self._known = {node: list(node.used) for node in path}
         super()._grow(path, key, slots, live_from)
 
-    def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> Inserted:
-        inserted = super().insert(key, slots, evicted, prefix)
+    def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> None:
+        super().insert(key, slots, evicted, prefix)
         for node, used in self._known.items():
             node.used = used
             self._queue(node)
-        return inserted
 
 
 # Tombstones and recovery.

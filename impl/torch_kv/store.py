@@ -74,17 +74,17 @@ class KVStore:
 
     pool_class = PagePool
 
-    def __init__(self, geometry: Geometry, device: torch.device, checked: bool = False) -> None:
+    def __init__(self, geometry: Geometry, device: torch.device) -> None:
         size = geometry.page_size
         self.page_size = size
         self.width = geometry.width
         self.device = device
-        self.full = self.pool_class(geometry.full_pages, size, device, checked)
+        self.full = self.pool_class(geometry.full_pages, size, device)
         self.pools = [self.full]
         self.swa: PagePool | None = None
         slots = 0
         if geometry.window is not None:
-            self.swa = self.pool_class(geometry.swa_pages, size, device, checked)
+            self.swa = self.pool_class(geometry.swa_pages, size, device)
             self.pools.append(self.swa)
             slots = (geometry.full_pages + 1) * size
         self.full_to_swa = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -96,7 +96,7 @@ class KVStore:
         self.free_rows = list(range(geometry.rows - 1, -1, -1))
         # A kernel is this class's rules in one piece; a subclass that changes one takes the torch path.
         triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        self.use_kernel = triton and type(self) is KVStore and not checked
+        self.use_kernel = triton and type(self) is KVStore
 
     # Rows.
 
@@ -276,8 +276,7 @@ class KVStore:
     ) -> None:
         """Free full pages [first, end) and SWA pages [swa_first, end) of each row.
 
-        pages, swa_pages: how many that is. The mapping of a freed full page is cleared whole. Checked
-        pools raise PoolError.
+        pages, swa_pages: how many that is. The mapping of a freed full page is cleared whole.
         """
         same = self.swa is not None and pages == swa_pages  # for no SWA page goes without its full page
         if self.use_kernel:
@@ -305,7 +304,7 @@ class KVStore:
         """Free pages that no row names, each by its first full slot.
 
         slots: int64 [n], full pages that go, their mapping cleared whole; swa_slots: int64 [m], full
-        pages whose SWA side goes, m 0 without SWA. Checked pools raise PoolError.
+        pages whose SWA side goes, m 0 without SWA.
         """
         if swa_slots.numel():
             self._free_swa(swa_slots)

@@ -18,14 +18,13 @@ from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.ends import Ends
-from impl.sglang.scheduler.refusals import CommandRefused, require, spelled
 from impl.sglang.scheduler.results import LateResults, Results
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
-from impl.vocabulary import RequestPhase
+from impl.vocabulary import CommandRefused, RequestPhase, require, spelled
 from reference import commands as c
 from reference.commands import (
-    Choice, Command, Done, Freed, Outcome, Reason, Refused, Report, prompt_len, token_id,
+    COMMANDS, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report, kind_name, prompt_len, token_id,
 )  # fmt: skip
 from reference.geometry import Geometry
 
@@ -412,23 +411,5 @@ class Driver(Ends, TreeCommands):
 
 
 _METHODS: dict[type, Callable[[Driver, Any], Played]] = {
-    c.Open: Driver.open,
-    c.Close: Driver.close,
-    c.Submit: Driver.submit,
-    c.Admit: Driver.admit,
-    c.Extend: Driver.extend,
-    c.Decode: Driver.decode,
-    c.SpecDecode: Driver.spec_decode,
-    c.Launch: Driver.launch,
-    c.Settle: Driver.settle,
-    c.EvictSwa: Driver.evict_swa,
-    c.Finish: Driver.finish,
-    c.Retract: Driver.retract,
-    c.Abort: Driver.abort,
-    c.CheckBusy: Driver.check_busy,
-    c.CheckIdle: Driver.check_idle,
-    c.Match: Driver.match,
-    c.Unlock: Driver.unlock,
-    c.Insert: Driver.insert,
-    c.Evict: Driver.evict,
+    kind: getattr(Driver, kind_name(kind)) for kind in COMMANDS if hasattr(Driver, kind_name(kind))
 }

@@ -12,7 +12,8 @@ from impl.torch_kv.cursors import RowCursors
 from impl.torch_kv.lazy import Tensor
 from impl.torch_kv.nodes import MatchedPrefix, NodeLock, TreeNode
 from impl.torch_kv.sessions import KVRequest, Slot
-from impl.torch_kv.steps import Verdict
+from impl.torch_kv.steps import Played
+from impl.vocabulary import CommandRefused
 from reference import tree as radix
 from reference.clauses.step import Step
 from reference.commands import (
@@ -112,11 +113,13 @@ class ReleasesLessOfASlot(OwnTreeEngine):
 class TurnsAwayAndInserts(OwnTreeEngine):
     """A turn that is turned away takes a row."""
 
-    def submit(self, command: Submit) -> Verdict:
-        verdict = super().submit(command)
-        if verdict is not None and self.store.free_rows:
-            self.store.free_rows.pop()
-        return verdict
+    def submit(self, command: Submit) -> Played:
+        try:
+            return super().submit(command)
+        except CommandRefused:
+            if self.store.free_rows:
+                self.store.free_rows.pop()
+            raise
 
 
 def _with(tree: type[OwnTree]) -> OwnTreeEngine:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from impl.torch_kv.sessions import KVRequest, KVSession
-from impl.torch_kv.steps import Verdict
+from impl.torch_kv.steps import Played
 from impl.torch_kv.system import TorchKV
-from reference.commands import CheckBusy, Decode, Reason, Report, SpecDecode
+from reference.commands import CheckBusy, Decode, Report, SpecDecode
 from reference.geometry import Geometry
 from stateful_tests.check.campaign import first_violation
 from stateful_tests.check.tiers import plan
@@ -19,7 +19,7 @@ from stateful_tests.check.tiers import plan
 class ClampsDrafts(TorchKV):
     """Drafts past the row's width are cut where the accepted tokens still fit."""
 
-    def spec_decode(self, command: SpecDecode) -> Verdict:
+    def spec_decode(self, command: SpecDecode) -> Played:
         lanes = []
         for lane in command.lanes:
             request = self.requests.get(lane.request)
@@ -49,7 +49,7 @@ class RemembersSessions(TorchKV):
 class WritesNoEntries(TorchKV):
     """A busy check at level 2 is one at level 1."""
 
-    def check_busy(self, command: CheckBusy) -> Reason | Report | None:
+    def check_busy(self, command: CheckBusy) -> Report | None:
         return super().check_busy(CheckBusy(1) if command.level == 2 else command)
 
 
@@ -68,7 +68,7 @@ class KeepsASharedLock(TorchKV):
 class EvictsForWhoHasLostItsWindow(TorchKV):
     """A round makes room before it looks at the windows, and is refused all the same."""
 
-    def decode(self, command: Decode) -> Verdict:
+    def decode(self, command: Decode) -> Played:
         found = [self.requests[name] for name in command.requests if name in self.requests]
         if found and self.window_lost(found) and self.tree is not None and not self.store.full.available:
             self.tree.evict(self.page_size, 0)
