@@ -63,7 +63,7 @@ def validate(
     from ci.report import render, servers
     from stateful_tests.watched import validator
     from stateful_tests.watched.reader import LogError, logs_of
-    from stateful_tests.watched.table import TABLE, mapping_row
+    from stateful_tests.watched.beside import TABLE, mapping_row
 
     writable_json(json_file)
     out = render.console(text_out(json_file))

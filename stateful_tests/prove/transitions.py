@@ -70,17 +70,6 @@ class Move:
 # The invariant.
 
 
-def invariant(ref: SymbolicReference, state: Any) -> dict[str, Callable[[], Any]]:
-    """What is so of the row in every state that the rules reach, by name: asked for one by one."""
-    return {
-        "order": partial(_order, ref, state),
-        "text": partial(_text, ref, state),
-        "frontier": partial(_frontier, ref, state),
-        "window": partial(_window, ref, state),
-        "faithful": partial(_faithful, ref, state),
-    }
-
-
 def row(state: Any) -> Any:
     """Cursors of the turn, or else of the slot; None: nothing is held."""
     turn = state.request("r")
@@ -151,6 +140,12 @@ def _faithful(ref: SymbolicReference, state: Any) -> Any:
     return both(live(ref, c, smaller(kept, larger(turn.swept, turn.origin - 1))), *bounds)
 
 
+# What is so of the row in every state that the rules reach, by name.
+INVARIANT: dict[str, Callable[[SymbolicReference, Any], Any]] = {
+    "order": _order, "text": _text, "frontier": _frontier, "window": _window, "faithful": _faithful,
+}  # fmt: skip
+
+
 # States before a rule.
 
 
@@ -176,8 +171,8 @@ def _state(ref: SymbolicReference, mode: Mode, slot: Any, request: Any) -> Any:
     session = ref.ledger.Session("s", history, slot, request.name if request is not None else None)
     requests = (request,) if request is not None else ()
     state = ref.ledger.State(config(ref, mode), (session,), requests)
-    for part in invariant(ref, state).values():
-        assume(part())
+    for part in INVARIANT.values():
+        assume(part(ref, state))
     return state
 
 

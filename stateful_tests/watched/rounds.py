@@ -10,8 +10,8 @@ from reference import given
 from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, Decode, Draft, EvictSwa, Extend, Reason, SpecDecode
 from reference.ledger import Cursors, Phase
+from stateful_tests.watched.beside import reads
 from stateful_tests.watched.judging import Shown, Verdict
-from stateful_tests.watched.table import reads
 from stateful_tests.watched.turns import Turns
 
 
