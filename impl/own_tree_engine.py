@@ -14,9 +14,9 @@ from dataclasses import replace
 from impl.adapter import Capabilities
 from impl.torch_kv.cursors import RowCursors
 from impl.torch_kv.nodes import TreeNode
-from impl.torch_kv.steps import Played
 from impl.torch_kv.system import TorchKV
 from impl.torch_kv.tree import RadixTree
+from impl.vocabulary import Played
 from reference.commands import Command, Decode, Outcome
 
 

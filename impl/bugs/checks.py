@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.checks import Named
 from impl.torch_kv.cursors import larger
-from impl.torch_kv.lazy import Tensor
+from impl.lazy import Tensor
 from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 from reference.commands import Command, Outcome, Report

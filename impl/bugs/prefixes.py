@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from impl.adapter import TreeSizes
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import N, RowCursors
-from impl.torch_kv.lazy import Tensor
+from impl.lazy import Tensor
 from impl.torch_kv.nodes import FULL, Key
 from impl.torch_kv.sessions import KVRequest, KVSession
-from impl.torch_kv.steps import Played
 from impl.torch_kv.system import TorchKV
-from impl.vocabulary import require
+from impl.vocabulary import Played, require
 from reference.commands import Choice, Reason, Report
 
 

@@ -7,11 +7,10 @@ from contextlib import suppress
 
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import N, RowCursors, larger, whole
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest, KVSession, Slot
-from impl.torch_kv.steps import Played
 from impl.torch_kv.system import TorchKV
-from impl.vocabulary import CommandRefused, RequestPhase
+from impl.vocabulary import CommandRefused, Played, RequestPhase
 from reference.commands import MEMORY_REASONS, Choice, Draft, Extend
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from impl.bugs.register import bug
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import SWA, Key, Owed, TreeNode
 from impl.torch_kv.tree import RadixTree
 

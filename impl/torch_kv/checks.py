@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.torch_kv.cursors import larger
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.radix import PrefixRules
 from impl.torch_kv.sessions import KVRequest, KVSession, Slot
 from impl.vocabulary import RequestPhase, require

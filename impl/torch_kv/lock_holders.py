@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from impl import adapter
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key
 from impl.torch_kv.sessions import KVSession
 from impl.torch_kv.steps import Steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from impl.torch_kv.lazy import Tensor
+from impl.lazy import Tensor
 
 Key = tuple[int, ...]
 

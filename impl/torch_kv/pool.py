@@ -7,7 +7,7 @@ and gives.
 
 from __future__ import annotations
 
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 
 
 class OutOfPagesError(RuntimeError):

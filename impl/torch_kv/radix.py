@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from impl.adapter import TreeSizes
 from impl.torch_kv.cursors import ZERO, Lanes, N, RowCursors
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key, NodeLock, TreeNode
 from impl.torch_kv.sessions import KVRequest, KVSession, SessionRules
 from impl.torch_kv.store import BatchSpan

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from impl.torch_kv.cursors import ZERO, CursorTable, Lanes, N, RowCursors, Rule, larger, smaller, whole
-from impl.torch_kv.lazy import Tensor
+from impl.lazy import Tensor
 from impl.torch_kv.store import KVStore
 from impl.vocabulary import RequestPhase
 from reference.commands import Draft, token_id

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 
 from impl.torch_kv.checks import MemoryChecks
 from impl.torch_kv.cursors import Lanes, N, RowCursors, larger
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest
-from impl.vocabulary import RequestPhase, require
+from impl.vocabulary import Played, RequestPhase, require
 from reference import commands as c
-from reference.commands import Choice, Freed, Reason, Report, token_id
-
-# What a command's method returns when it is done: what was chosen, or what it reports; None: nothing to tell.
-Played = tuple[Choice, ...] | Report | Freed | None
+from reference.commands import Reason, token_id
 
 
 class Steps(MemoryChecks):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cached_property
 
 from impl.torch_kv.cursors import CursorTable, N, whole
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
 from reference.geometry import Geometry
 

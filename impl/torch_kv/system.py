@@ -10,20 +10,16 @@ from typing import Any
 
 from impl import adapter
 from impl.torch_kv.cursors import ZERO
-from impl.torch_kv.lazy import torch
+from impl.lazy import torch
 from impl.torch_kv.lock_holders import LockHolders
 from impl.torch_kv.sessions import KVRequest, KVSession
-from impl.torch_kv.steps import Played
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.tree import RadixTree
-from impl.vocabulary import CommandRefused, RequestPhase, require, spelled, well_formed
+from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled, well_formed
 from reference import commands as c
-from reference.commands import (
-    Command, Done, Freed, Outcome, Reason, Refused, Report, kind_name, prompt_len, token_id,
-)  # fmt: skip
+from reference.commands import Command, Outcome, Reason, Refused, kind_name, prompt_len, token_id
 from reference.geometry import Geometry
 
-DONE = Done()
 REFUSED = {reason: Refused(reason) for reason in Reason}
 
 
@@ -75,14 +71,9 @@ class TorchKV(LockHolders):
         """Carry `command` out or refuse it."""
         try:
             with self._inference:  # no autograd bookkeeping: a fifth of the time of such small steps
-                played = self._methods[type(command)](command)
+                return done(self._methods[type(command)](command))
         except CommandRefused as refused:
             return REFUSED[refused.reason]
-        if played is None:
-            return DONE
-        if isinstance(played, Report):
-            return Done(report=played)
-        return Done(freed=played) if isinstance(played, Freed) else Done(played)
 
     def close(self) -> None:
         """Nothing outside this process is held."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from impl.adapter import NodeView, TreeSizes
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import (
     FULL, SWA, Entry, Key, MatchedPrefix, NodeLock, Owed, TreeNode,
 )  # fmt: skip

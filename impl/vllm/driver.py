@@ -1,9 +1,15 @@
-"""Carries commands out on a release's scheduler, as its engine core does, and gathers the facts."""
+"""Carries commands out on a release's scheduler, as its engine core does, and gathers the facts.
+
+`python -m impl.vllm.driver ROOT [--async] [--v2]` is the worker of a release. A release's module state is
+global, so each worker has one.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +17,7 @@ from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.failures import SystemFailed, fault_of_adapter
+from impl.process.worker import serve
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
@@ -244,3 +251,10 @@ class EngineDriver:
 
 def _reason(reason: Any) -> str:
     return "" if reason is None else str(reason)
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    importlib.import_module("torch").set_num_threads(1)
+    root, options = Path(sys.argv[1]), sys.argv[2:]
+    sys.exit(serve(lambda: EngineDriver(root, overlap="--async" in options, v2="--v2" in options), root))

@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 
 from impl.adapter import Cursors, UnusableImplementation
 from impl.isolation import cut
+from impl.lazy import torch
+from impl.sglang.parts import doubles, memory_checks, trees
+from impl.sglang.parts.doubles import SERVER_ARGS
 from impl.sglang.parts.modules import install
 from reference.geometry import Geometry
 
@@ -26,7 +29,7 @@ class Release0510:
     session_cache = ("sglang.srt.mem_cache.session_aware_cache", "SessionAwareCache")
     session_controller = "sglang.srt.managers.session_controller"
     checker = ("sglang.srt.managers.scheduler_runtime_checker_mixin", "SchedulerRuntimeCheckerMixin")
-    scheduler = "Scheduler0510"  # of impl.sglang.parts.memory_checks
+    scheduler: ClassVar[type[memory_checks.Scheduler]] = memory_checks.Scheduler0510
     paged_allocator = "sglang.srt.mem_cache.allocator"
     swa_allocators = "sglang.srt.mem_cache.swa_memory_pool"
     spec_file = "sglang/srt/speculative/eagle_info_v2.py"
@@ -62,9 +65,6 @@ class Release0510:
 
         Raises UnusableImplementation when the files do not load.
         """
-        # Here, because it imports torch: who only asks what is supported need not wait for that.
-        from impl.sglang.parts import doubles
-
         install(root, doubles.provided(), doubles.on_gpu())
         try:
             self._import(root)
@@ -76,8 +76,6 @@ class Release0510:
             ) from error
 
     def _import(self, root: Path) -> None:
-        import torch
-
         load = importlib.import_module
         self.common = self.allocation = load("sglang.srt.mem_cache.common")  # one module until 0.5.20
         self.allocator = load(self.paged_allocator)
@@ -114,8 +112,6 @@ class Release0510:
         return vars(self.common)
 
     def _without_kernels(self) -> None:
-        from impl.sglang.parts import doubles
-
         doubles.without_kernels(self.allocator)
 
     def _import_checks(self, load: Any) -> None:
@@ -124,8 +120,7 @@ class Release0510:
         checks = getattr(load(module), name)
         if not isinstance(checks, type):  # inert: the file is not there
             raise ImportError(f"no {module}")
-        stand_in = getattr(load("impl.sglang.parts.memory_checks"), self.scheduler)
-        self.scheduler_class = type(name, (stand_in, checks), {"checks": checks})
+        self.scheduler_class = type(name, (self.scheduler, checks), {"checks": checks})
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -142,12 +137,7 @@ class Release0510:
 
     def make_allocator(self, full: int, swa: int | None, page_size: int) -> Any:
         """The allocator of one pool, or of two; `full` and `swa` are tokens."""
-        import torch
-
-        from impl.sglang.parts import doubles
-
-        device = doubles.SERVER_ARGS.device
-        kind: dict[str, Any] = {"dtype": torch.float16, "device": device, "need_sort": False}
+        kind: dict[str, Any] = {"dtype": torch.float16, "device": SERVER_ARGS.device, "need_sort": False}
         if swa is not None:
             pool = doubles.kv_pool(self.swa_pool.SWAKVPool)
             return self.swa_allocator.SWATokenToKVPoolAllocator(
@@ -158,32 +148,32 @@ class Release0510:
         return self.allocator.PagedTokenToKVPoolAllocator(full, page_size, kvcache=None, **kind)
 
     def make_rows(self, rows: int, width: int) -> Any:
-        from impl.sglang.parts.doubles import SERVER_ARGS
-
         return self.memory_pool.ReqToTokenPool(
             size=rows, max_context_len=width, device=SERVER_ARGS.device, enable_memory_saver=False
         )
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
         """The release's session cache around its radix tree, or its chunk cache where there is no tree."""
-        params = self.params.CacheInitParams(
-            disable=not geometry.tree,
-            req_to_token_pool=rows,
-            token_to_kv_pool_allocator=allocator,
-            page_size=geometry.page_size,
-            sliding_window_size=geometry.window,
-            is_eagle=geometry.bigram,
-        )
+        params = self._cache_params(rows, allocator, geometry)
         if geometry.tree:
             kinds = self.radix_cache.RadixCache, self.swa_radix_cache.SWARadixCache
         else:
             kinds = self.chunk_cache.ChunkCache, self.chunk_cache.SWAChunkCache
         return self.session_cache_class(kinds[geometry.window is not None](params))
 
+    def _cache_params(self, rows: Any, allocator: Any, geometry: Geometry, **more: Any) -> Any:
+        return self.params.CacheInitParams(
+            disable=not geometry.tree,
+            req_to_token_pool=rows,
+            token_to_kv_pool_allocator=allocator,
+            page_size=geometry.page_size,
+            sliding_window_size=geometry.window,
+            is_eagle=geometry.bigram,
+            **more,
+        )
+
     def make_tree(self, cache: Any, allocator: Any, geometry: Geometry) -> Any:
         """The radix tree in `cache` (impl.sglang.parts.trees), None where there is none."""
-        from impl.sglang.parts import trees
-
         if not geometry.tree:
             return None
         if geometry.window is None:
@@ -236,14 +226,10 @@ class Release0510:
 
     def retract(self, batch: Any) -> None:
         """Take the first request of `batch` out of the running ones, under memory pressure."""
-        from impl.sglang.parts.doubles import SERVER_ARGS
-
         batch.release_req(0, 0, SERVER_ARGS)
 
     def retract_decode(self, batch: Any) -> tuple[list[Any], list[Any]]:
         """What the scheduler does where the next step of `batch` does not fit: (retracted, given up)."""
-        from impl.sglang.parts.doubles import SERVER_ARGS
-
         batch.filter_batch = lambda **_: None  # the others are in no other batch than in this one
         retracted, _, aborted = batch.retract_decode(SERVER_ARGS)
         return retracted, aborted
@@ -283,8 +269,6 @@ class Release0510:
 
         start: a page boundary. before: slots of the positions below it.
         """
-        import torch
-
         if cache.page_size == 1:
             return self.allocation.alloc_token_slots(cache, end - start)
         first, last = torch.tensor([start]), torch.tensor([end])
@@ -377,7 +361,7 @@ class Release0511(Release0510):
     """0.5.11. Turns in flight are known to the session; a close waits for them."""
 
     version = "0.5.11"
-    scheduler = "Scheduler0511"
+    scheduler = memory_checks.Scheduler0511
     session_cache = ("sglang.srt.session.streaming_session", "StreamingSession")
     session_controller = "sglang.srt.session.session_controller"
     uncounted: frozenset[str] = frozenset({"rows"})
@@ -411,7 +395,7 @@ class Release0513(Release0512):
     """0.5.13. Allocators are a package, the memory checks objects of their own; token ids are arrays."""
 
     version = "0.5.13"
-    scheduler = "Scheduler0513"
+    scheduler = memory_checks.Scheduler0513
     checker = ("sglang.srt.managers.scheduler_components.invariant_checker", "SchedulerInvariantChecker")
     observer = ("sglang.srt.managers.scheduler_components.pool_stats_observer", "SchedulerPoolStatsObserver")
     paged_allocator = "sglang.srt.mem_cache.allocator.paged"
@@ -424,8 +408,7 @@ class Release0513(Release0512):
             made[what] = getattr(load(module), name)
             if not isinstance(made[what], type):  # inert: the file is not there
                 raise ImportError(f"no {module}")
-        stand_in = getattr(load("impl.sglang.parts.memory_checks"), self.scheduler)
-        self.scheduler_class = type(self.scheduler, (stand_in,), {"parts": made})
+        self.scheduler_class = type("Scheduler", (self.scheduler,), {"parts": made})
 
     def ids(self, tokens: Sequence[int]) -> Any:
         return array("q", tokens)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from impl.sglang.parts import trees
 from impl.sglang.releases.v0_5_15_to_21 import Release0521
 from reference.geometry import Geometry
 
@@ -16,7 +17,7 @@ class Release0522(Release0521):
     """0.5.22, with the tree's core in Python."""
 
     version = "0.5.22"
-    tree = "UnifiedTree"  # of impl.sglang.parts.trees
+    tree = trees.UnifiedTree
     keeping, keeps_slots = "checkpoint", False
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"

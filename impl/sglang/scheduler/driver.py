@@ -21,16 +21,12 @@ from impl.sglang.scheduler.ends import Ends
 from impl.sglang.scheduler.results import LateResults, Results
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
-from impl.vocabulary import CommandRefused, RequestPhase, require, spelled
+from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled
 from reference import commands as c
 from reference.commands import (
-    COMMANDS, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report, kind_name, prompt_len, token_id,
+    COMMANDS, Choice, Command, Outcome, Reason, Refused, Report, kind_name, prompt_len, token_id,
 )  # fmt: skip
 from reference.geometry import Geometry
-
-# What a command's method returns: what the release chose, or what it reports; nothing is a plain "done".
-Played = Sequence[Choice] | Report | Freed | None
-
 
 class Driver(Ends, TreeCommands):
     """One release in this process; `reset` starts a server, `apply` plays one command.
@@ -65,15 +61,12 @@ class Driver(Ends, TreeCommands):
         Raises UnusableImplementation for a run that mixes Decode and SpecDecode, and whatever the
         release raises: then only `reset` may follow.
         """
+        outcome: Outcome
         try:
-            played = _METHODS[type(command)](self, command)
+            outcome = done(_METHODS[type(command)](self, command))
         except CommandRefused as refused:
-            return Refused(refused.reason), self.server.view()
-        if isinstance(played, Report):
-            return Done(report=played), self.server.view()
-        if isinstance(played, Freed):
-            return Done(freed=played), self.server.view()
-        return Done(tuple(played or ())), self.server.view()
+            outcome = Refused(refused.reason)
+        return outcome, self.server.view()
 
     # -- refusals ---------------------------------------------------------------------------------
 

@@ -9,11 +9,10 @@ import pytest
 
 from impl.own_tree_engine import OwnTree, OwnTreeEngine, make
 from impl.torch_kv.cursors import RowCursors
-from impl.torch_kv.lazy import Tensor
+from impl.lazy import Tensor
 from impl.torch_kv.nodes import MatchedPrefix, NodeLock, TreeNode
 from impl.torch_kv.sessions import KVRequest, Slot
-from impl.torch_kv.steps import Played
-from impl.vocabulary import CommandRefused
+from impl.vocabulary import CommandRefused, Played
 from reference import tree as radix
 from reference.clauses.step import Step
 from reference.commands import (

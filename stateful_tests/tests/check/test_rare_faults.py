@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from impl.torch_kv.sessions import KVRequest, KVSession
-from impl.torch_kv.steps import Played
 from impl.torch_kv.system import TorchKV
+from impl.vocabulary import Played
 from reference.commands import CheckBusy, Decode, Report, SpecDecode
 from reference.geometry import Geometry
 from stateful_tests.check.campaign import first_violation

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from impl.torch_kv.lazy import Tensor
+from impl.lazy import Tensor
 from impl.torch_kv.system import TorchKV
 from reference import clauses
 from reference.clauses import CLAUSES, Clause, Failure, about

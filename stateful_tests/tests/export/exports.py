@@ -72,7 +72,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
             system.noted = Noted()
             outcome = lockstep.do(command)
-            steps += export.commented(format_command(command), outcome, system.calls, sessions=True)
+            steps += export.commented(format_command(command), outcome, system.noted.calls, sessions=True)
     view, where = system.view(), system.kind.where
     facts = {"server.rows.free_slots": list(view.free_rows)}
     for name, request in view.requests.items():
@@ -94,7 +94,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         for path, node in zip(paths, view.tree.nodes, strict=True):
             slots = list(node.slots)
             facts[f"tree_slots(server.cache, {path})[{-len(slots)}:]"] = slots
-    lines = [line for _, line in system.late]
+    lines = [line for _, line in system.noted.late]
     lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
     steps += [*lines, f"self.fail({ALIKE!r})"]
     code = "\n".join([*export.started(geometry, "\n".join(steps)), *steps])

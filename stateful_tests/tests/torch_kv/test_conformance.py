@@ -10,7 +10,7 @@ import pytest
 
 from impl.torch_kv import TorchKV
 from impl.torch_kv.sessions import KVRequest
-from impl.torch_kv.steps import Played
+from impl.vocabulary import Played
 from reference.commands import (
     Admit, Choice, Chunk, Command, Evict, Extend, Finish, Insert, Match, Mode, Outcome, Piece, Reason,
     Refused, Retract, Submit, UnlockSwa,
