@@ -1,29 +1,25 @@
 """Adapters as bad as they come: each does its worst when a request is submitted. `--impl MODULE:Raises`."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from impl.adapter import UnusableImplementation, View
+from impl.adapter import UnusableImplementation
 from impl.example_engine import ExampleEngine
-from reference.commands import Admit, Command, Done, Outcome, Reason, Refused, Submit
-from reference.geometry import Geometry
+from reference.commands import Admit, Done, Reason, Refused, Submit
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 
 
 class _AtSubmit(ExampleEngine):
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         if isinstance(command, Submit):
             self.submit()
         return super().apply(command)
 
-    def submit(self) -> None: ...
+    def submit(self): ...
 
 
 def _raise(error: BaseException) -> None:
@@ -51,32 +47,32 @@ Eats = _at_submit(_eat)
 
 
 class WrongType(ExampleEngine):
-    def apply(self, command: Command) -> Any:
+    def apply(self, command):
         return "done"
 
 
 class Garbage(ExampleEngine):
-    def view(self) -> View:
+    def view(self):
         view = super().view()
-        return replace(view, free_full=[None]) if self.requests else view  # type: ignore[list-item]
+        return replace(view, free_full=[None]) if self.requests else view
 
 
 class RaisesInView(ExampleEngine):
-    def view(self) -> View:
+    def view(self):
         if self.requests:
             raise KeyError("r1")
         return super().view()
 
 
 class RaisesInReset(ExampleEngine):
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry):
         raise ValueError("no such sizes")
 
 
 class Forgets(ExampleEngine):
     """What was there before a reset is there afterwards."""
 
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry):
         before = dict(getattr(self, "requests", {}))
         super().reset(geometry)
         self.requests |= before
@@ -87,7 +83,7 @@ class ComesAndGoes(ExampleEngine):
 
     refused = False
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         outcome = super().apply(command)
         if isinstance(outcome, Done) and not self.refused:
             self.refused = True
@@ -98,7 +94,7 @@ class ComesAndGoes(ExampleEngine):
 class AdmitsNobody(ReferenceSystem):
     """Has sessions, and refuses every admission."""
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         return Refused(Reason.NO_ROW) if isinstance(command, Admit) else super().apply(command)
 
 
@@ -109,11 +105,11 @@ class OffersTooLittle(ExampleEngine):
 class OffByOne(ExampleEngine):
     """Has room for a page more than there is: the last one is popped from an empty list."""
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         self.free_pages = _OneMore(self.free_pages)
         return super().apply(command)
 
 
 class _OneMore(list[int]):
-    def __len__(self) -> int:
+    def __len__(self):
         return super().__len__() + 1

@@ -1,8 +1,5 @@
 """Whatever an adapter does, `kvspec check` ends with a finding, and its trace is on disk."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ from stateful_tests.shrink import minimise
 from stateful_tests.tests.check import bad_adapters
 from stateful_tests.traces import files
 
-Kvspec = Callable[..., tuple[int, str, str]]
 QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "200")
 
 
@@ -32,9 +28,7 @@ QUICK = ("--examples", "1", "--steps", "9", "--mode", "faithful", "--memory", "2
         ("RaisesInReset", "ValueError: no such sizes at bad_adapters.py:"),
     ],
 )
-def test_what_an_adapter_does_is_found(
-    adapter: str, says: str, kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
     if adapter != "Raises":  # sizes shrink in the same way, with a process for each candidate
         monkeypatch.setattr(minimise, "_shrink_size", lambda failing, trace, name: trace)
     limit = ("--timeout", "1") if adapter == "Hangs" else ()
@@ -49,30 +43,26 @@ def test_what_an_adapter_does_is_found(
 
 
 @pytest.mark.parametrize("adapter", ["Forgets", "ComesAndGoes"])
-def test_what_comes_and_goes_is_found(adapter: str, kvspec: Kvspec) -> None:
+def test_what_comes_and_goes_is_found(adapter, kvspec):
     code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK[2:])
     assert code == 1 and "violates" in out
     assert list(Path("traces").iterdir())
 
 
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
-def test_what_an_adapter_says_it_cannot_be_asked_is_no_finding(
-    where: tuple[str, ...], kvspec: Kvspec
-) -> None:
+def test_what_an_adapter_says_it_cannot_be_asked_is_no_finding(where, kvspec):
     code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:CannotBeAsked", *QUICK, *where)
     assert code == 2 and "this checkout has no such thing" in err
     assert not Path("traces").exists()
 
 
-def test_an_adapter_that_offers_no_command_is_unusable(kvspec: Kvspec) -> None:
+def test_an_adapter_that_offers_no_command_is_unusable(kvspec):
     code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffersTooLittle")
     assert code == 2 and "capabilities.commands: Submt; one or more of Open, Submit" in err
 
 
 @pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
-def test_a_crash_of_a_partial_adapter_shrinks_to_what_it_offers(
-    where: tuple[str, ...], kvspec: Kvspec
-) -> None:
+def test_a_crash_of_a_partial_adapter_shrinks_to_what_it_offers(where, kvspec):
     code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffByOne", "--seed", "1", *where)
     assert code == 3 and "IndexError: pop from empty list" in " ".join(out.split())
     [file] = Path("traces").iterdir()

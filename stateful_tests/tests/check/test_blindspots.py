@@ -1,9 +1,6 @@
 """What run-time checks see: nothing of what is right, and each its own faults."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -38,7 +35,7 @@ def _row(bug: str) -> BugResult:
 @pytest.mark.parametrize("impl", ["reference", "torch"])
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("machine", MACHINES)
-def test_nothing_is_seen_of_a_healthy_system(impl: str, mode: Mode, machine: str) -> None:
+def test_nothing_is_seen_of_a_healthy_system(impl, mode, machine):
     for run in _drawn(mode, machine):
         assert not (signs := watch(resolve(impl), run)).first, (run.geometry, signs)
 
@@ -55,13 +52,13 @@ def test_nothing_is_seen_of_a_healthy_system(impl: str, mode: Mode, machine: str
         ("lock-pins-swa-to-the-root", {check: "never" for check in CHECKS if check != "tree"}),
     ],
 )
-def test_known_cells(bug: str, cells: dict[str, str]) -> None:
+def test_known_cells(bug, cells):
     row = _row(bug)
     assert row.shown
     assert {check: row.cells[check].verdict for check in cells} == cells
 
 
-def test_a_late_cell_says_after_what_and_how_late() -> None:
+def test_a_late_cell_says_after_what_and_how_late():
     cell = _row("pr20070").cells["busy"]
     assert sum(cell.late_after.values()) == cell.seen - cell.at_once > 0
     assert cell.median_commands_late is not None and cell.median_commands_late >= 1
@@ -103,7 +100,7 @@ def _node(prefix: tuple[int, ...] = (2, 3), sizes: tuple[int, ...] = (0, 2, 0, 2
     """With a radix tree: one node of a page, locked once, that the row of r1 starts with."""
     node = NodeFacts((11, 12), (2, 3), (2, 3), (2, 3), (11, 12), (11, 12), 1, 1)._replace(**changes)
     holders = {name: h._replace(prefix=prefix) if name == "r1" else h for name, h in RIGHT.holders.items()}
-    return RIGHT._replace(tree=TreeFacts([node], {}, sizes, {}), holders=holders)  # type: ignore[arg-type]
+    return RIGHT._replace(tree=TreeFacts([node], {}, sizes, {}), holders=holders)
 
 
 PLANTED: list[tuple[str, Facts]] = [
@@ -128,27 +125,27 @@ def _signs(facts: Facts, mode: Mode = Mode.FAITHFUL) -> set[str]:
     return {name for name, monitor in MONITORS.items() if monitor.fires(state, facts)}
 
 
-def test_what_is_right_gives_no_sign() -> None:
+def test_what_is_right_gives_no_sign():
     for mode in Mode:
         assert _signs(RIGHT, mode) == _signs(_node(), mode) == set()
 
 
 @pytest.mark.parametrize("name, facts", PLANTED, ids=[f"{n}-{i}" for i, (n, _) in enumerate(PLANTED)])
-def test_each_monitor_finds_its_fault(name: str, facts: Facts) -> None:
+def test_each_monitor_finds_its_fault(name, facts):
     follows = {"KV"} if name == "window" else {"prefix"} if name == "tree" else set()
     assert name in _signs(facts) <= {name} | follows
 
 
-def test_every_monitor_has_a_planted_fault() -> None:
+def test_every_monitor_has_a_planted_fault():
     assert {name for name, _ in PLANTED} == set(MONITORS)
 
 
-def test_free_mode_lets_a_turn_be_swept_past_its_commit() -> None:
+def test_free_mode_lets_a_turn_be_swept_past_its_commit():
     swept = _run(Cursors(3, 4, 4, 0), (None,) * 4)
     assert (_signs(swept, Mode.FREE), "window" in _signs(swept)) == (set(), True)
 
 
-def test_the_command_gives_table_and_json(kvspec: Callable[..., tuple[int, str, str]]) -> None:
+def test_the_command_gives_table_and_json(kvspec):
     code, out, err = kvspec("blindspots", "--bug", "pr22213-tail", "--runs", "1", "--json")
     data = json.loads(out)
     (bug,) = data["bugs"]

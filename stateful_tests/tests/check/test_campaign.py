@@ -1,7 +1,5 @@
 """Campaigns: what they report, and that they survive systems that are worse than wrong."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from itertools import count
@@ -9,16 +7,15 @@ from multiprocessing import active_children
 
 import pytest
 
-from impl.adapter import Capabilities, System, UnusableImplementation
+from impl.adapter import Capabilities, UnusableImplementation
 from impl.example_engine import ExampleEngine
-from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import RequestPhase
 from reference.commands import (
-    Abort, Admit, Chunk, Close, Command, Decode, Done, Extend, Mode, Open, Outcome, Reason, Refused, Retract,
+    Abort, Admit, Chunk, Close, Decode, Done, Extend, Mode, Open, Reason, Refused, Retract,
     Submit,
 )  # fmt: skip
-from reference.geometry import PRESETS, Geometry, preset
+from reference.geometry import PRESETS, preset
 from stateful_tests.check import campaign, driving
 from stateful_tests.check.campaign import run
 from stateful_tests.check.driving import Named
@@ -40,7 +37,7 @@ class RefusesOnce(ReferenceSystem):
 
     refused = False
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         outcome = super().apply(command)
         if not self.refused and type(command).__name__ == "Admit":
             self.refused = True
@@ -48,14 +45,14 @@ class RefusesOnce(ReferenceSystem):
         return outcome
 
 
-def test_a_fault_that_does_not_show_again_is_reported() -> None:
+def test_a_fault_that_does_not_show_again_is_reported():
     result = run(RefusesOnce(), plan("smoke", examples=3, machines=["sessions"]))
     assert [f.clause for f in result.findings] == ["OUT-1"]
     violation = result.findings[0].run.violation
     assert violation is not None and "did not show again" in violation.observed
 
 
-def test_a_run_ends_before_token_ids_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_before_token_ids_do(monkeypatch):
     for module in (driving, lockstep):
         monkeypatch.setattr(module, "SHARED", 4)
     result = run(ReferenceSystem(), plan("smoke", examples=3, machines=["sessions"], presets=["page1"]))
@@ -66,7 +63,7 @@ def test_a_run_ends_before_token_ids_do(monkeypatch: pytest.MonkeyPatch) -> None
 class Explodes(ReferenceSystem):
     """Raises where it should decode."""
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         if type(command).__name__ == "Decode":
             raise IndexError("page 99")
         return super().apply(command)
@@ -75,19 +72,19 @@ class Explodes(ReferenceSystem):
 class _OneMore(list[int]):
     """Counts one page more than there are."""
 
-    def __len__(self) -> int:
+    def __len__(self):
         return super().__len__() + 1
 
 
 class PromisesAPage(ExampleEngine):
     """Its check for room is off by one."""
 
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry):
         super().reset(geometry)
         self.free_pages = _OneMore(self.free_pages)
 
 
-def test_a_plan_that_is_done_at_once_is_no_verdict() -> None:
+def test_a_plan_that_is_done_at_once_is_no_verdict():
     """A system that offers little is driven on until nothing new comes up."""
     short = run(PromisesAPage(), replace(plan("smoke", seed=3), goes_on=False))
     assert short.exit_code == 0 and short.examples == short.planned and not short.went_on
@@ -99,7 +96,7 @@ def test_a_plan_that_is_done_at_once_is_no_verdict() -> None:
     assert conforming.went_on
 
 
-def test_a_system_that_breaks_is_not_called_wrong() -> None:
+def test_a_system_that_breaks_is_not_called_wrong():
     result = run(Explodes(), plan("smoke", examples=6, machines=["sessions"]))
     assert [f.clause for f in result.findings] == ["BROKEN"]
     assert result.exit_code == 3
@@ -109,11 +106,11 @@ def test_a_system_that_breaks_is_not_called_wrong() -> None:
 
 
 class Asserts(ReferenceSystem):
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         raise AssertionError  # as of a bare assert, which pytest would give a message
 
 
-def test_an_assertion_without_a_message_shows_its_source_line() -> None:
+def test_an_assertion_without_a_message_shows_its_source_line():
     violation = replay(Asserts(), Trace(PRESETS["page1"], Mode.FREE, (Open("s1"),))).violation
     assert violation is not None and violation.observed.startswith(
         "AssertionError: raise AssertionError  # as of a bare assert, which pytest would give a message"
@@ -126,13 +123,13 @@ class Stingy(ReferenceSystem):
 
     capabilities = Capabilities(exact_reasons=False, may_refuse=frozenset({Reason.OUT_OF_FULL}))
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         if type(command).__name__ == "Extend" and len(self.free["full"]) < 4:
             return Refused(Reason.OUT_OF_FULL)
         return super().apply(command)
 
 
-def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not() -> None:
+def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not():
     asked = plan("smoke", presets=["page1", "page4"], examples=9, machines=["sessions"])
     assert not run(Stingy(), asked).findings
     stingy = Stingy()
@@ -140,7 +137,7 @@ def test_a_declared_reserve_is_policy_and_an_undeclared_one_is_not() -> None:
     assert [f.clause for f in run(stingy, asked).findings] == ["OUT-1"]
 
 
-def test_the_same_seed_gives_the_same_check_however_many_processes_run_it() -> None:
+def test_the_same_seed_gives_the_same_check_however_many_processes_run_it():
     asked = plan("smoke", presets=["page1", "page2"], examples=6, steps=25, seed=4, machines=["sessions"])
     asked, impl = replace(asked, after_finding=150), "torch+pr22862-tail"
     system, processes = resolve(impl), Processes(2)
@@ -160,11 +157,11 @@ def test_the_same_seed_gives_the_same_check_however_many_processes_run_it() -> N
 class ComesApart(ReferenceSystem):
     """Cannot be driven at all."""
 
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry):
         raise UnusableImplementation("no such release")
 
 
-def test_what_a_process_cannot_use_is_said_in_this_one() -> None:
+def test_what_a_process_cannot_use_is_said_in_this_one():
     processes = Processes(2)
     try:
         with pytest.raises(UnusableImplementation, match="no such release"):
@@ -173,26 +170,22 @@ def test_what_a_process_cannot_use_is_said_in_this_one() -> None:
         processes.close()
 
 
-def test_a_slow_system_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_system_is_not_called_wrong(monkeypatch):
     seconds = count(time.monotonic(), 6)
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
     result = run(ReferenceSystem(), plan("smoke"))
     assert result.timed_out and result.examples and result.exit_code == 0
 
 
-def test_a_check_that_ran_nothing_is_no_success() -> None:
+def test_a_check_that_ran_nothing_is_no_success():
     result = run(ReferenceSystem(), replace(plan("smoke"), time_limit_s=0.0))
     assert result.timed_out and not result.examples and result.exit_code == 1
 
 
-def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_clause_that_comes_beside_another_is_shrunk_with_less_effort(monkeypatch):
     budgets: dict[str, int] = {}
 
-    def minimise(
-        system: System, trace: Trace, clause: str, *, budget: int, base: System | None
-    ) -> Trace:
+    def minimise(system, trace, clause, *, budget, base):
         budgets.setdefault(clause, budget)
         return trace
 
@@ -209,12 +202,11 @@ RETRACTED_ABORTED_CLOSED = (
 )  # fmt: skip
 
 
-def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens() -> None:
+def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens():
     asked = plan("smoke", presets=["page1"], machines=["sessions"], modes=[Mode.FAITHFUL], examples=40)
     result = run(WaitsForEver(), asked)
     closed = next(f.run for f in result.findings if f.clause == "SES-4")
     violation = closed.violation
-    assert violation is not None and violation.parted is not None
     assert (violation.clauses, violation.parted.clause) == (("SES-4",), "SES-2")
     assert [type(c) for c in closed.trace.commands] == [type(c) for c in RETRACTED_ABORTED_CLOSED]
     another = run(resolve("torch+abort-keeps-retracted-kv"), asked)
@@ -231,9 +223,7 @@ def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens() -> 
         (resolve("torch"), "SES-4", None),
     ],
 )
-def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations(
-    system: System, clause: str | None, ends: tuple[str, int] | None
-) -> None:
+def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations(system, clause, ends):
     trace = Trace(preset("page1"), Mode.FAITHFUL, RETRACTED_ABORTED_CLOSED, clause=clause)
     seen = replay(system, trace)
     assert seen.trace == trace
@@ -248,20 +238,20 @@ class KeepsOnThreeWays(TorchKV):
     name = "torch+keeps-on-three-ways"
     turned_away = False
 
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry):
         super().reset(geometry)
         self.turned_away = False
 
-    def wipes(self, request: KVRequest) -> bool:
+    def wipes(self, request):
         retracted = request.started and request.phase is RequestPhase.QUEUED
         return super().wipes(request) and not retracted and bool(self.view().free_full)
 
-    def turn_in_flight(self, session: KVSession) -> bool:
+    def turn_in_flight(self, session):
         busy = super().turn_in_flight(session)
         self.turned_away |= busy
         return busy
 
-    def must_defer_close(self, session: KVSession) -> bool:
+    def must_defer_close(self, session):
         return super().must_defer_close(session) and not self.turned_away
 
 
@@ -279,20 +269,20 @@ class KeepsOnThreeWays(TorchKV):
         ),
     ],
 )
-def test_a_trace_says_what_it_needs(commands: tuple[Command, ...], needed: tuple[str, ...]) -> None:
+def test_a_trace_says_what_it_needs(commands, needed):
     geometry = replace(preset("page1"), full_pages=24, width=24)
     trace = Trace(geometry, Mode.FAITHFUL, commands)
     assert needs(KeepsOnThreeWays(), trace, "SES-2") == needed
 
 
-def test_of_known_traces_one_need_each_is_avoided() -> None:
+def test_of_known_traces_one_need_each_is_avoided():
     assert other_ways([("a retract", "an abort")]) == [("a retract",), ("an abort",)]
     known = [("a retract", "an abort"), ("an abort", "pools that run full")]
     assert other_ways(known) == [("an abort",), ("a retract", "pools that run full")]
     assert other_ways([("an abort",), ()]) == [], "one that needs nothing cannot be avoided"
 
 
-def test_a_fault_hides_no_other_of_its_clause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_hides_no_other_of_its_clause(monkeypatch):
     asked = plan("smoke", presets=["page1", "tight"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4)
     close, abort = run(KeepsOnThreeWays(), asked).findings
     assert (close.name, abort.name) == ("SES-2", "SES-2 without a close")
@@ -305,19 +295,17 @@ def test_a_fault_hides_no_other_of_its_clause(monkeypatch: pytest.MonkeyPatch) -
 class RefusesDecode(ReferenceSystem):
     """Refuses to decode: always, or while no session is open."""
 
-    def __init__(self, always: bool) -> None:
+    def __init__(self, always):
         super().__init__()
         self.always = always
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         outcome = super().apply(command)
         wrong = isinstance(command, Decode) and isinstance(outcome, Done)
         return Refused(Reason.NO_ROW) if wrong and (self.always or not self.view().sessions) else outcome
 
 
-def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothing(monkeypatch):
     monkeypatch.setattr(campaign, "_SHORT", 0)  # all traces are shrunk, also after the best is found
     asked = plan("smoke", presets=["page2"], machines=["sessions"], modes=[Mode.FAITHFUL])
     change, base = RefusesDecode(always=True), RefusesDecode(always=False)
@@ -338,7 +326,7 @@ def test_what_was_there_before_hides_no_other_fault_of_its_clause_and_ends_nothi
         ({"tier": "smoke", "examples": 0}, "examples: must be between"),
     ],
 )
-def test_bad_plans_say_what_is_wrong(asked: dict, says: str) -> None:
+def test_bad_plans_say_what_is_wrong(asked, says):
     with pytest.raises(ValueError, match=says):
         plan(**asked)
 
@@ -352,7 +340,7 @@ def test_bad_plans_say_what_is_wrong(asked: dict, says: str) -> None:
         ({"commands": Capabilities().commands - {"Insert"}}, {"sessions", "both"}),
     ],
 )
-def test_machines_that_do_not_fit_are_left_out(offers: dict, driven: set[str]) -> None:
+def test_machines_that_do_not_fit_are_left_out(offers, driven):
     system = ReferenceSystem()
     system.capabilities = Capabilities(**offers)
     result = run(system, plan("smoke", presets=["page4"], modes=[Mode.FREE], examples=1))
@@ -363,34 +351,34 @@ def test_machines_that_do_not_fit_are_left_out(offers: dict, driven: set[str]) -
 class ForgetsPieces(ReferenceSystem):
     """Refuses prompts of more than one piece, which are there with a radix tree alone."""
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         if len(getattr(command, "prompt", ())) > 1:
             return Refused(Reason.EMPTY)
         return super().apply(command)
 
 
-def test_a_trace_of_the_tree_shrinks_to_pages_of_one_token() -> None:
+def test_a_trace_of_the_tree_shrinks_to_pages_of_one_token():
     asked = plan("smoke", presets=["page16"], modes=[Mode.FREE], examples=6, machines=["tree"])
     [finding] = run(ForgetsPieces(), asked).findings
     trace = finding.run.trace
     assert trace.geometry.page_size == 1 and len(trace.commands) == 1
-    assert trace.commands[0].prompt == prompt_of("a1a1")  # type: ignore[union-attr]
+    assert trace.commands[0].prompt == prompt_of("a1a1")
 
 
-def test_a_system_that_fits_no_preset_is_unusable() -> None:
+def test_a_system_that_fits_no_preset_is_unusable():
     system = ReferenceSystem()
     system.capabilities = Capabilities(swa=False)
     with pytest.raises(UnusableImplementation, match="has no SWA pool, and a window of 3 needs one"):
         run(system, plan("smoke", presets=["page1"], modes=[Mode.FREE]))
 
 
-def test_an_interrupt_while_processes_end_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_processes_end_leaves_none(monkeypatch):
     """Python waits for them at its exit."""
     before = {*active_children()}
     processes = Processes(1)
     [mine] = {*active_children()} - before
 
-    def interrupted(**_: object) -> None:
+    def interrupted(**_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(processes._pool, "shutdown", interrupted)

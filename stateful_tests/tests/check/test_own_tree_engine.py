@@ -1,18 +1,12 @@
 """A radix tree with rules of its own: the engine conforms, and its faults are named all the same."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from impl.own_tree_engine import OwnTree, OwnTreeEngine, make
-from impl.torch_kv.cursors import RowCursors
-from impl.lazy import Tensor
-from impl.torch_kv.nodes import MatchedPrefix, NodeLock, TreeNode
-from impl.torch_kv.sessions import KVRequest, Slot
-from impl.vocabulary import CommandRefused, Played
+from impl.torch_kv.sessions import Slot
+from impl.vocabulary import CommandRefused
 from reference import tree as radix
 from reference.clauses.step import Step
 from reference.commands import (
@@ -28,12 +22,12 @@ from stateful_tests.lockstep.lockstep import Lockstep
 PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40, seed=3)
 
 
-def test_it_conforms_though_its_tree_is_another() -> None:
+def test_it_conforms_though_its_tree_is_another():
     result = campaign.run(make(), plan("smoke", presets=["page2", "tight"], machines=["both"], examples=3))
     assert not result.findings and "tree evicts for room" in str(result.situations)
 
 
-def test_a_lock_stays_whole_for_the_window_of_what_is_settled() -> None:
+def test_a_lock_stays_whole_for_the_window_of_what_is_settled():
     insert, a2 = Insert("h", (Piece("a", 3),)), (Piece("a", 2),)
     begun = Submit("r", None, 0, 0, a2), Admit("r"), Extend((Chunk("r", 2),))
     lockstep = Lockstep(make(), Geometry(1, 3, 12, 10, 1, 7, tree=True), Mode.FAITHFUL)
@@ -42,66 +36,66 @@ def test_a_lock_stays_whole_for_the_window_of_what_is_settled() -> None:
     assert lockstep.violation is None
 
 
-def test_without_a_window_nothing_is_a_tombstone() -> None:
+def test_without_a_window_nothing_is_a_tombstone():
     lockstep = Lockstep(make(), replace(PRESETS["no-swa"], tree=True), Mode.FAITHFUL)
     lockstep.do(Insert("h", (Piece("a", 8),)))
     assert lockstep.violation is None and all(n.node.live for n in radix.nodes(lockstep.state.tree))
 
 
 class LetsGoTwice(OwnTree):
-    def swa_given_back(self, lock: NodeLock) -> None:
+    def swa_given_back(self, lock):
         pass
 
 
 class PinsAPageLess(OwnTree):
-    def swa_from(self, node: TreeNode) -> int:
+    def swa_from(self, node):
         return min(node.end, super().swa_from(node) + self.page_size)
 
 
 class EvictsWhatIsLocked(OwnTree):
-    def full_candidate(self, node: TreeNode) -> bool:
+    def full_candidate(self, node):
         return not node.children
 
 
 class TellsLess(OwnTree):
-    def evict(self, full: int, swa: int) -> Freed:
+    def evict(self, full, swa):
         freed = super().evict(full, swa)
         return Freed(max(0, freed.full - 1), freed.swa)
 
 
 class MatchesLess(OwnTree):
-    def match(self, key: tuple[int, ...], full_only: bool = False) -> MatchedPrefix:
+    def match(self, key, full_only=False):
         return super().match(key[: -self.page_size], full_only)
 
 
 class ForgetsATombstone(OwnTree):
-    def live_from(self, evicted: int, end: int) -> int:
+    def live_from(self, evicted, end):
         return 0
 
 
 class KeepsItsOwnSlots(OwnTreeEngine):
-    def rename(self, requests: Sequence[KVRequest], lengths: list[int], slots: list[Tensor]) -> None:
+    def rename(self, requests, lengths, slots):
         """Rows name what they named."""
 
 
 class TrimsAPageTooMuch(OwnTreeEngine):
     """Of a later turn: what a first one frees is not told apart from what its tree has taken."""
 
-    def trim_overshoot(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
+    def trim_overshoot(self, requests, targets):
         if self.slot_of(requests[0]) is not None:
             targets = [max(0, target - self.page_size) for target in targets]
         super().trim_overshoot(requests, targets)
 
 
 class SweepsTooFar(OwnTreeEngine):
-    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
+    def sweep_reach(self, cursors, length):
         return super().sweep_reach(cursors, length + 2 * self.page_size)
 
 
 class ReleasesLessOfASlot(OwnTreeEngine):
     """Of a slot whose first turn has handed pages over, a page stays."""
 
-    def release_pages(self, holder: KVRequest | Slot) -> None:
+    def release_pages(self, holder):
         if isinstance(holder, Slot) and holder.cursors.cache_protected_len:
             size, cursors = self.page_size, holder.cursors
             holder.cursors = cursors._replace(kv_allocated_len=cursors.kv_allocated_len - size)
@@ -112,7 +106,7 @@ class ReleasesLessOfASlot(OwnTreeEngine):
 class TurnsAwayAndInserts(OwnTreeEngine):
     """A turn that is turned away takes a row."""
 
-    def submit(self, command: Submit) -> Played:
+    def submit(self, command):
         try:
             return super().submit(command)
         except CommandRefused:
@@ -134,7 +128,7 @@ def _with(tree: type[OwnTree]) -> OwnTreeEngine:
         (ReleasesLessOfASlot, "FREE-1"), (TurnsAwayAndInserts, "OUT-2"),
     ],
 )  # fmt: skip
-def test_its_faults_are_named(fault: type, clause: str) -> None:
+def test_its_faults_are_named(fault, clause):
     found = campaign.first_violation(_with(fault) if issubclass(fault, OwnTree) else fault(), PLAN)
     assert found is not None and clause in found[0].clauses, found
 
@@ -172,16 +166,14 @@ def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> 
         (ENDED, 0, False), (ENDED, 4, True), (ENDED, 6, True), (ENDED, 8, False),
     ],
 )  # fmt: skip
-def test_how_much_its_tree_has_taken_is_followed_within_bounds(
-    commands: tuple[Command, ...], length: int, taken: bool
-) -> None:
+def test_how_much_its_tree_has_taken_is_followed_within_bounds(commands, length, taken):
     step, here = step_of(*commands), {"cache_protected_len": 2}
     found = followed_with(step, here, {"cache_protected_len": length})
     assert found.cache_protected_len == (length if taken else 2)
 
 
 @pytest.mark.parametrize("length, followed_to", [(2, 8), (4, 4), (5, 8), (6, 6)])
-def test_how_far_a_lock_holder_goes_is_followed_within_bounds(length: int, followed_to: int) -> None:
+def test_how_far_a_lock_holder_goes_is_followed_within_bounds(length, followed_to):
     step = step_of(*(Insert("h", (Piece("a", end),), 0, True) for end in (4, 8)))
     facts = step.after._replace(tree=step.after.tree._replace(lock_holders={"h": range(length)}))
     now = followed(step.was, step.now, step.command, facts)
@@ -189,6 +181,6 @@ def test_how_far_a_lock_holder_goes_is_followed_within_bounds(length: int, follo
 
 
 @pytest.mark.parametrize("rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)])
-def test_a_sweep_is_followed_inside_of_the_prefix_alone(rules: int, system: int, want: int) -> None:
+def test_a_sweep_is_followed_inside_of_the_prefix_alone(rules, system, want):
     found = followed_with(step_of(*BEGUN), {"swa_evicted_seqlen": rules}, {"swa_evicted_seqlen": system})
     assert (found.cache_protected_len, found.swa_evicted_seqlen) == (4, want)

@@ -1,17 +1,12 @@
 """Faults that show in rare places alone, and how soon a check finds them: ci/README.md has five seeds."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 
 import pytest
 
-from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
-from impl.vocabulary import Played
-from reference.commands import CheckBusy, Decode, Report, SpecDecode
-from reference.geometry import Geometry
+from reference.commands import CheckBusy
 from stateful_tests.check.campaign import first_violation
 from stateful_tests.check.tiers import plan
 
@@ -19,7 +14,7 @@ from stateful_tests.check.tiers import plan
 class ClampsDrafts(TorchKV):
     """Drafts past the row's width are cut where the accepted tokens still fit."""
 
-    def spec_decode(self, command: SpecDecode) -> Played:
+    def spec_decode(self, command):
         lanes = []
         for lane in command.lanes:
             request = self.requests.get(lane.request)
@@ -31,7 +26,7 @@ class ClampsDrafts(TorchKV):
 class WindowNeverBeginsAtTheStart(TorchKV):
     """A window that reaches back to the first token counts as one that does not."""
 
-    def window_live(self, evicted: int, position: int) -> bool:
+    def window_live(self, evicted, position):
         if self.window is None or position == 0:
             return True
         return evicted <= max(1, position - self.window)
@@ -40,7 +35,7 @@ class WindowNeverBeginsAtTheStart(TorchKV):
 class RemembersSessions(TorchKV):
     """A reset leaves the sessions of before."""
 
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry):
         sessions = dict(self.sessions)
         super().reset(geometry)
         self.sessions.update(sessions)
@@ -49,14 +44,14 @@ class RemembersSessions(TorchKV):
 class WritesNoEntries(TorchKV):
     """A busy check at level 2 is one at level 1."""
 
-    def check_busy(self, command: CheckBusy) -> Report | None:
+    def check_busy(self, command):
         return super().check_busy(CheckBusy(1) if command.level == 2 else command)
 
 
 class KeepsASharedLock(TorchKV):
     """A close leaves its lock where others have locked the same nodes."""
 
-    def close_now(self, session: KVSession) -> None:
+    def close_now(self, session):
         lock = self.locks.get(session.name)
         shared = lock is not None and any(node.locks[0] > 1 for node in self.tree.unlocked(lock))
         kept = self.locks.pop(session.name) if shared else None
@@ -68,7 +63,7 @@ class KeepsASharedLock(TorchKV):
 class EvictsForWhoHasLostItsWindow(TorchKV):
     """A round makes room before it looks at the windows, and is refused all the same."""
 
-    def decode(self, command: Decode) -> Played:
+    def decode(self, command):
         found = [self.requests[name] for name in command.requests if name in self.requests]
         if found and self.window_lost(found) and self.tree is not None and not self.store.full.available:
             self.tree.evict(self.page_size, 0)
@@ -78,7 +73,7 @@ class EvictsForWhoHasLostItsWindow(TorchKV):
 class ForgetsTheTailWithoutAWindow(TorchKV):
     """Without a window a retract leaves what was allocated ahead."""
 
-    def drop_overallocated(self, requests: list[KVRequest], targets: list[int]) -> None:
+    def drop_overallocated(self, requests, targets):
         if self.window is not None:
             super().drop_overallocated(requests, targets)
 
@@ -93,7 +88,7 @@ RARE: dict[type[TorchKV], tuple[str, int]] = {
 
 
 @pytest.mark.parametrize("fault", RARE)
-def test_a_check_of_tier_pr_finds_it(fault: type[TorchKV]) -> None:
+def test_a_check_of_tier_pr_finds_it(fault):
     clause, most = RARE[fault]
     if most > 2_000 and not os.environ.get("KVSPEC_EVERY_RELEASE"):
         pytest.skip("at night: it takes many commands")

@@ -1,8 +1,6 @@
 """What a lockstep leaves out would say nothing: with all facts gathered anew, and every clause asked of all
 of them, it sees the same at every step, on systems that are right and on wrong ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,22 +8,20 @@ from typing import Any
 
 import pytest
 
-from impl.lazy import Tensor
 from impl.torch_kv.system import TorchKV
 from reference import clauses
-from reference.clauses import CLAUSES, Clause, Failure, about
+from reference.clauses import CLAUSES, Clause, about
 from reference.clauses.facts import LEFTOVERS, Facts
 from reference.clauses.step import Step
-from reference.commands import Command, Done, Mode, Outcome, Submit
+from reference.commands import Command, Done, Mode, Submit
 from reference.geometry import Geometry
-from reference.ledger import State, text_len
-from reference.rules.base import RULES, RuleContext
+from reference.ledger import text_len
+from reference.rules.base import RULES
 from stateful_tests.check.tiers import sizes_for
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES, draw_profile
 from stateful_tests.lockstep import abstraction, lockstep
-from stateful_tests.lockstep.abstraction import Seen
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Violation
@@ -38,7 +34,7 @@ class Thorough(Lockstep):
 
     _judged = property(lambda self: False, lambda self, judged: None)
 
-    def _look(self) -> Seen:
+    def _look(self):
         seen = super()._look()
         if seen.facts is self._seen.facts:
             return seen
@@ -70,11 +66,11 @@ def random_run(make: Callable[[], Any], machine: str, seed: int, preset: str = "
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("make", [ReferenceSystem, TorchKV])
-def test_right_systems(machine: str, make: type) -> None:
+def test_right_systems(machine, make):
     assert [random_run(make, machine, seed, "page4") for seed in range(3)] == [None] * 3
 
 
-def test_named_bugs() -> None:
+def test_named_bugs():
     for name, trace in regressions():
         make = partial(resolve, f"torch+{trace.bug}" if trace.bug else "torch")
         rest = iter(trace.commands)
@@ -85,54 +81,54 @@ def test_named_bugs() -> None:
 class Spoils(TorchKV):
     """Does something to what a command is not about."""
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         outcome = super().apply(command)
         if isinstance(outcome, Done):
             self.spoil(command)
         return outcome
 
-    def spoil(self, command: Command) -> None:
+    def spoil(self, command):
         raise NotImplementedError
 
 
 class SpoilsAnIdleRow(Spoils):
     """At a submit."""
 
-    def spoil(self, command: Command) -> None:
+    def spoil(self, command):
         idle = [s.slot for s in self.sessions.values() if s.slot is not None and s.turn is None]
         length = idle[0].cursors.kv_committed_len if idle else 0
         if length and isinstance(command, Submit):
             self.spoil_slot(self.store.req_to_token[idle[0].row, length - 1].long())
 
-    def spoil_slot(self, slot: Tensor) -> None:
+    def spoil_slot(self, slot):
         self.store.full.stamps[slot] = 7
 
 
 class SpoilsAnIdleWindow(SpoilsAnIdleRow):
-    def spoil_slot(self, slot: Tensor) -> None:
+    def spoil_slot(self, slot):
         if self.store.swa is not None:
             self.store.swa.stamps[self.store.full_to_swa[slot]] = 7
 
 
 class UnmapsAnIdleRow(SpoilsAnIdleRow):
-    def spoil_slot(self, slot: Tensor) -> None:
+    def spoil_slot(self, slot):
         self.store.full_to_swa[slot] = 0
 
 
 class FreesAPageTwice(Spoils):
-    def spoil(self, command: Command) -> None:
+    def spoil(self, command):
         if isinstance(command, Submit) and self.serial == 3 and self.store.full.available:
             self.store.full.give(self.store.full.free_pages()[:1].clone())
 
 
 class LosesALock(Spoils):
-    def spoil(self, command: Command) -> None:
+    def spoil(self, command):
         for node in [*self.tree.root.children.values()] if self.tree is not None and self.serial > 2 else ():
             node.locks[0] = max(0, node.locks[0] - isinstance(command, Submit))
 
 
 class MovesANode(Spoils):
-    def spoil(self, command: Command) -> None:
+    def spoil(self, command):
         nodes = [*self.tree.root.children.values()] if self.tree is not None else []
         if len(nodes) > 1 and isinstance(command, Submit):
             nodes[0].slots = nodes[1].slots[:1].expand(len(nodes[0].key))
@@ -146,16 +142,16 @@ class MovesANode(Spoils):
         (LosesALock, "both", "TREE-6"), (MovesANode, "both", "TREE-3"),
     ],
 )  # fmt: skip
-def test_what_a_command_is_not_about(make: type[Spoils], machine: str, clause: str) -> None:
+def test_what_a_command_is_not_about(make, machine, clause):
     met = (random_run(make, machine, seed) for seed in range(24))
     assert any(violation is not None and violation.clause == clause for violation in met)
 
 
-def test_what_the_reference_has_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_reference_has_of_others(monkeypatch):
     """A submit changes the history of another session; the system shows what it has shown before."""
     right = RULES[Submit].carry_out
 
-    def wrong(state: State, command: Submit, context: RuleContext) -> State:
+    def wrong(state, command, context):
         now = right(state, command, context)
         for session in now.sessions:
             if session.history and session.name != command.session:
@@ -171,7 +167,7 @@ def test_what_the_reference_has_of_others(monkeypatch: pytest.MonkeyPatch) -> No
 class Unread:
     """Stands for what a clause does not say that it reads."""
 
-    def _used(self, *_: object) -> Any:
+    def _used(self, *_):
         raise AssertionError("read, and not declared")
 
     __getattr__ = __iter__ = __len__ = __bool__ = __contains__ = __eq__ = __getitem__ = _used
@@ -202,11 +198,11 @@ def with_its_parts_alone(step: Step, clause: Clause) -> Step:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_clauses_read_what_they_say(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clauses_read_what_they_say(machine, monkeypatch):
     """So they need not be asked where that is as it was judged."""
     asked = set()
 
-    def broken(step: Step, waived: frozenset[str]) -> list[tuple[Clause, Failure]]:
+    def broken(step, waived):
         for clause in about(step) if step.done else ():
             if clause.reads:
                 assert clause.check(with_its_parts_alone(step, clause)) is None, clause.id

@@ -1,7 +1,5 @@
 """Shrinking: what is left is minimal, still fails, and is the same every time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from reference.commands import (
     Abort, Admit, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Match, Open, Submit,
     Unlock, prompt_len,
 )  # fmt: skip
-from reference.geometry import Geometry, preset
+from reference.geometry import preset
 from stateful_tests.check.campaign import run
 from stateful_tests.check.tiers import plan
 from stateful_tests.lockstep.systems import resolve
@@ -26,8 +24,8 @@ NOISE: tuple[Command, ...] = (
 )  # fmt: skip
 
 
-def test_only_what_is_needed_is_left() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+def test_only_what_is_needed_is_left():
+    def fails(commands):
         for at, command in enumerate(commands):
             if isinstance(command, Finish) and command.finished_len >= 3 and Open("s1") in commands[:at]:
                 return commands[: at + 1]
@@ -36,26 +34,26 @@ def test_only_what_is_needed_is_left() -> None:
     assert shrink(NOISE, fails) == (Open("s1"), Finish("r1", 3))
 
 
-def test_pairs_go_together() -> None:
+def test_pairs_go_together():
     """Two commands that are of use only together are dropped together."""
 
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+    def fails(commands):
         balanced = (Open("s2") in commands) == (Close("s2") in commands)
         return commands if balanced and Open("s1") in commands else None
 
     assert shrink(NOISE, fails) == (Open("s1"),)
 
 
-def test_lanes_and_numbers_shrink() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+def test_lanes_and_numbers_shrink():
+    def fails(commands):
         lanes = [n for c in commands if isinstance(c, Extend) for n in c.lanes]
         return commands if any(n.request == "r2" and n.tokens >= 2 for n in lanes) else None
 
     assert shrink(NOISE, fails) == (Extend((Chunk("r2", 2),)),)
 
 
-def test_matching_numbers_shrink_together() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+def test_matching_numbers_shrink_together():
+    def fails(commands):
         submitted = sum(c.tokens for c in commands if isinstance(c, Submit))
         lanes = sum(n.tokens for c in commands if isinstance(c, Extend) for n in c.lanes)
         return commands if submitted == lanes >= 2 else None
@@ -64,10 +62,10 @@ def test_matching_numbers_shrink_together() -> None:
     assert shrink(start, fails) == (Submit("r1", None, 2), Extend((Chunk("r1", 2),)))
 
 
-def test_two_turns_become_one() -> None:
+def test_two_turns_become_one():
     """What needs a long conversation rarely needs its turns."""
 
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+    def fails(commands):
         state = model.initial(preset("page1"))
         for at, command in enumerate(commands):
             state, outcome = model.step(state, command)
@@ -85,10 +83,10 @@ def test_two_turns_become_one() -> None:
     )  # fmt: skip
 
 
-def test_the_budget_bounds_the_candidates() -> None:
+def test_the_budget_bounds_the_candidates():
     ran = 0
 
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+    def fails(commands):
         nonlocal ran
         ran += 1
         return commands if commands == NOISE * 20 else None
@@ -97,11 +95,11 @@ def test_the_budget_bounds_the_candidates() -> None:
     assert ran == 10
 
 
-def test_lock_holders_and_texts_are_renamed_in_the_order_of_appearance() -> None:
+def test_lock_holders_and_texts_are_renamed_in_the_order_of_appearance():
     insert, match = Insert("h3", prompt_of("c2b1")), Match("r1", prompt_of("c2"))
     start = (insert, match, Submit("r1", None, 0), Unlock("h3"))
 
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+    def fails(commands):
         match commands:
             case (Insert(a, (c, b)), Match(r, (d,)), Submit(s, None), Unlock(o)):
                 apart = c.text != b.text and c.tokens == d.tokens == 2 and b.tokens == 1
@@ -112,8 +110,8 @@ def test_lock_holders_and_texts_are_renamed_in_the_order_of_appearance() -> None
     assert shrink(start, fails) == (insert, match, Submit("h2", None, 0), Unlock("h1"))
 
 
-def test_prompts_lose_pieces_and_flags_and_numbers_shrink() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+def test_prompts_lose_pieces_and_flags_and_numbers_shrink():
+    def fails(commands):
         inserted = any(isinstance(c, Insert) and prompt_len(c.prompt) >= 3 for c in commands)
         return commands if inserted and any(isinstance(c, Evict) and c.full >= 5 for c in commands) else None
 
@@ -121,8 +119,8 @@ def test_prompts_lose_pieces_and_flags_and_numbers_shrink() -> None:
     assert shrink(start, fails) == (Insert("h1", prompt_of("a3")), Evict(5))
 
 
-def test_a_shared_prefix_shrinks_in_all_commands_at_once() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+def test_a_shared_prefix_shrinks_in_all_commands_at_once():
+    def fails(commands):
         prompts = [getattr(c, "prompt", ()) for c in commands]
         if len(prompts) != 3 or any(p.tokens < 1 for prompt in prompts for p in prompt):
             return None
@@ -135,8 +133,8 @@ def test_a_shared_prefix_shrinks_in_all_commands_at_once() -> None:
     assert shrink(start, fails) == (insert, Insert("h2", prompt_of("a2a1")), match)
 
 
-def test_a_lock_holder_inserts_what_a_request_computed() -> None:
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+def test_a_lock_holder_inserts_what_a_request_computed():
+    def fails(commands):
         computed = any(isinstance(c, (Finish, Insert)) for c in commands)
         submitted = any(prompt_len(getattr(c, "prompt", ())) >= 2 for c in commands)
         return commands if computed and submitted and Evict(1) in commands else None
@@ -146,13 +144,13 @@ def test_a_lock_holder_inserts_what_a_request_computed() -> None:
     assert shrink((*turn, Evict(1)), fails) == (Insert("h1", prompt_of("a2")), Evict(1))
 
 
-def test_lengths_follow_the_page_size() -> None:
+def test_lengths_follow_the_page_size():
     whole = (Insert("h1", prompt_of("a8b3"), 4, True), Match("h2", prompt_of("a9")), Evict(5))
     match = Match("h2", prompt_of("a3"))
     assert scaled(whole, 1, 4) == (Insert("h1", prompt_of("a2b1"), 1, True), match, Evict(2))
 
 
-def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one() -> None:
+def test_a_page_has_a_size_that_servers_have_and_a_row_holds_one():
     """The cut is wrong inside a page: pages of one token do not show it, pages of three are not left."""
     name = "a_trim_inside_a_page_keeps_the_page"
     trace = load(Path(__file__).parents[3] / f"fixtures/regressions/{name}.json")
@@ -171,30 +169,30 @@ class Switched:
     name = "switched"
     capabilities = Capabilities(settings={"FAULT": ("1",), "OTHER": ("1",)})
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._ways = {True: resolve("torch+pr22900"), False: resolve("torch")}
 
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry):
         self._system = self._ways[("FAULT", "1") in geometry.settings]
         self._system.reset(geometry)
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name):
         return getattr(self._system, name)
 
 
-def test_a_setting_is_drawn_and_stays_in_the_trace_where_it_takes_part() -> None:
+def test_a_setting_is_drawn_and_stays_in_the_trace_where_it_takes_part():
     plain = plan("smoke", presets=("page2",), machines=("sessions",), examples=8, seed=1)
     seen = run(Switched(), plain).findings
     assert "LEN-2" in {found.clause for found in seen}
     assert {found.run.trace.geometry.settings for found in seen} == {(("FAULT", "1"),)}
 
 
-def test_two_lives_of_a_name_are_not_one() -> None:
+def test_two_lives_of_a_name_are_not_one():
     """The first life of r1 becomes an insert though r1 lives again."""
     first = (Submit("r1", None, 0, prompt=prompt_of("a2")), Extend((Chunk("r1", 3),)), Finish("r1", 1))
     again = (Submit("r1", None, 7), Abort("r1"))
 
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+    def fails(commands):
         before = {type(c) for c in commands[:-2]}
         cached = Insert in before or {Submit, Extend, Finish} <= before
         lives = [c.request for c in commands if isinstance(c, (Submit, Abort))][-2:]
@@ -205,11 +203,11 @@ def test_two_lives_of_a_name_are_not_one() -> None:
     assert [type(c) for c in small] == [Insert, Submit, Abort]
 
 
-def test_an_eviction_stands_for_those_who_press() -> None:
+def test_an_eviction_stands_for_those_who_press():
     press = (Submit("r1", None, 9), Admit("r1"), Extend((Chunk("r1", 9),)))
     commands = (Insert("h1", prompt_of("a3")), *press, Insert("h2", prompt_of("a3"), 2))
 
-    def fails(commands: tuple[Command, ...]) -> tuple[Command, ...] | None:
+    def fails(commands):
         pressed = Evict(0, 1) in commands or {Submit, Extend} <= {type(c) for c in commands}
         first, last = commands[0], commands[-1]
         ends = isinstance(first, Insert) and isinstance(last, Insert) and last.evicted > 1

@@ -1,8 +1,5 @@
 """The example adapter with a window: it conforms, and faults put into it are found."""
 
-from __future__ import annotations
-
-from pathlib import Path
 
 import kvspec
 import pytest
@@ -14,7 +11,7 @@ TestWindowedEngine = kvspec.machine(make, presets=["page2"]).TestCase
 TestWindowedEngine.settings = settings(max_examples=20)  # two block tables take their time
 
 
-def test_it_conforms_and_sweeps() -> None:
+def test_it_conforms_and_sweeps():
     result = kvspec.check(make, presets=["page2"], examples=10)
     assert not result.findings and any("evict_swa" in str(met) for met in result.situations)
 
@@ -22,7 +19,7 @@ def test_it_conforms_and_sweeps() -> None:
 class SweepsAPageTooFar(WindowedEngine):
     """Takes the window for one page smaller than it is."""
 
-    def reset(self, geometry: kvspec.Geometry) -> None:
+    def reset(self, geometry):
         super().reset(geometry)
         self.window = max(0, self.window - self.page_size)
 
@@ -30,14 +27,14 @@ class SweepsAPageTooFar(WindowedEngine):
 class LeavesTheMapping(WindowedEngine):
     """Gives blocks back, and full slots still lead to them."""
 
-    def _release(self, blocks: list[int], slots: list[int]) -> None:
+    def _release(self, blocks, slots):
         super()._release(blocks, [])
 
 
 class FreesSweptBlocksAgain(WindowedEngine):
     """A swept block keeps its number in the table, so the end of the request frees it once more."""
 
-    def _sweep(self, command: kvspec.EvictSwa) -> kvspec.Outcome:
+    def _sweep(self, command):
         before = list(self.swa_blocks.get(command.request, ()))
         outcome = super()._sweep(command)
         self.free_swa += before[:1] if isinstance(outcome, kvspec.Done) and before[:1] != [0] else []
@@ -52,9 +49,7 @@ class FreesSweptBlocksAgain(WindowedEngine):
         (FreesSweptBlocksAgain, {"FREE-2", "OWN-1", "OWN-2"}),
     ],
 )
-def test_a_fault_is_found(
-    fault: type[WindowedEngine], clauses: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_found(fault, clauses, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(kvspec.ClauseViolated) as found:
         kvspec.check(fault, presets=["page2"], examples=10)

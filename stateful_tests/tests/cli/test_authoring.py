@@ -1,10 +1,7 @@
 """kvspec shrink, new-fixture and record."""
 
-from __future__ import annotations
-
 import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +14,11 @@ from stateful_tests.traces.files import load, save
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 SHORT = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
-FINE = FIXTURES / "regressions" / "three_turns_of_one_conversation.json"
 STORY = "A retract while a step is in flight leaves one token more than the text has."
-Kvspec = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def long(tmp_path: Path) -> Path:
+def long(tmp_path):
     """The same fault behind noise."""
     trace = load(SHORT)
     noise = (Open("x"), Submit("n", "x", 3), *trace.commands, Close("x"))
@@ -35,7 +30,7 @@ def long(tmp_path: Path) -> Path:
 # -- shrink --------------------------------------------------------------------------------------------
 
 
-def test_shrink_writes_the_smallest_trace(kvspec: Kvspec, long: Path) -> None:
+def test_shrink_writes_the_smallest_trace(kvspec, long):
     before = long.read_bytes()
     code, out, _ = kvspec("shrink", str(long), "--json", "report.json")
     assert code == 0
@@ -50,7 +45,7 @@ def test_shrink_writes_the_smallest_trace(kvspec: Kvspec, long: Path) -> None:
     assert (len(data["before"]["rows"]), len(data["after"]["rows"])) == (9, 6)
 
 
-def test_shrink_keeps_to_the_clause_that_is_asked_for(kvspec: Kvspec, long: Path) -> None:
+def test_shrink_keeps_to_the_clause_that_is_asked_for(kvspec, long):
     assert kvspec("shrink", str(long), "--clause", "FREE-1", "--out", "free.json")[0] == 0
     assert load("free.json").clause == "FREE-1"
     code, _, err = kvspec("shrink", str(long), "--clause", "TREE-1", "--out", "tree.json")
@@ -59,7 +54,7 @@ def test_shrink_keeps_to_the_clause_that_is_asked_for(kvspec: Kvspec, long: Path
     assert not Path("tree.json").exists()
 
 
-def test_shrink_writes_over_nothing_unasked(kvspec: Kvspec, long: Path) -> None:
+def test_shrink_writes_over_nothing_unasked(kvspec, long):
     before = long.read_bytes()
     code, _, err = kvspec("shrink", str(long), "--out", str(long))
     assert (code, long.read_bytes()) == (2, before)
@@ -71,7 +66,7 @@ def test_shrink_writes_over_nothing_unasked(kvspec: Kvspec, long: Path) -> None:
 # -- new-fixture ---------------------------------------------------------------------------------------
 
 
-def test_a_trace_becomes_a_fixture(kvspec: Kvspec, long: Path) -> None:
+def test_a_trace_becomes_a_fixture(kvspec, long):
     name = "a_retry_frees_the_token"
     options = ("--name", name, "--story", STORY, "--out", "here")
     code, out, _ = kvspec("new-fixture", str(long), *options)
@@ -86,7 +81,7 @@ WHOLE = ("--name", "a_b_c", "--story", STORY)
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
@@ -104,16 +99,14 @@ class Terminal(io.StringIO):
         (["--name", "a_b_c"], "Missing option '--story'"),
     ],
 )
-def test_an_unusable_fixture_is_refused_and_nothing_is_written(
-    kvspec: Kvspec, long: Path, options: list[str], says: str
-) -> None:
+def test_an_unusable_fixture_is_refused_and_nothing_is_written(kvspec, long, options, says):
     before = long.read_bytes()
     code, _, err = kvspec("new-fixture", str(long), "--out", "here", *options)
     assert (code, long.read_bytes(), Path("here").exists()) == (2, before, False)
     assert says in err
 
 
-def test_a_fixture_that_is_there_stays(kvspec: Kvspec, long: Path) -> None:
+def test_a_fixture_that_is_there_stays(kvspec, long):
     Path("a_b_c.json").write_text("mine")
     options = ("--name", "a_b_c", "--story", STORY, "--out", ".")
     assert kvspec("new-fixture", str(long), *options)[0] == 2
@@ -124,20 +117,18 @@ def test_a_fixture_that_is_there_stays(kvspec: Kvspec, long: Path) -> None:
 # -- record --------------------------------------------------------------------------------------------
 
 
-def record(
-    kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch, typed: str, *options: str
-) -> tuple[int, str, str]:
+def record(kvspec, monkeypatch, typed, *options):
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     return kvspec("record", "--out", "made.json", *options)
 
 
-def test_what_is_typed_and_no_text_is_refused(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_typed_and_no_text_is_refused(kvspec, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"open s1\nopen \xff\n"), encoding="utf-8"))
     code, _, err = kvspec("record", "--out", "made.json")
     assert (code, err.startswith("kvspec: line 2: "), Path("made.json").exists()) == (2, True, False)
 
 
-def test_what_is_typed_is_answered_and_written(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_typed_is_answered_and_written(kvspec, monkeypatch):
     typed = "open s1\n# a turn\nsubmit r1 in s1 +4\n\nadmit r1\nextend r1 +9\nundo\nextend r1 +4\nadmit r1\n"
     code, out, _ = record(kvspec, monkeypatch, typed)
     assert code == 0
@@ -149,7 +140,7 @@ def test_what_is_typed_is_answered_and_written(kvspec: Kvspec, monkeypatch: pyte
     assert kvspec("replay", "made.json")[0] == 0
 
 
-def test_sizes_are_options(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_options(kvspec, monkeypatch):
     options = ("--preset", "page4", "--window", "0", "--rows", "2", "--tree", "--mode", "free")
     assert record(kvspec, monkeypatch, "match h1 a8\n", *options)[0] == 0
     made = load("made.json")
@@ -168,15 +159,13 @@ def test_sizes_are_options(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> N
         ("open s1\n", ["--from", "no.jsonl", "--rows", "2"], "--from: a log states sizes and mode itself"),
     ],
 )
-def test_an_unusable_recording_writes_nothing(
-    kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch, typed: str, options: list[str], says: str
-) -> None:
+def test_an_unusable_recording_writes_nothing(kvspec, monkeypatch, typed, options, says):
     code, _, err = record(kvspec, monkeypatch, typed, *options)
     assert (code, Path("made.json").exists()) == (2, False)
     assert says in err
 
 
-def test_a_terminal_goes_on_after_a_wrong_line(kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_goes_on_after_a_wrong_line(kvspec, monkeypatch):
     monkeypatch.setattr("sys.stdin", Terminal("opne s1\nhelp\nopen s1\n"))
     code, out, _ = kvspec("record", "--out", "made.json")
     assert code == 0
@@ -185,7 +174,7 @@ def test_a_terminal_goes_on_after_a_wrong_line(kvspec: Kvspec, monkeypatch: pyte
     assert load("made.json").commands == (Open("s1"),)
 
 
-def test_a_log_becomes_a_trace(kvspec: Kvspec) -> None:
+def test_a_log_becomes_a_trace(kvspec):
     log = FIXTURES / "recorded" / "two_turns_of_a_chat.jsonl"
     lines = log.read_text().splitlines()
     Path("bad.jsonl").write_text("\n".join([*lines[:3], lines[5], *lines[3:]]))

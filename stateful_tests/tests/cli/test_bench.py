@@ -1,13 +1,11 @@
 """`make bench ARGS=allocators` measures, and gives back whatever it takes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 
 
-def test_the_allocators_are_measured_side_by_side() -> None:
+def test_the_allocators_are_measured_side_by_side():
     asked = ["allocators", "--slots", "10000", "--runs", "1", "--json", "-"]
     done = subprocess.run([sys.executable, "-m", "ci.bench", *asked], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

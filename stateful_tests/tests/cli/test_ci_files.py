@@ -1,13 +1,10 @@
 """What continuous integration reads and runs: the workflow, the action and its steps, JUnit output."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +32,7 @@ def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def test_the_action_gives_its_steps_what_they_read() -> None:
+def test_the_action_gives_its_steps_what_they_read():
     action, script = read(ACTION / "action.yml"), (ACTION / "run.sh").read_text()
     steps = action["runs"]["steps"]
     given = {name for step in steps for name in step.get("env", {})}
@@ -52,7 +49,7 @@ def workflow() -> dict[str, Any]:
     return jobs
 
 
-def test_the_workflow_asks_the_action_for_what_there_is() -> None:
+def test_the_workflow_asks_the_action_for_what_there_is():
     jobs, inputs = workflow(), read(ACTION / "action.yml")["inputs"]
     steps = [step for job in jobs.values() for step in job["steps"]]
     asked = [step["with"] for step in steps if step.get("uses", "").endswith("actions/kvspec")]
@@ -65,7 +62,7 @@ def test_the_workflow_asks_the_action_for_what_there_is() -> None:
     assert all("timeout-minutes" in job for job in jobs.values())
 
 
-def test_the_example_for_a_fork_is_ten_lines_at_most() -> None:
+def test_the_example_for_a_fork_is_ten_lines_at_most():
     [example] = re.findall(r"```yaml\n(.*?)```", (HOME / "README.md").read_text(), re.DOTALL)
     assert len(example.splitlines()) <= 10
     [_, step] = yaml.safe_load(example)["jobs"]["kvspec"]["steps"]
@@ -74,7 +71,7 @@ def test_the_example_for_a_fork_is_ten_lines_at_most() -> None:
 
 
 @pytest.fixture
-def step(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
+def step(tmp_path):
     """Run a step of the action with programs that note how they are called; `kvspec FAILS` fails."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -82,7 +79,7 @@ def step(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
         (programs / name).write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/calls\n{FAULTY}')
         (programs / name).chmod(0o755)
 
-    def run(name: str, **environment: str) -> tuple[int, list[str]]:
+    def run(name, **environment):
         calls = tmp_path / "calls"
         calls.unlink(missing_ok=True)
         env = {"PATH": f"{programs}:{os.environ['PATH']}", **environment}
@@ -98,11 +95,10 @@ def step(tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
     return run
 
 
-Step = Callable[..., tuple[int, list[str]]]
 WRITES = "--save .kvspec/failures --html --json .kvspec/report.json --junit .kvspec/junit.xml"
 
 
-def test_torch_is_installed_first_from_where_it_has_no_cuda(step: Step) -> None:
+def test_torch_is_installed_first_from_where_it_has_no_cuda(step):
     code, [torch, kvspec] = step("install", KVSPEC_TORCH_INDEX="https://there")
     assert code == 0
     assert re.search(r"--index-url https://there torch==[0-9.]+$", torch)
@@ -110,7 +106,7 @@ def test_torch_is_installed_first_from_where_it_has_no_cuda(step: Step) -> None:
     assert len(step("install", KVSPEC_TORCH_INDEX="")[1]) == 1
 
 
-def test_the_check_of_a_fork(step: Step) -> None:
+def test_the_check_of_a_fork(step):
     code, calls = step("check", KVSPEC_SGLANG_PATH="fork", KVSPEC_TIER="pr", KVSPEC_ARGS="--mode both")
     assert code == 0
     fork = "--impl sglang --sglang-path fork --device cpu"
@@ -118,7 +114,7 @@ def test_the_check_of_a_fork(step: Step) -> None:
 
 
 @pytest.mark.parametrize("base", ["", "sglang==0.5.23"])
-def test_earlier_failures_come_first_and_count(step: Step, tmp_path: Path, base: str) -> None:
+def test_earlier_failures_come_first_and_count(step, tmp_path, base):
     failures = tmp_path / ".kvspec" / "failures"
     failures.mkdir(parents=True)
     (failures / "len-2.json").touch()
@@ -131,12 +127,11 @@ def test_earlier_failures_come_first_and_count(step: Step, tmp_path: Path, base:
     ]
 
 
-def test_a_night_has_a_fresh_seed(step: Step, tmp_path: Path) -> None:
+def test_a_night_has_a_fresh_seed(step, tmp_path):
     summary = tmp_path / "summary"
     code, calls = step("check", KVSPEC_TIER="nightly", FAILS="check", GITHUB_STEP_SUMMARY=str(summary))
     assert code == 1
     found = re.search(r"--seed (\d+)$", calls[0])
-    assert found is not None
     assert f"tier nightly, seed {found[1]}" in summary.read_text()
 
 
@@ -160,7 +155,7 @@ def written(tmp_path: Path, *findings: Any, base: report.OnBase | None = None, *
     return document, cases
 
 
-def test_a_clause_is_a_test_case_of_its_machine(tmp_path: Path) -> None:
+def test_a_clause_is_a_test_case_of_its_machine(tmp_path):
     document, cases = written(tmp_path, finding())
     assert (document.failures, document.errors) == (1, 0)
     case = cases["LEN-2 finish and retract cap at target"]
@@ -173,7 +168,7 @@ def test_a_clause_is_a_test_case_of_its_machine(tmp_path: Path) -> None:
     assert "replay kvspec replay t.json" in failed.text
 
 
-def test_what_was_not_asked_is_skipped(tmp_path: Path) -> None:
+def test_what_was_not_asked_is_skipped(tmp_path):
     _, cases = written(tmp_path)
     said = {name.split()[0]: [r.message for r in case.result] for name, case in cases.items()}
     assert said["LEN-2"] == []
@@ -183,7 +178,7 @@ def test_what_was_not_asked_is_skipped(tmp_path: Path) -> None:
     assert all(isinstance(r, Skipped) for case in cases.values() for r in case.result)
 
 
-def test_what_was_there_before_is_skipped(tmp_path: Path) -> None:
+def test_what_was_there_before_is_skipped(tmp_path):
     before = report.OnBase("torch+pr22900", frozenset({"LEN-2"}))
     document, cases = written(tmp_path, finding("LEN-2"), base=before)
     (skipped,) = next(case for name, case in cases.items() if name.startswith("LEN-2")).result
@@ -191,7 +186,7 @@ def test_what_was_there_before_is_skipped(tmp_path: Path) -> None:
     assert (document.failures, document.errors) == (0, 0)
 
 
-def test_a_system_that_broke_is_an_error_and_lost_time_is_none(tmp_path: Path) -> None:
+def test_a_system_that_broke_is_an_error_and_lost_time_is_none(tmp_path):
     run = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[1m"))
     document, cases = written(tmp_path, finding("BROKEN", run))
     assert isinstance(cases["BROKEN the system fails nowhere"].result[0], Error)
@@ -200,12 +195,10 @@ def test_a_system_that_broke_is_an_error_and_lost_time_is_none(tmp_path: Path) -
     assert cases["verdict"].result == []
 
 
-
-
 # -- what is installed ---------------------------------------------------------------------------------
 
 
-def test_every_folder_says_what_lives_there() -> None:
+def test_every_folder_says_what_lives_there():
     for name in ("reference", "impl", "stateful_tests", "ci"):
         for folder in {path.parent for path in (HOME / name).rglob("*.py")}:
             said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))

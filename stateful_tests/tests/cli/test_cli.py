@@ -1,12 +1,9 @@
 """The command line: what it prints, into a pipe, and what it returns."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,25 +18,22 @@ from stateful_tests.check import campaign, tiers
 from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
-from stateful_tests.lockstep.results import CheckResult, Row, Run, Trace, Violation
+from stateful_tests.lockstep.results import Row, Run, Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.checks import BAD, ROWS, RUN, TRACE, checked, finding
 from stateful_tests.traces import files as traces
-
-Check = Callable[..., tuple[int, str, str]]
-Finds = Callable[[CheckResult], list[tiers.Plan]]
 
 
 def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def coverage_of(kvspec: Check, options: tuple[str, ...]) -> Any:
+def coverage_of(kvspec, options):
     kvspec(*options, "--json", "coverage.json")
     return json.loads(Path("coverage.json").read_text())["situations"]
 
 
-def test_check_that_conforms(finds: Finds, fake: Any, kvspec: Check) -> None:
+def test_check_that_conforms(finds, fake, kvspec):
     plans = finds(checked())
     options = ("check", "--tier", "pr", "--seed", "7", "--examples", "10", "--mode", "both")
     code, out, err = kvspec(*options)
@@ -60,7 +54,7 @@ def test_check_that_conforms(finds: Finds, fake: Any, kvspec: Check) -> None:
     assert not os.path.exists("traces")
 
 
-def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
+def test_check_that_fails(finds, kvspec):
     other = replace(RUN, trace=replace(TRACE, clause="FREE-2"))
     faithful = finding("FREE-2", other, tuple(Mode))
     finds(checked(finding(), faithful))
@@ -104,12 +98,10 @@ def test_check_that_fails(finds: Finds, kvspec: Check) -> None:
     assert saved == replace(TRACE, clause="LEN-2", bug="pr22900")
 
 
-def test_a_finding_that_cannot_be_saved_is_reported(
-    finds: Finds, kvspec: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finding_that_cannot_be_saved_is_reported(finds, kvspec, monkeypatch):
     finds(checked(finding()))
 
-    def fail(trace: Trace, path: Path) -> None:
+    def fail(trace, path):
         raise OSError("disk full")
 
     monkeypatch.setattr(traces, "save", fail)
@@ -118,13 +110,13 @@ def test_a_finding_that_cannot_be_saved_is_reported(
     assert "the trace could not be saved: traces/len-2-torch-pr22900.json: disk full" in out
 
 
-def test_options_of_the_implementation_are_in_the_replay_command(finds: Finds, kvspec: Check) -> None:
+def test_options_of_the_implementation_are_in_the_replay_command(finds, kvspec):
     finds(checked(finding()))
     _, out, _ = kvspec("check", "--impl", "sglang", "--sglang-path", "a b", "--device", "cuda")
     assert "json --impl sglang --sglang-path 'a b' --device cuda\n" in out
 
 
-def test_json_has_every_figure(finds: Finds, kvspec: Check) -> None:
+def test_json_has_every_figure(finds, kvspec):
     finds(checked(finding()))
     code, out, err = kvspec("check", "--json", "-")
     data = json.loads(out)
@@ -143,7 +135,7 @@ def test_json_has_every_figure(finds: Finds, kvspec: Check) -> None:
     assert json.loads(Path("out.json").read_text()) == data
 
 
-def test_known_faults_that_were_passed_over_are_named(finds: Finds, fake: Any, kvspec: Check) -> None:
+def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
     fake.capabilities = Capabilities(waived={"LEN-2": "harmless"}, known={"FREE-2": "#1, some_trace.json"})
     finds(checked())
     code, out, _ = kvspec("check", "--json", "out.json")
@@ -160,9 +152,7 @@ def test_known_faults_that_were_passed_over_are_named(finds: Finds, fake: Any, k
         ("torch", 1, "torch+pr22900: violates LEN-2 ("),
     ],
 )
-def test_what_was_there_before_is_no_failure(
-    finds: Finds, kvspec: Check, monkeypatch: pytest.MonkeyPatch, base: str, code: int, says: str,
-) -> None:  # fmt: skip
+def test_what_was_there_before_is_no_failure(finds, kvspec, monkeypatch, base, code, says):
     """By the smallest traces, so that nothing depends on how far a check of the base would have come."""
     name = "finish_behind_the_window_sweep_caps_all_three_lengths"
     trace = traces.load(Path(__file__).parents[3] / f"fixtures/regressions/{name}.json")
@@ -190,9 +180,7 @@ def test_what_was_there_before_is_no_failure(
         (("check",), "broken", "--base broken: sglang checkout "),
     ],
 )
-def test_a_base_that_is_none_is_refused_before_anything_starts(
-    kvspec: Check, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], base: str, says: str
-) -> None:
+def test_a_base_that_is_none_is_refused_before_anything_starts(kvspec, monkeypatch, command, base, says):
     traces.save(TRACE, "t.json")
     for name in ("session_aware_cache", "../managers/session_controller"):  # enough to look like 0.5.10
         file = Path("broken/sglang/srt/mem_cache", f"{name}.py").resolve()
@@ -220,7 +208,7 @@ BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError
     ],
     ids=["timed out", "timed out with a finding", "broke", "not reached", "not reached in time"],
 )
-def test_other_ends(finds: Finds, kvspec: Check, result: CheckResult, code: int, says: str) -> None:
+def test_other_ends(finds, kvspec, result, code, says):
     finds(result)
     found, out, _ = kvspec("check", "--tier", result.tier)
     assert found == code
@@ -239,10 +227,7 @@ def test_other_ends(finds: Finds, kvspec: Check, result: CheckResult, code: int,
         ("pr", "torch", {"situations": dict.fromkeys(coverage.load().required, 1)}, (), 0),
     ],
 )
-def test_missed_situations_fail_the_whole_check_of_our_own(
-    finds: Finds, kvspec: Check, tier: str, name: str, more: dict[str, Any], options: tuple[str, ...],
-    code: int,
-) -> None:  # fmt: skip
+def test_missed_situations_fail_the_whole_check_of_our_own(finds, kvspec, tier, name, more, options, code):
     result = checked(tier=tier, system=name, **more)
     finds(result)
     found, out, _ = kvspec("check", "--tier", tier, *options, "--json", "out.json", "-v")
@@ -278,7 +263,7 @@ def unusable(*arguments: str, says: str) -> Any:
         unusable("replay", "file", says="file: is not JSON"),
     ],
 )
-def test_unusable_input_is_one_line(fake: Any, kvspec: Check, arguments: tuple[str, ...], says: str) -> None:
+def test_unusable_input_is_one_line(fake, kvspec, arguments, says):
     Path("file").write_text("text")
     code, out, err = kvspec(*arguments)
     assert code == 2
@@ -298,9 +283,7 @@ def test_unusable_input_is_one_line(fake: Any, kvspec: Check, arguments: tuple[s
         ("bad_module:factory", "--impl bad_module:factory: ZeroDivisionError"),
     ],
 )
-def test_unusable_implementations(
-    kvspec: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, impl: str, says: str
-) -> None:
+def test_unusable_implementations(kvspec, monkeypatch, tmp_path, impl, says):
     monkeypatch.chdir(tmp_path)
     Path("bad_module.py").write_text("1 / 0")
     code, out, err = kvspec("check", "--impl", impl)
@@ -308,10 +291,8 @@ def test_unusable_implementations(
     assert says in err
 
 
-def test_what_should_not_break_is_no_traceback_either(
-    fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object, **options: object) -> CheckResult:
+def test_what_should_not_break_is_no_traceback_either(fake, kvspec, monkeypatch):
+    def fail(*arguments, **options):
         raise RuntimeError("not deterministic")
 
     monkeypatch.setattr(campaign, "run", fail)
@@ -320,8 +301,8 @@ def test_what_should_not_break_is_no_traceback_either(
     assert "RuntimeError: not deterministic" in err
 
 
-def test_an_interrupt_is_one_line(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*arguments: object, **options: object) -> CheckResult:
+def test_an_interrupt_is_one_line(fake, kvspec, monkeypatch):
+    def stop(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(campaign, "run", stop)
@@ -329,11 +310,11 @@ def test_an_interrupt_is_one_line(fake: Any, kvspec: Check, monkeypatch: pytest.
     assert (code, err.strip()) == (130, "kvspec: interrupted")
 
 
-def test_replay(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay(fake, kvspec, monkeypatch):
     traces.save(replace(TRACE, bug="pr22900", clause="LEN-2", story="First this.\nThen that."), "t.json")
     runs = iter([BAD, None, replace(BAD, clause="OWN-1"), Violation("BROKEN", 5, "done", "KeyError: 1")])
 
-    def run(system: Any, trace: Trace) -> Run:
+    def run(system, trace):
         return Run(trace, system.name, ROWS, next(runs))
 
     monkeypatch.setattr(lockstep, "replay", run)
@@ -357,7 +338,7 @@ def test_replay(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> No
     ("listing", "name", "tells"),
     [("bugs", "pr22753-stale-flag", "The first fix of #22213"), ("clauses", "CHK-1", "settled")],
 )
-def test_one_of_a_listing_is_shown_in_full(kvspec: Check, listing: str, name: str, tells: str) -> None:
+def test_one_of_a_listing_is_shown_in_full(kvspec, listing, name, tells):
     code, out, _ = kvspec(listing, name)
     assert code == 0
     assert name in out and tells in out
@@ -366,7 +347,7 @@ def test_one_of_a_listing_is_shown_in_full(kvspec: Check, listing: str, name: st
     assert (code, out, err) == (2, "", unknown)
 
 
-def test_long_traces_show_their_end(fake: Any, kvspec: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_traces_show_their_end(fake, kvspec, monkeypatch):
     trace = replace(TRACE, commands=(Open("s1"),) * 1000)
     traces.save(trace, "t.json")
     rows = (Row(Open("s1"), Refused(Reason.SESSION_EXISTS)),) * 1000
@@ -378,7 +359,7 @@ def test_long_traces_show_their_end(fake: Any, kvspec: Check, monkeypatch: pytes
     assert len(out.splitlines()) < 80
 
 
-def test_lists(kvspec: Check) -> None:
+def test_lists(kvspec):
     for command, first in (("bugs", "bug"), ("clauses", "clause")):
         code, out, err = kvspec(command)
         assert (code, err) == (0, "")
@@ -392,9 +373,7 @@ def test_lists(kvspec: Check) -> None:
         assert all(row["source"] for row in data)
 
 
-def test_progress_in_a_pipe_is_a_plain_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_in_a_pipe_is_a_plain_line_now_and_then(monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     with progress.Progress(render.console(sys.stderr)) as say:

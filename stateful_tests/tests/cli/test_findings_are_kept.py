@@ -1,14 +1,11 @@
 """What a check has said that it found is on disk, however the check ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -21,14 +18,13 @@ ADAPTER = f"{bad_adapters.__name__}:LeavesAtOnce"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_check_that_is_ended(number, tmp_path):
     command = [sys.executable, "-m", "ci", "check", "--impl", ADAPTER, "--tier", "nightly"]
     path = os.pathsep.join(filter(None, sys.path))
     with subprocess.Popen(
         [*command, "--json", "report.json", "--junit", "report.xml"], cwd=tmp_path, text=True,
         env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
-        assert process.stderr is not None
         said = _found(process.stderr)
         process.send_signal(number)
         process.send_signal(number)  # as timeout(1) does
@@ -45,7 +41,7 @@ def test_a_check_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
     assert (tmp_path / "report.xml").read_bytes().startswith(b"<?xml")
 
 
-def test_a_tour_that_is_ended(tmp_path: Path) -> None:
+def test_a_tour_that_is_ended(tmp_path):
     impl = f"{bad_adapters.__name__}:AdmitsNobody"
     options = ["--scope", "session-tiny", "--impl", impl, "--json", "report.json"]
     path = os.pathsep.join(filter(None, sys.path))
@@ -53,7 +49,6 @@ def test_a_tour_that_is_ended(tmp_path: Path) -> None:
         [sys.executable, "-m", "ci", "tour", *options], cwd=tmp_path, text=True,
         env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as process:  # fmt: skip
-        assert process.stderr is not None
         clause, _, saved = _found(process.stderr).removeprefix("found ").rstrip().partition(": ")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
@@ -67,7 +62,7 @@ def _found(lines: IO[str]) -> str:
     return next(line for line in lines if line.startswith("found "))
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     file = tmp_path / "page.html"
     files.write_atomically(file, "before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -80,7 +75,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert file.read_text() == "before" and [*tmp_path.iterdir()] == [file]
 
 
-def test_a_device_and_a_link_stay_what_they_are(tmp_path: Path) -> None:
+def test_a_device_and_a_link_stay_what_they_are(tmp_path):
     files.write_atomically("/dev/null", "text")
     assert Path("/dev/null").is_char_device()
     with pytest.raises(OSError, match="/dev/full"):
@@ -91,7 +86,7 @@ def test_a_device_and_a_link_stay_what_they_are(tmp_path: Path) -> None:
     assert link.is_symlink() and (tmp_path / "file").read_text() == "text"
 
 
-def test_a_report_that_cannot_be_written_is_told(kvspec: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_report_that_cannot_be_written_is_told(kvspec):
     quick = ("--examples", "1", "--steps", "5", "--mode", "faithful")
     impl = f"{bad_adapters.__name__}:Raises"
     code, out, err = kvspec("check", "--impl", impl, *quick, "--json", "/dev/full")

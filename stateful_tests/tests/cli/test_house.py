@@ -1,7 +1,5 @@
 """What holds of the whole house: a word means one thing, and what is right depends on nothing else."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections import defaultdict
@@ -11,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = "reference", "impl", "stateful_tests", "ci", "kvspec"
 
 
-def test_no_public_class_name_occurs_twice() -> None:
+def test_no_public_class_name_occurs_twice():
     homes = defaultdict(list)
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         if not path.is_relative_to(ROOT / "stateful_tests" / "tests"):
@@ -22,7 +20,7 @@ def test_no_public_class_name_occurs_twice() -> None:
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
 
 
-def test_the_reference_imports_the_standard_library_alone() -> None:
+def test_the_reference_imports_the_standard_library_alone():
     known = {"reference", *sys.stdlib_module_names}
     for path in (ROOT / "reference").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

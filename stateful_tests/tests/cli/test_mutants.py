@@ -1,9 +1,6 @@
 """Mutants: which there are, that one is put in and noticed, and that a small sample has no survivor."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -39,7 +36,7 @@ PLAN = plan("smoke", presets=["page2"], machines=["sessions"], examples=6)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _loaded() -> None:
+def _loaded():
     judging.prepare()
 
 
@@ -48,7 +45,7 @@ def named(name: str) -> Mutant:
     return mutant
 
 
-def test_mutants_are_made_of_what_is_carried_out_alone() -> None:
+def test_mutants_are_made_of_what_is_carried_out_alone():
     found = mutants_of("a.py", SOURCE)
     assert [m.change for m in found][: len(CHANGES)] == CHANGES
     rest = {m.change for m in found[len(CHANGES) :]}
@@ -58,7 +55,7 @@ def test_mutants_are_made_of_what_is_carried_out_alone() -> None:
         compile(mutant.applied(SOURCE), "a.py", "exec")
 
 
-def test_a_sample_is_the_same_wherever_lines_move() -> None:
+def test_a_sample_is_the_same_wherever_lines_move():
     some, of = sample(("reference/rules",), 10, 3)
     again, _ = sample(("reference/rules",), 10, 3)
     other, _ = sample(("reference/rules",), 10, 4)
@@ -67,7 +64,7 @@ def test_a_sample_is_the_same_wherever_lines_move() -> None:
     assert len({m.name for m in sample((), None, 0)[0]}) == sample((), None, 0)[1] > 3_000
 
 
-def test_what_is_accepted_is_there_and_has_a_reason() -> None:
+def test_what_is_accepted_is_there_and_has_a_reason():
     every = {m.name for m in sample((), None, 0)[0]}
     assert [name for name in accepted() if name not in every] == []
     assert all(reason.endswith(".") for reason in accepted().values())
@@ -82,17 +79,17 @@ def test_what_is_accepted_is_there_and_has_a_reason() -> None:
          "name not in busy", "a fixture"),
     ],
 )  # fmt: skip
-def test_a_mutant_is_noticed(name: str, by: str) -> None:
+def test_a_mutant_is_noticed(name, by):
     assert judge(PLAN, 60, named(name)).by == by
 
 
-def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_that_gives_no_answer_is_noticed(monkeypatch):
     monkeypatch.setattr(judging, "_fixtures", lambda: judging.time.sleep(60))
     name = "reference/clauses/lifecycle.py _close_happens: name not in busy -> name in busy"
     assert judge(PLAN, 0.2, named(name)).by == "no answer"
 
 
-def test_no_new_one_survives(tmp_path: Path) -> None:
+def test_no_new_one_survives(tmp_path):
     """A small sample of fixed seed; the larger one is for the night."""
     file = tmp_path / "mutants.json"
     only = ("--only=impl/torch_kv", "--only=reference/rules", "--only=reference/clauses")
@@ -101,7 +98,7 @@ def test_no_new_one_survives(tmp_path: Path) -> None:
     assert (data["survived"], len(data["mutants"])) == (0, 9)
 
 
-def test_a_survivor_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_survivor_is_shown(monkeypatch, capsys):
     monkeypatch.setattr(judging, "judge", lambda plan, limit, mutant: Noticed(""))
     name = "reference/cursors.py cut: min(c.swa_evicted_seqlen, target) -> c.swa_evicted_seqlen"
     assert run(["mutants", "--only", name, "-j", "1"]) == 1
@@ -119,6 +116,6 @@ def test_a_survivor_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["--sample", "0"], "--sample"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(arguments, says, capsys):
     assert run(["mutants", *arguments]) == 2
     assert says in capsys.readouterr().err

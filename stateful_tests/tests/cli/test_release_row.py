@@ -1,12 +1,7 @@
 """kvspec check --impl sglang==all: the row of releases, and what ends it."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 
-import pytest
 
 from ci.commands import release_row
 from impl.sglang.releases.catalogue import TABLE
@@ -15,7 +10,7 @@ SMALL = ("--examples", "20", "--seed", "5", "--preset", "page2", "--machine", "s
 ASKED = ("check", "--impl", "sglang==all", *SMALL)
 
 
-def test_it_stands_for_all_releases_or_for_those_that_have_a_tree() -> None:
+def test_it_stands_for_all_releases_or_for_those_that_have_a_tree():
     assert release_row.names("sglang==all") == [f"sglang=={version}" for version in TABLE]
     assert release_row.names("sglang==all+overlap")[-1] == "sglang==0.5.23+overlap"
     rust = release_row.names("sglang==all+rust+overlap")
@@ -23,9 +18,7 @@ def test_it_stands_for_all_releases_or_for_those_that_have_a_tree() -> None:
     assert release_row.names("sglang==0.5.23") == []
 
 
-def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(
-    kvspec: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(kvspec, monkeypatch, tmp_path):
     systems = ["torch+pr22900", "sglang==9.9.9", "torch"]
     monkeypatch.setattr(release_row, "names", lambda impl: systems)
     code, out, err = kvspec(*ASKED, "--json", "row.json")
@@ -42,6 +35,6 @@ def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(
     assert kvspec(*ASKED)[0] == 1
 
 
-def test_what_is_of_one_system_is_refused(kvspec: Callable[..., tuple[int, str, str]]) -> None:
+def test_what_is_of_one_system_is_refused(kvspec):
     code, _, err = kvspec(*ASKED, "--junit", "x.xml")
     assert (code, err) == (2, "kvspec: --junit: goes with one system, not with --impl sglang==all\n")

@@ -1,7 +1,5 @@
 """kvspec validate and setup-server on the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,7 +13,7 @@ SPECULATION = str(WATCHED / "sglang-0.5.23-speculation_under_overlap.jsonl")
 
 
 @pytest.fixture
-def wrong(tmp_path: Path) -> str:
+def wrong(tmp_path):
     """A log in which a finish forgets a page."""
     head, *lines = [json.loads(line) for line in Path(LOG).read_text().splitlines()]
     reason, after = (1 + head["fields"]["release"].index(name) for name in ("reason", "after"))
@@ -26,7 +24,7 @@ def wrong(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_log_that_conforms(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_conforms(capsys):
     assert run(["validate", LOG, SPECULATION]) == 0
     text = capsys.readouterr().out
     assert text.count("conforms") == 2
@@ -34,7 +32,7 @@ def test_a_log_that_conforms(capsys: pytest.CaptureFixture[str]) -> None:
         assert part in text
 
 
-def test_a_parting(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_parting(wrong, tmp_path, capsys):
     report = tmp_path / "report.json"
     assert run(["validate", wrong, "--json", str(report), "--save", str(tmp_path)]) == 1
     text = capsys.readouterr().out
@@ -44,12 +42,12 @@ def test_a_parting(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert run(["replay", data["logs"][0]["saved"], "--impl", "reference"]) == 0
 
 
-def test_follow_ends_with_the_server(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_follow_ends_with_the_server(wrong, capsys):
     assert run(["validate", "--follow", wrong]) == 1  # its process is gone
     assert capsys.readouterr().out.count("LEN-2") >= 2  # at once, and in the report
 
 
-def test_events_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_are_listed(capsys):
     assert run(["validate", "--events"]) == 0
     assert "evict_swa" in capsys.readouterr().out
 
@@ -61,20 +59,18 @@ def test_events_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         ([LOG, SPECULATION, "--follow"], "reads one LOG"), ([__file__], "no watcher's log"),
     ],
 )  # fmt: skip
-def test_unusable_input(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unusable_input(arguments, says, capsys):
     assert run(["validate", *arguments]) == 2
     complaint = capsys.readouterr().err
     assert says in complaint and complaint.count("\n") == 1
 
 
-def test_no_such_environment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_such_environment(capsys):
     assert run(["setup-server", "0.4"]) == 2
     assert "whole servers are there of 0.5.14" in capsys.readouterr().err
 
 
-def test_serve_check_wants_an_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serve_check_wants_an_environment(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     assert run(["serve-check", "--impl", "sglang==0.5.23"]) == 2
     assert "kvspec setup-server 0.5.23" in capsys.readouterr().err
@@ -92,9 +88,7 @@ def test_serve_check_wants_an_environment(
         (["--again", "none.json"], "--again none.json"), (["--again", LOG], "--again"),
     ],
 )  # fmt: skip
-def test_serve_check_unusable_input(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serve_check_unusable_input(arguments, says, capsys):
     assert run(["serve-check", *arguments]) == 2
     complaint = capsys.readouterr().err
     assert says in complaint and complaint.count("\n") == 1

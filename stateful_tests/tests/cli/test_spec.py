@@ -1,11 +1,8 @@
 """SPEC.md is what the code says. That its tables are so: tests/reference/test_rules.py."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ import pytest
 from ci import cli
 from ci.documents import spec
 from impl.bugs import BUGS
-from reference.clauses import CLAUSES, Clause
+from reference.clauses import CLAUSES
 from reference.commands import COMMANDS, Reason
 from reference.rules import RULES
 from stateful_tests.coverage.situations import kind_name
@@ -26,24 +23,21 @@ DOCUMENTS = (
     "SPEC.md", "README.md", "CONTRIBUTING.md", "ci/README.md", "fixtures/README.md",
     "fixtures/releases/README.md",
 )  # fmt: skip
-Kvspec = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def text() -> str:
+def text():
     return spec.text()
 
 
 # The document.
 
 
-def test_it_is_up_to_date(text: str) -> None:
+def test_it_is_up_to_date(text):
     assert (ROOT / "SPEC.md").read_text(encoding="utf-8") == text, "kvspec spec --out SPEC.md"
 
 
-def test_the_command_prints_writes_and_compares(
-    kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch, text: str, tmp_path: Path
-) -> None:
+def test_the_command_prints_writes_and_compares(kvspec, monkeypatch, text, tmp_path):
     monkeypatch.setattr(spec, "text", lambda: text)
     assert kvspec("spec") == (0, text, "")
     assert kvspec("spec", "--check") == (0, "", "")
@@ -58,15 +52,13 @@ def test_the_command_prints_writes_and_compares(
     assert "S.md/no.md" in err
 
 
-def test_a_bug_without_a_fixture_is_said(
-    kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_bug_without_a_fixture_is_said(kvspec, monkeypatch, tmp_path):
     shutil.copy(spec.FIXTURES / f"{spec.EXAMPLE}.json", tmp_path)
     monkeypatch.setattr(spec, "FIXTURES", tmp_path)
     assert kvspec("spec") == (2, "", f"kvspec: spec: no fixture shows the bug {min(BUGS)}\n")
 
 
-def test_it_has_every_command_reason_and_clause(text: str) -> None:
+def test_it_has_every_command_reason_and_clause(text):
     for kind in COMMANDS:
         assert f"\n### {kind_name(kind)}\n" in text
     for clause in CLAUSES:
@@ -76,7 +68,7 @@ def test_it_has_every_command_reason_and_clause(text: str) -> None:
         assert f"\n| `{reason.value}` | {reason.says} |" in text
 
 
-def test_clauses_are_in_order_and_a_step_of_each_is_drawn(text: str) -> None:
+def test_clauses_are_in_order_and_a_step_of_each_is_drawn(text):
     parts = re.split(r"^##+ (.*)$", text, flags=re.MULTILINE)
     said = dict(zip(parts[1::2], parts[2::2]))
     headings = [heading for heading in said if heading in CLAUSES]
@@ -87,17 +79,16 @@ def test_clauses_are_in_order_and_a_step_of_each_is_drawn(text: str) -> None:
     assert re.search(r"free pages: 9 full, 6 SWA; rows: 3 +free pages: 10 full, 7 SWA", said["finish"])
 
 
-def test_a_fixture_shows_its_bug_at_the_step_that_is_drawn(text: str) -> None:
+def test_a_fixture_shows_its_bug_at_the_step_that_is_drawn(text):
     """The last one: what comes after a violation would be left out of a smallest trace."""
     for clause in ("FREE-1", "LEN-2", "OWN-3", "TREE-6", "CHK-1"):
         killed = re.search(rf"^### {clause}\n.*?regressions/(\w+)\.json", text, re.MULTILINE | re.DOTALL)
-        assert killed is not None
         trace = traces.load(spec.FIXTURES / f"{killed[1]}.json")
         run = lockstep.replay(resolve(f"torch+{trace.bug}"), trace)
         assert run.violation is not None and run.violation.step == len(trace.commands) - 1
 
 
-def test_the_tree_chapter_draws_a_lock_a_split_a_tombstone_and_a_recovery(text: str) -> None:
+def test_the_tree_chapter_draws_a_lock_a_split_a_tombstone_and_a_recovery(text):
     drawn = text.partition("\n## The radix tree\n")[2].partition("\n## ")[0]
     inserted, lock, split, unlock, tombstone, recovery = re.findall(r"```text\n(.*?)```", drawn, re.DOTALL)
     assert "pinned" not in inserted and lock.count("SWA pinned by h2") == 1 and lock.count("full pinned") == 2
@@ -107,7 +98,7 @@ def test_the_tree_chapter_draws_a_lock_a_split_a_tombstone_and_a_recovery(text: 
     assert re.search(r"└─ \[0, 4\) a4, tombstone +└─ \[0, 4\) a4, SWA live", recovery)
 
 
-def test_the_page_is_one_file_with_everything(kvspec: Kvspec, text: str, tmp_path: Path) -> None:
+def test_the_page_is_one_file_with_everything(kvspec, text, tmp_path):
     assert kvspec("spec", "--html", "--out", "spec.html") == (0, "", "")
     page = (tmp_path / "spec.html").read_text(encoding="utf-8")
     assert not re.search(r"\b(src|href)=\"(?!#|https://github\.com/)", page), "it needs no other file"
@@ -123,7 +114,7 @@ def test_the_page_is_one_file_with_everything(kvspec: Kvspec, text: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_links_lead_somewhere(name: str) -> None:
+def test_links_lead_somewhere(name):
     said = (ROOT / name).read_text(encoding="utf-8")
     headings = [spec.anchor(heading) for heading in re.findall(r"^#+ (.*)$", said, re.MULTILINE)]
     assert len(set(headings)) == len(headings), "a second heading of one name gets another anchor"
@@ -139,7 +130,7 @@ def test_links_lead_somewhere(name: str) -> None:
         assert (ROOT / test).is_file(), test
 
 
-def test_a_clause_is_told_with_its_assumption_and_its_rule(kvspec: Kvspec) -> None:
+def test_a_clause_is_told_with_its_assumption_and_its_rule(kvspec):
     code, out, _ = kvspec("clauses", "FREE-1")
     assert code == 0
     assert CLAUSES["FREE-1"].assumption in out
@@ -148,21 +139,19 @@ def test_a_clause_is_told_with_its_assumption_and_its_rule(kvspec: Kvspec) -> No
         assert (f"{bug.id}:" in out) == (bug.clause == "FREE-1")
 
 
-def test_tables_are_tables(text: str) -> None:
+def test_tables_are_tables(text):
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({row.count("|") for row in table.splitlines()}) == 1, table
 
 
 @pytest.fixture(scope="module")
-def shown() -> dict[str | None, str | None]:
+def shown():
     """Bug -> the clause by which its fixture shows it; test_fixtures.py replays them."""
     return {(trace := traces.load(path)).bug: trace.clause for path in spec.FIXTURES.glob("*.json")}
 
 
 @pytest.mark.parametrize("clause", CLAUSES.values(), ids=CLAUSES)
-def test_a_clause_has_a_rule_a_property_and_a_fault_that_it_catches(
-    clause: Clause, shown: dict[str | None, str | None]
-) -> None:
+def test_a_clause_has_a_rule_a_property_and_a_fault_that_it_catches(clause, shown):
     for rule in clause.rule.split(", "):
         module, _, name = rule.rpartition(".")
         assert hasattr(importlib.import_module(f"reference.{module}"), name), rule

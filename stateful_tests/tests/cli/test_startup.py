@@ -1,7 +1,5 @@
 """Commands that drive nothing start at once: they import no torch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -26,7 +24,7 @@ for line in sys.argv[1:]:
 """
 
 
-def test_no_torch() -> None:
+def test_no_torch():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", CODE, *LINES]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)

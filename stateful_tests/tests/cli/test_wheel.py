@@ -1,7 +1,5 @@
 """The wheel: one package with its fixtures, which does outside of the repository what a checkout does."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +27,6 @@ for line in json.loads(lines):
 assert not {"reference", "impl", "stateful_tests", "ci"} & {*sys.modules}, "a top-level name of ours"
 """
 ENGINE = "kvspec.impl.example_engine:make"
-Installed = Callable[..., list[tuple[int, str]]]
 
 
 def built(home: Path, kind: str, folder: Path) -> Path:
@@ -42,23 +38,23 @@ def built(home: Path, kind: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     return built(HOME, "wheel", tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="session")
-def unpacked(wheel: Path) -> Path:
+def unpacked(wheel):
     folder = wheel.with_name("unpacked")
     zipfile.ZipFile(wheel).extractall(folder)
     return folder
 
 
 @pytest.fixture
-def installed(unpacked: Path, tmp_path: Path) -> Installed:
+def installed(unpacked, tmp_path):
     """Run lines of `kvspec` from the wheel in an empty folder, in one process whose terminal has a narrow
     encoding; gives the exit code of each and what it printed."""
 
-    def run(*lines: str, without: str = "") -> list[tuple[int, str]]:
+    def run(*lines, without=""):
         site = sysconfig.get_path("purelib")
         done = subprocess.run(
             [sys.executable, "-u", "-S", "-c", RUN, site, str(unpacked), without, json.dumps(lines)],
@@ -72,7 +68,7 @@ def installed(unpacked: Path, tmp_path: Path) -> Installed:
     return run
 
 
-def test_it_is_one_package_without_tests(wheel: Path) -> None:
+def test_it_is_one_package_without_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {re.sub(r"kvspec-.*\.dist-info", "about", name.partition("/")[0]) for name in names} == {
         "kvspec", "about",
@@ -83,7 +79,7 @@ def test_it_is_one_package_without_tests(wheel: Path) -> None:
     assert {"kvspec/py.typed", "kvspec/ci/templates/replay.js", "kvspec/plugin.py"} <= {*names}
 
 
-def test_a_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_a_source_distribution_builds_the_same_wheel(wheel, tmp_path):
     with tarfile.open(built(HOME, "sdist", tmp_path)) as packed:
         packed.extractall(tmp_path, filter="data")
     [home] = (path for path in tmp_path.iterdir() if path.is_dir())
@@ -97,7 +93,7 @@ FOUND = "traces/len-2-torch-pr22897.json"
 REPLAY = "replay @a_trim_frees_the_tail"
 
 
-def test_what_works_without_a_checkout(wheel: Path, installed: Installed, tmp_path: Path) -> None:
+def test_what_works_without_a_checkout(wheel, installed, tmp_path):
     """A real bug is found, and what was saved is replayed; not a byte is for a terminal."""
     version = re.findall(r"^## (\S+)$", (HOME / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
     assert wheel.name == f"kvspec-{version}-py3-none-any.whl"
@@ -142,18 +138,18 @@ MISSING = {
 
 
 @pytest.mark.parametrize("missing", MISSING)
-def test_what_is_missing_is_said_in_one_line(missing: str, installed: Installed) -> None:
+def test_what_is_missing_is_said_in_one_line(missing, installed):
     said = MISSING[missing]
     for (line, says), (code, out) in zip(said.items(), installed(*said, without=missing), strict=True):
         assert code == 2 and says in out and len(out.splitlines()) == 1, (line, out)
 
 
-def test_an_engine_needs_neither_torch_nor_a_solver(installed: Installed) -> None:
+def test_an_engine_needs_neither_torch_nor_a_solver(installed):
     [(code, out)] = installed(f"check --impl {ENGINE} --examples 2", without="torch,numpy,z3,ray")
     assert code == 0, out
 
 
-def test_an_import_that_cannot_be_moved_stops_the_build(tmp_path: Path) -> None:
+def test_an_import_that_cannot_be_moved_stops_the_build(tmp_path):
     module = tmp_path / "module.py"
     module.write_text("import impl.adapter\n")
     with pytest.raises(ValueError, match=r"module\.py: cannot be moved into kvspec: import impl\.adapter"):

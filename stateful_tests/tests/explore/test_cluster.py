@@ -3,17 +3,13 @@
 Skipped where Ray, or Redis and its server, are not installed (extra `cluster`).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +21,7 @@ from stateful_tests.lockstep import systems as registry
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def nodes(monkeypatch):
     """A cluster of two nodes with a core each; `executor` runs on it."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvspec[cluster]'")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -40,13 +36,11 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.shutdown()
 
 
-def test_a_cluster_sees_what_one_process_sees_though_a_node_is_lost(
-    nodes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_sees_what_one_process_sees_though_a_node_is_lost(nodes, monkeypatch):
     monkeypatch.setattr(search, "SPREAD", 1)
     lost = []
 
-    def lose(_where: str, _steps: int, _found: int) -> None:
+    def lose(_where, _steps, _found):
         if not lost:
             lost.append(nodes.remove_node(nodes.other, allow_graceful=False))
 
@@ -58,7 +52,7 @@ def test_a_cluster_sees_what_one_process_sees_though_a_node_is_lost(
         assert getattr(there, name) == getattr(here, name)
 
 
-def test_a_check_on_a_cluster_is_the_same_check(nodes: Any) -> None:
+def test_a_check_on_a_cluster_is_the_same_check(nodes):
     plan = tiers.plan("smoke", examples=4, presets=["page1"], machines=["sessions"], seed=5)
     system, named = registry.resolve("torch+pr22862-tail"), driving.Named("torch+pr22862-tail")
     there = campaign.run(system, plan, executor=nodes.executor, named=named)
@@ -67,7 +61,7 @@ def test_a_check_on_a_cluster_is_the_same_check(nodes: Any) -> None:
     assert (there.tallies, there.situations) == (here.tallies, here.situations)
 
 
-def test_a_missing_cluster_is_said_in_a_line(kvspec: Callable[..., tuple[int, str, str]]) -> None:
+def test_a_missing_cluster_is_said_in_a_line(kvspec):
     code, out, err = kvspec("explore", "--scope", "tree-tiny", "--ray", "127.0.0.1:1")
     assert code == 2 and not out
     assert err.startswith("kvspec: --ray ") and err.count("\n") == 1
@@ -89,7 +83,7 @@ except AssertionError:
 
 
 @pytest.fixture
-def redis_url(tmp_path: Path) -> Iterator[str]:
+def redis_url(tmp_path):
     """A Redis server that is there for one test."""
     pytest.importorskip("redis", reason="redis is not installed: pip install 'kvspec[cluster]'")
     if (program := shutil.which("redis-server")) is None:
@@ -108,7 +102,7 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
     server.wait()
 
 
-def test_a_failure_of_one_process_is_what_another_tries_first(redis_url: str, tmp_path: Path) -> None:
+def test_a_failure_of_one_process_is_what_another_tries_first(redis_url, tmp_path):
     (tmp_path / "fails.py").write_text(_FAILS)
     env = {
         **os.environ, "KVSPEC_REDIS": redis_url, "KVSPEC_HYPOTHESIS_PROFILE": "nightly",

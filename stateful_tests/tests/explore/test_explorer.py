@@ -1,24 +1,19 @@
 """Explorations: counts, states modulo symmetry, bounds, that clauses find faults."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from impl.adapter import View
 from reference import clauses, model
-from reference.clauses import CLAUSES, Failure, about
+from reference.clauses import CLAUSES, about
 from reference.clauses.step import Step
 from reference.commands import (
     Abort, Close, Decode, Done, Evict, Finish, Insert, Match, Mode, Open, Piece, Refused,
     Retract, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry
-from reference.ledger import State
-from reference.prefix_cache import Effects
 from stateful_tests.check.executors import Processes
 from stateful_tests.coverage import required as coverage
 from stateful_tests.coverage.scopes import SCOPES, Scope, spelt_in
@@ -65,7 +60,7 @@ HOLDERS = replace(
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_counts(name: str) -> None:
+def test_counts(name):
     result = search.run(SCOPES[name])
     assert result.complete
     assert (result.states, result.transitions, result.refused, result.depth) == COUNTS[name]
@@ -73,11 +68,11 @@ def test_counts(name: str) -> None:
     assert result.situations.keys() == listed, "kvspec explore --situations"
 
 
-def test_of_an_eviction_tree_10_alone_reads_how_much_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_eviction_tree_10_alone_reads_how_much_was_asked_for(monkeypatch):
     """Other clauses are asked at one of the evictions that lead to the same facts."""
     blank, steps = object.__new__(Evict), []
 
-    def step_of(*args: Any) -> Step:
+    def step_of(*args):
         step = Step(*args)
         if isinstance(step.command, Evict) and step.done:
             steps.append(other := replace(step, command=blank))
@@ -93,11 +88,11 @@ def test_of_an_eviction_tree_10_alone_reads_how_much_was_asked_for(monkeypatch: 
 
 
 @pytest.mark.parametrize("name", ["ordinary", "both-session", "tree-page2-long"])
-def test_clauses_hold_where_they_are_not_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clauses_hold_where_they_are_not_asked(name, monkeypatch):
     """Of other commands than they are about, without a tree or a window: and no situation is reached."""
     skipped = set()
 
-    def step_of(*args: Any) -> Step:
+    def step_of(*args):
         step = Step(*args)
         for clause in {*CLAUSES.values()}.difference(about(step)) if step.done else ():
             assert clause.check(step) is None and not clause.situation(step), clause.id
@@ -112,7 +107,7 @@ def test_clauses_hold_where_they_are_not_asked(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "scope", [SMALL, replace(SMALL, name="faithful", mode=Mode.FAITHFUL), TREE, BOTH], ids=lambda s: s.name
 )
-def test_equal_keys_lead_to_equal_keys(scope: Scope) -> None:
+def test_equal_keys_lead_to_equal_keys(scope):
     """What a key leaves out leads nowhere: every command, in states as runs leave them (names as they came,
     serials and moments that only grow), leads where it leads in the representative."""
     explorer, draw = Explorer(scope, clauses=False), random.Random(0)
@@ -135,7 +130,7 @@ def test_equal_keys_lead_to_equal_keys(scope: Scope) -> None:
             state, _ = model.step(state, real[draw.choice(done)])
 
 
-def test_letters_are_alike() -> None:
+def test_letters_are_alike():
     """Two nodes were never used at one moment unless one is above the other: no letter decides."""
     geometry = Geometry(1, 1, 6, 6, 1, 3, True)
     scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=spelt_in("ab", 3))
@@ -149,7 +144,7 @@ def test_letters_are_alike() -> None:
     assert keys[0] == keys[1]
 
 
-def test_letters_are_not_alike_where_prompts_tell_them_apart() -> None:
+def test_letters_are_not_alike_where_prompts_tell_them_apart():
     for prompts, alike in ((("a1", "b1"), True), (("a1", "a2", "b1"), False)):
         states = CanonicalStates(replace(TREE, prompts=prompts))
         keys = {states.key(model.step(states.initial, Insert("h1", (Piece(t, 1),)))[0]) for t in "ab"}
@@ -157,7 +152,7 @@ def test_letters_are_not_alike_where_prompts_tell_them_apart() -> None:
 
 
 @pytest.mark.parametrize("scope", [SMALL, TREE], ids=lambda s: s.name)
-def test_every_way_leads_there(scope: Scope) -> None:
+def test_every_way_leads_there(scope):
     explorer = Explorer(scope)
     explorer.run(states=300)
     for at in range(0, len(explorer.keys), 17):
@@ -170,7 +165,7 @@ def test_every_way_leads_there(scope: Scope) -> None:
         assert explorer.levels[len(commands)] <= at, "a shortest way"
 
 
-def test_bounds_are_reported() -> None:
+def test_bounds_are_reported():
     by_depth = search.run(SMALL, depth=4)
     assert (by_depth.stopped, by_depth.depth, by_depth.complete) == ("depth 4", 4, False)
     by_states = search.run(SMALL, states=50)
@@ -178,10 +173,10 @@ def test_bounds_are_reported() -> None:
     assert search.run(SMALL, memory_mb=1).stopped == "1 MB of memory"
 
 
-def test_a_violation_is_reported_by_a_shortest_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violation_is_reported_by_a_shortest_trace(monkeypatch):
     """A clause that nothing keeps: finishes with all outputs are violations. It is found wherever it runs."""
 
-    def never(step: Step) -> Failure | None:
+    def never(step):
         return ("no finish", "one") if isinstance(step.command, Finish) and step.done else None
 
     monkeypatch.setitem(CLAUSES, "LEN-2", replace(CLAUSES["LEN-2"], check=never))
@@ -210,9 +205,7 @@ def seen(result: Exploration) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(("scope", "bound"), [(SCOPES["batches"], None), (TREE, 60)])
-def test_processes_see_what_one_sees(
-    scope: Scope, bound: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_see_what_one_sees(scope, bound, monkeypatch):
     monkeypatch.setattr(search, "SPREAD", 1)
     processes = Processes(3)
     try:
@@ -232,17 +225,17 @@ class Faulty(ReferenceInState):
 
     after = False
 
-    def __init__(self, kind: type, does: Any, shows: Any) -> None:
+    def __init__(self, kind, does, shows):
         self.kind, self.does, self.shows = kind, does, shows
 
-    def carry_out(self, kind: type, now: State, effects: Effects) -> None:
+    def carry_out(self, kind, now, effects):
         before = {pool: [*free] for pool, free in self.free.items()}
         super().carry_out(kind, now, effects)
         self.after = kind is self.kind
         if self.after:
             self.does(self, {p: [n for n in free if n not in before[p]] for p, free in self.free.items()})
 
-    def view(self) -> View:
+    def view(self):
         view = super().view()
         return self.shows(view) if self.after else view
 
@@ -273,7 +266,6 @@ def keeps_a_mapping(view: View) -> View:
 
 
 def counts_one_lock(view: View) -> View:
-    assert view.tree is not None
     nodes = [replace(node, full_locks=min(node.full_locks, 1)) for node in view.tree.nodes]
     return replace(view, tree=replace(view.tree, nodes=nodes))
 
@@ -302,9 +294,7 @@ def nothing(*_: object) -> None:
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_faults_of_the_system_are_found(
-    kind: type, does: Any, shows: Any, clauses: set[str]
-) -> None:
+def test_faults_of_the_system_are_found(kind, does, shows, clauses):
     system = Faulty(kind, does, shows or (lambda view: view))
     explorer = Explorer(HOLDERS if kind is Match else SMALL, system=system)
     stopped = explorer.run(states=2000)
@@ -313,7 +303,7 @@ def test_faults_of_the_system_are_found(
     assert set(finding.run.violation.clauses) & clauses, finding.run.violation
 
 
-def test_facts_that_differ_in_ids_alone_are_equal() -> None:
+def test_facts_that_differ_in_ids_alone_are_equal():
     system, other = ReferenceInState(), ReferenceInState()
     explorer = Explorer(BOTH, clauses=False)
     explorer.run(states=300)
@@ -333,7 +323,7 @@ def test_facts_that_differ_in_ids_alone_are_equal() -> None:
             assert up_to_ids(facts_of(other.view(), BOTH.geometry), size) != up_to_ids(facts, size)
 
 
-def test_a_situation_is_a_command_with_its_outcome() -> None:
+def test_a_situation_is_a_command_with_its_outcome():
     state = model.initial(SMALL.geometry)
     now, outcome = model.step(state, Open("s1"))
     assert situation(state, Open("s1"), outcome, now) == "open"

@@ -1,13 +1,11 @@
 """Tours: every transition of a small scope on the reference and on torch, and faults."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from impl.adapter import Capabilities, UnusableImplementation
-from reference.commands import Abort, Command, Done, Mode, Outcome, Reason, Refused, Retract, SpecDecode
+from reference.commands import Abort, Done, Mode, Reason, Refused, Retract, SpecDecode
 from reference.geometry import Geometry
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.explore.tour import live
@@ -30,14 +28,14 @@ TREE = Scope(
     [("reference", replace(TINY, mode=Mode.FAITHFUL)), ("torch", SHORT), ("torch", TREE)],
     ids=lambda x: getattr(x, "name", x),
 )
-def test_every_transition_is_run(impl: str, scope: Scope) -> None:
+def test_every_transition_is_run(impl, scope):
     tour = live(resolve(impl), scope)
     assert tour.complete, tour.lost
     assert not tour.findings
     assert tour.transitions > 50
 
 
-def test_a_fault_is_told_by_its_smallest_trace() -> None:
+def test_a_fault_is_told_by_its_smallest_trace():
     tour = live(resolve("torch+pr22862-tail"), SHORT)
     finding = next(f for f in tour.findings if f.clause == "LEN-3")
     assert finding.run.violation is not None
@@ -46,7 +44,7 @@ def test_a_fault_is_told_by_its_smallest_trace() -> None:
     assert any(why == "violates the specification" for _, why in tour.lost)
 
 
-def test_a_close_that_never_happens_is_asked_past_what_ends_a_walk() -> None:
+def test_a_close_that_never_happens_is_asked_past_what_ends_a_walk():
     tour = live(WaitsForEver(), replace(SHORT, mode=Mode.FAITHFUL))
     assert {f.clause: f.run.violation and f.run.violation.parted is not None for f in tour.findings} == {
         "SES-2": False, "SES-4": True
@@ -65,7 +63,7 @@ class _Other(ReferenceSystem):
         may_refuse=frozenset({Reason.WRONG_PHASE}),
     )
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         assert not isinstance(command, Abort)
         if isinstance(command, Retract):
             return Refused(Reason.WRONG_PHASE)
@@ -74,7 +72,7 @@ class _Other(ReferenceSystem):
         return outcome
 
 
-def test_what_a_system_cannot_follow_is_listed() -> None:
+def test_what_a_system_cannot_follow_is_listed():
     tour = live(_Other(), TINY)
     assert not tour.findings
     reasons = {(kind, why) for kind, why in tour.lost}
@@ -84,7 +82,7 @@ def test_what_a_system_cannot_follow_is_listed() -> None:
     assert tour.followed > 100
 
 
-def test_what_mostly_violates_is_left_out_and_all_else_is_run() -> None:
+def test_what_mostly_violates_is_left_out_and_all_else_is_run():
     scope = replace(TINY, mode=Mode.FAITHFUL)
     tour = live(resolve("torch+pr22862-tail"), scope)
     beyond = "nothing that it follows leads there"  # what only such an admission leads to
@@ -102,11 +100,11 @@ class _Unmixed(ReferenceSystem):
     capabilities = replace(Capabilities(), mixed_decode=False)
     kinds: frozenset[str]
 
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry):
         self.kinds = frozenset()
         super().reset(geometry)
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         self.kinds |= {type(command).__name__}
         if {"Decode", "SpecDecode"} <= self.kinds:
             raise UnusableImplementation("cannot mix")
@@ -115,6 +113,6 @@ class _Unmixed(ReferenceSystem):
         return super().apply(command)
 
 
-def test_the_way_to_a_fault_does_not_mix_what_the_system_cannot() -> None:
+def test_the_way_to_a_fault_does_not_mix_what_the_system_cannot():
     tour = live(_Unmixed(), replace(TINY, mode=Mode.FAITHFUL))
     assert [f.clause for f in tour.findings] == ["OUT-1"]

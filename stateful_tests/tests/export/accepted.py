@@ -1,7 +1,5 @@
 """Expected values in files: `KVSPEC_ACCEPT=1 pytest ...` writes what it finds, for a look at the diff."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

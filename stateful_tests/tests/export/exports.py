@@ -1,7 +1,5 @@
 """What tests of exports share: releases with faults fixed, and random runs as exported tests."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from dataclasses import replace

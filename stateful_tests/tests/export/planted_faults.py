@@ -4,8 +4,6 @@ A fault shows in caches of one page size alone, so all of them fit into one chec
 has these page sizes.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,13 +1,11 @@
 """kvspec export: a trace as a bug report, and as a test that fails on one release and passes on another."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,7 +47,6 @@ NEWEST = (
     LAST, NEW / "a_retract_counts_as_a_finish.json", NEW / "a_turn_retracted_twice_loses_its_session.json",
     NEW / "aborting_a_retracted_turn_keeps_its_kv_and_its_text.json",
 )  # fmt: skip
-Kvspec = Callable[..., tuple[int, str, str]]
 
 _FINISHED = (
     "        # Update req_nodes to this successfully finished request.\n        req.session.finish_req(req)\n"
@@ -100,7 +97,7 @@ class Exported:
     texts: dict[str, str]
     files: list[Path]
     system: SGLangSystem
-    fixed: export.Target
+    fixed: export.ReleaseTarget
 
 
 def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Exported]:
@@ -137,19 +134,17 @@ def they_fail_and_pass(made: Exported, *alike: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
+def exported(tmp_path_factory):
     traces = {name: load(OLD / f"{name}.json") for name in MENDED}
     yield from made_on("0.5.10", traces, tmp_path_factory.mktemp("exported"))
 
 
-def test_they_fail_where_the_fault_is_and_pass_where_it_is_fixed(
-    exported: Exported, tmp_path: Path
-) -> None:
+def test_they_fail_where_the_fault_is_and_pass_where_it_is_fixed(exported, tmp_path):
     they_assert_one_fact(exported)
     they_fail_and_pass(exported, *(run_alike(exported.system, number, tmp_path) for number in range(6)))
 
 
-def test_so_do_those_of_the_newest_release(tmp_path: Path) -> None:
+def test_so_do_those_of_the_newest_release(tmp_path):
     traces = {path.stem: load(path) for path in NEWEST}
     twice = "a_turn_retracted_twice_loses_its_session"
     tree = replace(traces[twice].geometry, tree=True)
@@ -166,7 +161,7 @@ def they_assert_one_fact(made: Exported) -> None:
     assert max(len(line) for text in made.texts.values() for line in text.splitlines()) <= 110
 
 
-def test_each_stands_by_itself(exported: Exported) -> None:
+def test_each_stands_by_itself(exported):
     """Python, torch and sglang alone; nothing that is not used; the story of the trace."""
     for name in MENDED:
         tree = ast.parse(exported.texts[name])
@@ -184,24 +179,24 @@ def test_each_stands_by_itself(exported: Exported) -> None:
 
 
 def changed(path: Path, **changes: object) -> Trace:
-    return replace(load(path), **changes)  # type: ignore[arg-type]
+    return replace(load(path), **changes)
 
 
-def test_what_no_class_of_the_release_shows_is_refused(exported: Exported) -> None:
+def test_what_no_class_of_the_release_shows_is_refused(exported):
     """A node that ends inside a page shares it with the next, yet each slot has one node."""
     trace = replace(PLANTED[0].trace(), clause="OWN-1")
     with pytest.raises(NotExportable, match="OWN-1 shows in nothing that the release's classes can be asked"):
         export.unit_test(trace, "x", exported.system)
 
 
-def test_keys_that_the_exported_server_has_not_are_refused(exported: Exported) -> None:
+def test_keys_that_the_exported_server_has_not_are_refused(exported):
     trace = load(OLD / "overshoot_stays_after_a_finish.json")
     for sizes in ({"tree": True, "bigram": True}, {"settings": (("namespaces", "extra_key"),)}):
         with pytest.raises(NotExportable, match="bigram keys and namespaces"):
             export.unit_test(replace(trace, geometry=replace(trace.geometry, **sizes)), "x", exported.system)
 
 
-def test_a_trace_that_conforms_is_refused(exported: Exported) -> None:
+def test_a_trace_that_conforms_is_refused(exported):
     with pytest.raises(NotExportable, match="conforms on sglang@checkout"):
         export.unit_test(changed(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system)
 
@@ -213,9 +208,7 @@ def test_a_trace_that_conforms_is_refused(exported: Exported) -> None:
         ([], 1),
     ],
 )  # fmt: skip
-def test_all_pass_or_all_fail_or_nothing_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bodies: list[str], code: int
-) -> None:
+def test_all_pass_or_all_fail_or_nothing_is_said(monkeypatch, tmp_path, bodies, code):
     monkeypatch.setattr("impl.sglang.process.testing.hook", lambda *_: None)
     files = []
     for body in bodies:
@@ -226,7 +219,7 @@ def test_all_pass_or_all_fail_or_nothing_is_said(
     assert run_test.main(asked) == code
 
 
-def test_names_and_tokens_in_the_lines() -> None:
+def test_names_and_tokens_in_the_lines():
     assert [variable(name) for name in ("r1", "turn-2", "class")] == ["r1", "req_turn_2", "req_class"]
     tokens = [token_id(shared_serial("b"), p) for p in (0, 1)] + [token_id(3, p) for p in (2, 3, 5)]
     assert ids_text(tokens) == "[*range(90100000, 90100002), *range(300002, 300004), 300005]"
@@ -237,7 +230,7 @@ def test_names_and_tokens_in_the_lines() -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
+def made(monkeypatch):
     """The command without releases: what each is said to come to."""
     ends = {"0.5.10": (run_test.FAILS, ""), "0.5.13": (0, "")}
     monkeypatch.setattr(export, "unit_test", lambda *_: "# the test\n")
@@ -249,7 +242,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
     return ends
 
 
-def test_a_test_is_run_before_it_is_written(kvspec: Kvspec, made: object) -> None:
+def test_a_test_is_run_before_it_is_written(kvspec, made):
     options = ("export", str(OVERSHOOT), "--as", "pytest", "--impl", "sglang==0.5.10", "--fixed", "0.5.13")
     code, out, err = kvspec(*options)
     assert (code, out) == (0, "# the test\n")
@@ -261,9 +254,7 @@ def test_a_test_is_run_before_it_is_written(kvspec: Kvspec, made: object) -> Non
     assert kvspec(*options, "--out", "t.py")[0] == 2
 
 
-def test_tests_in_a_folder_share_one_module(
-    kvspec: Kvspec, made: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
     options = ("export", str(OVERSHOOT), "--as", "pytest", "--impl", "sglang==0.5.10", "--out", "tests/")
     for name in ("test_a", "test_b"):
         monkeypatch.setattr(export, "unit_test", lambda *_, name=name: f"def {name}(self): ...\n")
@@ -290,9 +281,7 @@ def test_tests_in_a_folder_share_one_module(
         ("0.5.13", (1, "ImportError: no"), "the test cannot be run on sglang==0.5.13: ImportError: no"),
     ],
 )
-def test_a_test_that_says_nothing_is_not_written(
-    kvspec: Kvspec, made: dict[str, tuple[int, str]], version: str, end: tuple[int, str], says: str
-) -> None:
+def test_a_test_that_says_nothing_is_not_written(kvspec, made, version, end, says):
     made[version] = end
     options = ("--impl", "sglang==0.5.10", "--fixed", "0.5.13", "--out", "t.py")
     code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", *options)
@@ -300,9 +289,7 @@ def test_a_test_that_says_nothing_is_not_written(
     assert says in err
 
 
-def test_names_and_titles_without_folders_of_this_machine(
-    kvspec: Kvspec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_names_and_titles_without_folders_of_this_machine(kvspec, monkeypatch, tmp_path):
     """By clause and command, where the file's name says nothing; Markdown shows the story as it is."""
     told = "A <b>story</b> | with *stars*, [links](http://x) and s_evicted.\n# None is a heading."
     save(replace(load(BUG), story=told), "len-3-torch.json")
@@ -323,12 +310,12 @@ def test_names_and_titles_without_folders_of_this_machine(
     assert "* torch+pr22862-tail (v1.2)\n" in out
 
 
-def test_other_implementations_are_refused(kvspec: Kvspec) -> None:
+def test_other_implementations_are_refused(kvspec):
     code, _, err = kvspec("export", str(OVERSHOOT), "--as", "pytest", "--impl", "torch")
     assert (code, "--impl sglang==VERSION, not torch" in err) == (2, True)
 
 
-def test_a_bug_report(kvspec: Kvspec) -> None:
+def test_a_bug_report(kvspec):
     trace = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
     code, out, _ = kvspec("export", str(trace), "--as", "story")
     assert code == 0
@@ -355,7 +342,7 @@ def test_a_bug_report(kvspec: Kvspec) -> None:
         (["--fixed", "0.5.13"], "--fixed goes with --as pytest"),
     ],
 )
-def test_no_bug_report(kvspec: Kvspec, options: list[str], says: str) -> None:
+def test_no_bug_report(kvspec, options, says):
     trace = FIXTURES / "regressions" / "retract_then_retry_frees_the_reserved_token.json"
     code, out, err = kvspec("export", str(trace), "--as", "story", *options)
     assert (code, out, says in err) == (2, "", True)

@@ -1,7 +1,5 @@
 """kvspec export: tests of releases between the oldest and the newest, and of other ways to run one."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +67,7 @@ def driven(implementation: str) -> SGLangSystem:
     return system
 
 
-def test_they_fail_where_the_fault_is_and_pass_where_it_is_mended(tmp_path: Path) -> None:
+def test_they_fail_where_the_fault_is_and_pass_where_it_is_mended(tmp_path):
     """And where the driver has come to, the test comes to; also under overlap."""
     runs: list[run_test.Run] = []
     wanted = []  # exit status, and random runs
@@ -96,7 +94,7 @@ def test_they_fail_where_the_fault_is_and_pass_where_it_is_mended(tmp_path: Path
         assert (code, said.count(RAN_ALIKE) // 2) == want, said
 
 
-def test_with_the_core_in_rust(tmp_path: Path) -> None:
+def test_with_the_core_in_rust(tmp_path):
     """What needs its nodes is refused."""
     system = driven("0.5.23+rust")
     files = [run_alike(system, number, tmp_path) for number in (0, 10)]
@@ -109,7 +107,7 @@ def test_with_the_core_in_rust(tmp_path: Path) -> None:
     assert (code, said.count(RAN_ALIKE) // 2) == (run_test.FAILS, len(files)), said
 
 
-def test_what_stands_in_no_one_file_is_refused() -> None:
+def test_what_stands_in_no_one_file_is_refused():
     """Before anything runs."""
     assert [version for alike in ALIKE for version in alike] == list(TABLE)
     for alike, others in itertools.pairwise(ALIKE):

@@ -3,9 +3,6 @@
 Covers what few, deterministic examples reach. Fresh seeds and volume belong to `kvspec check`.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
 
 import kvspec
 import pytest
@@ -13,7 +10,6 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from impl.adapter import UnusableImplementation
-from impl.torch_kv.sessions import KVRequest
 from reference.commands import Mode
 from reference.geometry import PRESETS
 from stateful_tests.check.campaign import run
@@ -31,7 +27,7 @@ TestBoth = kvspec.machine(machines=["both"]).TestCase
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_volume(name: str) -> None:
+def test_volume(name):
     try:
         kvspec.check(machines=[name], examples=1, seed=1)
     except UnusableImplementation as error:
@@ -45,7 +41,7 @@ def test_volume(name: str) -> None:
         ("both", "slot-drops-the-lock"),
     ],
 )  # fmt: skip
-def test_they_find_bugs(name: str, bug: str) -> None:
+def test_they_find_bugs(name, bug):
 
     class Buggy(Operations):
         target = MachineTarget(lambda: resolve(f"torch+{bug}"), [name], [PRESETS["page4"]], [Mode.FREE])
@@ -59,23 +55,21 @@ def test_they_find_bugs(name: str, bug: str) -> None:
 class LosesAnyTurn(WaitsForEver):
     """An abort keeps the KV of every turn that has started, until a close: few commands show it."""
 
-    def wipes(self, request: KVRequest) -> bool:
+    def wipes(self, request):
         if not request.started or request.session is None or request.session.closing:
             return request.started
         self.lost.add(request.session)
         return False
 
 
-def test_they_ask_for_a_close_past_what_ends_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_they_ask_for_a_close_past_what_ends_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # the traces are saved here
     buggy = kvspec.machine(LosesAnyTurn, machines=["sessions"], presets=["page2"], modes=[Mode.FAITHFUL])
     with pytest.raises(kvspec.ClauseViolated, match=r"1 of 2\): (FREE-1|SES-2)(.|\n)*2 of 2\): SES-4"):
         buggy.TestCase().runTest()
 
 
-def test_the_model_satisfies_the_clauses() -> None:
+def test_the_model_satisfies_the_clauses():
     """Operational model against declarative clauses, with nothing else in between; all reached."""
     result = run(ReferenceSystem(), plan("smoke", examples=3))
     assert not result.findings

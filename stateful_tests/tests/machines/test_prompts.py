@@ -1,7 +1,5 @@
 """What the machines with a radix tree draw: prompts that meet what is there, and an end to everything."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -31,14 +29,14 @@ def after(*commands: Command) -> State:
     return state
 
 
-def test_prompts_are_cut_joined_and_read_back() -> None:
+def test_prompts_are_cut_joined_and_read_back():
     prompt = prompt_of("a8b4a1")
     assert spelt(key_of(prompt)) == prompt
     assert [prompt_text(shortened(prompt, n)) for n in (0, 3, 8, 9, 99)] == ["", "a3", "a8", "a8b1", "a8b4a1"]
     assert prompt_text(joined(prompt, prompt_of("a2c1"), ())) == "a8b4a3c1"
 
 
-def test_what_is_known_is_spelt_as_far_as_it_is_shared() -> None:
+def test_what_is_known_is_spelt_as_far_as_it_is_shared():
     state = after(
         Insert("h1", prompt_of("a8b4")), Submit("r1", None, 3, prompt=prompt_of("a8c2")), Admit("r1"),
         Extend((Chunk("r1", 5),)), Submit("r2", None, 2),
@@ -49,7 +47,7 @@ def test_what_is_known_is_spelt_as_far_as_it_is_shared() -> None:
 
 
 @pytest.mark.parametrize("longest", [1, 3, 4, 9, 32])
-def test_prompts_are_well_formed_and_fit(longest: int) -> None:
+def test_prompts_are_well_formed_and_fit(longest):
     state = after(Insert("h1", prompt_of("a8b4")), Match("h2", prompt_of("a4")))
     source = RandomChoices(longest)
     for _ in range(300):
@@ -61,7 +59,7 @@ def test_prompts_are_well_formed_and_fit(longest: int) -> None:
         assert shortened(on, 4) == prompt_of("a4")
 
 
-def test_a_sweep_stays_within_its_limit() -> None:
+def test_a_sweep_stays_within_its_limit():
     state = after(Insert("h1", prompt_of("a16"), 16))
     source = RandomChoices(0)
     drawn = Counter(draw_evicted(state, source, key_of(prompt_of("a16b4")), 0, 12) for _ in range(300))
@@ -69,19 +67,18 @@ def test_a_sweep_stays_within_its_limit() -> None:
     assert all(drawn[length] > 10 for length in (0, 4, 8, 12)), "into the tombstone, page by page"
 
 
-def test_a_lock_is_told_when_it_is_taken_and_no_more() -> None:
+def test_a_lock_is_told_when_it_is_taken_and_no_more():
     """A release that shapes its own tree lets the reference pin less, between two commands."""
     insert, match = Insert("h1", prompt_of("a4")), Match("h2", prompt_of("a4"))
     was, now = after(insert), after(insert, match)
     told = ("h2 locks [0, 4): pins 4 SWA tokens, a window needs 4",)
-    assert now.tree is not None
     less = now._replace(tree=now.tree._replace(locks=tuple(k._replace(swa_from=3) for k in now.tree.locks)))
     assert (tree_changes(was, now), tree_changes(now, less)) == (told, ())
     assert tree_changes(was, less) == ("h2 locks [0, 4): pins 1 SWA token, a window needs 4",)
 
 
 @pytest.mark.parametrize("machine", ["sessions", "tree", "both"])
-def test_a_finale_leaves_nothing_behind(machine: str) -> None:
+def test_a_finale_leaves_nothing_behind(machine):
     for run in range(20):
         source = RandomChoices(f"reach/{machine}/{run}")
         profile = draw_profile(source, Capabilities(), machine)

@@ -1,7 +1,5 @@
 """`import kvspec` in a project of somebody else: what pytest prints, and what the next run meets first."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -40,7 +38,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_faulty_engine_of_a_stranger(tmp_path: Path) -> None:
+def test_a_faulty_engine_of_a_stranger(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "my_engine.py").write_text(ENGINE)
     (tmp_path / "tests" / "test_engine.py").write_text(TESTS)
@@ -74,7 +72,7 @@ def test_a_faulty_engine_of_a_stranger(tmp_path: Path) -> None:
     assert code == 1 and "my-engine violates: FREE-1" in out, out
 
 
-def test_options_aim_at_another_system(tmp_path: Path) -> None:
+def test_options_aim_at_another_system(tmp_path):
     (tmp_path / "my_engine.py").write_text(ENGINE)
     (tmp_path / "test_it.py").write_text("import kvspec\nTestIt = kvspec.machine().TestCase\n")
     options = ("--kvspec-impl", "my_engine:MyEngine", "--kvspec-tier", "pr", "--kvspec-save", "found")
@@ -90,18 +88,18 @@ def test_options_aim_at_another_system(tmp_path: Path) -> None:
         ("--kvspec-tier=huge", 4, "huge: smoke, pr or nightly"),
     ],
 )
-def test_an_unusable_option_is_no_green_run(option: str, code: int, line: str, tmp_path: Path) -> None:
+def test_an_unusable_option_is_no_green_run(option, code, line, tmp_path):
     (tmp_path / "test_it.py").write_text("import kvspec\nTestIt = kvspec.machine().TestCase\n")
     seen, out = run(tmp_path, "pytest", "-q", option)
     assert seen == code and line in out, out
 
 
-def test_every_command_is_public() -> None:
+def test_every_command_is_public():
     assert {kind.__name__ for kind in COMMANDS} <= set(kvspec.__all__)
 
 
 @pytest.mark.parametrize("module", ["kvspec", "kvspec.plugin"])
-def test_loading_it_loads_nothing_else(module: str, tmp_path: Path) -> None:
+def test_loading_it_loads_nothing_else(module, tmp_path):
     heavy = "[m for m in ('torch', 'hypothesis', 'impl', 'reference') if m in sys.modules]"
     (tmp_path / "loads.py").write_text(f"import sys, {module}\nprint({heavy})\n")
     assert run(tmp_path, "loads") == (0, "[]\n")

@@ -5,8 +5,6 @@ lengths and pages. The bugs that are not here are faults of free lists, rows, co
 sessions, which no cursor shows.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

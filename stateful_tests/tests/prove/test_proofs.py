@@ -1,13 +1,10 @@
 """What is proved for all lengths, that faults are refuted, and that the engines agree on which are."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +28,14 @@ from stateful_tests.prove.obligations import (
 from stateful_tests.prove.path_exploration import Abandoned, NotPositive, assume, explore, refute
 from stateful_tests.prove.properties import contract
 from stateful_tests.prove.symbolic_reference import SymbolicReference, edited
-from stateful_tests.tests.prove.arithmetic_mutants import FAULTS, Fault
+from stateful_tests.tests.prove.arithmetic_mutants import FAULTS
 
 X, Y, P = Int.of("x"), Int.of("y"), Int.of("P")
 HOME = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def everything() -> dict[str, Any]:
+def everything():
     """The whole command, as data."""
     return told.collect(())
 
@@ -46,13 +43,13 @@ def everything() -> dict[str, Any]:
 # The proofs.
 
 
-def test_everything_is_proved(everything: dict[str, Any]) -> None:
+def test_everything_is_proved(everything):
     open_ones = [o["name"] for o in everything["obligations"] if o["verdict"] != PROVED or not o["paths"]]
     assert not open_ones and everything["exit_code"] == 0
     assert len(everything["obligations"]) == len(OBLIGATIONS) >= 130
 
 
-def test_what_is_not_so_has_a_trace_and_an_assumption(everything: dict[str, Any]) -> None:
+def test_what_is_not_so_has_a_trace_and_an_assumption(everything):
     assert len(everything["limits"]) == len(LIMITS)
     for limit in everything["limits"]:
         assert limit["verdict"] == REFUTED
@@ -64,7 +61,7 @@ def test_what_is_not_so_has_a_trace_and_an_assumption(everything: dict[str, Any]
 
 
 @pytest.mark.parametrize("policy", window_theorem.POLICIES, ids=lambda policy: policy.name)
-def test_the_window_theorem_on_every_small_case(policy: window_theorem.Policy) -> None:
+def test_the_window_theorem_on_every_small_case(policy):
     """The condition, as it is printed, against the reference in plain numbers."""
     holes = 0
     for size, window in itertools.product((1, 2, 3), (1, 2, 4)):
@@ -98,7 +95,7 @@ def _condition(text: str, names: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_is_refuted_with_small_numbers_and_a_trace(fault: Fault) -> None:
+def test_a_fault_is_refuted_with_small_numbers_and_a_trace(fault):
     found = list(Prover(fault.edits).prove(chosen(fault.refuted)))
     assert [proof.verdict for proof in found] == [REFUTED] * len(fault.refuted)
     for proof in found:
@@ -113,7 +110,7 @@ def test_a_fault_is_refuted_with_small_numbers_and_a_trace(fault: Fault) -> None
             assert lockstep.replay(broken(bug), proof.trace).violation is not None, bug
 
 
-def test_a_fault_is_refuted_in_the_whole_as_well() -> None:
+def test_a_fault_is_refuted_in_the_whole_as_well():
     """What else fails with it; and what a fault breaks for good is reported, not raised."""
     fault = FAULTS[0]
     found = Prover(fault.edits).prove(chosen(["caps", "order"]), traces=False)
@@ -132,7 +129,7 @@ _SLOW = {
 }  # fmt: skip
 
 
-def test_crosshair_agrees(tmp_path: Path) -> None:
+def test_crosshair_agrees(tmp_path):
     """It refutes the contract that each fault of the arithmetic breaks, as z3 does.
 
     In one process: each fault is a copy of the module.
@@ -152,7 +149,7 @@ def test_crosshair_agrees(tmp_path: Path) -> None:
     assert [targets[t] for t in missed] == []
 
 
-def test_crosshair_refutes_no_contract() -> None:
+def test_crosshair_refutes_no_contract():
     """Within a bound: "not confirmed" is no failure, a counterexample is."""
     pytest.importorskip("crosshair", reason="crosshair-tool is not installed")
     assert _crosshair(HOME, 0.2, cursors.__file__) == ""
@@ -167,7 +164,7 @@ def _crosshair(folder: Path, seconds: float, *targets: str) -> str:
     return done.stdout
 
 
-def test_both_engines_read_the_same_contracts() -> None:
+def test_both_engines_read_the_same_contracts():
     """Every function with a contract is an obligation, and every line of its contract is read."""
     for function in (f for f in vars(cursors).values() if getattr(f, "__module__", "") == cursors.__name__):
         text, read = function.__doc__ or "", contract(function)
@@ -178,24 +175,24 @@ def test_both_engines_read_the_same_contracts() -> None:
 # The engine.
 
 
-def test_an_edit_of_what_is_not_edited_is_refused() -> None:
+def test_an_edit_of_what_is_not_edited_is_refused():
     with pytest.raises(ValueError, match="reference\\.cursor: is none of the modules that are edited"):
         SymbolicReference({"reference.cursor": [("a", "b")]})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_what_is_said_of_quotients_is_so(size: int) -> None:
+def test_what_is_said_of_quotients_is_so(size):
     """Python's own results meet all that is assumed of symbolic ones: nothing is proved of nothing."""
     ref = SymbolicReference()
 
-    def results(x: Any, y: Any, p: Any, of: Any) -> list[Any]:
+    def results(x, y, p, of):
         return [
             x // p, -(-x // p), x % p, (x - y) // p, (x + 3 * p - y) // p * p, (y // p - x // p) * p,
             of.ceil_page(x, p), of.floor_page(y, p), of.window_start(x, 2), of.sweep_limit(x, 2, p),
         ]  # fmt: skip
 
     for x, y in itertools.product(range(-5, 6), repeat=2):
-        def agree(x: int = x, y: int = y) -> None:
+        def agree(x=x, y=y):
             assume(size == P, x == X, y == Y)
             numbers = results(x, y, size, cursors)
             assume(*(one == other for one, other in zip(results(X, Y, P, ref.cursors), numbers)))
@@ -203,8 +200,8 @@ def test_what_is_said_of_quotients_is_so(size: int) -> None:
         assert len(list(explore(agree))) == 1, (x, y)
 
 
-def test_every_path_is_taken_once() -> None:
-    def sign() -> str:
+def test_every_path_is_taken_once():
+    def sign():
         if X > 0:
             return "more"
         return "less" if X < 0 else "none"
@@ -212,7 +209,7 @@ def test_every_path_is_taken_once() -> None:
     assert sorted(path.result for path in explore(sign)) == ["less", "more", "none"]
 
 
-def test_what_is_assumed_and_cannot_be_proves_nothing() -> None:
+def test_what_is_assumed_and_cannot_be_proves_nothing():
     assert refute(lambda: assume(X > 2, X < 1), {}).paths == 0
     prover = Prover()
     nothing = {"pre": ["page_size > 0", "page_size < 0"], "post": ["False"]}
@@ -231,15 +228,15 @@ def test_what_is_assumed_and_cannot_be_proves_nothing() -> None:
         (lambda: X // 3, NotLinear),
     ],
 )
-def test_what_would_not_be_python_is_refused(work: Callable[[], Any], wrong: type[Exception]) -> None:
+def test_what_would_not_be_python_is_refused(work, wrong):
     with pytest.raises(wrong):
         list(explore(work))
 
 
-def test_a_refutation_is_of_numbers_that_there_are() -> None:
+def test_a_refutation_is_of_numbers_that_there_are():
     """Not of a product that is none: 2 divides no odd number, whatever P is called."""
 
-    def odd() -> Any:
+    def odd():
         assume(P > 0, X > 0)
         return X // P * P == X
 
@@ -247,8 +244,8 @@ def test_a_refutation_is_of_numbers_that_there_are() -> None:
     assert answer is not None and answer["x"] % answer["P"]
 
 
-def test_abandoned_runs_leave_nothing_behind() -> None:
-    def work() -> int:
+def test_abandoned_runs_leave_nothing_behind():
+    def work():
         if X > 0:
             raise Abandoned
         return 1
@@ -259,10 +256,8 @@ def test_abandoned_runs_leave_nothing_behind() -> None:
 
 # The command.
 
-Run = Callable[..., tuple[int, str, str]]
 
-
-def test_prove_by_name(kvspec: Run) -> None:
+def test_prove_by_name(kvspec):
     code, out, err = kvspec("prove", "caps", "contract/cut", "--json", "p.json")
     assert code == 0 and not err
     data = json.loads(Path("p.json").read_text())
@@ -274,7 +269,7 @@ def test_prove_by_name(kvspec: Run) -> None:
     assert "4 of 4 proved" in out
 
 
-def test_the_whole_report(kvspec: Run, everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_report(kvspec, everything, monkeypatch):
     monkeypatch.setattr(told, "collect", lambda names: everything)
     code, out, _ = kvspec("prove")
     assert code == 0
@@ -288,13 +283,13 @@ def test_the_whole_report(kvspec: Run, everything: dict[str, Any], monkeypatch: 
     assert "proved" in err
 
 
-def test_obligations_are_listed(kvspec: Run) -> None:
+def test_obligations_are_listed(kvspec):
     code, out, _ = kvspec("prove", "--list", "--json", "l.json")
     listed = [row["id"] for row in json.loads(Path("l.json").read_text())]
     assert code == 0 and listed == [*OBLIGATIONS] and all(name in out for name in listed)
 
 
-def test_a_refuted_obligation_is_exit_1(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refuted_obligation_is_exit_1(kvspec, monkeypatch):
     monkeypatch.setattr(proofs, "Prover", partial(Prover, FAULTS[0].edits))
     code, out, _ = kvspec("prove", "caps/finish", "contract/cut")
     text = " ".join(out.split())
@@ -303,7 +298,7 @@ def test_a_refuted_obligation_is_exit_1(kvspec: Run, monkeypatch: pytest.MonkeyP
     assert "No short run" not in text.split("refuted: contract/cut")[0]
 
 
-def test_unusable_names_and_files(kvspec: Run) -> None:
+def test_unusable_names_and_files(kvspec):
     code, out, err = kvspec("prove", "nonsense")
     assert code == 2 and not out
     assert err == "kvspec: unknown obligation 'nonsense'; kvspec prove --list names them\n"
@@ -311,7 +306,7 @@ def test_unusable_names_and_files(kvspec: Run) -> None:
     assert kvspec("prove", "caps", "--json", "no/such/folder.json")[0] == 2
 
 
-def test_a_stale_limit_is_exit_1(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_limit_is_exit_1(kvspec, monkeypatch):
     """A claim that is said not to hold, and does, is reported."""
     limit = proofs.LIMITS[0]
     sound = proofs.Proof(Obligation(limit.name, limit.claim), PROVED, 0.0, 1)

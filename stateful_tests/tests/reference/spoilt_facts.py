@@ -1,7 +1,5 @@
 """Steps of the reference, which every clause accepts, with facts that are spoilt by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -47,7 +45,6 @@ def changed(step: Step, *, before: bool = False, **facts: Any) -> Step:
 def in_tree(step: Step, *, before: bool = False, **parts: Any) -> Step:
     """The same for parts of the tree."""
     old = (step.before if before else step.after).tree
-    assert old is not None
     new = {name: value(getattr(old, name)) if callable(value) else value for name, value in parts.items()}
     return changed(step, before=before, tree=old._replace(**new))
 
@@ -63,7 +60,6 @@ def node(step: Step, number: int, **parts: Any) -> Step:
 def pages(step: Step, pattern: str, *, before: bool = False) -> Step:
     """The pages of the only path: L live, T a tombstone, - not there."""
     tree = (step.before if before else step.after).tree
-    assert tree is not None
     known = sorted(tree.pages.items())
     made = {path: (slots, mark == "L") for (path, (slots, _)), mark in zip(known, pattern) if mark != "-"}
     return in_tree(step, before=before, pages=made)

@@ -1,15 +1,11 @@
 """The memory checks: a wrong report is seen, a false alarm explained, and none of them is blind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from impl.adapter import Capabilities
 from impl.bugs import broken
 from impl.torch_kv import TorchKV
 from reference.clauses.checks import miscounted
@@ -33,11 +29,11 @@ TURN = (Open("s1"), Submit("r1", "s1", 10), Admit("r1"), Extend((Chunk("r1", 10)
 class Told(TorchKV):
     """Reports what `tell` makes of its report."""
 
-    def __init__(self, tell: Callable[[Report], Any]) -> None:
+    def __init__(self, tell):
         super().__init__()
         self.tell = tell
 
-    def report(self, *, log: bool = False) -> Any:
+    def report(self, *, log=False):
         return self.tell(super().report(log=log))
 
 
@@ -69,40 +65,38 @@ def violated(system: TorchKV, *commands: Command) -> tuple[str, ...]:
         (lambda told: replace(told, accounts=(*told.accounts, told.accounts[0])), ("CHK-2",)),
         (lambda told: replace(told, entries=(Entry("full", "uncached", "r9", 12),)), ("CHK-2",)),
         (lambda _: None, ("CHK-2",)),
-        (lambda _: Report(({"pool": "full"},)), ("BROKEN",)),  # type: ignore[arg-type]
+        (lambda _: Report(({"pool": "full"},)), ("BROKEN",)),
         (lambda told: replace(told, accounts=told.accounts[::-1]), ()),
     ],
 )
-def test_a_wrong_report_is_seen(
-    tell: Callable[[Report], Any], clauses: tuple[str, ...], check: Command
-) -> None:
+def test_a_wrong_report_is_seen(tell, clauses, check):
     end = (Finish("r1", 1),) if isinstance(check, CheckIdle) else ()
     assert violated(Told(tell), *TURN, *end, check) == clauses
 
 
 @pytest.mark.parametrize("lists", [True, False])
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_check_that_lists_nobody(level: int, lists: bool) -> None:
+def test_a_check_that_lists_nobody(level, lists):
     class Silent(Told):
         @property
-        def capabilities(self) -> Capabilities:
+        def capabilities(self):
             return replace(super().capabilities, lists_holders=lists)
 
     silent = Silent(lambda told: replace(told, entries=()))
     assert violated(silent, *TURN, CheckBusy(level)) == (("CHK-2",) if level == 2 and lists else ())
 
 
-def test_a_report_at_level_0_is_one_too_many() -> None:
+def test_a_report_at_level_0_is_one_too_many():
     class Eager(TorchKV):
-        def check_busy(self, command: CheckBusy) -> Any:
+        def check_busy(self, command):
             return self.report()
 
     assert violated(Eager(), *TURN, CheckBusy(0)) == ("CHK-2",)
 
 
-def test_an_idle_check_that_changes_something_is_seen() -> None:
+def test_an_idle_check_that_changes_something_is_seen():
     class Tidy(TorchKV):
-        def check_idle(self, command: CheckIdle) -> Any:
+        def check_idle(self, command):
             found = super().check_idle(command)
             self.sessions["s1"].history.pop()
             return found
@@ -111,15 +105,13 @@ def test_an_idle_check_that_changes_something_is_seen() -> None:
 
 
 @pytest.mark.parametrize(("uncounted", "clauses"), [({"rows"}, ()), (set(), ("CHK-2",))])
-def test_a_system_says_what_its_busy_check_does_not_count(
-    uncounted: set[str], clauses: tuple[str, ...]
-) -> None:
+def test_a_system_says_what_its_busy_check_does_not_count(uncounted, clauses):
     class NoRows(Told):
         @property
-        def capabilities(self) -> Capabilities:
+        def capabilities(self):
             return replace(super().capabilities, uncounted=frozenset(uncounted))
 
-    def without_rows(told: Report) -> Report:
+    def without_rows(told):
         return Report(told.accounts[:2], tuple(e for e in told.entries if e.pool != "rows"))
 
     assert violated(NoRows(without_rows), *TURN, CheckBusy(2)) == clauses
@@ -143,10 +135,9 @@ def test_a_system_says_what_its_busy_check_does_not_count(
         ),
     ],
 )  # fmt: skip
-def test_a_false_alarm_is_explained(fixture: str, bug: str, since: int, told: str) -> None:
+def test_a_false_alarm_is_explained(fixture, bug, since, told):
     """Which pages, as what and as what, since which command."""
     violation = replay(broken(bug), load(FIXTURES / f"{fixture}.json")).violation
-    assert violation is not None
     assert violation.since == since
     assert told in violation.observed.split("\n")
 
@@ -175,34 +166,29 @@ ONCE = {name: f"to be counted once, {AS[name]}" for name in AS}
         ((), (0, 0), NOWHERE),
     ],
 )  # fmt: skip
-def test_who_is_counted_wrongly_is_told(
-    entries: tuple[Entry, ...], sums: tuple[int, int], told: dict[str, str]
-) -> None:
-    assert isinstance(SEEN.outcome, Done) and SEEN.outcome.report is not None
+def test_who_is_counted_wrongly_is_told(entries, sums, told):
     account = replace(SEEN.outcome.report.accounts[0], session_held=sums[0], uncached=sums[1])
     lines = [line.split(": ", 1) for line in miscounted(SEEN, Report((account,), entries), account)]
     assert {where.split(" of ")[1][:2]: line for where, line in lines} == told
     assert all(where.endswith(("of s1 at [0, 6)", "of r2 at [0, 4)")) for where, _ in lines)
 
 
-def test_who_has_nothing_need_not_be_counted() -> None:
+def test_who_has_nothing_need_not_be_counted():
     given = Submit("r1", None, 0, 0, text("a4")), Admit("r1"), Extend((Chunk("r1", 4),)), CheckBusy(2)
     step = step_of(TREE, *given)  # all of it is the tree's
-    assert isinstance(step.outcome, Done) and step.outcome.report is not None
     report = replace(step.outcome.report, entries=())
     assert miscounted(step, report, report.accounts[0]) == []
 
 
-def test_how_much_is_told() -> None:
+def test_how_much_is_told():
     for pages, told in ((0, "14 tokens too few"), (15, "1 token too many")):
-        assert isinstance(SEEN.outcome, Done) and SEEN.outcome.report is not None
         step = replace(SEEN, outcome=Done(report=account("full", available=pages)(SEEN.outcome.report)))
         is_told("CHK-1", step, f"of 24: {told}")
         is_told("CHK-2", step, f"available {pages} ")
 
 
 @pytest.mark.parametrize("clause", ["CHK-1", "CHK-2", "CHK-3"])
-def test_what_is_refused_or_no_check_reports_nothing(clause: str) -> None:
+def test_what_is_refused_or_no_check_reports_nothing(clause):
     step, refused, done = changed(SEEN, sessions={}), Refused(Reason.NOT_IDLE), Done()
     is_told(clause, replace(step, outcome=refused), None)
     is_told(clause, replace(step, expected=refused), None)

@@ -4,8 +4,6 @@ The reference as a system shows its fault, and a clause must see it. A correct s
 the fault must part from it, unless no state of the reference is wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,11 +67,11 @@ def one_less(c: Any, target: int) -> Any:
 
 
 def pins_to_the_root(tree: Any, holder: str, key: Any) -> Any:
-    return tree._replace(locks=(*tree.locks, Lock(holder, key, 0)))  # type: ignore[name-defined]  # noqa: F821
+    return tree._replace(locks=(*tree.locks, Lock(holder, key, 0)))  # noqa: F821
 
 
 def pins_nothing(tree: Any, holder: str, key: Any) -> Any:
-    return tree._replace(locks=(*tree.locks, Lock(holder, key, len(key))))  # type: ignore[name-defined]  # noqa: F821
+    return tree._replace(locks=(*tree.locks, Lock(holder, key, len(key))))  # noqa: F821
 
 
 def keeps_the_lock(tree: Any, holder: str) -> Any:
@@ -113,7 +111,7 @@ CASES: dict[str, tuple[Fault, Geometry, Sequence[Command], str, str]] = {
 
 @pytest.mark.parametrize("impl", ["reference", "torch"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_fault_of_the_reference_is_named(name: str, impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_reference_is_named(name, impl, monkeypatch):
     plant, geometry, commands, on_reference, on_torch = CASES[name]
     assert violated(impl, geometry, commands) == "", "there is no fault yet"
     plant(monkeypatch)

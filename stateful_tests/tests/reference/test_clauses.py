@@ -3,15 +3,12 @@
 A step of the reference is what every clause accepts. Each case spoils one fact of it, by hand.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from reference.clauses import CLAUSES
 from reference.clauses.facts import NodeFacts, Owned
-from reference.clauses.step import Step
 from reference.clauses.tree_locks import usable_length
 from reference.commands import (
     Abort, Admit, Choice, Chunk, Decode, Done, Draft, Evict, EvictSwa, Extend, Finish, Freed, Insert, Launch,
@@ -296,12 +293,12 @@ CASES = [
 
 
 @pytest.mark.parametrize("clause, step, says", CASES)
-def test_a_spoilt_fact_is_told(clause: str, step: Step, says: str | None) -> None:
+def test_a_spoilt_fact_is_told(clause, step, says):
     is_told(clause, step, says)
 
 
 @pytest.mark.parametrize("step", [INSERTED, DECODED, AGAIN, LONG_PROMPT, MATCHED, FAR])
-def test_clauses_about_states_read_the_end_of_a_step_alone(step: Step) -> None:
+def test_clauses_about_states_read_the_end_of_a_step_alone(step):
     states = [clause for clause in CLAUSES.values() if clause.reads]
     assert not any(clause.check(end_of(step)) for clause in states)
 
@@ -314,7 +311,7 @@ def test_clauses_about_states_read_the_end_of_a_step_alone(step: Step) -> None:
         (3, "LTLLL", 5),
     ],
 )  # fmt: skip
-def test_what_can_be_resumed_from(window: int | None, pattern: str, length: int) -> None:
+def test_what_can_be_resumed_from(window, pattern, length):
     step = pages(MATCHED, pattern, before=True)
     config = step.config._replace(geometry=replace(ONE, window=window, swa_pages=12 if window else 0))
     assert usable_length(replace(step, config=config), path("a5")[: len(pattern)]) == length

@@ -1,7 +1,5 @@
 """As test_clauses, of sessions, pages, the mapping, what is freed, and locks: a row for each condition."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -275,7 +273,7 @@ def leaked(step: Step, pool: str) -> Step | None:
 
 @pytest.mark.parametrize("clause, pool", [("FREE-1", "full"), ("FREE-2", "swa")])
 @pytest.mark.parametrize("name", FREEING)
-def test_a_page_more_or_less_is_told(name: str, clause: str, pool: str) -> None:
+def test_a_page_more_or_less_is_told(name, clause, pool):
     step, *goes = FREEING[name]
     assert step.owed[pool] == goes[pool == "swa"]
     is_told(clause, step, None)
@@ -289,13 +287,13 @@ def test_a_page_more_or_less_is_told(name: str, clause: str, pool: str) -> None:
         is_told(clause, as_refused(wrong), None)
 
 
-def test_what_is_waived_is_not_asked() -> None:
+def test_what_is_waived_is_not_asked():
     step = slot(CUT, kv_committed_len=8)
     told = {clause.id for clause, _ in broken(step)}
     assert "LEN-2" in told and "LEN-2" not in {clause.id for clause, _ in broken(step, frozenset({"LEN-2"}))}
 
 
-def test_a_model_without_a_window_frees_no_swa_page() -> None:
+def test_a_model_without_a_window_frees_no_swa_page():
     is_told("FREE-2", step_of(BARE, *TURN, AHEAD, Finish("r1", 2)), None)
 
 
@@ -326,9 +324,8 @@ LOCKS: dict[str, tuple[Step, list[tuple[int, int]]]] = {
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_a_lock_more_or_less_is_told(name: str) -> None:
+def test_a_lock_more_or_less_is_told(name):
     step, counters = LOCKS[name]
-    assert step.after.tree is not None
     assert [(n.full_locks, n.swa_locks) for n in step.after.tree.nodes] == counters
     is_told("TREE-6", step, None)
     for number, (full, swa) in enumerate(counters):
@@ -377,5 +374,5 @@ LOCKED = [
 
 
 @pytest.mark.parametrize("clause, step, says", [*CASES, *LOCKED])
-def test_a_spoilt_fact_is_told(clause: str, step: Step, says: str | None) -> None:
+def test_a_spoilt_fact_is_told(clause, step, says):
     is_told(clause, step, says)

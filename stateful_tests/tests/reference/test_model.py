@@ -3,8 +3,6 @@
 What each rule does is in test_rules.py, on every transition of small scopes, and drawn in SPEC.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -38,9 +36,7 @@ def turn(request: str, session: str | None, tokens: int, *, fill: int | None = N
 
 
 def running(state: State, name: str = "r1") -> Cursors:
-    request = state.request(name)
-    assert request is not None and request.cursors is not None
-    return request.cursors
+    return state.request(name).cursors
 
 
 FIRST = [Open("s1"), *turn("r1", "s1", 10)]
@@ -121,7 +117,7 @@ PAIRS: list[tuple[Reason, list[Command], Command, Geometry]] = [
 
 @pytest.mark.parametrize("impl", ["reference", "torch"])
 @pytest.mark.parametrize("reason", dict.fromkeys(case[0] for case in (*REFUSALS, *PAIRS)))
-def test_refused_alike(impl: str, reason: Reason) -> None:
+def test_refused_alike(impl, reason):
     """Each refusal, and of two that apply the first, by the reference and by the torch implementation."""
     for expected, given, command, geometry in [*(case + (PAGE4,) for case in REFUSALS), *PAIRS]:
         if expected is reason:
@@ -132,7 +128,7 @@ def test_refused_alike(impl: str, reason: Reason) -> None:
             assert lockstep.violation is None
 
 
-def test_a_batch_is_all_or_nothing() -> None:
+def test_a_batch_is_all_or_nothing():
     state = after(*FIRST, Submit("r2", None, 32), Admit("r2"), Submit("r3", None, 1), Admit("r3"))
     batch = Extend((Chunk("r3", 1), Chunk("r2", 32)))
     assert step(state, batch) == (state, Refused(Reason.OUT_OF_SWA))
@@ -146,21 +142,21 @@ UNFAITHFUL: list[tuple[list[Command], Command]] = [
 
 
 @pytest.mark.parametrize("given, command", UNFAITHFUL, ids=lambda x: str(x)[:40])
-def test_a_faithful_scheduler_would_not(given: list[Command], command: Command) -> None:
+def test_a_faithful_scheduler_would_not(given, command):
     assert step(after(*given), command)[1] == Done()
     state = after(*given, mode=Mode.FAITHFUL)
     assert step(state, command) == (state, Refused(Reason.UNFAITHFUL))
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
-def test_a_faithful_scheduler_ends_with_any_output_of_the_rounds_under_way(kept: int) -> None:
+def test_a_faithful_scheduler_ends_with_any_output_of_the_rounds_under_way(kept):
     """It knew of one output when it launched the last round."""
     state = after(*FIRST, Decode(("r1",)), Decode(("r1",)), mode=Mode.FAITHFUL)
     outcome = step(state, Finish("r1", kept))[1]
     assert outcome == (Done() if kept > 1 else Refused(Reason.UNFAITHFUL))
 
 
-def test_choices_are_followed_within_their_bounds() -> None:
+def test_choices_are_followed_within_their_bounds():
     state = after(Open("s1"), *turn("r1", "s1", 20))
     for chosen in (0, 4, 8, 12):  # less than the default, the default, all that no window reaches
         swept, _ = step(state, EvictSwa("r1", 20), [Choice("r1", swa_evicted_seqlen=chosen)])
@@ -178,7 +174,7 @@ def test_choices_are_followed_within_their_bounds() -> None:
         step(state, Decode(("r1",)), [Choice("r1", kv_allocated_len=28)])
 
 
-def test_a_server_may_claim_less_of_a_round_in_flight() -> None:
+def test_a_server_may_claim_less_of_a_round_in_flight():
     state, launch = after(Open("s1"), *turn("r1", "s1", 20)), Launch((Draft("r1", 3, 2),))
     for claimed in (20, 21, 23):  # nothing, a token, all of it
         first, _ = step(state, launch, [Choice("r1", kv_committed_len=claimed)])
@@ -195,7 +191,7 @@ def test_a_server_may_claim_less_of_a_round_in_flight() -> None:
         step(state, Finish("r1", 1), [Choice("r1", kv_committed_len=21)])
 
 
-def test_a_prefill_may_be_swept_after_its_forward_pass() -> None:
+def test_a_prefill_may_be_swept_after_its_forward_pass():
     state = after(Open("s1"), Submit("r1", "s1", 20), Admit("r1"))
     command = Extend((Chunk("r1", 20),))
     swept, _ = step(state, command, [Choice("r1", swa_evicted_seqlen=12, after=True)])
@@ -205,7 +201,7 @@ def test_a_prefill_may_be_swept_after_its_forward_pass() -> None:
             step(state, command, [choice])
 
 
-def test_texts() -> None:
+def test_texts():
     text = ((1, 3), (4, 5))
     assert text_tokens(text) == (1 << 20, 1 << 20 | 1, 1 << 20 | 2, 4 << 20 | 3, 4 << 20 | 4)
     assert [text_cut(text, n) for n in (0, 2, 3, 4)] == [(), ((1, 2),), ((1, 3),), ((1, 3), (4, 4))]
@@ -216,14 +212,14 @@ def test_texts() -> None:
     [("page_size", 0), ("window", 0), ("rows", True), ("width", 10**9), ("swa_pages", 0),
      ("full_pages", "x")],
 )
-def test_bad_geometries_name_the_field(field: str, value: object) -> None:
+def test_bad_geometries_name_the_field(field, value):
     sizes = {f: getattr(PAGE4, f) for f in PAGE4.__slots__} | {field: value}
     with pytest.raises(GeometryError) as caught:
         Geometry(**sizes)
     assert caught.value.field == field
 
 
-def test_presets_cover_what_the_issue_names() -> None:
+def test_presets_cover_what_the_issue_names():
     assert {g.page_size for g in PRESETS.values()} >= {1, 2, 4, 16}
     windows = [(g.page_size, g.window) for g in PRESETS.values() if g.window is not None]
     assert any(p > w for p, w in windows) and any(w % p for p, w in windows)

@@ -1,7 +1,5 @@
 """The refusals and tables beside each rule, against `model.step` on every transition of small scopes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -29,7 +27,6 @@ from reference.tree import Key, Placed, nodes
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
-from stateful_tests.explore.lifecycle import Transition
 from stateful_tests.explore.search import Explorer
 
 # What a command is refused for.
@@ -71,7 +68,7 @@ _SAID = (
 )  # fmt: skip
 
 
-def test_each_command_is_refused_for_the_reasons_listed_and_no_other() -> None:
+def test_each_command_is_refused_for_the_reasons_listed_and_no_other():
     listed = {(kind_name(kind), reason.value) for kind, rule in RULES.items() for reason in rule.refused}
     met = set()
     for scope in _REFUSING:
@@ -126,7 +123,7 @@ _MOVING = (
 
 
 @pytest.fixture(scope="module")
-def transitions() -> list[Transition]:
+def transitions():
     """All of the scopes without a tree."""
     return [transition for scope in _MOVING for transition in lives.transitions(scope)]
 
@@ -207,11 +204,11 @@ def _wrong(rule: Rule, was: State, command: Command, now: State) -> str:
     return ""
 
 
-def test_the_diagrams_have_every_change_of_larger_scopes_and_no_other(transitions: list[Transition]) -> None:
+def test_the_diagrams_have_every_change_of_larger_scopes_and_no_other(transitions):
     assert lives.edges(lives.transitions(spec.LIVES)) == lives.edges(transitions)
 
 
-def test_who_ends_a_turn_and_clears_its_mark(transitions: list[Transition]) -> None:
+def test_who_ends_a_turn_and_clears_its_mark(transitions):
     cleared, touched = set(), set()
     for was, command, now in transitions:
         for session in was.sessions:
@@ -225,17 +222,16 @@ def test_who_ends_a_turn_and_clears_its_mark(transitions: list[Transition]) -> N
     assert touched <= TURNS.keys()
 
 
-def test_the_tables_of_rows_do_what_the_model_does(transitions: list[Transition]) -> None:
+def test_the_tables_of_rows_do_what_the_model_does(transitions):
     assert {type(command) for _, command, _ in transitions} == set(COMMANDS) - set(TREE_COMMANDS)
     for was, command, now in transitions:
         assert not _wrong(RULES[type(command)], was, command, now), command
 
 
-def test_a_formula_that_is_not_so_is_found(transitions: list[Transition]) -> None:
+def test_a_formula_that_is_not_so_is_found(transitions):
     """Literal rules of the reports, and a case that is left out."""
     finish, evict, abort = RULES[Finish], RULES[EvictSwa], RULES[Abort]
     cut = finish.cases[0]
-    assert cut.after is not None
     for rule in (
         replace(finish, cases=(replace(cut, full=("target", "ceil(A)")), *finish.cases[1:])),
         replace(finish, cases=(replace(cut, swa=("ceil(target)", "ceil(A)")), *finish.cases[1:])),
@@ -267,7 +263,7 @@ INSERT = RULES[Insert]
 
 
 @pytest.fixture(scope="module")
-def in_trees() -> list[Transition]:
+def in_trees():
     """All of the scopes with a tree."""
     return [transition for scope in _TREES for transition in lives.transitions(scope)]
 
@@ -281,7 +277,6 @@ class OwnedPages(NamedTuple):
 
 def _ends(state: State) -> dict[Key, Placed]:
     """The path to the end of each page, and its node."""
-    assert state.tree is not None
     size = state.tree.page_size
     return {
         placed.path[:end]: placed
@@ -303,7 +298,6 @@ def _pinned(state: State) -> OwnedPages:
 
 def _locked(state: State, path: Key, *, but: str = "", window: bool = False) -> bool:
     """Whether a lock (of somebody else) passes through the page, or its window reaches up to it."""
-    assert state.tree is not None
     passing = [k for k in state.tree.locks if k.holder != but and k.key[: len(path)] == path]
     return any(not window or lock.swa_from < len(path) for lock in passing)
 
@@ -351,7 +345,6 @@ def _unlock(rule: Rule, was: State, command: Unlock, now: State) -> str:
 
 
 def _unlock_swa(rule: Rule, was: State, command: UnlockSwa, now: State) -> str:
-    assert was.tree is not None
     [lock] = [lock for lock in was.tree.locks if lock.holder == command.holder]
     before, after = _pinned(was), _pinned(now)
     size = was.tree.page_size
@@ -368,7 +361,6 @@ def _handed_over(
 ) -> str:
     """Whoever brings `key`, past its lock, to the tree of `was`, in which there is room for it."""
     size, had = was.config.geometry.page_size, _ends(was)
-    assert was.tree is not None and now.tree is not None
     prefix = next((len(lock.key) for lock in was.tree.locks if lock.holder == holder), 0)
     brought = [key[:end] for end in range(prefix + size, len(key) + 1, size)]
     names = {**_sizes(was), "goes_on": goes_on, "length": len(key)}
@@ -433,7 +425,6 @@ def _of_request(rule: Rule, was: State, command: Extend | Finish, now: State) ->
     """The table of insert, for a request that goes on or ends."""
     size, [(name, said)] = was.config.geometry.page_size, _lanes(command)
     request = was.request(name)
-    assert request is not None and request.cursors is not None
     c = request.cursors
     if isinstance(command, Extend):
         length = c.kv_committed_len + said["tokens"]
@@ -448,7 +439,6 @@ def _of_request(rule: Rule, was: State, command: Extend | Finish, now: State) ->
 
 
 def _evict(rule: Rule, was: State, command: Evict, now: State) -> str:
-    assert was.tree is not None and now.tree is not None
     there = {at.path: at.node for at in nodes(was.tree)}
     short, changed = {"full": command.full, "swa": command.swa}, set()
 
@@ -484,7 +474,7 @@ _OF: dict[type, Callable[[Rule, State, Any, State], str]] = {
 }  # fmt: skip
 
 
-def test_the_tables_of_pages_do_what_the_model_does(in_trees: list[Transition]) -> None:
+def test_the_tables_of_pages_do_what_the_model_does(in_trees):
     met = set()
     for was, command, now in in_trees:
         kind = type(command)
@@ -497,7 +487,7 @@ def test_the_tables_of_pages_do_what_the_model_does(in_trees: list[Transition]) 
     assert met == {*_OF, Extend, Finish}
 
 
-def test_a_table_of_pages_that_is_not_so_is_found(in_trees: list[Transition]) -> None:
+def test_a_table_of_pages_that_is_not_so_is_found(in_trees):
     """No case can be left out, nor what the windows ask for."""
     missed = []
     for kind, wrong in _OF.items():

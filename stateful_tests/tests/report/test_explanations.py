@@ -1,12 +1,9 @@
 """One sentence explains each violation, and every "since" in it is held against the moments of the run."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -16,9 +13,8 @@ from ci.compare.snapshot import snapshots
 from ci.explain import Explanation, explanation_of
 from ci.report import data as report
 from ci.report import render
-from impl.adapter import System, View
 from reference.clauses import CLAUSES
-from reference.commands import Abort, Admit, Chunk, Command, Extend, Mode, Outcome, Retract, Submit
+from reference.commands import Abort, Admit, Chunk, Extend, Mode, Retract, Submit
 from reference.geometry import PRESETS
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -44,13 +40,11 @@ def violated(name: str) -> Run:
 
 
 def explained(name: str) -> Explanation:
-    found = explanation_of(violated(name))
-    assert found is not None
-    return found
+    return explanation_of(violated(name))
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_what_is_said_of_the_past_is_so(name: str) -> None:
+def test_what_is_said_of_the_past_is_so(name):
     run, explanation = violated(name), explained(name)
     for claim in explanation.claims:
         held = [claim.holds(moment) for moment in run.history]
@@ -64,7 +58,7 @@ def test_what_is_said_of_the_past_is_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_free_lists_say_the_same(name: str) -> None:
+def test_free_lists_say_the_same(name):
     """What can be read off the view by other means than the explanation's own."""
     run, text = violated(name), re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", explained(name).text)
     page = r"(full|swa) page (\d+) is "
@@ -144,18 +138,18 @@ def test_free_lists_say_the_same(name: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_sentence(name: str, says: str) -> None:
+def test_the_sentence(name, says):
     assert re.sub(r" at \w+\.py:\d+ in \w+", "", explained(name).text) == says
 
 
 class OwnShape:
     """A system whose tree splits and evicts as it likes: what is freed is asked of session slots alone."""
 
-    def __init__(self, system: System) -> None:
+    def __init__(self, system):
         self._system = system
         self.capabilities = replace(system.capabilities, tree_policy_is_free=True)
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name):
         return getattr(self._system, name)
 
 
@@ -176,30 +170,27 @@ class OwnShape:
         ),
     ],
 )
-def test_what_is_freed_where_the_tree_policy_is_free(bug: str, name: str, says: str) -> None:
+def test_what_is_freed_where_the_tree_policy_is_free(bug, name, says):
     trace = traces.load(FIXTURES[name])
     with_tree = replace(trace, geometry=replace(trace.geometry, tree=True), bug=None, clause=None)
-    run = lockstep.replay(cast(System, OwnShape(resolve(f"torch+{bug}"))), with_tree)
-    assert run.violation is not None
+    run = lockstep.replay(OwnShape(resolve(f"torch+{bug}")), with_tree)
     assert run.violation.clause in ("FREE-1", "FREE-2")
     found = explanation_of(run)
-    assert found is not None
     assert found.text == says
 
 
 class Forgetful(OwnShape):
     """Knows how long the history of a session is, and not what is in it."""
 
-    def view(self) -> View:
+    def view(self):
         view = self._system.view()
         blank = {name: replace(s, history=[0] * len(s.history)) for name, s in view.sessions.items()}
         return replace(view, sessions=blank)
 
 
-def test_a_history_of_other_tokens() -> None:
+def test_a_history_of_other_tokens():
     trace = traces.load(FIXTURES["three_turns_of_one_conversation"])
-    found = explanation_of(lockstep.replay(cast(System, Forgetful(resolve("torch"))), trace))
-    assert found is not None
+    found = explanation_of(lockstep.replay(Forgetful(resolve("torch")), trace))
     assert found.text == (
         "position 0 of the history of s1 is a token that nobody sent since command 5 (finish r1 keep 3); the"
         " client saw token 0 of the text that Submit number 1 wrote."
@@ -209,31 +200,28 @@ def test_a_history_of_other_tokens() -> None:
 class ObeysAll(ReferenceSystem):
     """Carries out every abort, marked ones too."""
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         return super().apply(replace(command, marked=False) if isinstance(command, Abort) else command)
 
 
-def test_a_refusal_is_explained_by_the_condition_that_failed() -> None:
+def test_a_refusal_is_explained_by_the_condition_that_failed():
     """The request is queued, as a marked abort wants it; it was so before as well."""
     extend = Extend((Chunk("r1", 2),))
     commands = (Submit("r1", None, 2), Admit("r1"), extend, Retract("r1"), Abort("r1", marked=True))
     run = lockstep.replay(ObeysAll(), Trace(PRESETS["page1"], Mode.FAITHFUL, commands))
     found = explanation_of(run)
-    assert found is not None
     assert found.text == (
         "the system carries out command 4 (abort r1 (marked)); by the rules it is refused: wrong_phase"
         " (marked, and it has been admitted before), for r1 is queued again since command 3 (retract r1)."
     )
 
 
-def test_each_clause_has_words_of_its_own() -> None:
+def test_each_clause_has_words_of_its_own():
     plain = {BUGS[name].clause for name in BUGS if "the rules want:" in explained(name).text}
     assert plain == {"TREE-1"}, "expected and observed show a shape that is wrong"
 
 
-def test_the_ledger_fits_and_marks_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ledger_fits_and_marks_what_is_wrong(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name in BUGS:
         data = report.replay_data(name, violated(name))
@@ -257,7 +245,7 @@ def columns(name: str) -> dict[str, list[str]]:
     return {title: [row["cells"][at] for row in found["rows"]] for at, title in enumerate(found["columns"])}
 
 
-def test_a_node_that_is_split_evicted_or_made_a_tombstone_has_a_column() -> None:
+def test_a_node_that_is_split_evicted_or_made_a_tombstone_has_a_column():
     split = columns("an_unlock_remembers_where_its_lock_stopped")
     assert split["node a1"] == [
         "-", "-", "[0, 1) live* locks 2/2*", "[0, 1) live locks 1/1*", "[0, 1) live locks !1/2*",
@@ -270,18 +258,18 @@ def test_a_node_that_is_split_evicted_or_made_a_tombstone_has_a_column() -> None
     assert revived["node a1"][1:3] == ["[0, 1) tombstone* locks 0/0", "[0, 1) live* locks 0/0"]
 
 
-def test_both_parts_of_a_split_count_as_changed() -> None:
+def test_both_parts_of_a_split_count_as_changed():
     run = lockstep.replay(resolve("torch"), traces.load(FIXTURES["a_split_keeps_pages_whole"]))
     assert ledger.changed_nodes(snapshots(run, 9)) == ["a4", "a2"], "not the new leaf beside them"
 
 
-def test_the_ledger_of_a_trace_has_columns_with_a_past() -> None:
+def test_the_ledger_of_a_trace_has_columns_with_a_past():
     assert list(columns("a_trim_inside_a_page_keeps_the_page")) == ["full page 3", "free", "s1"]
     alone = "history_ends_where_the_client_stopped"
     assert list(columns(alone)) == ["history of session s1", "s1", "free"], "if there is one"
 
 
-def test_a_conforming_run_has_nothing_to_argue() -> None:
+def test_a_conforming_run_has_nothing_to_argue():
     system = resolve("reference")
     run = lockstep.replay(system, BUGS["a_trim_frees_both_pools"])
     assert explanation_of(run) is None
@@ -289,7 +277,7 @@ def test_a_conforming_run_has_nothing_to_argue() -> None:
     assert (data["argument"], data["differences"], data["ledger"]) == (None, [], None)
 
 
-def test_of_a_long_run_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_run_the_end_is_kept(monkeypatch):
     monkeypatch.setattr(lockstep, "KEPT", 2)
     violated.cache_clear()
     try:
@@ -301,8 +289,8 @@ def test_of_a_long_run_the_end_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         violated.cache_clear()
 
 
-def test_a_view_that_is_odd_leaves_expected_and_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def odd(_: object) -> str:
+def test_a_view_that_is_odd_leaves_expected_and_observed(monkeypatch):
+    def odd(_):
         raise KeyError("a name that nobody knows")
 
     monkeypatch.setitem(explain._RULES, "SES-1", odd)

@@ -1,12 +1,9 @@
 """The page of a trace: both sides as data, where they differ, HTML that is well-formed and asks nobody."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -52,7 +49,7 @@ def shown(run: Run) -> str:
 class Reader(HTMLParser):
     """Every tag closed in its place, and what there is."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.open: list[str] = []
         self.ids: list[str] = []
@@ -63,7 +60,7 @@ class Reader(HTMLParser):
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         if tag not in UNCLOSED:
             self.open.append(tag)
         if tag == "script":
@@ -71,13 +68,13 @@ class Reader(HTMLParser):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
         self.ids += [value or "" for name, value in attrs if name == "id"]
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.open[-1:] == ["script"]:
             self.scripts[-1] += data
         elif self.open[-1:] != ["style"]:
@@ -85,7 +82,7 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
-def test_differences_are_there_where_a_clause_is_violated_and_nowhere_else(path: Path) -> None:
+def test_differences_are_there_where_a_clause_is_violated_and_nowhere_else(path):
     trace = traces.load(path)
     assert [s["differences"] for s in snapshots(replayed("torch", trace), 99) if s["differences"]] == []
     if trace.bug is not None:
@@ -94,7 +91,7 @@ def test_differences_are_there_where_a_clause_is_violated_and_nowhere_else(path:
         assert not any(s["differences"] for s in before)
 
 
-def test_both_sides_as_data() -> None:
+def test_both_sides_as_data():
     run = replayed("torch+lanes-share-new-pages", fixture("lanes_of_a_batch_get_pages_of_their_own"))
     last = json.loads(json.dumps(snapshots(run, 1)[-1]))
     ours, theirs = last["reference"], last["system"]
@@ -114,9 +111,7 @@ def test_both_sides_as_data() -> None:
     }  # fmt: skip
 
 
-def test_how_much_the_rules_have_free_is_unknown_where_they_use_more_than_there_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_how_much_the_rules_have_free_is_unknown_where_they_use_more_than_there_is(monkeypatch):
     """As in a release where row and tree share pages, after the reference has taken the tree over."""
     run = replayed("torch+pr22862-tail", fixture("retract_then_retry_frees_the_reserved_token"))
     monkeypatch.setattr(snapshot, "free", lambda _: Free(-2, 0, 3))
@@ -141,7 +136,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("system, name", PAGES)
-def test_the_page_is_whole_and_asks_nobody(system: str, name: str) -> None:
+def test_the_page_is_whole_and_asks_nobody(system, name):
     run = replayed(system, fixture(name))
     text = shown(run)
     assert text == shown(run), "the same run gives the same bytes"
@@ -166,7 +161,7 @@ def test_the_page_is_whole_and_asks_nobody(system: str, name: str) -> None:
     assert ("Conforms" in said) == (run.violation is None)
 
 
-def test_what_is_wrong_is_marked_on_both_sides() -> None:
+def test_what_is_wrong_is_marked_on_both_sides():
     run = replayed("torch+pr22900", fixture("finish_behind_the_window_sweep_caps_all_three_lengths"))
     text = shown(run)
     last = text[text.index('id="step-6"') : text.index('id="ledger"')]
@@ -179,7 +174,7 @@ def test_what_is_wrong_is_marked_on_both_sides() -> None:
     assert argument[1:] in " ".join(Reader(text).text.split())
 
 
-def test_the_rule_is_on_the_page() -> None:
+def test_the_rule_is_on_the_page():
     """A page may lie anywhere: what SPEC.md says of the clause is in it, and what the others expected."""
     run = replayed("torch+pr22862-align", fixture("a_trim_inside_a_page_keeps_the_page"))
     said = " ".join(Reader(shown(run)).text.split())
@@ -194,16 +189,14 @@ def test_the_rule_is_on_the_page() -> None:
     assert said.count(data["argument"][1:]) == 1
 
 
-def test_each_side_says_where_its_turn_resumes() -> None:
+def test_each_side_says_where_its_turn_resumes():
     name = "a_turn_behind_its_window_starts_again"
     text = shown(replayed("torch+resume-on-dead-window", fixture(name)))
     assert re.findall(r">(resumes at \d+)</text>", text)[-2:] == ["resumes at 0", "resumes at 2"]
 
 
 @pytest.mark.parametrize("tree_policy_is_free", [False, True])
-def test_whose_shape_the_tree_by_the_rules_has(
-    monkeypatch: pytest.MonkeyPatch, tree_policy_is_free: bool
-) -> None:
+def test_whose_shape_the_tree_by_the_rules_has(monkeypatch, tree_policy_is_free):
     """A release's tree is taken over; then the story tells what the sentence cannot."""
     system, trace = resolve("torch+pr26919"), fixture("a_fresh_leaf_pins_one_window")
     can = replace(system.capabilities, tree_policy_is_free=tree_policy_is_free)
@@ -215,7 +208,7 @@ def test_whose_shape_the_tree_by_the_rules_has(
     assert ('<details class="story" open>' in text) is tree_policy_is_free
 
 
-def test_a_row_that_names_what_the_tree_does_not_have() -> None:
+def test_a_row_that_names_what_the_tree_does_not_have():
     name = "a_row_names_the_slots_of_the_tree"
     text = shown(replayed(f"torch+{fixture(name).bug}", fixture(name)))
     marked = r"<g class=\"tree differs\"><rect[^>]*><title>(.*?)</title>"
@@ -224,7 +217,7 @@ def test_a_row_that_names_what_the_tree_does_not_have() -> None:
     ]
 
 
-def test_a_trace_of_a_stranger_stays_text() -> None:
+def test_a_trace_of_a_stranger_stays_text():
     hostile = "</script><script>alert(1)</script> <!-- <b title='x\">& {{ 7 * 7 }} {% raw %} \u2028"
     trace = replace(fixture("finish_behind_the_window_sweep_caps_all_three_lengths"), story=hostile)
     text = shown(replayed("torch+pr22900", trace))
@@ -237,7 +230,7 @@ def test_a_trace_of_a_stranger_stays_text() -> None:
     assert "49" not in read.text[read.text.index("alert(1)") :][:60]
 
 
-def test_a_large_system_makes_no_large_page() -> None:
+def test_a_large_system_makes_no_large_page():
     trace = fixture("a_trim_frees_both_pools")
     large = replace(trace, geometry=replace(trace.geometry, full_pages=1 << 14, swa_pages=1 << 14))
     text = shown(replayed("reference", large))
@@ -247,7 +240,7 @@ def test_a_large_system_makes_no_large_page() -> None:
     assert "are left out here" in shown(run)
 
 
-def test_a_deep_tree_and_no_commands() -> None:
+def test_a_deep_tree_and_no_commands():
     trace = fixture("an_unlock_remembers_where_its_lock_stopped")
     geometry = replace(trace.geometry, full_pages=200, swa_pages=200, width=200)
     deep = tuple(Insert("h1", prompt_of(f"a{n}")) for n in range(1, 61))
@@ -258,7 +251,7 @@ def test_a_deep_tree_and_no_commands() -> None:
     assert "The trace has no commands." in Reader(shown(replayed("torch", replace(trace, commands=())))).text
 
 
-def test_of_a_long_trace_the_end_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_trace_the_end_is_shown(monkeypatch):
     monkeypatch.setattr(page, "MAX_STEPS", 3)
     run = replayed("torch", fixture("three_turns_of_one_conversation"))
     read = Reader(shown(run))
@@ -266,10 +259,7 @@ def test_of_a_long_trace_the_end_is_shown(monkeypatch: pytest.MonkeyPatch) -> No
     assert "Commands 0 to 13 are left out here" in read.text
 
 
-Kvspec = Callable[..., tuple[int, str, str]]
-
-
-def test_replay_writes_the_page(kvspec: Kvspec) -> None:
+def test_replay_writes_the_page(kvspec):
     trace = fixture("overshoot_is_taken_back_when_the_turn_ends")
     traces.save(trace, Path("a trace.json"))
     told = ("replay", "a trace.json", "--impl", "torch+pr22897", "--json", "r.json")
@@ -284,7 +274,7 @@ def test_replay_writes_the_page(kvspec: Kvspec) -> None:
     assert "states" not in json.loads(Path("r.json").read_text())["replays"][0]
 
 
-def test_check_writes_a_page_beside_each_trace(kvspec: Kvspec) -> None:
+def test_check_writes_a_page_beside_each_trace(kvspec):
     options = ("--examples", "1", "--preset", "page2", "--mode", "free", "--machine", "sessions", "--html")
     code, out, _ = kvspec("check", "--impl", "torch+padding-page-handed-out", *options)
     assert code == 1

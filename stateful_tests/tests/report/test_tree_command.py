@@ -1,9 +1,6 @@
 """`kvspec tree`: the drawing of the radix tree, and traces with one in the other commands."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +25,6 @@ COMMANDS: tuple[Command, ...] = (
 )
 WHOLE = Trace(TREE, Mode.FREE, COMMANDS)
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 def drawn(out: str) -> list[str]:
     """Lines without the guides of the drawing."""
@@ -42,7 +37,7 @@ def saved(trace: Trace) -> str:
     return "t.json"
 
 
-def test_nodes_with_why_they_stay_and_when_they_go(kvspec: Run) -> None:
+def test_nodes_with_why_they_stay_and_when_they_go(kvspec):
     code, out, err = kvspec("tree", saved(WHOLE), "--step", "2")
     assert (code, err) == (0, "")
     assert drawn(out) == [
@@ -72,7 +67,7 @@ def test_nodes_with_why_they_stay_and_when_they_go(kvspec: Run) -> None:
     ]
 
 
-def test_inner_nodes_wait_for_what_is_below_them(kvspec: Run) -> None:
+def test_inner_nodes_wait_for_what_is_below_them(kvspec):
     _, out, _ = kvspec("tree", saved(WHOLE), "--step", "0")
     assert drawn(out)[2:7] == [
         "[0, 4) a4: 1 full page, SWA tombstone",
@@ -83,7 +78,7 @@ def test_inner_nodes_wait_for_what_is_below_them(kvspec: Run) -> None:
     ]
 
 
-def test_the_last_step_is_the_default_and_holders_are_told_apart(kvspec: Run) -> None:
+def test_the_last_step_is_the_default_and_holders_are_told_apart(kvspec):
     path = saved(Trace(TREE, Mode.FREE, (*COMMANDS, Open("s1"), Submit("r2", "s1", 1), Admit("r2"))))
     _, out, _ = kvspec("tree", path)
     assert drawn(out)[0] == "t.json after step 10: admit r2 (done)"
@@ -95,7 +90,7 @@ def test_the_last_step_is_the_default_and_holders_are_told_apart(kvspec: Run) ->
     ]
 
 
-def test_a_tree_without_a_window(kvspec: Run) -> None:
+def test_a_tree_without_a_window(kvspec):
     none = replace(PRESETS["no-swa"], tree=True)
     path = saved(Trace(none, Mode.FREE, (Insert("h1", prompt_of("a8")), Match("h2", prompt_of("a4")))))
     _, out, _ = kvspec("tree", path)
@@ -106,7 +101,7 @@ def test_a_tree_without_a_window(kvspec: Run) -> None:
     ]  # fmt: skip
 
 
-def test_large_trees_are_cut_in_the_drawing_alone(kvspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_trees_are_cut_in_the_drawing_alone(kvspec, monkeypatch):
     monkeypatch.setattr(tree_view, "MAX_NODES", 4)
     path = saved(Trace(TREE, Mode.FREE, COMMANDS[:2]))
     _, out, _ = kvspec("tree", path, "--json", "t2.json")
@@ -114,7 +109,7 @@ def test_large_trees_are_cut_in_the_drawing_alone(kvspec: Run, monkeypatch: pyte
     assert len(json.loads(Path("t2.json").read_text())["nodes"]) == 5
 
 
-def test_json_has_every_figure(kvspec: Run) -> None:
+def test_json_has_every_figure(kvspec):
     path = saved(Trace(TREE, Mode.FREE, COMMANDS[:3]))
     code, out, err = kvspec("tree", path, "--json", "-")
     data = json.loads(out)
@@ -138,13 +133,13 @@ def test_json_has_every_figure(kvspec: Run) -> None:
         (WHOLE, ("--step", "8"), "t.json: there is no step 8; the trace has steps 0 to 7"),
     ],
 )
-def test_unusable_input_is_one_line(kvspec: Run, trace: Trace, options: tuple[str, ...], says: str) -> None:
+def test_unusable_input_is_one_line(kvspec, trace, options, says):
     code, out, err = kvspec("tree", saved(trace), *options)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert says in err
 
 
-def test_replay_tells_what_changed_in_the_tree(kvspec: Run) -> None:
+def test_replay_tells_what_changed_in_the_tree(kvspec):
     code, out, _ = kvspec("replay", saved(WHOLE), "--impl", "reference")
     assert code == 0
     flat = " ".join(out.split())

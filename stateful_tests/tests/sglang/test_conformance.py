@@ -4,9 +4,6 @@ tree and without. What random runs find besides is said by `kvspec check`.
 Skips, with the reason, where a release can be neither found nor fetched.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +22,7 @@ from stateful_tests.tests.support.release_faults import DRIVEN
 
 
 @pytest.fixture(scope="module", params=[*DRIVEN, "0.5.23+rust"])
-def real(request: pytest.FixtureRequest, release: Callable[[str], System]) -> System:
+def real(request, release):
     return release(request.param)
 
 
@@ -128,7 +125,7 @@ NOT_IN_0_5_10 = "a retract", "a close that waits", "a verify round", "a turn tha
         for name in names.split()
     ],
 )
-def test_a_scene_and_the_end_of_all_conform(real: System, tree: int, name: str, what: str) -> None:
+def test_a_scene_and_the_end_of_all_conform(real, tree, name, what):
     if real.name.startswith("sglang==0.5.10") and what in NOT_IN_0_5_10:
         pytest.skip("fixtures/releases/sglang-0.5.10 has the fault")
     lockstep = play(real, name, *(WITHOUT_A_TREE, WITH_A_TREE)[tree][what][1], tree=bool(tree))
@@ -149,7 +146,7 @@ ALIKE = (
     ("name", "namespaces", "bigram"),
     [("page4", "", True), ("page1", "extra_key", False), ("no-swa", "cache_salt", True)],
 )
-def test_keys_of_bigrams_and_in_namespaces(real: System, name: str, namespaces: str, bigram: bool) -> None:
+def test_keys_of_bigrams_and_in_namespaces(real, name, namespaces, bigram):
     if namespaces not in ("", *real.capabilities.settings["namespaces"]):
         pytest.skip("the release has no such field")
     if real.name.startswith("sglang==0.5.10") and namespaces:
@@ -186,7 +183,7 @@ REFUSED: tuple[tuple[bool, str, tuple[Command, ...], tuple[Command, ...]], ...] 
 )  # fmt: skip
 
 
-def test_a_refused_command_changes_nothing(real: System) -> None:
+def test_a_refused_command_changes_nothing(real):
     for tree, name, begin, commands in REFUSED:
         play(real, name, *begin, tree=tree)
         before = real.view()
@@ -204,44 +201,38 @@ def test_a_refused_command_changes_nothing(real: System) -> None:
             before = now
 
 
-def test_a_run_that_mixes_rounds_is_unusable(real: System) -> None:
+def test_a_run_that_mixes_rounds_is_unusable(real):
     play(real, "page2", *TWO_CHUNKS, SpecDecode((Draft("a", 3, 2),)), tree=False)
     with pytest.raises(UnusableImplementation, match="cannot mix"):
         real.apply(Decode(("a",)))
 
 
-def test_a_rejected_draft_leaves_no_token_s_kv(real: System) -> None:
+def test_a_rejected_draft_leaves_no_token_s_kv(real):
     play(real, "page2", *TWO_CHUNKS, SpecDecode((Draft("a", 3, 2),)), tree=False)
     request = real.view().requests["a"]
-    assert request.row is not None and request.cursors is not None
     stamps = [real.view().full_stamps[slot] for slot in real.view().rows[request.row][:8]]
     assert (request.cursors.kv_committed_len, stamps) == (7, [*request.text[:7], 0])
 
 
-def test_the_terms_of_a_check_are_the_release_s(real: System) -> None:
+def test_the_terms_of_a_check_are_the_release_s(real):
     lockstep = play(real, "page4", *FIRST_TURN, tree=False)
     outcome = real.apply(CheckIdle())
-    assert isinstance(outcome, Done) and outcome.report is not None
     assert lockstep.violation is None and set(outcome.report.accounts) == {
         Account("full", 40, 0, 0, 8, 0, 48), Account("swa", 28, 0, 0, 8, 0, 36),
         Account("rows", 3, 0, 0, 1, 0, 4),
     }  # fmt: skip
     play(real, "page4", Insert("g", (Piece("b", 4),)), *SHARED_TURN)
     outcome = real.apply(CheckIdle())
-    assert isinstance(outcome, Done) and outcome.report is not None
     [full] = [account for account in outcome.report.accounts if account.pool == "full"]
     assert (full.evictable, full.protected, full.session_held, outcome.report.alarm) == (4, 8, 4, "")
 
 
 @pytest.mark.parametrize(("version", "stays"), [("0.5.13", "a"), ("0.5.14", "b"), ("0.5.16", "b")])
-def test_who_inserts_at_an_abort_between_two_chunks(
-    release: Callable[[str], System], version: str, stays: str
-) -> None:
+def test_who_inserts_at_an_abort_between_two_chunks(release, version, stays):
     """Who does has used its pages last: what was inserted meanwhile is evicted before them."""
     system = release(version)
     begun = (*started("r", None, 8, a(8)), Extend((Chunk("r", 8),)))
     play(system, "no-swa", *begun, Insert("g", (Piece("b", 8),)), Abort("r"), Evict(8))
     tree = system.view().tree
-    assert tree is not None
     [node] = tree.nodes
     assert list(node.path) == [token_id(shared_serial(stays), position) for position in range(8)]

@@ -1,8 +1,5 @@
 """A release on a GPU, where its own Triton kernels run, shows what it shows on a CPU."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -37,7 +34,7 @@ def play_both(here: System, there: System, machine: str, preset: str) -> int:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("version", ["0.5.10", "0.5.15", "0.5.23"])
-def test_it_shows_what_it_shows_on_a_cpu(version: str, release: Callable[[str], System]) -> None:
+def test_it_shows_what_it_shows_on_a_cpu(version, release):
     here, there = release(version), resolve(f"sglang=={version}", device="cuda")
     played = [play_both(here, there, machine, preset) for machine in MACHINES for preset in PRESETS]
     there.close()
@@ -45,7 +42,7 @@ def test_it_shows_what_it_shows_on_a_cpu(version: str, release: Callable[[str], 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_one_it_says_so(release: Callable[[str], System]) -> None:
+def test_without_one_it_says_so(release):
     release("0.5.23")  # else it is skipped
     with pytest.raises(UnusableImplementation, match="torch sees no CUDA device here"):
         resolve("sglang==0.5.23", device="cuda").reset(PRESETS["page1"])

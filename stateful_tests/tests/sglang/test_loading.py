@@ -3,8 +3,6 @@
 All of it runs on tiny fake trees, without a network.
 """
 
-from __future__ import annotations
-
 import subprocess
 import threading
 import zipfile
@@ -198,19 +196,19 @@ def test_a_version_or_a_path_must_be_given():
 
 @pytest.mark.parametrize("tree", VARIANTS)
 @pytest.mark.parametrize("version", ["0.5.10", "0.5.11", "0.5.23"])
-def test_a_release_without_the_choice_says_where_it_is(version: str, tree: str) -> None:
+def test_a_release_without_the_choice_says_where_it_is(version, tree):
     if version not in VARIANTS[tree]:
         with pytest.raises(UnusableImplementation, match=f"it is in {', '.join(VARIANTS[tree])}"):
             resolve(f"sglang=={version}+{tree}")
 
 
 @pytest.mark.parametrize("ways", ["+unifed", "+overlap+unified", "+unified+rust", "+"])
-def test_what_may_follow_a_release_is_named(ways: str) -> None:
+def test_what_may_follow_a_release_is_named(ways):
     with pytest.raises(UnusableImplementation, match=r"\+unified or \+rust, then \+overlap"):
         resolve(f"sglang==0.5.11{ways}")
 
 
-def test_of_what_is_compiled_the_core_is_unpacked(tmp_path: Path) -> None:
+def test_of_what_is_compiled_the_core_is_unpacked(tmp_path):
     core = "sglang/srt/mem_cache/rust_tree_core/mem_cache.so"
     with zipfile.ZipFile(tmp_path / "s.whl", "w") as archive:
         for name in (core, "sglang/srt/rust_extensions/_server.so", "sglang/srt/environ.py", "sglang/a.so"):
@@ -220,7 +218,7 @@ def test_of_what_is_compiled_the_core_is_unpacked(tmp_path: Path) -> None:
     assert found == {core, "sglang/srt/environ.py"}
 
 
-def test_a_folder_without_the_tree_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_the_tree_says_so(tmp_path):
     """As a checkout is, or a cache from before what is compiled was unpacked."""
     with pytest.raises(UnusableImplementation, match=f"{tmp_path} has no compiled core"):
         VARIANTS["rust"]["0.5.23"].require(tmp_path)

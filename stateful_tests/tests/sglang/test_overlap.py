@@ -3,21 +3,18 @@
 Skips, with the reason, where a release can be neither found nor fetched.
 """
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import pytest
 
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import UnusableImplementation
 from impl.sglang import SGLangSystem
 from impl.sglang.scheduler.results import LateResults
-from impl.sglang.scheduler.server import LiveRequest, Result, Server
+from impl.sglang.scheduler.server import LiveRequest, Result
 from reference.commands import (
     Abort, Admit, CheckIdle, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Insert,
     Launch, Mode, Open, Piece, Reason, Refused, Retract, Settle, Submit,
@@ -60,42 +57,42 @@ class Played:
 
     spec, claimed, counts_in_flight, cache = True, 1, True, None
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.release = self
         self.log: list[str] = []
 
-    def hands_prompt_in(self, turn: LiveRequest) -> bool:
+    def hands_prompt_in(self, turn):
         return turn.session is None
 
-    def results_of_prefill(self) -> AbstractContextManager[None]:
+    def results_of_prefill(self):
         return nullcontext()
 
-    def commit(self, req: SimpleNamespace, tokens: int) -> None:
+    def commit(self, req, tokens):
         self.log.append(f"commit {tokens}")
 
-    def check_finished(self, req: SimpleNamespace, accepted: int = 1) -> None:
+    def check_finished(self, req, accepted=1):
         req.ended = len(req.output_ids) >= req.most
 
-    def checkpoint(self, req: SimpleNamespace, cache: None, *, chunked: bool) -> None:
+    def checkpoint(self, req, cache, *, chunked):
         self.log.append("checkpoint")
 
-    def skipped(self, req: SimpleNamespace, tokens: int) -> None:
+    def skipped(self, req, tokens):
         self.log.append(f"skip {tokens}")
 
 
 def late(session: str | None, *rounds: int) -> tuple[LateResults, LiveRequest, SimpleNamespace, list[str]]:
     """A request that has prefilled, and has had rounds launched that accept so many tokens."""
-    server, req = cast(Server, Played()), SimpleNamespace(output_ids=[], most=99, ended=False)
+    server, req = Played(), SimpleNamespace(output_ids=[], most=99, ended=False)
     req.finished = lambda: req.ended
     results, turn = LateResults(server), LiveRequest(server.release, "a", session, 1, req, 0)
     results.arrived(turn, Result([1], prefill=True))
     for accepted in rounds:
         results.before_round(turn)
         results.arrived(turn, Result([2] * accepted))
-    return results, turn, req, cast(Played, server).log
+    return results, turn, req, server.log
 
 
-def test_what_comes_after_the_end_is_skipped() -> None:
+def test_what_comes_after_the_end_is_skipped():
     results, turn, req, log = late("s", 2, 3)
     results.before_finish(turn, 2)
     req.most = 2
@@ -109,13 +106,13 @@ def test_what_comes_after_the_end_is_skipped() -> None:
 
 
 @pytest.fixture(scope="module", params=list(RELEASE))
-def version(request: pytest.FixtureRequest) -> str:
+def version(request):
     found: str = request.param
     return found
 
 
 @pytest.fixture(scope="module")
-def real(version: str, release: Callable[[str], System]) -> SGLangSystem:
+def real(version, release):
     made = release(f"{version}+overlap")
     assert isinstance(made, SGLangSystem)
     return made
@@ -127,50 +124,45 @@ def play(system: SGLangSystem, *commands: Command) -> Cursors:
     for command in commands:
         outcome = system.apply(command)
         assert isinstance(outcome, Done), (command, outcome)
-    cursors = system.view().requests["a"].cursors
-    assert cursors is not None
-    return cursors
+    return system.view().requests["a"].cursors
 
 
-def test_a_sweep_does_not_see_the_result_that_waits(real: SGLangSystem, version: str) -> None:
+def test_a_sweep_does_not_see_the_result_that_waits(real, version):
     assert play(real, *BEGIN, *decode(2)).swa_evicted_seqlen == RELEASE[version].swept
 
 
-def test_nothing_is_swept_with_lengths_that_wait(real: SGLangSystem) -> None:
+def test_nothing_is_swept_with_lengths_that_wait(real):
     play(real, *BEGIN, *verify(1, 3))  # 8 tokens, 3 of them in flight
     assert real.apply(EvictSwa("a", 5)) == Refused(Reason.UNFAITHFUL)
     assert isinstance(real.apply(EvictSwa("a", 4)), Done)
     assert real.apply(Finish("a", 2)) == Refused(Reason.UNFAITHFUL)  # by then it was to go on
 
 
-def test_a_verify_round_is_allocated_for_without_the_result_that_waits(
-    real: SGLangSystem, version: str
-) -> None:
+def test_a_verify_round_is_allocated_for_without_the_result_that_waits(real, version):
     cursors = play(real, *BEGIN, *verify(3, 2))
     assert (cursors.kv_committed_len, cursors.kv_allocated_len) == (8, RELEASE[version].allocated)
 
 
-def test_what_was_processed_as_of_a_turn_that_goes_on_does_not_end_it(real: SGLangSystem) -> None:
+def test_what_was_processed_as_of_a_turn_that_goes_on_does_not_end_it(real):
     play(real, *BEGIN, *decode(3))
     assert real.apply(Finish("a", 2)) == Refused(Reason.UNFAITHFUL)
     assert isinstance(real.apply(Finish("a", 3)), Done)
 
 
-def test_a_round_that_accepts_two_is_not_lost_as_one_output(real: SGLangSystem) -> None:
+def test_a_round_that_accepts_two_is_not_lost_as_one_output(real):
     play(real, *BEGIN, *verify(1, 2))
     assert real.apply(Retract("a", 1)) == Refused(Reason.UNFAITHFUL)
     assert isinstance(real.apply(Retract("a", 0)), Done)
 
 
-def test_the_prompt_is_in_the_tree_once_a_round_was_launched(real: SGLangSystem) -> None:
+def test_the_prompt_is_in_the_tree_once_a_round_was_launched(real):
     real.reset(replace(SIZES, tree=True))
 
-    def kept(*commands: Command) -> int:
+    def kept(*commands):
         """Tokens in the tree after these."""
         for command in commands:
             assert isinstance(real.apply(command), Done)
         tree = real.view().tree
-        assert tree is not None
         return sum(len(node.slots) for node in tree.nodes)
 
     assert kept(*BEGIN) == 0
@@ -181,7 +173,7 @@ def test_the_prompt_is_in_the_tree_once_a_round_was_launched(real: SGLangSystem)
     assert kept(Finish("b", 1)) == 5  # straight from the result of its prefill
 
 
-def test_the_reference_follows_a_prompt_that_comes_late(real: SGLangSystem) -> None:
+def test_the_reference_follows_a_prompt_that_comes_late(real):
     a2 = (Piece("a", 2),)
     for sizes in (Geometry(2, 1, 6, 6, 2, 8, tree=True), Geometry(1, 2, 9, 9, 2, 8, tree=True)):
         for tokens in (1, 3):  # so that the tree takes nothing, or one page more
@@ -213,9 +205,7 @@ LATE: dict[str, tuple[Command, ...]] = {
 
 
 @pytest.mark.parametrize("ends", [ENDS, LATE], ids=["as shown", "launched"])
-def test_results_in_flight_do_no_harm(
-    ends: dict[str, tuple[Command, ...]], real: SGLangSystem, version: str
-) -> None:
+def test_results_in_flight_do_no_harm(ends, real, version):
     if version == "0.5.10":
         pytest.skip("it trims nothing and saves what is aborted: see fixtures/releases/sglang-0.5.10")
     for name in ("page1", "page4", "no-swa"):
@@ -224,7 +214,7 @@ def test_results_in_flight_do_no_harm(
             assert replay(real, to_be_done(sizes, (*BEGIN, *rest))).violation is None, (name, end)
 
 
-def test_the_faults_of_a_release_are_there_under_overlap(real: SGLangSystem, version: str) -> None:
+def test_the_faults_of_a_release_are_there_under_overlap(real, version):
     at, seen, known = RELEASES.index(version), {}, {}
     for path in (*PATHS, *OVERLAP):
         if first(path) <= at and path.stem not in NOT_YET and (path.stem, version) not in ANOTHER:
@@ -251,9 +241,7 @@ IN_THE_TREE: dict[str, tuple[Command, ...]] = {
 
 
 @pytest.mark.parametrize("clause", IN_THE_TREE)
-def test_the_faults_of_a_tree_are_there_once_a_round_was_launched(
-    real: SGLangSystem, version: str, clause: str
-) -> None:
+def test_the_faults_of_a_tree_are_there_once_a_round_was_launched(real, version, clause):
     commands = IN_THE_TREE[clause]
     sizes = Geometry(3, 1, 10, 6, 2, 12, tree=True)
     mended = RELEASES.index(version) > RELEASES.index("0.5.14")
@@ -269,7 +257,7 @@ class Mutant(SGLangSystem):
 
     change = ""
 
-    def command_line(self) -> list[str]:
+    def command_line(self):
         code = (
             "import sys; from impl.sglang.scheduler import driver, results, server; "
             "from impl.sglang.process import worker; "
@@ -301,9 +289,7 @@ class Mutant(SGLangSystem):
         ),
     ],
 )
-def test_a_driver_that_plays_another_order_is_caught(
-    change: str, commands: tuple[Command, ...], clause: str
-) -> None:
+def test_a_driver_that_plays_another_order_is_caught(change, commands, clause):
     try:
         system = type("Changed", (Mutant,), {"change": change})(version="0.5.13", overlap=True)
     except UnusableImplementation as error:

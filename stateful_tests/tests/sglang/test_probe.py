@@ -3,8 +3,6 @@
 Each mutant is a copy of 0.5.23 with one change.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
@@ -66,7 +64,7 @@ REFUSED = {
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Path:
+def copy(tmp_path):
     """A copy of 0.5.23, of links to its files; skips where it cannot be had."""
     try:
         root = release_root("0.5.23")
@@ -98,7 +96,7 @@ def refusal(action: Callable[..., object], *arguments: object, **named: object) 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_missing_is_named_with_its_file(name: str, copy: Path) -> None:
+def test_what_is_missing_is_named_with_its_file(name, copy):
     mutant = REFUSED[name]
     change(copy, *mutant[:3])
     line = refusal(SGLangSystem, path=copy)
@@ -108,7 +106,7 @@ def test_what_is_missing_is_named_with_its_file(name: str, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", ["session/session_controller.py", "mem_cache/allocator", "session"])
-def test_a_module_or_a_folder_that_has_moved(gone: str, copy: Path) -> None:
+def test_a_module_or_a_folder_that_has_moved(gone, copy):
     (copy / "sglang/srt" / gone).rename(copy / "sglang/srt/moved")
     line = refusal(SGLangSystem, path=copy)
     assert f"sglang/srt/{gone}" in line
@@ -143,7 +141,7 @@ def begin(system: SGLangSystem) -> object:
     return system.apply(Extend((Chunk("r", 2),)))
 
 
-def test_what_did_not_change_for_the_adapter_is_driven(copy: Path) -> None:
+def test_what_did_not_change_for_the_adapter_is_driven(copy):
     for mutant in DRIVEN.values():
         for path in (copy / "sglang/srt/session").glob("*.py") if mutant.file == SLOTS else ():
             write(path, path.read_text().replace(mutant.old, mutant.new))
@@ -156,7 +154,7 @@ def test_what_did_not_change_for_the_adapter_is_driven(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAILS)
-def test_what_shows_only_while_it_is_driven_is_said_of_the_adapter(name: str, copy: Path) -> None:
+def test_what_shows_only_while_it_is_driven_is_said_of_the_adapter(name, copy):
     mutant, said = FAILS[name]
     change(copy, *mutant[:3])
     system = SGLangSystem(path=copy)
@@ -166,7 +164,7 @@ def test_what_shows_only_while_it_is_driven_is_said_of_the_adapter(name: str, co
     system.close()
 
 
-def test_where_files_and_version_disagree_the_user_is_told(copy: Path) -> None:
+def test_where_files_and_version_disagree_the_user_is_told(copy):
     file = copy / "sglang/_version.py"
     write(file, "__version__ = version = '0.5.20'\n")
     kind = detect(copy)
@@ -176,7 +174,7 @@ def test_where_files_and_version_disagree_the_user_is_told(copy: Path) -> None:
     assert detect(copy) == (TABLE["0.5.22"], "")
 
 
-def test_every_release_has_what_is_asked_of_it_and_is_recognised() -> None:
+def test_every_release_has_what_is_asked_of_it_and_is_recognised():
     for version in TABLE:
         try:
             root = release_root(version)

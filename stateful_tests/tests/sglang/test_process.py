@@ -1,7 +1,5 @@
 """The worker process, its messages, and what the driver keeps of a scheduler: without a release."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -107,7 +105,7 @@ def test_a_prompt_is_spelled_by_position_and_what_is_no_text_is_refused():
 class Req:
     done = False
 
-    def finished(self) -> bool:
+    def finished(self):
         return self.done
 
 
@@ -149,7 +147,7 @@ def test_a_retracted_request_leaves_at_once(scheduler):
 
 @pytest.mark.parametrize("error", [AssertionError("two\n  lines"), ValueError("two lines")])
 def test_the_verdict_of_a_release_is_one_line(scheduler, error):
-    def check() -> None:
+    def check():
         raise error
 
     scheduler.launch([Req()], ForwardMode.EXTEND)

@@ -3,14 +3,10 @@
 Skips, with the reason, where a release can be neither found nor fetched. `+rust` is in test_conformance.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from impl.sglang import SGLangSystem
 from reference.commands import Mode
 from reference.geometry import preset
 from stateful_tests.lockstep.results import Trace
@@ -30,11 +26,11 @@ NEVER = {
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
-def real(request: pytest.FixtureRequest, release: Callable[[str], SGLangSystem]) -> SGLangSystem:
+def real(request, release):
     return release(request.param)
 
 
-def test_the_faults_of_a_release_are_there(real: SGLangSystem) -> None:
+def test_the_faults_of_a_release_are_there(real):
     """But for those of the older trees; and the fault of this one."""
     at, overlap = RELEASES.index(real.release), real.name.endswith("+overlap")
     seen, known = {}, {}
@@ -52,7 +48,7 @@ def test_the_faults_of_a_release_are_there(real: SGLangSystem) -> None:
     assert seen == known
 
 
-def test_turns_in_a_tree_that_has_the_sessions_conform(real: SGLangSystem) -> None:
+def test_turns_in_a_tree_that_has_the_sessions_conform(real):
     sizes = replace(preset("page4"), width=40, tree=True)
     for end, rest in ENDS.items():
         assert found(real, Trace(sizes, Mode.FAITHFUL, (*BEGIN, *rest))) is None, end

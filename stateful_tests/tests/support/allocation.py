@@ -1,7 +1,5 @@
 """Allocation by host lists."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A made-up check: what it finds is what a test says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

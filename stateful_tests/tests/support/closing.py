@@ -1,7 +1,5 @@
 """A server with a fault that hides another: what ends a run comes before the close that never happens."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from impl.torch_kv.sessions import KVRequest, KVSession

@@ -1,7 +1,5 @@
 """Hypothesis strategies for every command that a trace file can hold, applicable or not."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 

@@ -2,8 +2,6 @@
 tests. That they start by their command line is tested where nothing is forked (tests/sglang/test_process.py).
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -6,8 +6,6 @@ changes one number by one, leaves one event out, and swaps two rows (level `page
 of each kind in each log of fixtures/watched, and prints what share was noticed.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import sys

@@ -1,7 +1,5 @@
 """A fault in the code of one function of a release that this process has loaded, and out of it again."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Iterator

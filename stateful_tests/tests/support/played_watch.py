@@ -4,8 +4,6 @@ The hooks sit where they do in a server, but for the four on methods of the Sche
 nothing is driven here; this module calls their hooks where the driver does what those methods do.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

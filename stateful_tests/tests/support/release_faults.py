@@ -1,7 +1,5 @@
 """What was found in real releases, which of them have it, and turns that end with a round in flight."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

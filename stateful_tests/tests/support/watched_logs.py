@@ -3,8 +3,6 @@
     python -m stateful_tests.tests.support.watched_logs
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import tempfile

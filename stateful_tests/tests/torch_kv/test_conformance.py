@@ -1,19 +1,14 @@
 """torch_kv beside the reference at sizes that no preset has; device and mirror agree after each command."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from impl.torch_kv import TorchKV
-from impl.torch_kv.sessions import KVRequest
-from impl.vocabulary import Played
 from reference.commands import (
-    Admit, Choice, Chunk, Command, Evict, Extend, Finish, Insert, Match, Mode, Outcome, Piece, Reason,
-    Refused, Retract, Submit, UnlockSwa,
+    Admit, Choice, Chunk, Evict, Extend, Insert, Match, Mode, Piece, Reason,
+    Refused, Submit, UnlockSwa,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.generate.choice_source import RandomChoices
@@ -31,7 +26,7 @@ class Watched(TorchKV):
 
     compared = 0
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         outcome = super().apply(command)
         slots = [session.slot for session in self.sessions.values() if session.slot is not None]
         for holder in (*slots, *(r for r in self.requests.values() if r.row is not None)):
@@ -56,7 +51,7 @@ def conforms(system: TorchKV, seed: str, machine: str, geometry: Geometry, mode:
 
 @pytest.mark.parametrize("swa", [True, False], ids=["window", "no window"])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_it_does_what_the_reference_does(machine: str, swa: bool) -> None:
+def test_it_does_what_the_reference_does(machine, swa):
     like = replace(PRESETS["page1" if swa else "no-swa"], tree=machine != "sessions")
     watched = Watched()
     for seed in range(24):
@@ -66,7 +61,7 @@ def test_it_does_what_the_reference_does(machine: str, swa: bool) -> None:
     assert watched.compared > 100 or machine == "tree"
 
 
-def test_without_a_tree_its_commands_are_refused() -> None:
+def test_without_a_tree_its_commands_are_refused():
     a3, served = (Piece("a", 3),), (Submit("r", None, 4), Admit("r"), Extend((Chunk("r", 4),)))
     tree = Match("h", a3), Insert("h", a3), Evict(1, 1), UnlockSwa("r")
     refused = tuple((at, Refused(Reason.NO_TREE)) for at in range(len(served), len(served) + len(tree)))
@@ -79,17 +74,17 @@ class KeepsLess(TorchKV):
 
     stopped, kept = 0, None
 
-    def finish(self, command: Finish) -> Played:
+    def finish(self, command):
         return self._cut(command.request, super().finish(command))
 
-    def retract(self, command: Retract) -> Played:
+    def retract(self, command):
         return self._cut(command.request, super().retract(command))
 
-    def _cut(self, name: str, played: Played) -> Played:
+    def _cut(self, name, verdict):
         kept, self.kept = self.kept, None
-        return played if kept is None else (Choice(name, kv_allocated_len=kept),)
+        return verdict if kept is None else (Choice(name, kv_allocated_len=kept),)
 
-    def _trim(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
+    def _trim(self, requests, targets):
         [request], [target] = requests, targets
         floor = self.floor(target)
         if target < request.cursors.swa_evicted_seqlen and floor < target:
@@ -98,7 +93,7 @@ class KeepsLess(TorchKV):
         super()._trim(requests, targets)
 
 
-def test_a_keeper_of_less_is_right_where_nothing_can_be_resumed() -> None:
+def test_a_keeper_of_less_is_right_where_nothing_can_be_resumed():
     system = KeepsLess()
     like = Geometry(4, 1, 9, 9, 2, 36)
     for seed in range(24):
@@ -107,11 +102,11 @@ def test_a_keeper_of_less_is_right_where_nothing_can_be_resumed() -> None:
     assert system.stopped > 5
 
 
-def test_a_keeper_of_less_is_told_where_something_can_be_resumed() -> None:
+def test_a_keeper_of_less_is_told_where_something_can_be_resumed():
     trace = load(REGRESSIONS / "a_turn_whose_window_is_there_is_kept_up_to_target.json")
 
     class Eager(KeepsLess):
-        def _trim(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
+        def _trim(self, requests, targets):
             self.kept = self.floor(targets[0])
             super()._trim(requests, [self.kept])
 

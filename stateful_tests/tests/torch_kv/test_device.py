@@ -1,7 +1,5 @@
 """torch_kv where the device is not the host: what it shows there, what it moves, and what waits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from impl.counting_device import DeviceMixError, counted, counting, device
 from impl.torch_kv import TorchKV
 from reference import model
 from reference.commands import (
-    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Extend, Mode, Outcome, SpecDecode, Submit,
+    Admit, CheckBusy, CheckIdle, Chunk, Command, Decode, Draft, Extend, Mode, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.generate.choice_source import RandomChoices
@@ -56,7 +54,7 @@ def but_for_padding(view: View) -> View:
     return replace(view, full_stamps=view.full_stamps[1:], swa_stamps=view.swa_stamps[1:])
 
 
-def test_it_shows_what_the_cpu_shows_and_only_a_check_waits() -> None:
+def test_it_shows_what_the_cpu_shows_and_only_a_check_waits():
     there = resolve("torch", device="counting")
     shown_alike(TorchKV(), there)
     waits = {name: waits for name, (_, waits) in there.most.items() if waits}
@@ -73,7 +71,7 @@ def test_it_shows_what_the_cpu_shows_and_only_a_check_waits() -> None:
 class WaitsForChecksAlone(TorchKV):
     """On CUDA, where torch itself raises an error at whatever waits."""
 
-    def apply(self, command: Command) -> Outcome:
+    def apply(self, command):
         torch.cuda.set_sync_debug_mode("default" if isinstance(command, CheckBusy | CheckIdle) else "error")
         try:
             return super().apply(command)
@@ -82,11 +80,11 @@ class WaitsForChecksAlone(TorchKV):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_shows_what_the_cpu_shows_and_only_a_check_waits() -> None:
+def test_cuda_shows_what_the_cpu_shows_and_only_a_check_waits():
     shown_alike(TorchKV(), WaitsForChecksAlone("cuda"))
 
 
-def test_a_named_bug_shows_there_by_the_same_clause() -> None:
+def test_a_named_bug_shows_there_by_the_same_clause():
     for file in REGRESSIONS.glob("*.json"):
         trace = load(file)
         if trace.bug in BUGS:
@@ -103,7 +101,7 @@ def waits(work: Callable[[], Any]) -> int:
     return len(counts.waits)
 
 
-def test_reading_waits() -> None:
+def test_reading_waits():
     x = ON_DEVICE
     for number, work in enumerate((
         x[0].item, x.tolist, x.cpu, x.nonzero, x.any().__bool__, x[1].__index__, x.__repr__,
@@ -114,7 +112,7 @@ def test_reading_waits() -> None:
         assert waits(work) == 1, number
 
 
-def test_what_has_a_known_size_does_not_wait() -> None:
+def test_what_has_a_known_size_does_not_wait():
     x = ON_DEVICE
     for number, work in enumerate((
         lambda: x[1:].view(-1, 1), lambda: x.take(x - 1), lambda: torch.cat((x, x)), lambda: x + 1,
@@ -124,11 +122,11 @@ def test_what_has_a_known_size_does_not_wait() -> None:
         assert waits(work) == 0, number
 
 
-def test_a_fresh_tensor_holds_anything() -> None:
+def test_a_fresh_tensor_holds_anything():
     assert torch.empty(2, dtype=torch.int64, device=THERE).tolist() != [0, 0]
 
 
-def test_devices_do_not_mix() -> None:
+def test_devices_do_not_mix():
     for work in (ON_DEVICE.add, ON_DEVICE.take, ON_DEVICE.__getitem__, ON_CPU.sub):
         with pytest.raises(DeviceMixError, match="on counting and on the CPU"):
             work(ON_DEVICE if work == ON_CPU.sub else ON_CPU)
@@ -136,12 +134,12 @@ def test_devices_do_not_mix() -> None:
 
 
 class ReadsALength(TorchKV):
-    def write_decoded(self, slots: torch.Tensor, tokens: torch.Tensor, fresh: list[int]) -> None:
+    def write_decoded(self, slots, tokens, fresh):
         super().write_decoded(slots[: int(tokens.numel() * slots[0].sign())], tokens, fresh)
 
 
 class StaysOnTheHost(TorchKV):
-    def write_decoded(self, slots: torch.Tensor, tokens: torch.Tensor, fresh: list[int]) -> None:
+    def write_decoded(self, slots, tokens, fresh):
         super().write_decoded(slots, torch.tensor(tokens.shape), fresh)
 
 
@@ -152,15 +150,15 @@ class StaysOnTheHost(TorchKV):
         (StaysOnTheHost, "DeviceMixError: put_ of tensors on counting and on the CPU at store.py:"),
     ],
 )
-def test_a_command_that_should_not_breaks_and_names_the_line(system: type[TorchKV], error: str) -> None:
+def test_a_command_that_should_not_breaks_and_names_the_line(system, error):
     lockstep = Lockstep(counted(system), PRESETS["page4"], Mode.FREE)
     for command in (Submit("r", None, 3), Admit("r"), Extend((Chunk("r", 3),)), Decode(("r",))):
         lockstep.do(command)
     assert lockstep.violation is not None and lockstep.violation.observed.startswith(error)
 
 
-def test_device_work_does_not_grow_with_the_batch() -> None:
-    def operators(batch: int) -> list[int]:
+def test_device_work_does_not_grow_with_the_batch():
+    def operators(batch):
         system = TorchKV("counting")
         system.reset(Geometry(4, 8, 400, 400, rows=16, width=64))
         names = [f"r{i}" for i in range(batch)]

@@ -1,11 +1,8 @@
 """The Triton kernels on the CPU: by our own reading of Triton, and by Triton's interpreter where that is."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -28,7 +25,7 @@ INTERPRETERS = ["ours", pytest.param("triton", marks=pytest.mark.skipif(SKIPPED,
 
 
 @pytest.fixture(params=INTERPRETERS, autouse=True)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def kernels(request, monkeypatch):
     """The kernels, as the module finds them that launches them."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     if request.param == "ours":
@@ -44,7 +41,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("page_size", [1, 2, 16])
-def test_the_kernels_leave_what_torch_leaves(page_size: int, window: int | None) -> None:
+def test_the_kernels_leave_what_torch_leaves(page_size, window):
     """Rounds of extends, a decode, a sweep and a free, of lanes of which some have nothing to do."""
     choose = random.Random(7)
     size = Geometry(page_size, window, 600, 600 if window else 0, rows=3, width=200)
@@ -52,7 +49,7 @@ def test_the_kernels_leave_what_torch_leaves(page_size: int, window: int | None)
     stores[1].use_kernel = True
     rows, device = [2, 0, 1], torch.device("cpu")
 
-    def agree(slots: Sequence[torch.Tensor] = ()) -> None:
+    def agree(slots=()):
         a, b = ([s.req_to_token, s.full_to_swa, *(pool.free_pages() for pool in s.pools)] for s in stores)
         assert all(map(torch.equal, [*a, *slots[:1]], [*b, *slots[1:]]))
 
@@ -77,12 +74,12 @@ def test_the_kernels_leave_what_torch_leaves(page_size: int, window: int | None)
 
 
 class ByKernel(TorchKV):
-    def reset(self, geometry: Geometry) -> None:
+    def reset(self, geometry):
         super().reset(geometry)
         self.store.use_kernel = True
 
 
-def test_with_it_torch_kv_does_what_the_reference_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_it_torch_kv_does_what_the_reference_does(monkeypatch):
     launched = []
     for name in ("fill", "give"):
         kernel = getattr(impl.torch_kv.kernels, name)

@@ -1,7 +1,5 @@
 """The Triton kernels as Triton's own compiler takes them for a GPU, which needs none."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys
@@ -31,6 +29,6 @@ for kernel, constants in (
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_the_kernels_compile_for_a_gpu() -> None:
+def test_the_kernels_compile_for_a_gpu():
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

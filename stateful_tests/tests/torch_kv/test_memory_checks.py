@@ -1,8 +1,5 @@
 """The memory checks see what unbalances, and wait for the device once."""
 
-from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -24,9 +21,7 @@ def system_after(*commands: Command, geometry: Geometry = PAGE4) -> TorchKV:
 
 
 def found_by(system: TorchKV, command: Command | None = None) -> Report:
-    outcome = system.apply(command or CheckBusy(1))
-    assert isinstance(outcome, Done) and outcome.report is not None
-    return outcome.report
+    return system.apply(command or CheckBusy(1)).report
 
 
 def lost_page(system: TorchKV) -> None:
@@ -34,7 +29,6 @@ def lost_page(system: TorchKV) -> None:
 
 
 def lost_swa_page(system: TorchKV) -> None:
-    assert system.store.swa is not None
     system.store.swa.take(1)
 
 
@@ -58,7 +52,7 @@ def cursor_astray(system: TorchKV) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_check_sees_what_unbalances(fault: Any, pools: str, level: int) -> None:
+def test_a_check_sees_what_unbalances(fault, pools, level):
     system = system_after(*TURN)
     assert found_by(system, CheckBusy(level)).alarm == ""
     fault(system)
@@ -66,7 +60,7 @@ def test_a_check_sees_what_unbalances(fault: Any, pools: str, level: int) -> Non
 
 
 @pytest.mark.parametrize("requests", [1, 16])
-def test_a_check_waits_for_the_device_once(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_waits_for_the_device_once(requests, monkeypatch):
     """One transfer, whatever the number of requests."""
     geometry = Geometry(4, 8, 400, 400, rows=16, width=64)
     names = [f"r{i}" for i in range(requests)]
@@ -75,7 +69,7 @@ def test_a_check_waits_for_the_device_once(requests: int, monkeypatch: pytest.Mo
     transfers = []
     to_host = torch.Tensor.tolist
 
-    def counting(tensor: torch.Tensor) -> Any:
+    def counting(tensor):
         transfers.append(tensor.shape)
         return to_host(tensor)
 

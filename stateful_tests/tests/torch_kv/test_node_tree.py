@@ -1,7 +1,5 @@
 """The radix tree of torch_kv: what its methods cost. What it does is in test_conformance."""
 
-from __future__ import annotations
-
 import random
 
 import torch
@@ -32,7 +30,7 @@ def insert(tree: RadixTree, *keys: Key) -> RadixTree:
     return tree
 
 
-def test_unlock_after_the_topmost_pinned_node_was_split() -> None:
+def test_unlock_after_the_topmost_pinned_node_was_split():
     """The lock needs 3 tokens of SWA KV and pins a node of 3 for one of them, which is split later."""
     tree = insert(empty(1, 3), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 6, 7))  # nodes of 2, 3 and 2 tokens
     lock = tree.lock(tree.match((1, 2, 3, 4, 5, 6, 7)).node)
@@ -42,24 +40,24 @@ def test_unlock_after_the_topmost_pinned_node_was_split() -> None:
     assert tree.sizes() == (7, 0, 7, 0)
 
 
-def test_the_lock_of_the_empty_prefix_pins_nothing() -> None:
+def test_the_lock_of_the_empty_prefix_pins_nothing():
     tree = insert(empty(1, 2), TEN)
     tree.lock(tree.match((2,)).node)
     assert tree.sizes() == (10, 0, 10, 0)
 
 
-def test_the_queues_do_not_grow_with_use() -> None:
+def test_the_queues_do_not_grow_with_use():
     tree = insert(empty(1, 2), TEN)
     for _ in range(500):
         tree.unlock(tree.lock(tree.match(TEN).node))
     assert all(len(queue) < 80 for queue in tree._queues)
 
 
-def test_the_order_outlives_stale_entries() -> None:
+def test_the_order_outlives_stale_entries():
     tree = RadixTree(KVStore(Geometry(1, None, 20, 0, rows=1, width=20), CPU), None)
     source, used = random.Random(1), dict.fromkeys(range(20), -1)
 
-    def evicted() -> int:
+    def evicted():
         before = {node.path for node in tree.view(())}
         tree.evict(1, 0)
         ((letter,),) = before - {node.path for node in tree.view(())}
@@ -82,7 +80,7 @@ class CountsGives(PagePool):
 
     gives = 0
 
-    def give(self, pages: torch.Tensor) -> None:
+    def give(self, pages):
         CountsGives.gives += 1
         super().give(pages)
 
@@ -91,8 +89,8 @@ class Counting(KVStore):
     pool_class = CountsGives
 
 
-def test_an_operation_frees_once_per_pool_and_waits_for_nothing() -> None:
-    def work(tokens: int) -> int:
+def test_an_operation_frees_once_per_pool_and_waits_for_nothing():
+    def work(tokens):
         store = Counting(Geometry(1, 8, 256, 256, rows=1, width=64), device())
         tree, operators = RadixTree(store, 8), 0
         for letter in (2, 3, 4):

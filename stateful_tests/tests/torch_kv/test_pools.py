@@ -1,7 +1,5 @@
 """The physical side of torch_kv: allocation, freeing, checks, and what they cost."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,7 +22,7 @@ def geometry(page_size: int, window: int | None = 4, pages: int = 64) -> Geometr
     return Geometry(page_size, window, pages, swa, rows=4, width=8 * max(page_size, 4))
 
 
-def test_what_waits_is_nobodys_and_goes_back_once() -> None:
+def test_what_waits_is_nobodys_and_goes_back_once():
     pool = PagePool(3, 1, CPU)
     taken = pool.take(3).clone()
     pool.hold()
@@ -58,13 +56,13 @@ def free(store: KVStore, rows: list[int], first: list[int], end: list[int]) -> N
 class Loop:
     """The same allocator, one token at a time in plain Python."""
 
-    def __init__(self, size: Geometry) -> None:
+    def __init__(self, size):
         self.page_size = size.page_size
         self.free = {pool: list(range(1, size.pages(pool) + 1)) for pool in size.pools}
         self.rows: list[list[int]] = [[0] * size.width for _ in range(size.rows)]
         self.mapping = [0] * ((size.full_pages + 1) * size.page_size if size.window else 0)
 
-    def alloc(self, row: int, start: int, end: int) -> None:
+    def alloc(self, row, start, end):
         for position in range(start, end):
             if position % self.page_size:
                 slot = self.rows[row][position - 1] + 1
@@ -76,7 +74,7 @@ class Loop:
             if self.mapping:
                 self.mapping[slot] = pair
 
-    def free_pages(self, ranges: list[tuple[int, int, int]]) -> None:
+    def free_pages(self, ranges):
         """ranges: (row, first, end); what they free stands before what was free."""
         freed: dict[str, list[int]] = {pool: [] for pool in self.free}
         for row, first, end in ranges:
@@ -103,7 +101,7 @@ def assert_same(store: KVStore, loop: Loop) -> None:
     page_size=st.sampled_from([1, 2, 4, 16]),
     window=st.sampled_from([None, 3]),
 )
-def test_batched_allocation_is_a_loop(data: st.DataObject, page_size: int, window: int | None) -> None:
+def test_batched_allocation_is_the_plain_loop(data, page_size, window):
     size = geometry(page_size, window, pages=128)
     store, loop = KVStore(size, CPU), Loop(size)
     length = [0] * size.rows
@@ -135,7 +133,7 @@ def test_batched_allocation_is_a_loop(data: st.DataObject, page_size: int, windo
         assert_same(store, loop)
 
 
-def test_a_double_free_shows() -> None:
+def test_a_double_free_shows():
     pool = PagePool(2, page_size=1, device=CPU)
     pages = pool.take(2)
     pool.give(pages)
@@ -162,7 +160,7 @@ def ready(size: Geometry, lengths: list[tuple[int, int, int]]) -> tuple[TorchKV,
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), page_size=st.sampled_from([1, 2, 4]))
-def test_a_batch_is_trimmed_as_one_by_one(data: st.DataObject, page_size: int) -> None:
+def test_a_batch_is_trimmed_as_one_by_one(data, page_size):
     size = geometry(page_size, pages=128)
     lengths, targets = [], []
     for _ in range(data.draw(st.integers(1, 4))):
@@ -193,7 +191,7 @@ def cost_of_free(pages: int, freed: int, width: int = 512) -> int:
     return counted.elements
 
 
-def test_freeing_costs_what_is_freed() -> None:
+def test_freeing_costs_what_is_freed():
     assert cost_of_free(pages=128, freed=8) == cost_of_free(pages=4096, freed=8)
     once, twice, fourfold = (cost_of_free(pages=256, freed=n) for n in (16, 32, 64))
     assert 0 < twice - once < once + 16

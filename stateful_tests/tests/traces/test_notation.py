@@ -1,13 +1,11 @@
 """Commands as people type them: what is written can be read back; a wrong line is answered in one line."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 
 from reference.commands import (
-    Abort, CheckBusy, Choice, Chunk, Command, Done, Draft, Evict, EvictSwa, Extend, Finish, Freed,
-    Insert, Match, Outcome, Piece, Reason, Refused, Retract, SpecDecode, Submit,
+    Abort, CheckBusy, Choice, Chunk, Done, Draft, Evict, EvictSwa, Extend, Finish, Freed,
+    Insert, Match, Piece, Reason, Refused, Retract, SpecDecode, Submit,
 )  # fmt: skip
 from stateful_tests.tests.support.commands import commands
 from stateful_tests.traces.notation import NotationError, format_command, format_outcome, parse
@@ -16,7 +14,7 @@ A8 = (Piece("a", 8),)
 
 
 @given(commands)
-def test_parse_is_the_inverse_of_format(command: Command) -> None:
+def test_parse_is_the_inverse_of_format(command):
     assert parse(format_command(command)) == command
 
 
@@ -39,7 +37,7 @@ def test_parse_is_the_inverse_of_format(command: Command) -> None:
         (Evict(0, 8), "evict full 0 swa 8"),
     ],
 )
-def test_commands_in_readable_form(command: Command, text: str) -> None:
+def test_commands_in_readable_form(command, text):
     assert format_command(command) == text
 
 
@@ -51,7 +49,7 @@ def test_commands_in_readable_form(command: Command, text: str) -> None:
         (Refused(Reason.NO_ROW), "refused: no_row"),
     ],
 )
-def test_outcomes_in_readable_form(outcome: Outcome, text: str) -> None:
+def test_outcomes_in_readable_form(outcome, text):
     assert format_outcome(outcome) == text
 
 
@@ -63,7 +61,7 @@ def test_outcomes_in_readable_form(outcome: Outcome, text: str) -> None:
         ("insert h1 a8 SWA from 4", Insert("h1", A8, 4)),
     ],
 )
-def test_what_is_typed_may_be_looser(line: str, command: Command) -> None:
+def test_what_is_typed_may_be_looser(line, command):
     assert parse(line) == command
 
 
@@ -79,7 +77,7 @@ def test_what_is_typed_may_be_looser(line: str, command: Command) -> None:
         ("evict full ٣", "expected: evict full N [swa N]"),
     ],
 )
-def test_a_wrong_line_is_answered(line: str, answer: str) -> None:
+def test_a_wrong_line_is_answered(line, answer):
     with pytest.raises(NotationError) as caught:
         parse(line)
     assert answer in str(caught.value)

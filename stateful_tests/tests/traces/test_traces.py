@@ -1,12 +1,9 @@
 """The trace format: what is written can be read, and what cannot be read is said in one line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import re
-from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +95,7 @@ def reading(data: bytes | str | dict[str, Any]) -> str:
 
 
 @given(whole_traces())
-def test_what_is_written_can_be_read_back(trace: Trace) -> None:
+def test_what_is_written_can_be_read_back(trace):
     text = dump(trace)
     assert loads(text.encode(), "t") == trace
     assert dump(loads(text.encode(), "t")) == text
@@ -106,10 +103,10 @@ def test_what_is_written_can_be_read_back(trace: Trace) -> None:
     SCHEMA.validate(json.loads(text))
 
 
-def test_the_header_comes_first_and_every_step_has_a_line() -> None:
+def test_the_header_comes_first_and_every_step_has_a_line():
     trace = Trace(PRESETS["page2"], Mode.FREE, (Open("s1"), Submit("r1", "s1", 4)), expected=((0, Done()),))
     lines = dump(trace).splitlines()
-    assert [re.match(r' *"?(\w*)', line)[1] for line in lines[1:11]] == [  # type: ignore[index]
+    assert [re.match(r' *"?(\w*)', line)[1] for line in lines[1:11]] == [
         "format", "version", "spec", "geometry", "mode", "origin", "bug", "clause", "story", "steps",
     ]  # fmt: skip
     assert lines[11:] == [
@@ -120,7 +117,7 @@ def test_the_header_comes_first_and_every_step_has_a_line() -> None:
     ]
 
 
-def test_a_prompt_is_a_compact_string() -> None:
+def test_a_prompt_is_a_compact_string():
     prompt = (Piece("a", 8), Piece("b", 4))
     commands = (Submit("r1", None, 0, prompt=prompt), Insert("h1", prompt, 4, True), Match("h2", ()))
     text = dump(Trace(replace(PRESETS["page4"], tree=True), Mode.FREE, commands))
@@ -132,7 +129,7 @@ def test_a_prompt_is_a_compact_string() -> None:
     assert loads(text.encode(), "t").commands == commands
 
 
-def test_saving_is_atomic_and_makes_the_folder(tmp_path: Path) -> None:
+def test_saving_is_atomic_and_makes_the_folder(tmp_path):
     path = tmp_path / "deep" / "t.json"
     trace = Trace(PRESETS["page1"], Mode.FREE, (Open("s1"),))
     save(trace, path)
@@ -155,7 +152,7 @@ def test_saving_is_atomic_and_makes_the_folder(tmp_path: Path) -> None:
         (Trace(PRESETS["page1"], Mode.FREE, (), story="\ud800"), "$"),
     ],
 )
-def test_what_the_format_cannot_hold_is_not_written(trace: Trace, where: str) -> None:
+def test_what_the_format_cannot_hold_is_not_written(trace, where):
     with pytest.raises(TraceError) as caught:
         dump(trace)
     assert caught.value.path == where
@@ -217,7 +214,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("made", "says"), MALFORMED, ids=[says for _, says in MALFORMED])
-def test_a_malformed_field_is_named(made: dict[str, Any], says: str) -> None:
+def test_a_malformed_field_is_named(made, says):
     assert f"bad.json: {says}" in reading(made)
     if any(problem in says for problem in ("geometry.page_size", "geometry.rows")):
         return
@@ -233,7 +230,7 @@ def test_a_malformed_field_is_named(made: dict[str, Any], says: str) -> None:
         (document(geometry=geometry(rows=1024, width=1 << 14)), "$.geometry.rows: "),
     ],
 )
-def test_sizes_that_do_not_fit_together_are_named(made: dict[str, Any], says: str) -> None:
+def test_sizes_that_do_not_fit_together_are_named(made, says):
     assert says in reading(made)
 
 
@@ -265,11 +262,11 @@ GOOD = json.dumps(document())
     ],
     ids=range(19),
 )
-def test_hostile_bytes_are_refused_in_one_line(data: bytes | str, says: str) -> None:
+def test_hostile_bytes_are_refused_in_one_line(data, says):
     assert says in reading(data)
 
 
-def test_too_many_steps_are_refused() -> None:
+def test_too_many_steps_are_refused():
     one = json.dumps({"do": "open", "session": "s"})
     text = json.dumps(document(steps=[])).replace("[]", f"[{','.join([one] * 100_001)}]")
     assert "$.steps: expected array of length <= 100000" in reading(text)
@@ -292,7 +289,7 @@ def _no_rights(path: Path) -> None:
         pytest.param(_no_rights, "Permission denied", marks=not_as_root),
     ],
 )
-def test_paths_that_are_no_readable_file(tmp_path: Path, make: Callable[[Path], None], says: str) -> None:
+def test_paths_that_are_no_readable_file(tmp_path, make, says):
     path = tmp_path / "bad\n.json"
     make(path)
     with pytest.raises(TraceError) as caught:
@@ -300,17 +297,16 @@ def test_paths_that_are_no_readable_file(tmp_path: Path, make: Callable[[Path], 
     assert str(caught.value) == f"{tmp_path}/bad?.json: {says}"
 
 
-def test_the_published_schema_is_the_generated_one() -> None:
+def test_the_published_schema_is_the_generated_one():
     # To write it anew: traces.SCHEMA_PATH.write_text(traces.schema_text())
     assert traces.SCHEMA_PATH.read_text() == traces.schema_text()
     jsonschema.Draft202012Validator.check_schema(traces.schema())
     SCHEMA.validate(document())
 
 
-def test_the_readme_keeps_its_word() -> None:
+def test_the_readme_keeps_its_word():
     text = README.read_text()
     example = re.search(r"```json\n(.*?)```", text, re.DOTALL)
-    assert example is not None
     trace = loads(example[1].encode(), "README.md")
     assert trace.bug == "pr22897"
     assert dict(trace.expected)[6] == Refused(Reason.UNKNOWN_REQUEST)

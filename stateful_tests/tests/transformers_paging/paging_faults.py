@@ -4,8 +4,6 @@
 as it is.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """transformers' own scheduler and paged cache, where its files can be had."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

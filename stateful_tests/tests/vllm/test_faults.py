@@ -1,7 +1,5 @@
 """Faults of vLLM 0.33.0: each is seen, every clause is the first to see one, and each makes a unit test."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

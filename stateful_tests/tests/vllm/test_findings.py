@@ -1,7 +1,5 @@
 """What a violation of an engine is told as: a sentence, a page, a story, a unit test, a fixture."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

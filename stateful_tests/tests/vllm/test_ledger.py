@@ -1,7 +1,5 @@
 """Clauses of block-pool engines, asked of facts by hand: no wheel, no process."""
 
-from __future__ import annotations
-
 import pytest
 
 from reference.blocks.clauses import BlockStep, broken

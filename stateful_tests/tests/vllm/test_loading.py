@@ -1,7 +1,5 @@
 """Where the files of a vLLM come from, and what cannot be used: one line each, without a network."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

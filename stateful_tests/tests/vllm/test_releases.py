@@ -1,7 +1,5 @@
 """vLLM's releases themselves, where their files can be had."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -6,8 +6,6 @@ clauses, runs, commands, seconds, and exits with 1 if one survives; `--replay` r
 the unit tests that they export as.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -3,8 +3,6 @@
 Takes minutes and the server environment, so it runs at night (KVSPEC_EVERY_RELEASE) alone.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import tomllib
@@ -53,7 +51,7 @@ def copy_of(package: Path, fault: Fault, folder: Path) -> None:
 
 @pytest.mark.skipif(not os.environ.get("KVSPEC_EVERY_RELEASE"), reason="takes minutes: at night")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
-def test_a_fault_in_the_scheduler_is_caught(fault: Fault, tmp_path: Path) -> None:
+def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
     try:
         python = environment.python_of(RELEASE)
     except UnusableImplementation as error:

@@ -1,7 +1,5 @@
 """A live server's clients, and how its log is judged while it grows; with a server that pretends."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
@@ -23,7 +21,7 @@ CLIENTS = (
 class Pretends(LiveServer):
     """Answers as a server does. forgets: the last output of a session; dies: after so many answers."""
 
-    def __init__(self, folder: Path, forgets: bool = False, dies: int = 100) -> None:
+    def __init__(self, folder, forgets=False, dies=100):
         self.folder, self.watch, self.port, self.left = folder, folder / "watch", 1, dies
         self.watch.mkdir()
         self.log = LOG.read_text().splitlines(keepends=True)
@@ -33,13 +31,13 @@ class Pretends(LiveServer):
         self.lock = threading.Lock()
 
     @property
-    def alive(self) -> bool:
+    def alive(self):
         return self.left > 0
 
-    def stop(self) -> None:
+    def stop(self):
         self.stopped = True
 
-    def asked(self, path: str, body: dict[str, Any], tokens: int | None = None) -> tuple[int, bytes]:
+    def asked(self, path, body, tokens=None):
         with self.lock:
             self.left -= 1
             if self.left < 0:
@@ -57,7 +55,7 @@ class Pretends(LiveServer):
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def hasty(monkeypatch):
     monkeypatch.setattr("impl.sglang.server.over_http.ROUND_S", 0.0)
     monkeypatch.setattr("stateful_tests.watched.live.REST_S", 0.2)
 
@@ -67,18 +65,18 @@ def lived(tmp_path: Path, **how: Any) -> LiveRun:
     return watch_live(lambda folder: Pretends(folder, **how), CLIENTS, 1, 20.0, lambda _: None, kept)
 
 
-def test_a_server_that_answers_as_it_should(tmp_path: Path) -> None:
+def test_a_server_that_answers_as_it_should(tmp_path):
     run = lived(tmp_path)
     assert not run.wrong and not run.died and not (tmp_path / "kept").exists()
     assert (run.said["answers"], run.said["disconnects"], run.said["tokens"]) == (5, 1, 13)
     assert run.validated.events > 200 and not run.validated.found
 
 
-def test_a_history_that_lacks_an_output_is_noticed_by_its_client(tmp_path: Path) -> None:
+def test_a_history_that_lacks_an_output_is_noticed_by_its_client(tmp_path):
     run = lived(tmp_path, forgets=True)
     assert run.wrong == ["a.2: (9, 4) tokens of input and output, (10, 4) are due"]
     assert (tmp_path / "kept" / "server.log").exists()
 
 
-def test_a_server_that_dies_says_why(tmp_path: Path) -> None:
+def test_a_server_that_dies_says_why(tmp_path):
     assert lived(tmp_path, dies=3).died == "IndexError: of 154"

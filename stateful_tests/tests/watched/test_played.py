@@ -1,11 +1,8 @@
 """What the driver plays on a release, watched as a server is, validates; the log says the same commands."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +18,6 @@ from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.tests.support.played_watch import WatchedRelease
-from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.validator import Validator
 
@@ -34,11 +30,11 @@ Lives = dict[str, list[tuple[object, ...]]]  # of each request, what was done to
 class Tells(Validator):
     """Notes the commands that the events become."""
 
-    def __init__(self, header: Any) -> None:
+    def __init__(self, header):
         super().__init__(header)
         self.lives: Lives = defaultdict(list)
 
-    def _do(self, command: Command, *choices: Any, shown: Shown | None = None) -> bool:
+    def _do(self, command, *choices, shown=None):
         done = super()._do(command, *choices, shown=shown)
         if done:
             note(self.lives, command, str)
@@ -75,7 +71,7 @@ def told_alike(life: list[tuple[object, ...]], claims: bool) -> list[tuple[objec
         if what == "abort" and found and found[-1][0] == "retract":
             found.pop()
         if claims and what == "accept" and found and found[-1][0] == "accept":
-            more = [found.pop()[1] + more[0]]  # type: ignore[operator]
+            more = [found.pop()[1] + more[0]]
         found.append((what, *more))
     return found
 
@@ -102,7 +98,7 @@ def play(system: WatchedRelease, number: int, tree: bool) -> tuple[Lives, bool]:
 
 @pytest.mark.parametrize("how", ["plain", "spec", "overlap", "tree"])
 @pytest.mark.parametrize("version", RELEASES)
-def test_what_is_played_validates(version: str, how: str, tmp_path: Path) -> None:
+def test_what_is_played_validates(version, how, tmp_path):
     try:
         system = WatchedRelease(version, tmp_path, spec=how == "spec", overlap=how == "overlap")
     except UnusableImplementation as error:

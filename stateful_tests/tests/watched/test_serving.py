@@ -1,9 +1,6 @@
 """Checks of whole schedulers, with a runner that pretends and, where it is installed, with the real one."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,16 +28,15 @@ class Pretends:
 
     runs = 0
 
-    def run(self, job: Job) -> RunOutcome:
+    def run(self, job):
         self.runs += 1
-        assert job.watch is not None
         lines = LOG.read_text().splitlines(keepends=True)
         Path(job.watch["KVSPEC_WATCH"], "log.jsonl").write_text("".join(lines[:240]))
         bad = any(c.session and any(t.tokens >= 3 for t in c.turns[1:]) for c in job.clients)
         return RunOutcome(10, 20, [Misread(7, "c1.2", "full", 4, (11, 4), None)] if bad else [], {})
 
 
-def test_a_finding_is_shrunk_to_its_clients_and_numbers() -> None:
+def test_a_finding_is_shrunk_to_its_clients_and_numbers():
     result = serving.check(Pretends(), RELEASE, 1, 5, count=6)
     assert list(result.found) == ["reads full"] and result.times["reads full"] >= 1
     judged = result.found["reads full"]
@@ -51,15 +47,15 @@ def test_a_finding_is_shrunk_to_its_clients_and_numbers() -> None:
     assert judged.run.key == "reads full" and "nothing that was written" in judged.findings[-1].says
 
 
-def test_a_conforming_check_finds_nothing_and_counts() -> None:
+def test_a_conforming_check_finds_nothing_and_counts():
     runner = Pretends()
     result = serving.check(runner, RELEASE, 1, 3, count=1, fixed={"draft": 2})
     assert runner.runs >= result.runs == 3
     assert result.events > 0 and result.reached["a turn that resumes"] > 0
 
 
-def test_the_same_seed_gives_the_same_population() -> None:
-    def made() -> tuple[Config, tuple[Client, ...]]:
+def test_the_same_seed_gives_the_same_population():
+    def made():
         rng = random.Random(5)
         config = population.configuration(rng, window=8)
         return config, population.clients(rng, config, count=9, impatient=True)
@@ -68,7 +64,7 @@ def test_the_same_seed_gives_the_same_population() -> None:
     assert made()[0].window == 8 and len(made()[1]) == 9
 
 
-def test_a_server_that_broke_has_a_key_without_numbers() -> None:
+def test_a_server_that_broke_has_a_key_without_numbers():
     one = RunOutcome(1, 1, [], {}, "AssertionError: leak of 3 at srt/mem_cache/common.py:403")
     two = RunOutcome(1, 1, [], {}, "AssertionError: leak of 4 at srt/mem_cache/common.py:403")
     run = serving.ServedRun(RELEASE, Config(), (), 1)
@@ -77,7 +73,7 @@ def test_a_server_that_broke_has_a_key_without_numbers() -> None:
 
 
 @pytest.fixture(scope="module")
-def scheduler() -> Iterator[WholeScheduler]:
+def scheduler():
     try:
         runner = WholeScheduler(environment.python_of(RELEASE))
     except UnusableImplementation as error:
@@ -90,7 +86,7 @@ TURNS = (Turn(0, 20, 6), Turn(1, 5, 9, stop=4), Turn(0, 7, 5, abort=2), Turn(2, 
 
 
 @pytest.mark.parametrize("config", [Config(page_size=4, window=8, tree=False), Config(overlap=True)])
-def test_a_real_scheduler_conforms_and_repeats_itself(scheduler: WholeScheduler, config: Config) -> None:
+def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
     clients = (Client("a", 0, TURNS), Client("b", 3, TURNS[:2], session=False))
     run = serving.ServedRun(RELEASE, config, clients, 1)
     one, two = serving.serve(scheduler, run, "pages"), serving.serve(scheduler, run, "pages")
@@ -100,14 +96,14 @@ def test_a_real_scheduler_conforms_and_repeats_itself(scheduler: WholeScheduler,
     assert one.outcome.answers["a.3"] == "abort" and one.outcome.answers["a.4"] == "length"
 
 
-def test_a_known_fault_is_told_by_name(scheduler: WholeScheduler) -> None:
+def test_a_known_fault_is_told_by_name(scheduler):
     second = Client("a", 0, (Turn(0, 20, 30), Turn(4, 3, 3), Turn(4, 3, 3)), impatient=True, close=30)
     judged = serving.serve(scheduler, serving.ServedRun(RELEASE, Config(), (second,), 1))
     assert {each.known for each in judged.findings} == {"rejection-ends-turn"}
     assert not judged.new
 
 
-def test_a_log_may_begin_at_any_part(scheduler: WholeScheduler, tmp_path: Path) -> None:
+def test_a_log_may_begin_at_any_part(scheduler, tmp_path):
     rng = random.Random("parts")
     config = population.configuration(rng, draft=4, overlap=True)
     watch = {"KVSPEC_WATCH": str(tmp_path), "KVSPEC_WATCH_MB": "0", "KVSPEC_WATCH_FILES": "1000"}
@@ -130,7 +126,7 @@ REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/
     ("0.5.20", "Full Pool Mem Leak Detected!", "parked", "parked-chunk"),
     ("0.5.23", "Full Pool Mem Leak Detected!", "parked", ""),
 ])  # fmt: skip
-def test_known_faults_explain_what_they_cause_alone(release: str, error: str, seen: str, name: str) -> None:
+def test_known_faults_explain_what_they_cause_alone(release, error, seen, name):
     told = Validated(parked=seen == "parked")
     told.reached[seen] += 1
     assert explains_end(release, error, Config(), told) == name

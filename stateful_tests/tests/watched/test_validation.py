@@ -1,9 +1,6 @@
 """Logs of a real release's scheduler conform, and what is changed in them is noticed."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,8 +32,8 @@ def lines_of(path: Path) -> Lines:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[[Lines], Path]:
-    def write(lines: Lines) -> Path:
+def written(tmp_path):
+    def write(lines):
         path = tmp_path / "log.jsonl"
         told = [list(line.values()) if "event" in line else line for line in lines]
         path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in told))
@@ -46,14 +43,14 @@ def written(tmp_path: Path) -> Callable[[Lines], Path]:
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.jsonl")), ids=lambda p: p.stem)
-def test_a_real_scheduler_conforms(path: Path) -> None:
+def test_a_real_scheduler_conforms(path):
     found = validate(path)
     assert not found.found, found.found[0]
     assert found.steps > 25 and found.compared > 200 and not found.skipped
     assert {p.deviation for p in found.partings} <= KNOWN.keys()
 
 
-def test_every_event_has_a_row() -> None:
+def test_every_event_has_a_row():
     assert TABLE.keys() == set(get_args(Event))
 
 
@@ -67,14 +64,14 @@ SURE = (
 
 
 @pytest.mark.parametrize("name", ["window_and_chunk_cache", "pages"])
-def test_one_change_is_noticed(name: str) -> None:
+def test_one_change_is_noticed(name):
     (path,) = FIXTURES.glob(f"*-{name}.jsonl")
     found = list(log_changes.measured(path, 2, SURE))
     assert len(found) > 30
     assert not [kind for kind, _, after in found if len(after) < 2]
 
 
-def test_a_parting_names_line_clause_and_both_sides(written: Callable[[Lines], Path]) -> None:
+def test_a_parting_names_line_clause_and_both_sides(written):
     lines = lines_of(LOGS[-1])
     at = next(n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"])
     lines[at]["after"][1] += 4  # a tail that finish forgot
@@ -84,7 +81,7 @@ def test_a_parting_names_line_clause_and_both_sides(written: Callable[[Lines], P
     assert str(lines[at]["session"]) in first.about
 
 
-def test_after_a_parting_the_reference_follows(written: Callable[[Lines], Path]) -> None:
+def test_after_a_parting_the_reference_follows(written):
     lines = lines_of(LOGS[-1])
     at = next(n for n, e in enumerate(lines) if e.get("event") == "step" and n > 40)
     for line in lines[at:]:
@@ -95,7 +92,7 @@ def test_after_a_parting_the_reference_follows(written: Callable[[Lines], Path])
     assert "(-4)" in found[0].observed
 
 
-def test_a_parting_becomes_a_trace(written: Callable[[Lines], Path], tmp_path: Path) -> None:
+def test_a_parting_becomes_a_trace(written, tmp_path):
     lines = lines_of(LOGS[-1])
     at = next(n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"])
     lines[at]["after"][1] += 4
@@ -108,7 +105,7 @@ def test_a_parting_becomes_a_trace(written: Callable[[Lines], Path], tmp_path: P
     assert files.load(tmp_path / "trace.json").commands == trace.commands
 
 
-def test_a_claim_has_to_be_said(written: Callable[[Lines], Path]) -> None:
+def test_a_claim_has_to_be_said(written):
     head, *lines = lines_of(FIXTURES / "sglang-0.5.14-rounds_that_claim.jsonl")
     assert head["claims"] == 1
     found = validate(written([{**head, "claims": 0}, *lines])).found
@@ -132,9 +129,7 @@ TWO_FIRST_TURNS = """
 
 
 @pytest.mark.parametrize("release, known", [("0.5.18", "rejection-takes-slot"), ("0.5.24", None)])
-def test_a_rejected_turn_that_ends_as_the_sessions(
-    release: str, known: str | None, written: Callable[[Lines], Path]
-) -> None:
+def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
     head = {**lines_of(LOGS[-1])[0], "release": release, "page_size": 1, "window": None, "full_tokens": 64}
     head |= {"swa_tokens": 0, "rows": 6, "tree": False, "overlap": True, "speculative": False}
     found = validate(written([head, *map(json.loads, TWO_FIRST_TURNS)]))
@@ -147,7 +142,7 @@ def test_a_rejected_turn_that_ends_as_the_sessions(
 PAGES = FIXTURES / "sglang-0.5.23-pages.jsonl"
 
 
-def test_a_page_that_is_owned_and_free_is_noticed(written: Callable[[Lines], Path]) -> None:
+def test_a_page_that_is_owned_and_free_is_noticed(written):
     lines = lines_of(PAGES)
     at = next(n for n, line in enumerate(lines) if line.get("owners"))
     slots = next(iter(lines[at]["owners"].values()))[2]
@@ -158,7 +153,7 @@ def test_a_page_that_is_owned_and_free_is_noticed(written: Callable[[Lines], Pat
 # Bad input.
 
 
-def test_a_cut_log_validates_up_to_there(tmp_path: Path) -> None:
+def test_a_cut_log_validates_up_to_there(tmp_path):
     path = tmp_path / "cut.jsonl"
     path.write_bytes(LOGS[0].read_bytes()[:-20])
     (log,) = logs_of([path])
@@ -178,26 +173,24 @@ def test_a_cut_log_validates_up_to_there(tmp_path: Path) -> None:
         (lambda lines: [], "is empty"),
     ],
 )  # fmt: skip
-def test_unusable_logs_are_one_line(
-    change: Callable[[Lines], Lines], says: str, written: Callable[[Lines], Path]
-) -> None:
+def test_unusable_logs_are_one_line(change, says, written):
     with pytest.raises(LogError, match=says):
         validate(written(change(lines_of(LOGS[0]))))
 
 
-def test_two_processes_in_one_log_part_ways(written: Callable[[Lines], Path]) -> None:
+def test_two_processes_in_one_log_part_ways(written):
     one, other = lines_of(LOGS[0]), lines_of(LOGS[1])
     mixed = [line for pair in zip(one[1:], other[1:]) for line in pair]
     found = validate(written([one[0], *mixed]))
     assert found.found and any("come" in what or "missing" in what for what in found.skipped)
 
 
-def test_missing_steps_are_told(written: Callable[[Lines], Path]) -> None:
+def test_missing_steps_are_told(written):
     lines = [line for line in lines_of(LOGS[0]) if line.get("number") not in (5, 6)]
     assert "steps 5 to 6 are missing" in validate(written(lines)).skipped
 
 
-def test_parts_of_one_process_are_one_log(tmp_path: Path) -> None:
+def test_parts_of_one_process_are_one_log(tmp_path):
     lines = LOGS[0].read_text().splitlines(keepends=True)
     (tmp_path / "kvspec-7-0001.jsonl").write_text("".join(lines[:50]))
     (tmp_path / "kvspec-7-0002.jsonl").write_text("".join([lines[0], *lines[50:]]))
@@ -206,12 +199,12 @@ def test_parts_of_one_process_are_one_log(tmp_path: Path) -> None:
     assert Validator(found[0].header).run(found[0].lines()).events == len(lines) - 1
 
 
-def test_a_growing_log_is_followed(tmp_path: Path) -> None:
+def test_a_growing_log_is_followed(tmp_path):
     whole, path = LOGS[0].read_bytes(), tmp_path / "kvspec-7-0001.jsonl"
     path.write_bytes(whole[:1500])
     rest = [whole[1500:3000], whole[3000:]]
 
-    def growing() -> bool:
+    def growing():
         if not rest:
             return False
         with path.open("ab") as file:

@@ -1,7 +1,5 @@
 """The watcher harms no server: hooks, files, and an environment that is not there."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess
@@ -39,16 +37,16 @@ def step(number: int) -> Stepped:
     return Stepped(number, 1, 0, 0, 8, 0, 2, 0, 0, 0, [])
 
 
-def test_a_log_is_read_back(tmp_path: Path) -> None:
+def test_a_log_is_read_back(tmp_path):
     log = log_in(tmp_path)
     for number in range(1, 4):
         log.put(step(number))
     log.close()
     (found,) = logs_of([tmp_path])
-    assert [line.event.number for line in found.lines()] == [1, 2, 3]  # type: ignore[union-attr]
+    assert [line.event.number for line in found.lines()] == [1, 2, 3]
 
 
-def test_files_rotate_at_a_snapshot_and_the_newest_stay(tmp_path: Path) -> None:
+def test_files_rotate_at_a_snapshot_and_the_newest_stay(tmp_path):
     log = log_in(tmp_path, most_bytes=200, keep=2)
     for number in range(1, 6):
         log.put(step(number))
@@ -64,9 +62,7 @@ def test_files_rotate_at_a_snapshot_and_the_newest_stay(tmp_path: Path) -> None:
         assert json.loads(head)["part"] > 1 and json.loads(first)[0] == "snapshot"
 
 
-def test_a_full_queue_drops_and_asks_for_a_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_queue_drops_and_asks_for_a_snapshot(tmp_path, monkeypatch):
     monkeypatch.setattr("impl.sglang.server.log.QUEUE", 2)
     monkeypatch.setattr("impl.sglang.server.log.PERIOD_S", 60.0)
     log = log_in(tmp_path)
@@ -76,10 +72,10 @@ def test_a_full_queue_drops_and_asks_for_a_snapshot(
     log.close()
 
 
-def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path: Path) -> None:
+def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path):
     watcher, log = Watcher(), log_in(tmp_path)
     watcher.log, watcher._counts = log, lambda: (8, 0, 2, 0, 0, 0)
-    watcher.reader = Bag(snapshot=lambda _, __, dropped: Snapshot(dropped, [], []))  # type: ignore[assignment]
+    watcher.reader = Bag(snapshot=lambda _, __, dropped: Snapshot(dropped, [], []))
     batch = Bag(reqs=[Bag()], forward_mode=Bag(is_decode=lambda: False))
     scheduler = Bag(waiting_queue=[], session_controller=Bag(sessions={}))
     for dropped in (0, 3, 0):
@@ -94,9 +90,7 @@ def test_where_events_were_lost_a_snapshot_stands_for_the_step(tmp_path: Path) -
     assert told == ["step", 3, "step", "step", 0]
 
 
-def test_a_folder_that_cannot_be_written_is_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     log = log_in(tmp_path / "file" / "logs")
     with caplog.at_level(logging.WARNING):
@@ -122,7 +116,7 @@ print("goes on")
 """
 
 
-def test_a_full_disk_is_one_warning_and_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_warning_and_what_is_written_is_read(tmp_path):
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True)
     assert done.stdout == "goes on\n" and done.stderr.count("kvspec watches no longer") == 1, done.stderr
     assert done.stderr.count("\n") == 1
@@ -136,17 +130,17 @@ def watching() -> tuple[Watcher, list[Any]]:
     return watcher, noted
 
 
-def test_a_hook_that_fails_harms_nobody() -> None:
+def test_a_hook_that_fails_harms_nobody():
     watcher, noted = watching()
     hooked = around(watcher, "queue")
     assert hooked(lambda *_: "done", None, Bag(rid="r1")) == "done"  # no origin_input_ids: the hook breaks
     assert [type(n) for n in noted] == [HookFailed] and "origin_input_ids" in noted[0].error
 
 
-def test_what_the_server_raises_comes_through() -> None:
+def test_what_the_server_raises_comes_through():
     watcher, noted = watching()
 
-    def breaks(*_: object) -> None:
+    def breaks(*_):
         raise RuntimeError("own")
 
     with pytest.raises(RuntimeError, match="own"):
@@ -154,13 +148,13 @@ def test_what_the_server_raises_comes_through() -> None:
     assert not noted
 
 
-def test_idle_steps_are_not_written() -> None:
+def test_idle_steps_are_not_written():
     watcher, noted = watching()
     around(watcher, "step")(lambda *_: None, Bag())
     assert not noted
 
 
-def test_a_request_that_waits_for_room_is_written_once() -> None:
+def test_a_request_that_waits_for_room_is_written_once():
     watcher, noted = watching()
     kv = Bag(kv_committed_len=4, kv_allocated_len=4, max_evicted_seqlen=0, cache_protected_len=0)
     request = Bag(rid="r1", session=None, prefix_len=4, kv=kv)
@@ -172,16 +166,16 @@ def test_a_request_that_waits_for_room_is_written_once() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({name for _, name in POINTS}))
-def test_every_point_has_its_hook(name: str) -> None:
+def test_every_point_has_its_hook(name):
     assert callable(getattr(Watcher(), name))
 
 
-def test_level_is_checked() -> None:
+def test_level_is_checked():
     with pytest.raises(ValueError, match="neither lengths nor pages"):
         Watcher({"KVSPEC_WATCH": "x", "KVSPEC_WATCH_LEVEL": "all"})
 
 
-def test_what_a_process_is_slower_by_is_not_the_watchers() -> None:
+def test_what_a_process_is_slower_by_is_not_the_watchers():
     rounds = [1.0, 1.0, 3.0, 0.5, 2.0, 1.5, 3.0, 0.7]
     runs = [[1.2 * s if second else s for s in rounds] for second in (False, True)]  # the second is slower
     for at in range(len(rounds)):
@@ -191,16 +185,16 @@ def test_what_a_process_is_slower_by_is_not_the_watchers() -> None:
     assert _more(second, first) == pytest.approx(100 / 1.03 - 100)
 
 
-def test_numbers_of_other_libraries_are_written(tmp_path: Path) -> None:
+def test_numbers_of_other_libraries_are_written(tmp_path):
     class Scalar:
-        def __int__(self) -> int:
+        def __int__(self):
             return 7
 
     log = log_in(tmp_path)
-    log.put(Stepped(1, 1, 0, 0, Scalar(), 0, 2, 0, 0, 0, []))  # type: ignore[arg-type]
+    log.put(Stepped(1, 1, 0, 0, Scalar(), 0, 2, 0, 0, 0, []))
     log.close()
     (found,) = logs_of([tmp_path])
-    assert [line.event.full for line in found.lines()] == [7]  # type: ignore[union-attr]
+    assert [line.event.full for line in found.lines()] == [7]
 
 
 # Clients.
@@ -217,21 +211,21 @@ def served(clients: Clients, rounds: int = 200) -> list[str]:
     return said
 
 
-def test_clients_wait_for_answers_and_close() -> None:
+def test_clients_wait_for_answers_and_close():
     two = (Client("a", 0, (Turn(0, 3, 2), Turn(2, 3, 2))), Client("b", 1, (Turn(0, 2, 2),), session=False))
     clients = Clients(two, 1)
     assert served(clients) == ["open a", "submit a.1", "submit b.1", "submit a.2", "close a"]
     assert clients.done
 
 
-def test_a_client_may_be_taken_out() -> None:
+def test_a_client_may_be_taken_out():
     after = Client("b", 0, (Turn(0, 2, 2),), after="a")
     assert served(Clients((after,), 1)) == ["open b", "submit b.1", "close b"]
     both = served(Clients((Client("a", 5, (Turn(0, 1, 1),)), after), 1))
     assert both.index("open b") > both.index("close a")
 
 
-def test_the_model_says_the_same_again() -> None:
+def test_the_model_says_the_same_again():
     clients = (Client("a", 0, (Turn(0, 3, 9, stop=4, shared=2, text=1), Turn(0, 3, 9, shared=2, text=1))),)
     one, two = Clients(clients, 7), Clients(clients, 7)
     assert [one.says("a.1", n) for n in (1, 2, 3)] == [two.says("a.1", n) for n in (1, 2, 3)]
@@ -242,9 +236,7 @@ def test_the_model_says_the_same_again() -> None:
 # The environment.
 
 
-def test_without_an_environment_one_line_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_environment_one_line_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     with pytest.raises(UnusableImplementation, match=r"kvspec setup-server 0\.5\.23 \(downloads"):
         environment.python_of("0.5.23")
@@ -252,7 +244,7 @@ def test_without_an_environment_one_line_says_what_to_do(
         environment.python_of("0.4")
 
 
-def test_plain_requirements_keep_the_releases_pins(tmp_path: Path) -> None:
+def test_plain_requirements_keep_the_releases_pins(tmp_path):
     info = tmp_path / "sglang-9.dist-info"
     info.mkdir()
     plain, others = ("transformers==5.19.0", "pyzmq>=25"), ("torch==2.99", "flashinfer_python[cu13]==0.7")
