@@ -49,10 +49,10 @@ class Steps(MemoryChecks):
         require(not self.window_lost(decodes), Reason.WINDOW_LOST)
         self.make_room(rows, starts + decoded, ends + self._after_decode(decodes), live + decoded)
         self.take_rows([request for request in prompts if request.row is None])
-        for prefill, mine in ((self.prefill, False), (self.receive, True)):
-            these = [(r, n) for r, n in zip(prompts, tokens, strict=True) if (r in tails) is mine]
+        for of_tails in (False, True):
+            these = [(r, n) for r, n in zip(prompts, tokens, strict=True) if (r in tails) is of_tails]
             if these:
-                prefill([r for r, _ in these], [n for _, n in these])
+                self.prefill([r for r, _ in these], [n for _, n in these], of_tails)
         if decodes:
             self.compute_next(decodes)
         self.insert_unfinished(prompts)
@@ -65,35 +65,27 @@ class Steps(MemoryChecks):
         self.launch(found)
         return None
 
-    def prefill(self, requests: Sequence[KVRequest], tokens: list[int]) -> None:
-        """Allocate and write the next tokens[i] positions of requests that have rows."""
+    def prefill(self, requests: Sequence[KVRequest], tokens: list[int], received: bool = False) -> None:
+        """Allocate and write the next tokens[i] positions of requests that have rows. received: KV from
+        elsewhere, of which SWA KV comes for the last window alone."""
         store = self.store
         starts = [request.cursors.kv_committed_len for request in requests]
         ends = [start + count for start, count in zip(starts, tokens, strict=True)]
+        live = [self.tail_from(r, end) for r, end in zip(requests, ends, strict=True)] if received else []
         stamps = self._stamps(requests, tokens, tokens)
-        lanes = Lanes(store.device, requests, tokens, tail=stamps)
-        before, after = store.cursors.move(lanes, self.extended)
+        lanes = Lanes(store.device, requests, tokens, *([live] * received), tail=stamps)
+        before, after = store.cursors.move(lanes, self.received if received else self.extended)
         # From the prefix on, whatever the row names there.
         start, end = before.kv_committed_len, after.kv_allocated_len
         span = store.span(lanes.row, start, lanes.columns[0], tokens)
-        slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
+        if received:
+            first, counts = lanes.columns[1], [end - first for first, end in zip(live, ends, strict=True)]
+            tail = store.span(lanes.row, first, end - first, counts)
+            pages = [store.pages(first, ends) for first in (starts, live)]
+            slots = store.alloc_tail(span, tail, start, first, end, pages)
+        else:
+            slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
         store.write(slots, lanes.tail)
-
-    def receive(self, requests: Sequence[KVRequest], tokens: list[int]) -> None:
-        """The same for KV from elsewhere, of which SWA KV comes for the last window alone."""
-        store = self.store
-        starts = [request.cursors.kv_committed_len for request in requests]
-        ends = [start + count for start, count in zip(starts, tokens, strict=True)]
-        live = [self.tail_from(request, end) for request, end in zip(requests, ends, strict=True)]
-        stamps = self._stamps(requests, tokens, tokens)
-        lanes = Lanes(store.device, requests, tokens, live, tail=stamps)
-        before, after = store.cursors.move(lanes, self.received)
-        start, end = before.kv_committed_len, after.kv_allocated_len
-        counts = [end - first for first, end in zip(live, ends, strict=True)]
-        full = store.span(lanes.row, start, lanes.columns[0], tokens)
-        tail = store.span(lanes.row, lanes.columns[1], end - lanes.columns[1], counts)
-        pages = [store.pages(first, ends) for first in (starts, live)]
-        store.write(store.alloc_tail(full, tail, start, lanes.columns[1], end, pages), lanes.tail)
 
     def has_begun(self, request: KVRequest) -> bool:
         """It has KV that is not the tree's."""

@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 from impl.torch_kv.cursors import CursorTable, N, whole
 from impl.lazy import Tensor, torch
@@ -98,6 +99,13 @@ class KVStore:
         triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
         self.use_kernel = triton and type(self) is KVStore
 
+    @property
+    def _kernels(self) -> Any:
+        """Triton is imported where its kernels are used."""
+        from impl.torch_kv import kernels
+
+        return kernels
+
     # Rows.
 
     def take_row(self) -> int:
@@ -140,7 +148,8 @@ class KVStore:
         """
         size = self.page_size
         if self.use_kernel:
-            return self._fill(row, start, end, 0, span.counts, pages)
+            filled: Tensor = self._kernels.fill(self, row, start, end, 0, span.counts, pages)
+            return filled
         if size == 1:
             return self._enter(span, *(self._take(pool, start, end, pages) for pool in self.pools))
         opened = self.open_index(start)
@@ -163,7 +172,8 @@ class KVStore:
         """One slot in both pools at position start[i] of each row: alloc_extend by one token."""
         size = self.page_size
         if self.use_kernel:
-            return self._fill(row, start, start, 1, span.counts, pages)
+            filled: Tensor = self._kernels.fill(self, row, start, start, 1, span.counts, pages)
+            return filled
         if pages == len(row):
             return self._enter(span, *(pool.take(pages) * size for pool in self.pools))
         slots = [last + 1 for last in self._last(span.cell)]
@@ -172,19 +182,6 @@ class KVStore:
             for after, pool in zip(slots, self.pools):
                 after.masked_scatter_(full, pool.take(pages) * size)
         return self._enter(span, *slots)
-
-    def _fill(
-        self, row: Tensor, start: Tensor, end: Tensor, more: int, counts: list[int], pages: int
-    ) -> Tensor:
-        """alloc_extend by the kernel, for positions [start[i], end[i] + more) of each row."""
-        from impl.torch_kv import kernels
-
-        slots = torch.empty(sum(counts), dtype=torch.int64, device=self.device)
-        if len(slots):
-            full, swa = self.full.take(pages), None if self.swa is None else self.swa.take(pages)
-            of_batch, tables = (row, start, end, more, max(counts)), (self.req_to_token, self.full_to_swa)
-            kernels.fill(*of_batch, slots, full, swa, *tables, self.page_size)
-        return slots
 
     def alloc_tail(
         self, full: BatchSpan, tail: BatchSpan, start: Tensor, live: Tensor, end: Tensor, pages: list[int]
@@ -280,7 +277,7 @@ class KVStore:
         """
         same = self.swa is not None and pages == swa_pages  # for no SWA page goes without its full page
         if self.use_kernel:
-            self._give(row, first, swa_first, end, pages, swa_pages)
+            self._kernels.give(self, row, first, swa_first, end, pages, swa_pages)
             return
         if not same:
             self.free_swa(row, swa_first, end, swa_pages)
@@ -318,21 +315,9 @@ class KVStore:
     def free_swa(self, row: Tensor, first: Tensor, end: Tensor, pages: int) -> None:
         """Free SWA pages [first, end) of each row and clear the mapping of their full pages."""
         if self.use_kernel:
-            self._give(row, first, first, end, 0, pages)
+            self._kernels.give(self, row, first, first, end, 0, pages)
         elif self.swa is not None and pages:
             self._free_swa(self._page_starts(row, first, end, pages))
-
-    def _give(
-        self, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
-    ) -> None:
-        """free by the kernel."""
-        from impl.torch_kv import kernels
-
-        full = self.full.room(pages) if pages else None
-        swa = self.swa.room(swa_pages) if self.swa is not None and swa_pages else None
-        if full is not None or swa is not None:
-            of_batch, tables = (row, first, swa_first, end), (self.req_to_token, self.full_to_swa)
-            kernels.give(*of_batch, full, swa, *tables, self.page_size)
 
     def _free_swa(self, slots: Tensor) -> None:
         """slots: int64 [n], the first full slot of each page whose SWA side goes."""
