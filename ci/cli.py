@@ -4,8 +4,6 @@ Exit codes: 0 conforms, 1 a clause was violated, 2 unusable input (one line on
 stderr says what), 3 the system under test, or kvspec itself, broke.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -5,8 +5,6 @@ with the names that it imports, or spells in a string, changed to those. Hatchli
 (pyproject.toml). `python -m ci.packing tests FOLDER` writes the tests there, to run them on an installation.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

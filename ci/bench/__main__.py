@@ -4,8 +4,6 @@ The same seeded runs are generated once for each machine and replayed through ea
 the rows add up to what a step of the lockstep costs. Everything runs in one process; compare the ratios.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time
@@ -19,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 from ci import cli
 from ci.bench import allocators, watcher
-from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
+from ci.commands.shared import Asked, ReportOut, Unusable, json_option
 from ci.report import render
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import System
 from reference import model
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
@@ -133,13 +131,10 @@ def _row(machine: str, what: str, seconds: float, empty: float) -> dict[str, Any
 @click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Runs for each preset.")
 @json_option
 @click.pass_context
-def bench(
-    context: click.Context, impls: tuple[str, ...], device: str, runs: int, json_file: str | None
-) -> None:
+def bench(context: click.Context, out: ReportOut, impls: tuple[str, ...], device: str, runs: int) -> None:
     """Measure what a command costs, part by part; or `explore`: transitions per second of a search."""
     if context.invoked_subcommand is not None:
         return
-    writable_json(json_file)
     steps = _empty_machine(len(PRESETS) * runs)
     empty = _seconds(lambda: _empty_machine(len(PRESETS) * runs)) / steps
     rows: list[dict[str, Any]] = [_row("", "empty Hypothesis machine", empty, empty)]
@@ -151,10 +146,7 @@ def bench(
             "generator and reference": partial(_generate, machine, runs),
         }
         for impl in impls:
-            try:
-                system = registry.resolve(impl, device=device)
-            except UnusableImplementation as error:
-                raise click.UsageError(str(error)) from error
+            system = Asked(impl, device=device).resolve()
             gc.freeze()  # as a check does when its system is there
             parts |= {
                 f"{impl}: apply": partial(_apply, system, made),
@@ -164,17 +156,16 @@ def bench(
             }
         rows += [_row(machine, name, _seconds(part) / commands, empty) for name, part in parts.items()]
     headings = ("machine", "what", "us/command", "commands/s", "of empty machine")
-    render.listing(render.console(text_out(json_file)), rows, dict(zip(rows[0], headings)))
-    write_json(json_file, rows)
+    render.listing(out.console, rows, dict(zip(rows[0], headings)))
+    out.end(rows)
 
 
 @bench.command()
 @click.option("--scope", "scopes", multiple=True, type=click.Choice(list(SCOPES)), default=_SEARCHED)
 @click.option("-j", "--jobs", type=click.IntRange(2), default=2, show_default=True, help="Processes.")
 @json_option
-def explore(scopes: tuple[str, ...], jobs: int, json_file: str | None) -> None:
+def explore(out: ReportOut, scopes: tuple[str, ...], jobs: int) -> None:
     """Explore scopes in one process and in several, every clause asked at every step."""
-    writable_json(json_file)
     rows = []
     for name in scopes:
         row: dict[str, Any] = {"scope": name}
@@ -187,8 +178,8 @@ def explore(scopes: tuple[str, ...], jobs: int, json_file: str | None) -> None:
             row[f"transitions/s, -j {count}"] = round(seen.transitions / seen.seconds)
         row["faster"] = round(row["s, -j 1"] / row[f"s, -j {jobs}"], 2)
         rows.append(row)
-    render.listing(render.console(text_out(json_file)), rows, {name: name for name in rows[0]})
-    write_json(json_file, rows)
+    render.listing(out.console, rows, {name: name for name in rows[0]})
+    out.end(rows)
 
 
 bench.add_command(allocators.allocators)

@@ -5,8 +5,6 @@ scheduler does on a CPU: allocate, write req_to_token (an extend row by row, for
 rows in one group. Ours does each in one call. Lanes differ by up to a page, so that some end inside one.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import time
@@ -15,7 +13,7 @@ from typing import Any
 import click
 import torch
 
-from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
+from ci.commands.shared import ReportOut, Unusable, json_option
 from ci.report import render
 from impl.sglang.parts.doubles import SERVER_ARGS, use_gpu
 from impl.sglang.parts.fetch import release_root
@@ -148,9 +146,8 @@ def _plot(ours: list[float], theirs: list[float]) -> str:
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @json_option
-def allocators(slots: tuple[int, ...], runs: int, device: str, json_file: str | None) -> None:
+def allocators(out: ReportOut, slots: tuple[int, ...], runs: int, device: str) -> None:
     """Allocate and free batches by the built-in store and by SGLang's own allocators."""
-    writable_json(json_file)
     if device == "cuda":
         if not torch.cuda.is_available():
             raise Unusable("--device cuda: torch sees no CUDA device here")
@@ -177,8 +174,8 @@ def allocators(slots: tuple[int, ...], runs: int, device: str, json_file: str | 
                         rows.append(what | {"slots": n, "ours_us": round(a, 1), "theirs_us": round(b, 1)})
                     ratios = {f"at {n:,}": f"{b / a:.1f}" for n, a, b in zip(slots, ours, theirs)}
                     shown.append(what | ratios | {"plot": _plot(ours, theirs)})
-    out = render.console(text_out(json_file))
-    out.print(f"How many times as long sglang {RELEASE} takes for pools of so many slots. In the plot")
-    out.print(f"o is ours, x theirs; from {_FROM:g} us on, a decade every {_PLOT // _DECADES} columns.")
-    render.listing(out, shown, {name: name for name in shown[0]})
-    write_json(json_file, rows)
+    text = out.console
+    text.print(f"How many times as long sglang {RELEASE} takes for pools of so many slots. In the plot")
+    text.print(f"o is ours, x theirs; from {_FROM:g} us on, a decade every {_PLOT // _DECADES} columns.")
+    render.listing(text, shown, {name: name for name in shown[0]})
+    out.end(rows)

@@ -5,8 +5,6 @@ first in, in the other out. So the same rounds are compared, once this run with 
 and what a process is slower by cancels out. Seconds are the CPU's, of all threads.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import tempfile
@@ -17,9 +15,8 @@ from typing import Any
 
 import click
 
-from ci.commands.shared import Unusable, json_option, text_out, writable_json, write_json
+from ci.commands.shared import ReportOut, Unusable, json_option, unusable
 from ci.report import render
-from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.runs import WholeScheduler
@@ -53,13 +50,10 @@ def _more(watched_first: RunOutcome, watched_second: RunOutcome) -> float:
 @click.option("--pairs", type=click.IntRange(1), default=4, show_default=True, help="Of runs.")
 @click.option("--clients", type=click.IntRange(8), default=240, show_default=True)
 @json_option
-def watcher(release: str, pairs: int, clients: int, json_file: str | None) -> None:
+def watcher(out: ReportOut, release: str, pairs: int, clients: int) -> None:
     """Measure what the watcher costs at level `lengths`, and the validator beside it."""
-    writable_json(json_file)
-    try:
+    with unusable():
         runner = WholeScheduler(environment.python_of(release))
-    except UnusableImplementation as error:
-        raise Unusable(str(error)) from error
     rows: list[dict[str, Any]] = []
     asking = _clients(clients)
 
@@ -95,5 +89,5 @@ def watcher(release: str, pairs: int, clients: int, json_file: str | None) -> No
         "tree", "overlap", "forwards", "us/forward watched", "% more", "least", "most of the pairs", "events",
         "validator, times faster",
     )  # fmt: skip
-    render.listing(render.console(text_out(json_file)), rows, dict(zip(rows[0], headings)))
-    write_json(json_file, rows)
+    render.listing(out.console, rows, dict(zip(rows[0], headings)))
+    out.end(rows)

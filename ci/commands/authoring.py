@@ -11,62 +11,50 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ci.commands.shared import (
-    Unusable, force_option, impl_of, impl_options, load_trace, resolve, system_options, target_file, text_out,
-    unusable, writable_json, write_json,
+    Asked, ReportOut, Unusable, force_option, load_trace, save_trace, system_options, target_file, unusable,
 )  # fmt: skip
 
 if TYPE_CHECKING:
     from reference.geometry import Geometry
-    from stateful_tests.lockstep.results import Trace
     from stateful_tests.traces.recording import Parting, Recorder
-
-def _saved(trace: Trace, path: Path) -> None:
-    from stateful_tests.traces import files as traces
-
-    try:
-        with unusable(f"{path}: ", traces.TraceError):
-            traces.save(trace, path)
-    except OSError as error:
-        raise Unusable(f"{path}: {error.strerror}") from error
 
 
 @click.command()
 @click.argument("file", metavar="FILE")
 @click.option("--clause", metavar="ID", help="What must still be violated. [default: as FILE says]")
-@click.option("--out", metavar="FILE", help="Where the smallest trace goes. [default: FILE.shrunk.json]")
+@click.option(
+    "--out", "into", metavar="FILE", help="Where the smallest trace goes. [default: FILE.shrunk.json]"
+)
 @force_option
 @system_options
 def shrink(
-    file: str, clause: str | None, out: str | None, force: bool,
-    impl: str, checkout: str | None, device: str, json_file: str | None,
-) -> int:  # fmt: skip
+    asked: Asked, out: ReportOut, file: str, clause: str | None, into: str | None, force: bool
+) -> int:
     """Find the smallest trace that still violates a clause. FILE is not changed."""
     trace = load_trace(file)
-    target = target_file(Path(out or f"{file.removesuffix('.json')}.shrunk.json"), force)
-    writable_json(json_file)
+    target = target_file(Path(into or f"{file.removesuffix('.json')}.shrunk.json"), force)
 
     from ci.report import data as report
     from ci.report import render
     from stateful_tests.check import fixtures as authoring
     from stateful_tests.lockstep import lockstep
 
-    impl = impl_of(trace, impl)
-    with closing(resolve(impl, device, checkout)) as system, unusable(f"{file}: ", authoring.NotPossible):
+    asked = asked.of(trace)
+    with closing(asked.resolve()) as system, unusable(f"{file}: ", authoring.NotPossible):
         before = lockstep.replay(system, trace)
         if before.violation is None:
             why = "there is nothing to shrink; try another --impl"
             raise Unusable(f"{file}: conforms on {system.name}: {why}")
         wanted = authoring.violated(before, clause)
         after = authoring.shrunk(system, before, wanted)
-    _saved(after.trace, target)
+    save_trace(after.trace, target)
     data = {
         "format": "kvspec-shrink", "version": 1, "clause": wanted, "saved": str(target),
-        "replay": f"kvspec replay {target} {impl_options(impl, device, checkout)}",
+        "replay": f"kvspec replay {target} {asked.options}",
         "before": report.replay_data(file, before), "after": report.replay_data(str(target), after),
     }  # fmt: skip
-    render.shrunk(render.console(text_out(json_file)), data)
-    write_json(json_file, data)
-    return 0
+    render.shrunk(out.console, data)
+    return out.end(data)
 
 
 @click.command("new-fixture")
@@ -78,12 +66,14 @@ def shrink(
 @click.option("--story", required=True, help="A few sentences on what happens and why it matters.")
 @click.option("--bug", metavar="ID", help="The named bug that it shows. [default: as FILE says]")
 @click.option("--clause", metavar="ID", help="The clause that it violates. [default: the bug's, or FILE's]")
-@click.option("--out", metavar="DIR", help="[default: fixtures/regressions, or fixtures/releases/sglang-V]")
+@click.option(
+    "--out", "into", metavar="DIR", help="[default: fixtures/regressions, or fixtures/releases/sglang-V]"
+)
 @force_option
 @system_options
 def new_fixture(
-    file: str, name: str, story: str, bug: str | None, clause: str | None, out: str | None, force: bool,
-    impl: str, checkout: str | None, device: str, json_file: str | None,
+    asked: Asked, out: ReportOut, file: str, name: str, story: str, bug: str | None, clause: str | None,
+    into: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Make a fixture from a trace: replayed, with every outcome, a name and a story. FILE is not changed."""
     from impl.bugs import BUGS
@@ -92,7 +82,8 @@ def new_fixture(
 
     trace = load_trace(file)
     trace = replace(trace, bug=bug or trace.bug)
-    impl = impl_of(trace, impl)
+    asked = asked.of(trace)
+    impl = asked.impl
     if impl.startswith("torch+"):
         trace = replace(trace, bug=trace.bug or impl.removeprefix("torch+"))
     if trace.bug is not None and trace.bug not in BUGS:
@@ -104,10 +95,9 @@ def new_fixture(
         raise Unusable(f"there is no clause called {clause}; `kvspec clauses` lists them")
     engine, _, release = impl.partition("==")
     usual = f"fixtures/releases/{engine}-{release}" if release else "fixtures/regressions"
-    folder = Path(out or usual)
-    if not folder.is_dir() and (out is None or folder.exists()):
+    folder = Path(into or usual)
+    if not folder.is_dir() and (into is None or folder.exists()):
         raise Unusable(f"--out {folder}: there is no such folder")
-    writable_json(json_file)
 
     from ci.report import data as report
     from ci.report import render
@@ -120,8 +110,8 @@ def new_fixture(
     path = target_file(folder / f"{name}.json", force, "--name")
     trace = replace(trace, story=story)
     batches = not isinstance(trace.geometry, EngineConfig)  # of engines that pick theirs none is healthy
-    healthy = tuple(resolve(name, "cpu", None) for name in ("torch", "reference") if batches)
-    system = None if impl in ("torch", "reference") else resolve(impl, device, checkout)
+    healthy = tuple(Asked(name).resolve() for name in ("torch", "reference") if batches)
+    system = None if impl in ("torch", "reference") else asked.resolve()
     if system is None and (clause is not None or not batches):
         raise Unusable(f"{file}: names {clause}, and no system that violates it: --bug ID or --impl X")
     try:
@@ -131,15 +121,14 @@ def new_fixture(
         for each in (system, *healthy):
             if each is not None:
                 each.close()
-    text = render.console(text_out(json_file))
-    render.replay(text, report.replay_data(file, run))
-    _saved(run.trace, path)
+    render.replay(out.console, report.replay_data(file, run))
+    save_trace(run.trace, path)
     head = {"format": "kvspec-fixture", "version": 1, "saved": str(path)}
     data = head | report.replay_data(str(path), run)
     if len(run.trace.commands) >= authoring.SHORT and run.trace.bug is not None:
         data["note"] = f"a fixture has fewer than {authoring.SHORT} commands: kvspec shrink {path}"
-    text.print(f"saved   {path}" + (f" ({data['note']})" if data["note"] else ""), soft_wrap=True)
-    write_json(json_file, data)
+    out.console.print(f"saved   {path}" + (f" ({data['note']})" if data["note"] else ""), soft_wrap=True)
+    out.end(data)
     return 0
 
 
@@ -210,7 +199,7 @@ def record(
             raise Unusable("--from: a log states sizes and mode itself")
         with unusable("--from ", TraceError), unusable(f"--from {log}: "):
             trace, partings = read_log(log)
-    _saved(trace, target)
+    save_trace(trace, target)
 
     from ci.report import render
     from stateful_tests.traces.notation import format_command, format_outcome

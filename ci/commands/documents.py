@@ -1,7 +1,5 @@
 """kvspec spec: the specification as a document, generated from the code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

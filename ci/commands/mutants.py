@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import shlex
 import statistics
-import sys
 from collections import defaultdict
 from contextlib import closing
 from functools import partial
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ci.commands.parallel import executor
-from ci.commands.shared import Unusable, json_option, text_out, unusable, writable_json, write_json
+from ci.commands.shared import ReportOut, Unusable, json_option, unusable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,15 +42,9 @@ if TYPE_CHECKING:
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Processes to use; as many as there are cores.")
 @json_option
 def mutants(
-    only: tuple[str, ...],
-    size: int | None,
-    seed: int,
-    tier: str,
-    time_limit: float,
-    again: bool,
-    jobs: int | None,
-    json_file: str | None,
-) -> int:
+    out: ReportOut, only: tuple[str, ...], size: int | None, seed: int, tier: str, time_limit: float,
+    again: bool, jobs: int | None,
+) -> int:  # fmt: skip
     """Change the built-in implementation, the rules and the clauses, one small change at a time, and see what
     notices each: random runs, the fixtures of the named bugs, tests.
 
@@ -59,14 +52,12 @@ def mutants(
     """
     from dataclasses import replace
 
-    from ci.report import render
     from ci.report.progress import Progress
     from stateful_tests.check import tiers
     from stateful_tests.mutants import judging
 
     if not (judging.ROOT / "stateful_tests" / "tests").is_dir():
         raise Unusable("mutants: they are judged by the tests as well, which only a checkout of kvspec has")
-    writable_json(json_file)
     with unusable("", judging.NoMutants):
         drawn, of = judging.sample(only, size, seed)
         accepted = judging.accepted()
@@ -75,8 +66,7 @@ def mutants(
     rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in asked]
     interrupted = False
     judging.prepare()
-    out = render.console(text_out(json_file))
-    with executor(jobs, None) as where, Progress(render.console(sys.stderr)) as progress:
+    with executor(jobs, None) as where, Progress() as progress:
         judged = where.map(partial(judging.judge, plan, time_limit), asked)
         try:
             with closing(judged):
@@ -94,9 +84,8 @@ def mutants(
         "format": "kvspec-mutants", "version": 1, "exit_code": code, "seed": seed, "tier": tier, "of": of,
         "drawn": len(drawn), "interrupted": interrupted, **counts, "mutants": rows,
     }  # fmt: skip
-    _text(out, data)
-    write_json(json_file, data)
-    return code
+    _text(out.console, data)
+    return out.end(data)
 
 
 def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,20 +14,22 @@ from ci.commands.shared import Unusable, unusable
 if TYPE_CHECKING:
     from stateful_tests.check.executors import Executor
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
+def parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """-j and --ray, for a command that takes `where`: an `executor` that knows them."""
 
-def parallel_options(command: _Command) -> _Command:
-    """-j and --ray."""
-    jobs = click.option(
-        "-j", "--jobs", type=click.IntRange(1),
-        help="Processes to use; as many as there are cores, where that pays. Results do not depend on it.",
-    )  # fmt: skip
+    @wraps(command)
+    def run(*given: Any, jobs: int | None, ray_address: str | None, **options: Any) -> Any:
+        return command(*given, where=partial(executor, jobs, ray_address), **options)
+
     ray = click.option(
         "--ray", "ray_address", metavar="ADDRESS",
         help="Use the Ray cluster there instead; auto: the one that runs here.",
     )  # fmt: skip
-    return jobs(ray(command))
+    return click.option(
+        "-j", "--jobs", type=click.IntRange(1),
+        help="Processes to use; as many as there are cores, where that pays. Results do not depend on it.",
+    )(ray(run))  # fmt: skip
 
 
 @contextmanager

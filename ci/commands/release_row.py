@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ci.commands.shared import Unusable, text_out, write_json
+from ci.commands.shared import ReportOut, Unusable
 
 if TYPE_CHECKING:
     from ci import Data
@@ -32,18 +32,18 @@ def names(impl: str) -> list[str]:
     return ["+".join([package.replace("all", version), *ways]) for version in releases]
 
 
-def check(systems: list[str], one: One, plan: Plan, json_file: str | None, *, detailed: bool) -> int:
+def check(systems: list[str], one: One, plan: Plan, out: ReportOut, *, detailed: bool) -> int:
     """Check each, one at a time; an interrupt ends the row with what there is."""
     from ci.report import render
 
-    out, interrupted = render.console(text_out(json_file)), False
+    interrupted = False
     rows: list[Data] = []
     try:
         for impl in systems:
             rows.append(row := _row(impl, one))
             if row["check"] is not None and detailed:
-                render.check(out, row["check"], detailed=True)
-                out.print()
+                render.check(out.console, row["check"], detailed=True)
+                out.console.print()
             said = f"kvspec: {row['unusable']}" if row["unusable"] else row["check"]["verdict"]
             render.verdict(render.console(sys.stderr), said, row)
             if row["check"] is not None and row["check"]["interrupted"]:
@@ -60,9 +60,8 @@ def check(systems: list[str], one: One, plan: Plan, json_file: str | None, *, de
         "systems": systems, "commands": sum(check["commands"] for check in driven),
         "seconds": round(sum(check["seconds"] for check in driven), 3), "releases": rows,
     }  # fmt: skip
-    render.releases(out, data)
-    write_json(json_file, data)
-    return code
+    render.releases(out.console, data)
+    return out.end(data)
 
 
 def _row(impl: str, one: One) -> Data:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ci.commands import release_row
-from ci.commands.parallel import executor, parallel_options
+from ci.commands.parallel import parallel_options
 from ci.commands.shared import (
-    Saved, Unusable, impl_options, is_folder, load_trace, replay_command, resolve, save_traces,
-    system_options, text_out, unusable, worker_limits, writable, writable_json, write_file, write_json,
+    Asked, ReportOut, Saved, Unusable, load_trace, replay_command, save_option, save_traces, system_options,
+    unusable, worker_limits, writable, write_file,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -45,10 +44,7 @@ base_option = click.option(
     help="What is driven: sessions, tree, both (repeatable).",
 )  # fmt: skip
 @click.option("--mode", type=click.Choice(["free", "faithful", "both"]), help="How far a sweep may go.")
-@click.option(
-    "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
-    help="Where the smallest trace of each violation is saved.",
-)  # fmt: skip
+@save_option("Where the smallest trace of each violation is saved.")
 @base_option
 @parallel_options
 @click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
@@ -57,25 +53,10 @@ base_option = click.option(
     "-v", "--verbose", is_flag=True, help="Show the plan, clauses, refusals and situations, as --json does."
 )
 def check(
-    impl: str,
-    checkout: str | None,
-    device: str,
-    json_file: str | None,
-    presets: tuple[str, ...],
-    tier: str,
-    examples: int | None,
-    steps: int | None,
-    seed: int | None,
-    machines: tuple[str, ...],
-    mode: str | None,
-    save_dir: str,
-    base: str | None,
-    jobs: int | None,
-    ray_address: str | None,
-    html: bool,
-    junit: str | None,
-    verbose: bool,
-) -> int:
+    asked: Asked, out: ReportOut, where: Callable[..., Any], presets: tuple[str, ...], tier: str,
+    examples: int | None, steps: int | None, seed: int | None, machines: tuple[str, ...], mode: str | None,
+    save_dir: str, base: str | None, html: bool, junit: str | None, verbose: bool,
+) -> int:  # fmt: skip
     """Drive an implementation beside the reference and report every violated clause.
 
     --impl sglang==all, or vllm==all, drives every release, one after the other, and prints which shows which
@@ -90,61 +71,55 @@ def check(
             tier, presets=presets or None, modes=modes, examples=examples, steps=steps, seed=seed,
             machines=machines or None,
         )  # fmt: skip
-    writable_json(json_file)
     writable(junit, "--junit")
-    is_folder(save_dir)
     narrowed = any((presets, machines, mode in ("free", "faithful"), examples, steps))
 
-    one = partial(
-        _driven, plan=plan, narrowed=narrowed, device=device, checkout=checkout, base=base, jobs=jobs,
-        ray_address=ray_address, save_dir=save_dir, html=html,
-    )  # fmt: skip
-    if names := release_row.names(impl):
-        elsewhere = {"sglang-path": checkout, "junit": junit, f"device {device}": device != "cpu"}
+    def one(impl: str) -> tuple[Data, Callable[[], None]]:
+        return _driven(replace(asked, impl=impl), plan, narrowed, base, where, save_dir, html)
+
+    if names := release_row.names(asked.impl):
+        device = f"device {asked.device}"
+        elsewhere = {"sglang-path": asked.checkout, "junit": junit, device: asked.device != "cpu"}
         for option in (name for name, given in elsewhere.items() if given):
-            raise Unusable(f"--{option}: goes with one system, not with --impl {impl}")
-        return release_row.check(names, one, plan, json_file, detailed=verbose)
+            raise Unusable(f"--{option}: goes with one system, not with --impl {asked.impl}")
+        return release_row.check(names, one, plan, out, detailed=verbose)
 
     from ci.report import render
 
-    data, save = one(impl)
+    data, save = one(asked.impl)
     try:
         save()
         if junit is not None:
             from ci.report.junit import write
 
             write(junit, data)
-        if json_file != "-":
-            write_json(json_file, data)
+        if out.file != "-":
+            out.end(data)
     finally:  # whatever could not be written: what was found is told
-        render.check(render.console(text_out(json_file)), data, detailed=verbose)
-    if json_file == "-":
-        write_json(json_file, data)
-    return int(data["exit_code"])
+        render.check(out.console, data, detailed=verbose)
+    return out.end(data) if out.file == "-" else int(data["exit_code"])
 
 
 def _driven(
-    impl: str, *, plan: Plan, narrowed: bool, device: str, checkout: str | None, base: str | None,
-    jobs: int | None, ray_address: str | None, save_dir: str, html: bool,
+    asked: Asked, plan: Plan, narrowed: bool, base: str | None, where: Callable[..., Any], save_dir: str,
+    html: bool,
 ) -> tuple[Data, Callable[[], None]]:  # fmt: skip
     """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
-    from ci.report import render
     from ci.report.progress import Progress
     from stateful_tests.check import campaign, driving, tiers
 
     with ExitStack() as opened:
-        before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
-        system = opened.enter_context(closing(resolve(impl, device, checkout)))
+        before = None if base is None else opened.enter_context(closing(_base(base, asked)))
+        system = opened.enter_context(closing(asked.resolve()))
         plan = tiers.for_system(plan, system)
-        strange = ":" in impl  # a stranger's system may hold what there is once
-        running = executor(jobs, ray_address, pays=not strange and device != "cuda", fork=device != "cuda")
-        named = driving.Named(impl, device, checkout, **worker_limits())
-        with running as where, Progress(render.console(sys.stderr)) as progress:
+        strange, cuda = ":" in asked.impl, asked.device == "cuda"  # a stranger's may hold what there is once
+        named = driving.Named(asked.impl, asked.device, asked.checkout, **worker_limits())
+        with where(pays=not strange and not cuda, fork=not cuda) as executor, Progress() as progress:
             saved = Saved(system.name, save_dir, progress.say)
-            with unusable(f"--impl {impl}: "):
+            with unusable(f"--impl {asked.impl}: "):
                 result = campaign.run(
-                    system, plan, progress, before, executor=where, named=named, found=saved
+                    system, plan, progress, before, executor=executor, named=named, found=saved
                 )
         data = report.check_data(
             result, plan, narrowed=narrowed, capabilities=system.capabilities,
@@ -152,22 +127,21 @@ def _driven(
         )  # fmt: skip
 
     def save() -> None:
-        options = impl_options(impl, device, checkout)
-        save_traces(result.findings, data["findings"], save_dir, options, html)
+        save_traces(result.findings, data["findings"], save_dir, asked.options, html)
         saved.tidy(data["findings"])
 
     return data, save
 
 
-def _base(named: str, device: str, impl: str) -> System:
-    """The implementation before a change to `impl`: by its name, or a checkout, which is loaded here."""
+def _base(named: str, asked: Asked) -> System:
+    """The implementation before a change to `asked`: by its name, or a checkout, which is loaded here."""
     from stateful_tests.check.tiers import CLIENTS, sizes_for
 
-    folder, vllm = named if Path(named).is_dir() else None, impl.startswith("vllm")
+    folder, vllm = named if Path(named).is_dir() else None, asked.impl.startswith("vllm")
     with unusable(f"--base {named:.80}: ", Unusable):
-        package, _, ways = impl.partition("+") if vllm else ("sglang", "", "")
+        package, _, ways = asked.impl.partition("+") if vllm else ("sglang", "", "")
         of_folder = "+".join(filter(None, (package.partition("==")[0], ways)))
-        system = resolve(of_folder if folder else named, device, folder)
+        system = Asked(of_folder if folder else named, folder, asked.device).resolve()
         if folder is not None:
             sizes = sizes_for(CLIENTS, "full") if vllm else sizes_for("sessions", "page1")
             with unusable("it does not load: "):
@@ -181,44 +155,35 @@ def _base(named: str, device: str, impl: str) -> System:
 @base_option
 @click.option("--html", "html_file", metavar="FILE", help="Write a page there that shows each step.")
 def replay(
-    traces: tuple[str, ...],
-    impl: str,
-    checkout: str | None,
-    device: str,
-    json_file: str | None,
-    base: str | None,
-    html_file: str | None,
+    asked: Asked, out: ReportOut, traces: tuple[str, ...], base: str | None, html_file: str | None
 ) -> int:
     """Run trace files on the reference and an implementation, step by step."""
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
     loaded = [(path, load_trace(path)) for path in traces]  # all of them, before anything runs
-    writable_json(json_file)
     writable(html_file, "--html")
 
     from ci.report import data as report
     from ci.report import page, render
     from stateful_tests.lockstep import lockstep
 
-    out = render.console(text_out(json_file))
     replays: list[Data] = []
     with ExitStack() as opened:
-        before = None if base is None else opened.enter_context(closing(_base(base, device, impl)))
-        system = opened.enter_context(closing(resolve(impl, device, checkout)))
+        before = None if base is None else opened.enter_context(closing(_base(base, asked)))
+        system = opened.enter_context(closing(asked.resolve()))
         for path, trace in loaded:
             with unusable(f"{path}: "):
                 run = lockstep.replay(system, trace)
             replays.append(report.replay_data(path, run, before))
-            replays[-1]["replay"] = replay_command(path, impl_options(impl, device, checkout))
+            replays[-1]["replay"] = replay_command(path, asked.options)
             if html_file is not None:
                 replays[-1]["states"] = page.states(run)
                 write_file(html_file, page.page(replays[-1], run), "--html")
-            render.replay(out, replays[-1], brief=len(loaded) > 1)
-    codes = [data["exit_code"] for data in replays]
+            render.replay(out.console, replays[-1], brief=len(loaded) > 1)
     if len(replays) > 1:
         bad = [data["file"] for data in replays if data["exit_code"]]
         names = f": {', '.join(bad)}" if bad else ""
-        out.print(f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{names}")
-    code = int(max(codes))
-    write_json(json_file, {"format": "kvspec-replay", "version": 1, "exit_code": code, "replays": replays})
-    return code
+        said = f"{len(replays)} traces: {len(replays) - len(bad)} conform, {len(bad)} do not{names}"
+        out.console.print(said)
+    code = max(data["exit_code"] for data in replays)
+    return out.end({"format": "kvspec-replay", "version": 1, "exit_code": code, "replays": replays})

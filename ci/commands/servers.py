@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ci.commands.shared import Unusable, is_folder, json_option, text_out, writable_json, write_json
+from ci.commands.shared import ReportOut, Unusable, json_option, save_option, save_trace, unusable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stateful_tests.watched.reader import WatchLog
     from stateful_tests.watched.serving import ServedRun
-    from stateful_tests.watched.validator import Validator
 
 
 NOT_LIVE = {
@@ -32,13 +30,10 @@ PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")  # those of several tokens: Tr
 @click.option("--again", is_flag=True, help="Make it anew, even if it is there.")
 def setup_server(release: str, again: bool) -> int:
     """Make the environment in which a release of SGLang runs whole on a CPU, and keep it."""
-    from impl.adapter import UnusableImplementation
     from impl.sglang.server import environment
 
-    try:
+    with unusable():
         python = environment.make(release, lambda line: click.echo(line, err=True), again=again)
-    except UnusableImplementation as error:
-        raise Unusable(str(error)) from error
     click.echo(str(python))
     return 0
 
@@ -54,30 +49,27 @@ def setup_server(release: str, again: bool) -> int:
 )
 @json_option
 def validate(
-    logs: tuple[str, ...], follow: bool, events: bool, save_dir: str | None, json_file: str | None
+    out: ReportOut, logs: tuple[str, ...], follow: bool, events: bool, save_dir: str | None
 ) -> int:
     """Validate logs of watched servers (KVSPEC_WATCH=DIR) against the specification.
 
     LOG is a file or a folder. Known faults of a release are told by name and fail nothing.
     """
-    from ci.report import render, servers
+    from ci.report import servers
     from stateful_tests.watched import validator
     from stateful_tests.watched.reader import LogError, logs_of
     from stateful_tests.watched.beside import TABLE, mapping_row
 
-    writable_json(json_file)
-    out = render.console(text_out(json_file))
     if events:
         rows = [mapping_row(each) for each in TABLE.values()]
-        servers.events_table(out, rows)
-        write_json(json_file, rows)
-        return 0
+        servers.events_table(out.console, rows)
+        return out.end(rows)
     if not logs:
         raise Unusable("validate: give a LOG, a file or a folder that the watcher wrote")
     if follow and len(logs) > 1:
         raise Unusable("validate: --follow reads one LOG")
     reports = []
-    try:
+    with unusable("", LogError):
         for log in logs_of(logs):
             read = validator.Validator(log.header)
             begun = time.perf_counter()
@@ -85,22 +77,21 @@ def validate(
                 for line in log.lines(_alive(log) if follow else None):
                     told = len(read.result.partings)
                     read.read(line)
-                    for parting in read.result.partings[told:] if follow and json_file is None else ():
+                    for parting in read.result.partings[told:] if follow and out.file is None else ():
                         if parting.deviation is None:
-                            servers.shown_parting(out, servers.parting(parting))
+                            servers.shown_parting(out.console, servers.parting(parting))
             except KeyboardInterrupt:
                 if not follow:
                     raise
             data = servers.validation(log.name, log.header, read.result, time.perf_counter() - begun, log.cut)
-            if save_dir is not None:
-                data["saved"] = _saved(read, Path(save_dir), log)
+            if save_dir is not None and (trace := read.trace()) is not None:
+                path = Path(save_dir, f"{log.files[0].stem}.json")
+                save_trace(trace, path, "--save ")
+                data["saved"] = str(path)
             reports.append(data)
-            servers.validated(out, data)
-    except LogError as error:
-        raise Unusable(str(error)) from error
-    code = 1 if any(data["partings"] for data in reports) else 0
-    write_json(json_file, {"format": "kvspec-validation", "version": 1, "exit_code": code, "logs": reports})
-    return code
+            servers.validated(out.console, data)
+    code = int(any(data["partings"] for data in reports))
+    return out.end({"format": "kvspec-validation", "version": 1, "exit_code": code, "logs": reports})
 
 
 @click.command("serve-check")
@@ -113,12 +104,12 @@ def validate(
 @click.option("--live", is_flag=True, help="Its HTTP server instead, validated while it runs.")
 @click.option("--set", "fixed", multiple=True, metavar="FIELD=N", help="page_size, tokens, draft, ...")
 @click.option("--time-limit", default=600.0, show_default=True, metavar="SECONDS")
-@click.option("--save", "save_dir", default="traces", show_default=True, metavar="DIR")
+@save_option()
 @click.option("--again", metavar="FILE", help="Repeat a saved run instead.")
 @json_option
 def serve_check(
-    impl: str, sglang_path: str | None, runs: int, clients: int, seed: int, impatient: bool, live: bool,
-    fixed: tuple[str, ...], time_limit: float, save_dir: str, again: str | None, json_file: str | None,
+    out: ReportOut, impl: str, sglang_path: str | None, runs: int, clients: int, seed: int, impatient: bool,
+    live: bool, fixed: tuple[str, ...], time_limit: float, save_dir: str, again: str | None,
 ) -> int:  # fmt: skip
     """Drive a release's own scheduler on a CPU with random clients, and judge what it does three ways.
 
@@ -126,16 +117,13 @@ def serve_check(
     pass, the sockets and the clock are doubles; with --live nothing is, but for the weights. `kvspec
     setup-server VERSION` comes first.
     """
-    from ci.report import render, servers
+    from ci.report import servers
     from ci.report.progress import Progress
-    from impl.adapter import UnusableImplementation
     from impl.sglang.parts.fetch import checkout_root
     from impl.sglang.server import environment
     from impl.sglang.server.runs import WholeScheduler
     from stateful_tests.watched import serving
 
-    writable_json(json_file)
-    is_folder(save_dir)
     run = None if again is None else _served_run(again)
     release = impl.removeprefix("sglang==") if run is None else run.release
     if run is None and not impl.startswith("sglang=="):
@@ -149,21 +137,18 @@ def serve_check(
     if live and release in PAGES_NEED_A_GPU:
         if given.setdefault("page_size", 1) > 1:
             raise Unusable(f"--set page_size: not in a live {release} on a CPU: its kernels need a GPU")
-    try:
+    with unusable():
         root = None if sglang_path is None else checkout_root(sglang_path)
         if live:
-            return _live(release, root, given, seed, clients, time_limit, save_dir, json_file)
+            return _live(out, release, root, given, seed, clients, time_limit, save_dir)
         runner = WholeScheduler(environment.python_of(release), root)
-    except UnusableImplementation as error:
-        raise Unusable(str(error)) from error
-    out = render.console(text_out(json_file))
     try:
         if run is not None:
             judged = serving.serve(runner, run)
             found = {each.key: judged for each in judged.findings}
             result = serving.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
         else:
-            with Progress(render.console(sys.stderr)) as progress:
+            with Progress() as progress:
                 result = serving.check(
                     runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,
                     limit_s=time_limit, say=progress,
@@ -171,21 +156,20 @@ def serve_check(
     finally:
         runner.close()
     data = servers.served(result, Path(save_dir) if run is None else None)
-    servers.served_text(out, data)
-    write_json(json_file, data)
-    return int(data["exit_code"])
+    servers.served_text(out.console, data)
+    return out.end(data)
 
 
 def _live(
-    release: str, root: Path | None, given: dict[str, int | bool], seed: int, clients: int, limit_s: float,
-    save_dir: str, json_file: str | None,
+    out: ReportOut, release: str, root: Path | None, given: dict[str, int | bool], seed: int, clients: int,
+    limit_s: float, save_dir: str,
 ) -> int:  # fmt: skip
     """Start a live server, ask it, judge it, stop it."""
     import random
 
     import msgspec
 
-    from ci.report import render, servers
+    from ci.report import servers
     from impl.sglang.server import environment
     from impl.sglang.server.over_http import LiveServer
     from stateful_tests.watched import live, population
@@ -200,9 +184,8 @@ def _live(
         lambda line: click.echo(line, err=True), keep := Path(save_dir) / f"serve-live-{release}-{seed}",
     )  # fmt: skip
     data = servers.lived(run, seed, keep)
-    servers.lived_text(render.console(text_out(json_file)), data)
-    write_json(json_file, data)
-    return int(data["exit_code"])
+    servers.lived_text(out.console, data)
+    return out.end(data)
 
 
 def _field(text: str) -> tuple[str, int | bool]:
@@ -231,21 +214,6 @@ def _served_run(file: str) -> ServedRun:
     if (run.format, run.version) != (FORMAT, VERSION):
         raise Unusable(f"--again {file}: no {FORMAT} of version {VERSION}")
     return run
-
-
-def _saved(read: Validator, folder: Path, log: WatchLog) -> str | None:
-    """Where the trace of a log went; None if there is no parting, or no trace can say it."""
-    from stateful_tests.traces import files
-
-    trace = read.trace()
-    if trace is None:
-        return None
-    path = folder / f"{log.files[0].stem}.json"
-    try:
-        files.save(trace, path)
-    except (OSError, files.TraceError) as error:
-        raise Unusable(f"--save {path}: {error}") from error
-    return str(path)
 
 
 def _alive(log: WatchLog) -> Callable[[], bool]:

@@ -9,60 +9,164 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ci import Data
     from impl.adapter import System
     from stateful_tests.lockstep.results import Finding, Trace
 
 # The modules behind the commands import torch; they are loaded by the commands that need them.
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Command = Callable[..., Any]  # what click calls
 
 
 class Unusable(Exception):
     """Input that cannot be used: the one line that says which and why."""
 
 
-json_option = click.option(
-    "--json", "json_file", metavar="[FILE]", is_flag=False, flag_value="-",
-    help="Write every figure as JSON; to stdout without FILE, or with -.",
-)  # fmt: skip
-impl_option = click.option(
-    "--impl", default="torch", show_default=True, metavar="IMPL",
-    help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm |"
-    " transformers==VERSION | module:factory",
-)  # fmt: skip
-checkout_option = click.option(
-    "--sglang-path", "--vllm-path", "--transformers-path", "checkout", metavar="DIR",
-    help="A checkout, with --impl sglang, --impl vllm or --impl transformers.",
-)  # fmt: skip
+class ReportOut:
+    """Where a report goes: its text to a console, and every figure to FILE where --json asks for that."""
+
+    def __init__(self, file: str | None) -> None:
+        writable(None if file == "-" else file, "--json")  # refused before the work, not after it
+        self.file = file
+
+    @property
+    def console(self) -> Console:
+        """With the JSON on stdout, the text goes to stderr."""
+        from ci.report import render
+
+        return render.console(sys.stderr if self.file == "-" else sys.stdout)
+
+    def end(self, data: Any) -> int:
+        """Write the figures; the exit code that they state."""
+        if self.file is not None:
+            text = json.dumps(data, indent=2) + "\n"
+            if self.file == "-":
+                sys.stdout.write(text)
+            else:
+                write_file(self.file, text, "--json")
+        return int(data.get("exit_code", 0)) if isinstance(data, dict) else 0
+
+
+def json_option(command: _Command) -> _Command:
+    """--json, for a command that takes `out`."""
+
+    @wraps(command)
+    def run(*given: Any, json_file: str | None, **options: Any) -> Any:
+        return command(*given, out=ReportOut(json_file), **options)
+
+    return click.option(
+        "--json", "json_file", metavar="[FILE]", is_flag=False, flag_value="-",
+        help="Write every figure as JSON; to stdout without FILE, or with -.",
+    )(run)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The system that a command line asks for."""
+
+    impl: str
+    checkout: str | None = None
+    device: str = "cpu"
+
+    def resolve(self) -> System:
+        from stateful_tests.lockstep import systems as registry
+
+        if ":" in self.impl and os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
+        how: Data = {"device": self.device, "checkout": self.checkout, **worker_limits()}
+        try:
+            with unusable():
+                system: System = registry.resolve(self.impl, **how)
+        except Unusable:
+            raise
+        except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
+            raise Unusable(f"--impl {self.impl}: {type(error).__name__}: {error}") from error
+        if remark := getattr(system, "remark", ""):
+            click.echo(f"kvspec: {remark}", err=True)
+        return system
+
+    def of(self, trace: Trace) -> Asked:
+        """The same with a trace: where --impl is not given, torch with the bug that the trace names."""
+        source = click.get_current_context().get_parameter_source("impl")
+        named = trace.bug and source is ParameterSource.DEFAULT
+        return replace(self, impl=f"torch+{trace.bug}") if named else self
+
+    @property
+    def options(self) -> str:
+        """As they are typed."""
+        options = ["--impl", self.impl]
+        if self.checkout is not None:
+            options += [f"--{re.split('[=+]', self.impl)[0]}-path", self.checkout]
+        if self.device != "cpu":
+            options += ["--device", self.device]
+        for name in ("timeout", "memory"):
+            if (value := _kept_option(name)) is not None:
+                options += [f"--{name}", f"{value:g}"]
+        return shlex.join(options)
+
+
+def impl_options(command: _Command) -> _Command:
+    """--impl and a checkout, and --device where `command` has that, for one that takes `asked`."""
+
+    @wraps(command)
+    def run(*given: Any, impl: str, checkout: str | None, device: str = "cpu", **options: Any) -> Any:
+        return command(*given, asked=Asked(impl, checkout, device), **options)
+
+    run = click.option(
+        "--sglang-path", "--vllm-path", "--transformers-path", "checkout", metavar="DIR",
+        help="A checkout, with --impl sglang, --impl vllm or --impl transformers.",
+    )(run)  # fmt: skip
+    return click.option(
+        "--impl", default="torch", show_default=True, metavar="IMPL",
+        help="reference | torch | torch+BUG | sglang==VERSION | sglang | vllm==VERSION | vllm |"
+        " transformers==VERSION | module:factory",
+    )(run)  # fmt: skip
+
+
+def system_options(command: _Command) -> _Command:
+    """How a system is chosen and driven, for a command that takes `asked` and `out`."""
+    device = click.option(
+        "--device", type=click.Choice(["cpu", "cuda", "counting"]), default="cpu", show_default=True,
+        help="Where torch, or a release of SGLang, keeps its pools. cuda: a release launches its own Triton"
+        " kernels. counting: torch on a device that needs no GPU; what mixes it with the CPU, or waits for"
+        " it, breaks.",
+    )  # fmt: skip
+    for option in reversed((impl_options, device, json_option, *_worker_options)):
+        command = option(command)
+    return command
+
+
 force_option = click.option("--force", is_flag=True, help="Overwrite an existing file.")
 
 
-def _kept(context: click.Context, option: click.Parameter, value: Any) -> None:
+def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
     context.meta[f"kvspec.{option.name}"] = value
 
 
-# How a system in a worker process is driven: kept in the context, for `resolve`.
+# How a system in a worker process is driven: kept in the context, for `Asked`.
 _worker_options = (
     click.option(
-        "--in-process", is_flag=True, expose_value=False, callback=_kept,
+        "--in-process", is_flag=True, expose_value=False, callback=_keep,
         help="Drive module:factory in this process: for debuggers and prints.",
     ),
     click.option(
-        "--timeout", type=click.FloatRange(0, min_open=True), expose_value=False, callback=_kept,
+        "--timeout", type=click.FloatRange(0, min_open=True), expose_value=False, callback=_keep,
         metavar="SECONDS", help="For one command, before a worker process counts as hung. [default: 30]",
     ),
     click.option(
-        "--memory", type=click.IntRange(1), expose_value=False, callback=_kept, metavar="MB",
+        "--memory", type=click.IntRange(1), expose_value=False, callback=_keep, metavar="MB",
         help="That a worker process may take. [default: 8192]",
     ),
 )  # fmt: skip
@@ -72,51 +176,28 @@ def worker_limits() -> Data:
     """What the command line says of workers, as `systems.resolve` takes it."""
     from impl.process.system import LIMITS
 
-    asked = {name: _asked(name) for name in ("timeout", "memory")}
+    asked = {name: _kept_option(name) for name in ("timeout", "memory")}
     given = {f"{name}_{unit}": asked[name] for name, unit in (("timeout", "s"), ("memory", "mb"))}
     limits = replace(LIMITS, **{name: value for name, value in given.items() if value is not None})
-    return {"limits": limits, "in_process": bool(_asked("in_process"))}
+    return {"limits": limits, "in_process": bool(_kept_option("in_process"))}
 
 
-def _asked(option: str) -> Any:
+def _kept_option(option: str) -> Any:
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(f"kvspec.{option}")
 
 
-def system_options(command: _Command) -> _Command:
-    device = click.option(
-        "--device", type=click.Choice(["cpu", "cuda", "counting"]), default="cpu", show_default=True,
-        help="Where torch, or a release of SGLang, keeps its pools. cuda: a release launches its own Triton"
-        " kernels. counting: torch on a device that needs no GPU; what mixes it with the CPU, or waits for"
-        " it, breaks.",
-    )  # fmt: skip
-    for option in reversed((impl_option, checkout_option, device, json_option, *_worker_options)):
-        command = option(command)
-    return command
+def _folder(_: click.Context, __: click.Parameter, save_dir: str) -> str:
+    if os.path.lexists(save_dir) and not os.path.isdir(save_dir):
+        raise Unusable(f"--save {save_dir}: is not a directory")
+    return save_dir
 
 
-def save_option(command: _Command) -> _Command:
+def save_option(about: str | None = None) -> Callable[[_Command], _Command]:
+    """--save, for a command that takes `save_dir`."""
     return click.option(
-        "--save", "save_dir", default="traces", show_default=True, metavar="DIR",
-        help="Where the shortest trace of each violation is saved.",
-    )(command)  # fmt: skip
-
-
-def resolve(impl: str, device: str, checkout: str | None) -> System:
-    from stateful_tests.lockstep import systems as registry
-
-    if ":" in impl and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a factory may live beside where the command is given
-    try:
-        with unusable():
-            system: System = registry.resolve(impl, device=device, checkout=checkout, **worker_limits())
-    except Unusable:
-        raise
-    except (Exception, SystemExit) as error:  # a stranger's factory may raise anything
-        raise Unusable(f"--impl {impl}: {type(error).__name__}: {error}") from error
-    if remark := getattr(system, "remark", ""):
-        click.echo(f"kvspec: {remark}", err=True)
-    return system
+        "--save", "save_dir", default="traces", show_default=True, metavar="DIR", callback=_folder, help=about
+    )
 
 
 @contextmanager
@@ -132,6 +213,16 @@ def unusable(before: str = "", *kinds: type[Exception]) -> Iterator[None]:
         raise
 
 
+def save_trace(trace: Trace, path: Path, option: str = "") -> None:
+    from stateful_tests.traces import files as traces
+
+    try:
+        with unusable(f"{option}{path}: ", traces.TraceError):
+            traces.save(trace, path)
+    except OSError as error:
+        raise Unusable(f"{option}{path}: {error.strerror}") from error
+
+
 def load_trace(path: str) -> Trace:
     """The trace in a file."""
     from stateful_tests.traces.files import TraceError, load
@@ -141,12 +232,6 @@ def load_trace(path: str) -> Trace:
     return trace
 
 
-def impl_of(trace: Trace, impl: str) -> str:
-    """What --impl stands for with a trace: where it is not given, torch with the bug that it names."""
-    source = click.get_current_context().get_parameter_source("impl")
-    return f"torch+{trace.bug}" if trace.bug and source is ParameterSource.DEFAULT else impl
-
-
 def target_file(path: Path, force: bool, option: str = "--out") -> Path:
     """A file that may be written. Asked before the work, not after."""
     if path.is_dir():
@@ -154,18 +239,6 @@ def target_file(path: Path, force: bool, option: str = "--out") -> Path:
     if path.exists() and not force:
         raise Unusable(f"{option} {path}: exists already; --force overwrites it")
     return path
-
-
-def impl_options(impl: str, device: str, checkout: str | None) -> str:
-    options = ["--impl", impl]
-    if checkout is not None:
-        options += [f"--{re.split('[=+]', impl)[0]}-path", checkout]
-    if device != "cpu":
-        options += ["--device", device]
-    for name in ("timeout", "memory"):
-        if (value := _asked(name)) is not None:
-            options += [f"--{name}", f"{value:g}"]
-    return shlex.join(options)
 
 
 def replay_command(path: str, options: str) -> str:
@@ -232,16 +305,6 @@ class Saved:
             path.unlink(missing_ok=True)
 
 
-def is_folder(save_dir: str) -> None:
-    if os.path.lexists(save_dir) and not os.path.isdir(save_dir):
-        raise Unusable(f"--save {save_dir}: is not a directory")
-
-
-def writable_json(json_file: str | None) -> None:
-    """Refuse a report that cannot be written before the work, not after it."""
-    writable(None if json_file == "-" else json_file, "--json")
-
-
 def writable(file: str | None, option: str) -> None:
     if file is None:
         return
@@ -252,21 +315,6 @@ def writable(file: str | None, option: str) -> None:
         raise Unusable(f"{option} {file}: there is no folder {target.absolute().parent}")
     if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
         raise Unusable(f"{option} {file}: may not be written")
-
-
-def text_out(json_file: str | None) -> Any:
-    """With the JSON on stdout, the text goes to stderr."""
-    return sys.stderr if json_file == "-" else sys.stdout
-
-
-def write_json(json_file: str | None, data: object) -> None:
-    if json_file is None:
-        return
-    text = json.dumps(data, indent=2) + "\n"
-    if json_file == "-":
-        sys.stdout.write(text)
-        return
-    write_file(json_file, text, "--json")
 
 
 def write_file(file: str | Path, content: str | bytes, option: str) -> None:
@@ -285,7 +333,7 @@ def near(name: str, names: Iterable[str]) -> str:
 
 
 def list_rows(
-    rows: list[Data], json_file: str | None, columns: dict[str, str], names: tuple[str, ...] = ()
+    rows: list[Data], out: ReportOut, columns: dict[str, str], names: tuple[str, ...] = ()
 ) -> int:
     """Rows as a table, or those called `names` in full."""
     from ci.report import render
@@ -295,14 +343,11 @@ def list_rows(
         if name not in known:
             listed = f"without a name all are listed{near(name, known)}"
             raise Unusable(f"unknown {columns['id']} {name!r:.40}; {listed}")
-    if json_file in known:
-        raise Unusable(f"--json {json_file}: is a {columns['id']}, not a file; names come before --json")
-    writable_json(json_file)
-    out = render.console(text_out(json_file))
+    if out.file in known:
+        raise Unusable(f"--json {out.file}: is a {columns['id']}, not a file; names come before --json")
     for name in names:
-        render.record(out, known[name])
-        out.print()
+        render.record(out.console, known[name])
+        out.console.print()
     if not names:
-        render.listing(out, rows, columns)
-    write_json(json_file, [known[name] for name in names] or rows)
-    return 0
+        render.listing(out.console, rows, columns)
+    return out.end([known[name] for name in names] or rows)

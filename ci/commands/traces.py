@@ -6,14 +6,15 @@ import re
 import sys
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ci.commands.shared import (
-    Unusable, force_option, impl_of, impl_option, impl_options, json_option, load_trace, resolve,
-    checkout_option, target_file, text_out, unusable, writable_json, write_file, write_json,
+    Asked, ReportOut, Unusable, force_option, impl_options, json_option, load_trace, target_file, unusable,
+    write_file,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -24,18 +25,16 @@ if TYPE_CHECKING:
 @click.argument("trace", metavar="TRACE")
 @click.option("--step", type=int, metavar="N", help="After this step of `kvspec replay`. [default: the last]")
 @json_option
-def tree(trace: str, step: int | None, json_file: str | None) -> int:
+def tree(out: ReportOut, trace: str, step: int | None) -> int:
     """Draw the radix tree at a step of a trace, by the rules: what is in it, who pins it, what goes first."""
     loaded = load_trace(trace)
-    writable_json(json_file)
 
-    from ci.report import render, tree_view
+    from ci.report import tree_view
 
     with unusable(f"{trace}: ", tree_view.NoTree):
         data = tree_view.collect(trace, loaded, step)
-    tree_view.text(render.console(text_out(json_file)), data)
-    write_json(json_file, data)
-    return 0
+    tree_view.text(out.console, data)
+    return out.end(data)
 
 
 @click.command()
@@ -54,11 +53,10 @@ def tree(trace: str, step: int | None, json_file: str | None) -> int:
 @click.option("--name", help="What the test is called: finish_keeps_the_partial_page.")
 @click.option("--title", help="What its first line, or the report's heading, says. [default: the name]")
 @force_option
-@impl_option
-@checkout_option
+@impl_options
 def export(
-    trace: str, form: str, out: str | None, fixed: str | None, name: str | None, title: str | None,
-    force: bool, impl: str, checkout: str | None,
+    asked: Asked, trace: str, form: str, out: str | None, fixed: str | None, name: str | None,
+    title: str | None, force: bool,
 ) -> int:  # fmt: skip
     """Turn a trace into a unit test of a release's own classes, or into a bug report."""
     loaded = load_trace(trace)
@@ -66,16 +64,16 @@ def export(
     if folder is not None and form == "story":
         raise Unusable(f"--out {out}: is a folder; a bug report is one file")
     target = None if out is None or folder is not None else target_file(Path(out), force)
-    impl = impl_of(loaded, impl)
+    asked = asked.of(loaded)
     if name is not None and not re.fullmatch("[a-z][a-z0-9_]{0,99}", name):
         raise Unusable(f"--name: {name!r:.60} is no name of a test: a to z, digits and _")
-    names = name, title, checkout
+    names = name, title, asked.checkout
     if form == "story":
         if fixed is not None:
             raise Unusable("--fixed goes with --as pytest")
-        text = _story(trace, loaded, impl, checkout, names)
+        text = _story(trace, loaded, asked, names)
     else:
-        text, module = _pytest(trace, loaded, impl, checkout, fixed, names, folder)
+        text, module = _pytest(trace, loaded, asked, fixed, names, folder)
         if folder is not None:
             target = _among(folder, text, module, force)
     if target is None:
@@ -101,25 +99,24 @@ def _among(folder: Path, text: str, module: str, force: bool) -> Path:
 _Names = tuple[str | None, str | None, str | None]
 
 
-def _story(file: str, trace: Trace, impl: str, checkout: str | None, names: _Names) -> str:
+def _story(file: str, trace: Trace, asked: Asked, names: _Names) -> str:
     from ci.export import bug_report as exporting
     from ci.report import data as report
     from stateful_tests.lockstep import lockstep
     from stateful_tests.traces import files as traces
 
-    with closing(resolve(impl, "cpu", checkout)) as system, unusable(f"{file}: "):
+    with closing(asked.resolve()) as system, unusable(f"{file}: "):
         run = lockstep.replay(system, trace)
     if run.violation is None:
         raise Unusable(f"{file}: conforms on {system.name}: there is nothing to report; try another --impl")
     data = report.replay_data(file, run) | {"text": traces.dump(trace)}
-    checkout = "CHECKOUT" if checkout is not None else None  # nobody else has this folder
-    return exporting.story(data, file, impl_options(impl, "cpu", checkout), exporting.Titles(*names))
+    checkout = "CHECKOUT" if asked.checkout is not None else None  # nobody else has this folder
+    return exporting.story(data, file, replace(asked, checkout=checkout).options, exporting.Titles(*names))
 
 
 def _pytest(
-    file: str, trace: Trace, impl: str, checkout: str | None, fixed: str | None, names: _Names,
-    folder: Path | None,
-) -> tuple[str, str]:  # fmt: skip
+    file: str, trace: Trace, asked: Asked, fixed: str | None, names: _Names, folder: Path | None
+) -> tuple[str, str]:
     """The test, run on the release that has the fault, and on the one that must not; and for a folder the
     module that it imports."""
     from ci.export import engine_test, unit_test
@@ -132,12 +129,12 @@ def _pytest(
 
     exporting: Any = engine_test if isinstance(trace.geometry, EngineConfig) else unit_test
     engine = "vllm" if exporting is engine_test else "sglang"
-    if not re.match(rf"{engine}($|==|\+)", impl):
+    if not re.match(rf"{engine}($|==|\+)", asked.impl):
         use = f"--impl {engine}==VERSION"
-        raise Unusable(f"--as pytest makes a test of a release's classes: {use}, not {impl}")
+        raise Unusable(f"--as pytest makes a test of a release's classes: {use}, not {asked.impl}")
     with unusable(f"{file}: ", NotExportable):
         target = None if fixed is None else exporting.target(fixed)
-        with closing(registry.resolve(impl, checkout=checkout, calls=True)) as system:
+        with closing(registry.resolve(asked.impl, checkout=asked.checkout, calls=True)) as system:
             module = "" if folder is None else exporting.shared_module(system, target)
             titles, beside = Titles(*names), folder is not None
             text = exporting.unit_test(trace, file, system, target, titles, beside)

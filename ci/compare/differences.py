@@ -4,8 +4,6 @@ Each difference has a key that says where it is to be marked, and is put in word
 tokens. What the system was not asked for (waived clauses) is no difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

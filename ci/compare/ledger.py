@@ -6,8 +6,6 @@ a command splits, evicts, makes a tombstone or revives have columns as well: the
 their full and SWA locks.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

@@ -3,8 +3,6 @@
 Positions and lengths are tokens.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """Pictures for documents: a row with its pages and cursors as text, lives as Mermaid state diagrams."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from reference.commands import Said

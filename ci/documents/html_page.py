@@ -3,8 +3,6 @@
 It needs no network, and reads as well without scripts, in dark mode and in print.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from html import escape, unescape

@@ -3,8 +3,6 @@
 Everything in here is read from code or comes out of runs of the reference. Same code, same text.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A step of a run as text: rows, radix tree and pools before it and after it, what is as it was left out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import NamedTuple

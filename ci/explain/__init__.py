@@ -5,8 +5,6 @@ and what the rules say. Where nothing better is known, expected and observed in 
 whether a clause holds, and nothing prints.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from ci.explain import blocks, cursors, lifecycle, pages, tree

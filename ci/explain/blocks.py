@@ -1,7 +1,5 @@
 """Explanations for engines that schedule by themselves: blocks, places in tables, requests."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

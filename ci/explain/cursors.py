@@ -1,7 +1,5 @@
 """Explanations for cursors and the sliding window."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from ci.compare.differences import CURSORS

@@ -4,8 +4,6 @@
 can hold it against the moments again. Commands are counted as `kvspec replay` counts them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable

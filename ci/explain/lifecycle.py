@@ -1,7 +1,5 @@
 """Explanations for outcomes, memory checks and when sessions, slots and requests exist."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 

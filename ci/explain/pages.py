@@ -1,7 +1,5 @@
 """Explanations for pages, rows, the mapping and what is read through it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ci.compare.differences import POOL, spans

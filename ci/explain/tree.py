@@ -1,7 +1,5 @@
 """Explanations for the radix tree: nodes, locks, matches, evictions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ci.explain.history import History, some

@@ -1,7 +1,5 @@
 """What an exported test asserts: the fact that the violated clause is about, in the release's own terms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A trace as the text of a bug report."""
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What a violated clause comes to as an assertion about objects of a scheduler that picks its batches."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """A trace as a unit test of vLLM's own kind: its scheduler, with a model runner that only takes notes."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence

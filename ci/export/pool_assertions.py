@@ -1,7 +1,5 @@
 """What an exported test asks about pages: who has them, what was freed, where the mapping leads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ci.export.recorded_run import Asserts, RecordedRun, row

@@ -1,7 +1,5 @@
 """A trace run on a release, and the lines with which an exported test asks it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

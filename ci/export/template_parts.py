@@ -3,8 +3,6 @@
 A test stands by itself, or imports what it needs from one module beside it and others.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import textwrap

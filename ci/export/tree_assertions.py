@@ -1,7 +1,5 @@
 """What an exported test asks of a release's radix tree, for each clause about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ci.export.pool_assertions import ownership

@@ -1,7 +1,5 @@
 """A trace as a unit test against a release's own classes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

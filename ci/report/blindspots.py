@@ -1,7 +1,5 @@
 """`kvspec blindspots`: which run-time check sees which bug, and when. Data first, then text from it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 The text is rendered from these dictionaries alone, so that no figure is in one and not in the other.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

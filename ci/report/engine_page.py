@@ -1,7 +1,5 @@
 """The page of an engine that schedules by itself: tables of each request, by group, and the pool."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from ci import Data

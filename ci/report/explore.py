@@ -1,7 +1,5 @@
 """`kvspec explore` and `kvspec tour`: their results as data, and as text made from that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

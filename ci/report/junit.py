@@ -1,7 +1,5 @@
 """The report of a check as JUnit XML: a suite for each machine, in it a test case for each clause."""
 
-from __future__ import annotations
-
 from xml.dom import minidom
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite

@@ -5,8 +5,6 @@ it reads without a script, prints, and asks nobody on a network for anything. Wh
 escaped by the template, always.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

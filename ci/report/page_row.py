@@ -1,7 +1,5 @@
 """A row on a page: positions from left to right, a lane for each pool, the cursors as marks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import pairwise
 

@@ -1,13 +1,13 @@
 """Progress of long work, on stderr: a live line on a terminal, a plain line now and then in a pipe."""
 
-from __future__ import annotations
-
+import sys
 import time
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.status import Status
+
+from ci.report.render import console
 
 EVERY_S = 10.0  # between plain lines
 REFRESH_S = 0.1  # between changes of the live line
@@ -16,8 +16,8 @@ REFRESH_S = 0.1  # between changes of the live line
 class Progress:
     """A context manager that is called with (what is running, commands done, findings so far)."""
 
-    def __init__(self, out: Console) -> None:
-        self._out = out
+    def __init__(self) -> None:
+        self._out = out = console(sys.stderr)
         self._started = self._said = time.monotonic()
         self._live: Status | None = out.status("starting") if out.is_terminal else None
 

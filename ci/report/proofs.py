@@ -1,7 +1,5 @@
 """`kvspec prove` as data and as text: what is proved of the cursors for all lengths, and what is not so."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Reports as text, from the dictionaries of `ci.report.data`: for a terminal, and plain for a pipe."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

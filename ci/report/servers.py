@@ -1,7 +1,5 @@
 """Reports on whole servers: what validation of a log found, and what a check of a release's scheduler did."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 What stands in each node, who pins it, and when it would be evicted. Positions and lengths are tokens.
 """
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree as Drawing

@@ -193,7 +193,7 @@ class _SweepsPrefix(TorchKV):
     a prefix. Fix: max(E, R)."""
 
     def sweep_start(self, cursors: RowCursors[N]) -> N:
-        return self.ceil(cursors.swa_evicted_seqlen)
+        return cursors.swa_evicted_seqlen
 
 
 @bug("sweep-to-the-window", "TREE-14", "a leaf keeps less SWA KV than one window", source="#22470")

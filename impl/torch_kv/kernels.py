@@ -34,13 +34,13 @@ def _fill(  # type: ignore[no-untyped-def]
     is_fresh = mine & (rank >= 0)
     cells = req_to_token + tl.load(row + lane) * width
     last = tl.load(cells + begin - 1, mask=begin > 0, other=0).to(tl.int64)
-    page = tl.load(new_full + taken_by_earlier + rank, mask=is_fresh, other=0)
+    page = tl.load(new_full + taken_by_earlier + rank, mask=is_fresh)
     slot = tl.where(is_fresh, page, last // page_size) * page_size + position % page_size
     tl.store(cells + position, slot, mask=mine)
     tl.store(slots + tl.sum(ends - starts, 0) + position - begin, slot, mask=mine)
     if has_swa:
         opened = tl.load(full_to_swa + last) // page_size
-        page = tl.load(new_swa + taken_by_earlier + rank, mask=is_fresh, other=0)
+        page = tl.load(new_swa + taken_by_earlier + rank, mask=is_fresh)
         swa_slot = tl.where(is_fresh, page, opened) * page_size + position % page_size
         tl.store(full_to_swa + slot, swa_slot, mask=mine)
 
@@ -78,7 +78,7 @@ def _give(  # type: ignore[no-untyped-def]
     index = begin + tl.program_id(1) * block + tl.arange(0, block)
     mine = index < tl.load(end + lane * end_by)
     cells = req_to_token + tl.load(row + lane) * width
-    slot = tl.load(cells + index * page_size, mask=mine, other=0)
+    slot = tl.load(cells + index * page_size, mask=mine)
     page = slot // page_size
     if has_full:
         firsts = tl.load(first + each * first_by, mask=earlier, other=0)
@@ -89,7 +89,7 @@ def _give(  # type: ignore[no-untyped-def]
         by_earlier = tl.sum(tl.maximum(ends - firsts, 0), 0)
         swa_begin = tl.load(swa_first + lane * swa_first_by)
         live = mine & (index >= swa_begin)
-        swa_slot = tl.load(full_to_swa + slot, mask=live, other=0)
+        swa_slot = tl.load(full_to_swa + slot, mask=live)
         tl.store(free_swa + by_earlier + index - swa_begin, swa_slot // page_size, mask=live)
         for offset in range(page_size):
             tl.store(full_to_swa + page * page_size + offset, swa_slot * 0, mask=mine)

@@ -245,8 +245,11 @@ class SessionRules:
         return RowCursors(committed, allocated, larger(larger(evicted, protected), reach), protected)
 
     def sweep_start(self, cursors: RowCursors[N]) -> N:
-        """From where on the row has SWA pages of its own: what lies before R is the tree's."""
-        return larger(self.ceil(cursors.swa_evicted_seqlen), cursors.cache_protected_len)
+        """From where on the row has SWA pages of its own: what lies before R is the tree's.
+
+        A page boundary: E lies inside a page in slots alone, where a cut has capped it (`prove frontier`).
+        """
+        return larger(cursors.swa_evicted_seqlen, cursors.cache_protected_len)
 
     def sweep(self, requests: Sequence[KVRequest], lengths: Sequence[int]) -> None:
         """Free the SWA pages [E, new E) of a batch."""
@@ -255,7 +258,7 @@ class SessionRules:
         pages = 0
         for request, new in zip(requests, reach, strict=True):
             first, frontier = self.sweep_start(request.cursors), self.swept(request.cursors, new)[2]
-            pages += max((frontier - first) // size, 0)
+            pages += len(range(first, frontier, size))
         lanes = Lanes(self.store.device, requests, reach)
         before, after = self.store.cursors.move(lanes, self.swept)
         if pages:

@@ -363,7 +363,6 @@ class RadixTree:
         at, end = path[-1].end if path else 0, len(key)
         if at == end:
             return
-        live_from = max(at, live_from)
         slots = slots[:end].clone()  # the caller may go on with its own
         cuts = {live_from, end}
         if self.window is not None:

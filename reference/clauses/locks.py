@@ -38,8 +38,7 @@ def locks_after(
     Whoever has another length than before has taken a new lock; so has `again`, who was matched again.
     """
     tree = facts.tree
-    if tree is None or was.tree is None:
-        return {}
+    assert tree is not None and was.tree is not None
     lengths = {n: s.slot.cache_protected_len for n, s in facts.sessions.items() if s.slot is not None}
     for name, request in facts.requests.items():
         if request.cursors is not None:

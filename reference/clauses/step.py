@@ -193,7 +193,8 @@ class Step:
         elif isinstance(command, SpecDecode):
             lanes = [(lane.request, lane.accept, lane.allocate) for lane in command.lanes]
         elif isinstance(command, Launch):
-            lanes = [(lane.request, self._claimed(lane.request), lane.allocate) for lane in command.lanes]
+            claimed = {r.name: r.in_flight[-1].claimed for r in self.now.requests if r.in_flight}  # a choice
+            lanes = [(lane.request, claimed[lane.request], lane.allocate) for lane in command.lanes]
         else:
             return asked
         for name, committed, ahead in lanes:
@@ -202,11 +203,6 @@ class Step:
                 most = request.settled_len + sum(r.allocate for r in request.in_flight) + ahead
                 asked[name] = (committed, max(request.cursors.kv_allocated_len, most))
         return asked
-
-    def _claimed(self, name: str) -> int:
-        """What a round that was launched has claimed: a choice."""
-        request = self.now.request(name)
-        return request.in_flight[-1].claimed if request is not None and request.in_flight else 0
 
     @computed_once
     def swept_after(self) -> frozenset[str]:
@@ -230,7 +226,7 @@ class Step:
     def locks(self) -> Locks:
         """Who has locked what in the system's tree now."""
         if not self.done or self.after.tree is None:
-            return self.locked_before if self.after.tree is not None else {}
+            return self.locked_before
         command, request = self.command, self.acted
         again = None
         if isinstance(command, Admit) and request is not None:
@@ -291,12 +287,12 @@ class Step:
             holder, c, target = goes
             start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
             owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
-        for was in self.was.requests if swa and goes is None else ():  # swept
+        for was in self.was.requests if swa else ():  # swept
             had, frontier = was.cursors, self.frontier(was.name)
             if had is not None and frontier > had.swa_evicted_seqlen:
                 start = max(had.cache_protected_len, had.swa_evicted_seqlen)
-                end = min(frontier // size, -(-had.kv_allocated_len // size))
-                owed[was.holder] = {*range(-(-start // size), end)}
+                end = min(frontier, had.kv_allocated_len)
+                owed[was.holder] = {p // size for p in range(start, end, size)}
         if self.after.tree is not None:
             self._hand_over(pool, owed)
         return {holder: sorted(pages) for holder, pages in owed.items() if pages} if owed else {}

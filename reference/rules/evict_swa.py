@@ -21,7 +21,7 @@ from reference.rules.base import (
         Reason.UNFAITHFUL: "L > C, without what rounds in flight claim of it",
     },
     where=(("F", "max(E, R, floor(L - W - P))"),),
-    cases=(Case("always", after={"E": "F"}, swa=("ceil(max(E, R))", "F")),),
+    cases=(Case("always", after={"E": "F"}, swa=("max(E, R)", "F")),),
     choice="How far: F may be E (nothing swept), or any page boundary from max(E, R) to"
     " floor(max(0, L - W)).",
 )

@@ -21,7 +21,7 @@ from reference.rules.evict_swa import own_sweep
         " one is in flight, or one with `tail` runs or has KV of its own: A > R",
         Reason.NO_SWA: "a lane with `tail`, and the model has no window",
         Reason.BAD_LENGTH: "C + tokens > origin + output: more than there is to compute",
-        Reason.WINDOW_LOST: "a request runs, and not live(C)",
+        Reason.WINDOW_LOST: "not live(C): only a request that runs can have lost its window",
         Reason.ROW_TOO_SHORT: "C + tokens > width",
         Reason.NO_ROW: "fewer rows are free than the batch takes",
         **POOLS,
@@ -56,8 +56,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
         require(length <= request.origin + request.output, Reason.BAD_LENGTH)
         grown.append((request, max(length, cursors_of(request).kv_allocated_len * runs)))
     for request in requests:
-        if request.phase is Phase.RUNNING:
-            require_window(state, request)
+        require_window(state, request)
     state, grown = allocate(state, grown, context, tails)
     for (request, allocated), lane in zip(grown, command.lanes):
         length = cursors_of(request).kv_committed_len + lane.tokens

@@ -4,8 +4,6 @@ Loaded by every pytest that runs where kvspec is installed, so it imports nothin
 where no test uses kvspec.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Generator
 from typing import NamedTuple

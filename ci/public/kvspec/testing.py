@@ -1,7 +1,5 @@
 """Tests of an engine beside the reference: a Hypothesis machine, a check of some volume, a saved trace."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -17,7 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Flaky
 from hypothesis.stateful import run_state_machine_as_test
 
-from ci.commands.shared import impl_options, save_traces
+from ci.commands.shared import Asked, save_traces
 from ci.report import data as report
 from ci.report import render
 from impl.adapter import System, UnusableImplementation
@@ -205,7 +203,7 @@ def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> Clause
     """Save the traces and report the clause, the ledger, because, where the trace is and how to replay it."""
     spelled, chosen = _spelled(make), plugin.chosen
     told = [report.finding_data(group) for group in report.groups(findings)]
-    save_traces(findings, told, chosen.save, impl_options(spelled or "", chosen.device, chosen.sglang_path))
+    save_traces(findings, told, chosen.save, Asked(spelled or "", chosen.sglang_path, chosen.device).options)
     text = io.StringIO()
     out = render.console(text)
     for number, found in enumerate(told, 1):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from ci.report import data as report
-from ci.report import progress, render
+from ci.report import progress
 from impl.adapter import Capabilities
 from reference.commands import Mode, Open, Reason, Refused
 from stateful_tests.check import campaign, tiers
@@ -376,7 +375,7 @@ def test_lists(kvspec):
 def test_progress_in_a_pipe_is_a_plain_line_now_and_then(monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with progress.Progress(render.console(sys.stderr)) as say:
+    with progress.Progress() as say:
         for _ in range(250):
             clock[0] += 0.1
             say("sessions on page1, free", 5, 1)

@@ -74,6 +74,7 @@ def test_what_is_accepted_is_there_and_has_a_reason():
     "name, by",
     [
         ("impl/torch_kv/steps.py Steps._lanes: name in self.requests -> name not in self.requests", "OUT-1"),
+        ("impl/torch_kv/kernels.py _give: index >= swa_begin -> index > swa_begin", "a test"),
         ("reference/cursors.py cut: min(c.kv_committed_len, target) -> c.kv_committed_len", "READ-1"),
         ("reference/clauses/lifecycle.py _close_happens: session.closing and name not in busy -> "
          "name not in busy", "a fixture"),
@@ -112,7 +113,7 @@ def test_a_survivor_is_shown(monkeypatch, capsys):
     "arguments, says",
     [
         (["--only", "README.md"], "--only README.md: it has no mutant"),
-        (["--only", "reference/commands.py"], "they are in impl/torch_kv, reference/clauses"),
+        (["--only", "reference/commands.py"], "kernels.py, impl/torch_kv, reference/clauses"),
         (["--sample", "0"], "--sample"),
     ],
 )

@@ -10,8 +10,7 @@ from reference import clauses, model
 from reference.clauses import CLAUSES, about
 from reference.clauses.step import Step
 from reference.commands import (
-    Abort, Close, Decode, Done, Evict, Finish, Insert, Match, Mode, Open, Piece, Refused,
-    Retract, SpecDecode, Submit,
+    Abort, Close, Decode, Done, Evict, Finish, Insert, Match, Mode, Piece, Retract, SpecDecode, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry
 from stateful_tests.check.executors import Processes
@@ -321,12 +320,3 @@ def test_facts_that_differ_in_ids_alone_are_equal():
         if len(other.free["full"]) < BOTH.geometry.full_pages:
             other.free["full"] += [*other.pages["full"].values()][:1]
             assert up_to_ids(facts_of(other.view(), BOTH.geometry), size) != up_to_ids(facts, size)
-
-
-def test_a_situation_is_a_command_with_its_outcome():
-    state = model.initial(SMALL.geometry)
-    now, outcome = model.step(state, Open("s1"))
-    assert situation(state, Open("s1"), outcome, now) == "open"
-    again, refused = model.step(now, Open("s1"))
-    assert isinstance(refused, Refused)
-    assert situation(now, Open("s1"), refused, again) == "open, refused: session_exists"

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from impl.adapter import UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import PRESETS
 from stateful_tests.check.campaign import run
 from stateful_tests.check.tiers import plan
-from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.machines.operations import Operations, MachineTarget, Violated
@@ -24,14 +22,6 @@ from stateful_tests.tests.support.closing import WaitsForEver
 TestSessions = kvspec.machine(machines=["sessions"]).TestCase
 TestTree = kvspec.machine(machines=["tree"]).TestCase
 TestBoth = kvspec.machine(machines=["both"]).TestCase
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_volume(name):
-    try:
-        kvspec.check(machines=[name], examples=1, seed=1)
-    except UnusableImplementation as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize(

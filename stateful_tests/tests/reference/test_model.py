@@ -7,198 +7,144 @@ from dataclasses import replace
 
 import pytest
 
-from reference.commands import (
-    Abort, Admit, Choice, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Launch, Mode,
-    Open, Reason, Refused, Retract, Settle, SpecDecode, Submit,
-)  # fmt: skip
-from reference.geometry import PRESETS, Geometry, GeometryError, preset
+from reference.commands import Choice, Done, Mode, Reason, Refused
+from reference.geometry import Geometry, GeometryError, preset
 from reference.ledger import Cursors, State, text_cut, text_tokens
 from reference.model import ChoiceNotAllowed, initial, step
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.commands import script
 
 PAGE4 = Geometry(page_size=4, window=6, full_pages=12, swa_pages=9, rows=3, width=32)
+ONE_ROW = replace(PAGE4, full_pages=2, swa_pages=2, rows=1)
 
 
-def after(*commands: Command, geometry: Geometry = PAGE4, mode: Mode = Mode.FREE) -> State:
+def after(text: str, mode: Mode = Mode.FREE) -> State:
     """The state after commands that must all be done."""
-    state = initial(geometry, mode)
-    for command in commands:
+    state = initial(PAGE4, mode)
+    for command in script(text):
         state, outcome = step(state, command)
         assert outcome == Done(), f"{command}: {outcome}"
     return state
 
 
-def turn(request: str, session: str | None, tokens: int, *, fill: int | None = None) -> list[Command]:
-    """Submit, admit and prefill in one chunk; `fill`: what is left to prefill, default all."""
-    chunk = Chunk(request, tokens if fill is None else fill)
-    return [Submit(request, session, tokens), Admit(request), Extend((chunk,))]
+def does(state: State, text: str, *choices: Choice) -> Cursors:
+    """The cursors of r1 after one more command, for which a system chose."""
+    return step(state, *script(text), list(choices))[0].request("r1").cursors
 
 
-def running(state: State, name: str = "r1") -> Cursors:
-    return state.request(name).cursors
+FIRST = "open s1; submit r1 in s1 +10; admit r1; extend r1 +10"
+ORDINARY = "submit r1 (no session) +1; admit r1; extend r1 +1"
 
-
-FIRST = [Open("s1"), *turn("r1", "s1", 10)]
-
-
-NEARLY_FULL = [*FIRST, *turn("r2", None, 20)]  # 8 of 9 SWA pages are taken
-
-REFUSALS: list[tuple[Reason, list[Command], Command]] = [
-    (Reason.EMPTY, [Open("s1")], Submit("r1", "s1", 0)),
-    (Reason.EMPTY, [], Extend(())),
-    (Reason.DUPLICATE_LANE, FIRST, Decode(("r1", "r1"))),
-    (Reason.UNKNOWN_SESSION, [], Submit("r1", "s1", 1)),
-    (Reason.UNKNOWN_SESSION, [], Close("s1")),
-    (Reason.SESSION_EXISTS, [Open("s1")], Open("s1")),
-    (Reason.UNKNOWN_REQUEST, [], Admit("r1")),
-    (Reason.REQUEST_EXISTS, FIRST, Submit("r1", None, 1)),
-    (Reason.SESSION_CLOSING, [*FIRST, Close("s1")], Close("s1")),
-    (Reason.SESSION_CLOSING, [*FIRST, Close("s1")], Submit("r2", "s1", 1)),
-    (Reason.TURN_IN_FLIGHT, FIRST, Submit("r2", "s1", 1)),
-    (Reason.SHRINKING_PREFIX, [*FIRST, Finish("r1", 1)], Submit("r2", "s1", 4, rewind=2)),
-    (Reason.WRONG_PHASE, FIRST, Admit("r1")),
-    (Reason.WRONG_PHASE, [*FIRST, Retract("r1")], Abort("r1", marked=True)),
-    (Reason.BAD_LENGTH, FIRST, Finish("r1", 2)),
-    (Reason.BAD_LENGTH, FIRST, Finish("r1", 0)),
-    (Reason.BAD_LENGTH, FIRST, Retract("r1", 2)),
-    (Reason.BAD_LENGTH, FIRST, SpecDecode((Draft("r1", 2, 3),))),
-    (Reason.BAD_LENGTH, FIRST, EvictSwa("r1", 11)),
-    (Reason.ROW_TOO_SHORT, [Open("s1")], Submit("r1", "s1", 33)),
-    (Reason.ROW_TOO_SHORT, FIRST, SpecDecode((Draft("r1", 23, 1),))),
-    (Reason.NO_ROW, [*turn("r1", None, 1), *turn("r2", None, 1), *turn("r3", None, 1),
-                     Submit("r4", None, 1), Admit("r4")], Extend((Chunk("r4", 1),))),
-    (Reason.OUT_OF_SWA, NEARLY_FULL, SpecDecode((Draft("r1", 12, 1),))),
-    (Reason.OUT_OF_FULL, [*turn("r1", None, 30), EvictSwa("r1", 30), *turn("r2", None, 16)],
-     SpecDecode((Draft("r2", 5, 1),))),
+# Two reasons apply; the first in the order of `Reason` is the one. That each comes where it should is in
+# test_rules, and on torch in tours.
+PAIRS: list[tuple[Reason, str, str, Geometry]] = [
+    (Reason.EMPTY, "", "submit r1 in s9 +0", PAGE4),  # and unknown_session
+    (Reason.UNKNOWN_SESSION, FIRST, "submit r1 in s9 +1", PAGE4),  # and request_exists
+    (Reason.REQUEST_EXISTS, FIRST, "submit r1 in s1 +1", PAGE4),  # and turn_in_flight
+    (Reason.SESSION_CLOSING, f"{FIRST}; close s1", "submit r2 in s1 +1", PAGE4),  # and turn_in_flight
+    (Reason.TURN_IN_FLIGHT, FIRST, "submit r2 in s1 +1 rewind 1", PAGE4),  # and shrinking_prefix
+    (Reason.WRONG_PHASE, "submit r1 (no session) +1", "evict_swa r1 at length 9", preset("no-swa")),
+    # A tree has the prompt by its result, so that is processed.
+    (Reason.BAD_LENGTH, FIRST, "retract r1 losing 1", replace(PAGE4, tree=True)),
+    (Reason.NO_SWA, ORDINARY, "evict_swa r1 at length 9", preset("no-swa")),  # and bad_length
+    (Reason.BAD_LENGTH, FIRST, "spec_decode r1 +40 accept 41", PAGE4),  # and row_too_short
+    # and row_too_short
+    (Reason.WINDOW_LOST, f"{FIRST}; spec_decode r1 +20 accept 1; evict_swa r1 at length 30",
+     "spec_decode r1 +30 accept 1", PAGE4),
+    # and out_of_full, out_of_swa
+    (Reason.NO_ROW, f"{ORDINARY}; submit r2 (no session) +32; admit r2", "extend r2 +32", ONE_ROW),
+    (Reason.OUT_OF_FULL, "submit r2 (no session) +32; admit r2", "extend r2 +32", ONE_ROW),  # and out_of_swa
+    (Reason.REQUEST_EXISTS, "open a", "submit a (no session) +1", PAGE4),  # one space of names
+    (Reason.SESSION_EXISTS, "submit a (no session) +1", "open a", PAGE4),
+    # A rejected prefill of a marked request needs a row of its own.
+    (Reason.NO_ROW, f"{ORDINARY}; submit r2 (no session) +1", "abort r2 (marked)", replace(PAGE4, rows=1)),
 ]  # fmt: skip
 
 
-# Two reasons apply; the first in the order of `Reason` is the one.
-PAIRS: list[tuple[Reason, list[Command], Command, Geometry]] = [
-    (Reason.EMPTY, [], Submit("r1", "s9", 0), PAGE4),  # and unknown_session
-    (Reason.UNKNOWN_SESSION, FIRST, Submit("r1", "s9", 1), PAGE4),  # and request_exists
-    (Reason.REQUEST_EXISTS, FIRST, Submit("r1", "s1", 1), PAGE4),  # and turn_in_flight
-    (Reason.SESSION_CLOSING, [*FIRST, Close("s1")], Submit("r2", "s1", 1), PAGE4),  # and turn_in_flight
-    (Reason.TURN_IN_FLIGHT, FIRST, Submit("r2", "s1", 1, rewind=1), PAGE4),  # and shrinking_prefix
-    (Reason.WRONG_PHASE, [Submit("r1", None, 1)], EvictSwa("r1", 9), preset("no-swa")),  # and no_swa
-    # A tree has the prompt by its result, so that is processed.
-    (Reason.BAD_LENGTH, FIRST, Retract("r1", 1), replace(PAGE4, tree=True)),
-    (Reason.NO_SWA, turn("r1", None, 4), EvictSwa("r1", 9), preset("no-swa")),  # and bad_length
-    (Reason.BAD_LENGTH, FIRST, SpecDecode((Draft("r1", 40, 41),)), PAGE4),  # and row_too_short
-    (
-        Reason.WINDOW_LOST,
-        [*FIRST, SpecDecode((Draft("r1", 20, 1),)), EvictSwa("r1", 30)],
-        SpecDecode((Draft("r1", 30, 1),)),  # and row_too_short
-        PAGE4,
-    ),
-    (
-        Reason.NO_ROW,  # and out_of_full, out_of_swa
-        [*turn("r1", None, 1), Submit("r2", None, 32), Admit("r2")],
-        Extend((Chunk("r2", 32),)),
-        Geometry(page_size=4, window=6, full_pages=2, swa_pages=2, rows=1, width=32),
-    ),
-    (
-        Reason.OUT_OF_FULL,  # and out_of_swa
-        [Submit("r2", None, 32), Admit("r2")],
-        Extend((Chunk("r2", 32),)),
-        Geometry(page_size=4, window=6, full_pages=2, swa_pages=2, rows=1, width=32),
-    ),
-    (Reason.REQUEST_EXISTS, [Open("a")], Submit("a", None, 1), PAGE4),  # one space of names
-    (Reason.SESSION_EXISTS, [Submit("a", None, 1)], Open("a"), PAGE4),
-    (
-        Reason.NO_ROW,  # a rejected prefill of a marked request needs a row of its own
-        [*turn("r1", None, 1), Submit("r2", None, 1)],
-        Abort("r2", marked=True),
-        Geometry(page_size=4, window=6, full_pages=9, swa_pages=9, rows=1, width=32),
-    ),
-]
-
-
 @pytest.mark.parametrize("impl", ["reference", "torch"])
-@pytest.mark.parametrize("reason", dict.fromkeys(case[0] for case in (*REFUSALS, *PAIRS)))
-def test_refused_alike(impl, reason):
-    """Each refusal, and of two that apply the first, by the reference and by the torch implementation."""
-    for expected, given, command, geometry in [*(case + (PAGE4,) for case in REFUSALS), *PAIRS]:
-        if expected is reason:
-            lockstep = Lockstep(resolve(impl), geometry, Mode.FREE)
-            for each in given:
-                assert not isinstance(lockstep.do(each), Refused)
-            assert lockstep.do(command) == Refused(reason)
-            assert lockstep.violation is None
+def test_of_two_reasons_the_first_is_told(impl):
+    for reason, given, command, geometry in PAIRS:
+        lockstep = Lockstep(resolve(impl), geometry, Mode.FREE)
+        for each in script(given):
+            assert not isinstance(lockstep.do(each), Refused)
+        assert lockstep.do(*script(command)) == Refused(reason)
+        assert lockstep.violation is None
 
 
 def test_a_batch_is_all_or_nothing():
-    state = after(*FIRST, Submit("r2", None, 32), Admit("r2"), Submit("r3", None, 1), Admit("r3"))
-    batch = Extend((Chunk("r3", 1), Chunk("r2", 32)))
-    assert step(state, batch) == (state, Refused(Reason.OUT_OF_SWA))
+    state = after(f"{FIRST}; submit r2 (no session) +32; admit r2; submit r3 (no session) +1; admit r3")
+    assert step(state, *script("extend r3 +1, r2 +32")) == (state, Refused(Reason.OUT_OF_SWA))
 
 
-UNFAITHFUL: list[tuple[list[Command], Command]] = [
-    ([*FIRST, SpecDecode((Draft("r1", 9, 2),))], EvictSwa("r1", 13)),  # past the commit
-    ([*FIRST, SpecDecode((Draft("r1", 9, 9),)), EvictSwa("r1", 19)], Finish("r1", 8)),  # takes it back
-    ([*FIRST, Decode(("r1",)), EvictSwa("r1", 11)], Retract("r1", 1)),
-]
+AHEAD = f"{FIRST}; spec_decode r1 +9 accept "
 
 
-@pytest.mark.parametrize("given, command", UNFAITHFUL, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    "given, command",
+    [
+        (f"{AHEAD} 2", "evict_swa r1 at length 13"),  # past the commit
+        (f"{AHEAD} 9; evict_swa r1 at length 19", "finish r1 keep 8"),  # takes it back
+        (f"{FIRST}; decode r1; evict_swa r1 at length 11", "retract r1 losing 1"),
+    ],
+)
 def test_a_faithful_scheduler_would_not(given, command):
-    assert step(after(*given), command)[1] == Done()
-    state = after(*given, mode=Mode.FAITHFUL)
-    assert step(state, command) == (state, Refused(Reason.UNFAITHFUL))
+    assert step(after(given), *script(command))[1] == Done()
+    state = after(given, Mode.FAITHFUL)
+    assert step(state, *script(command)) == (state, Refused(Reason.UNFAITHFUL))
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_a_faithful_scheduler_ends_with_any_output_of_the_rounds_under_way(kept):
     """It knew of one output when it launched the last round."""
-    state = after(*FIRST, Decode(("r1",)), Decode(("r1",)), mode=Mode.FAITHFUL)
-    outcome = step(state, Finish("r1", kept))[1]
+    state = after(f"{FIRST}; decode r1; decode r1", Mode.FAITHFUL)
+    outcome = step(state, *script(f"finish r1 keep {kept}"))[1]
     assert outcome == (Done() if kept > 1 else Refused(Reason.UNFAITHFUL))
 
 
+TWENTY = "open s1; submit r1 in s1 +20; admit r1"
+
+
 def test_choices_are_followed_within_their_bounds():
-    state = after(Open("s1"), *turn("r1", "s1", 20))
+    state = after(f"{TWENTY}; extend r1 +20")
+    sweep, ahead = "evict_swa r1 at length 20", "spec_decode r1 +2 accept 1"
     for chosen in (0, 4, 8, 12):  # less than the default, the default, all that no window reaches
-        swept, _ = step(state, EvictSwa("r1", 20), [Choice("r1", swa_evicted_seqlen=chosen)])
-        assert running(swept).swa_evicted_seqlen == chosen
-    for chosen in (16, 6):
+        assert does(state, sweep, Choice("r1", swa_evicted_seqlen=chosen)).swa_evicted_seqlen == chosen
+    assert does(state, ahead, Choice("r1", kv_allocated_len=28)) == Cursors(21, 28, 0, 0)
+    for text, choice in (
+        (sweep, {"swa_evicted_seqlen": 16}), (sweep, {"swa_evicted_seqlen": 6}),
+        (ahead, {"kv_allocated_len": 21}), ("decode r1", {"kv_allocated_len": 28}),
+    ):  # fmt: skip
         with pytest.raises(ChoiceNotAllowed):
-            step(state, EvictSwa("r1", 20), [Choice("r1", swa_evicted_seqlen=chosen)])
-    further, _ = step(
-        state, SpecDecode((Draft("r1", 2, 1),)), [Choice("r1", kv_allocated_len=28)]
-    )
-    assert running(further) == Cursors(21, 28, 0, 0)
-    with pytest.raises(ChoiceNotAllowed):
-        step(state, SpecDecode((Draft("r1", 2, 1),)), [Choice("r1", kv_allocated_len=21)])
-    with pytest.raises(ChoiceNotAllowed):
-        step(state, Decode(("r1",)), [Choice("r1", kv_allocated_len=28)])
+            does(state, text, Choice("r1", **choice))
 
 
 def test_a_server_may_claim_less_of_a_round_in_flight():
-    state, launch = after(Open("s1"), *turn("r1", "s1", 20)), Launch((Draft("r1", 3, 2),))
+    state = after(f"{TWENTY}; extend r1 +20")
+    launch, finish, settle = script("launch r1 +3 accept 2; finish r1 keep 1; settle r1")
     for claimed in (20, 21, 23):  # nothing, a token, all of it
         first, _ = step(state, launch, [Choice("r1", kv_committed_len=claimed)])
         second, _ = step(first, launch, [Choice("r1", kv_committed_len=claimed)])
-        assert running(second) == Cursors(claimed, 26, 0, 0), "slots for both, whatever is claimed"
-        settled = running(step(second, Settle("r1"))[0])
+        both = second.request("r1").cursors
+        assert both == Cursors(claimed, 26, 0, 0), "slots for both, whatever is claimed"
+        settled = step(second, settle)[0].request("r1").cursors
         assert settled.kv_committed_len == 22, "of the first all is known now"
-        kept, _ = step(first, Finish("r1", 1), [Choice("r1", kv_committed_len=21)])
+        kept, _ = step(first, finish, [Choice("r1", kv_committed_len=21)])
         assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "the round computes that token first"
     for claimed in (19, 24):
         with pytest.raises(ChoiceNotAllowed):
             step(state, launch, [Choice("r1", kv_committed_len=claimed)])
     with pytest.raises(ChoiceNotAllowed):  # with nothing in flight nobody computes it
-        step(state, Finish("r1", 1), [Choice("r1", kv_committed_len=21)])
+        step(state, finish, [Choice("r1", kv_committed_len=21)])
 
 
 def test_a_prefill_may_be_swept_after_its_forward_pass():
-    state = after(Open("s1"), Submit("r1", "s1", 20), Admit("r1"))
-    command = Extend((Chunk("r1", 20),))
-    swept, _ = step(state, command, [Choice("r1", swa_evicted_seqlen=12, after=True)])
-    assert running(swept) == Cursors(20, 20, 12, 0)
+    state, command = after(TWENTY), "extend r1 +20"
+    swept = does(state, command, Choice("r1", swa_evicted_seqlen=12, after=True))
+    assert swept == Cursors(20, 20, 12, 0)
     for choice in (Choice("r1", swa_evicted_seqlen=16, after=True), Choice("r1", swa_evicted_seqlen=12)):
         with pytest.raises(ChoiceNotAllowed):
-            step(state, command, [choice])
+            does(state, command, choice)
 
 
 def test_texts():
@@ -217,12 +163,3 @@ def test_bad_geometries_name_the_field(field, value):
     with pytest.raises(GeometryError) as caught:
         Geometry(**sizes)
     assert caught.value.field == field
-
-
-def test_presets_cover_what_the_issue_names():
-    assert {g.page_size for g in PRESETS.values()} >= {1, 2, 4, 16}
-    windows = [(g.page_size, g.window) for g in PRESETS.values() if g.window is not None]
-    assert any(p > w for p, w in windows) and any(w % p for p, w in windows)
-    assert any(g.window is None for g in PRESETS.values())
-    with pytest.raises(GeometryError, match="unknown 'nope'"):
-        preset("nope")

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for every command that a trace file can hold, applicable or not."""
+"""Commands from text, and Hypothesis strategies for every one that a trace file can hold."""
 
 from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
@@ -6,7 +6,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from reference.commands import COMMANDS, Piece, Prompt
+from stateful_tests.traces.notation import parse
 from stateful_tests.traces.schema import MAX_LENGTH
+
+
+def script(text: str, *kinds: Any) -> tuple[Any, ...]:
+    """Commands as reports print them, with semicolons between: "open s1; submit r1 in s1 +4"."""
+    return tuple(parse(line, *kinds) for line in text.split(";") if line.strip())
+
 
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,32}", fullmatch=True)
 lengths = st.integers(-MAX_LENGTH, MAX_LENGTH)

@@ -1,8 +1,7 @@
-"""The memory checks see what unbalances, and wait for the device once."""
+"""The memory checks see what unbalances. That they wait for the device once: test_device."""
 
 
 import pytest
-import torch
 
 from impl.torch_kv import TorchKV
 from reference.commands import Admit, CheckBusy, Chunk, Command, Done, Extend, Open, Report, Submit
@@ -57,22 +56,3 @@ def test_a_check_sees_what_unbalances(fault, pools, level):
     assert found_by(system, CheckBusy(level)).alarm == ""
     fault(system)
     assert found_by(system, CheckBusy(level)).alarm == f"memory leak detected in {pools}"
-
-
-@pytest.mark.parametrize("requests", [1, 16])
-def test_a_check_waits_for_the_device_once(requests, monkeypatch):
-    """One transfer, whatever the number of requests."""
-    geometry = Geometry(4, 8, 400, 400, rows=16, width=64)
-    names = [f"r{i}" for i in range(requests)]
-    queued = [c for n in names for c in (Submit(n, None, 9), Admit(n))]
-    system = system_after(*queued, Extend(tuple(Chunk(n, 9) for n in names)), geometry=geometry)
-    transfers = []
-    to_host = torch.Tensor.tolist
-
-    def counting(tensor):
-        transfers.append(tensor.shape)
-        return to_host(tensor)
-
-    monkeypatch.setattr(torch.Tensor, "tolist", counting)
-    assert found_by(system).accounts[0].uncached == requests * 12
-    assert len(transfers) == 1

@@ -41,7 +41,3 @@ def test_is_told_and_written_as_the_format_writes(path):
     assert trace.story.endswith(".")
     assert len(trace.expected) == len(trace.commands), "every step states its outcome"
     assert path.read_text(encoding="utf-8") == dump(trace)
-
-
-def test_every_bug_has_a_fixture():
-    assert {load(p).bug for p in FIXTURES} - {None} == set(BUGS)
