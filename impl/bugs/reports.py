@@ -132,7 +132,7 @@ class _Pr22790RowTwice(TorchKV):
         row = None if held is None else held.row
         super().wipe(session, request)
         if row is not None:
-            self.store.give_row(row)
+            self.store.free_rows.append(row)
 
 
 @bug("pr22790-row-never", "END-1", "a midway abort keeps the row", source="sgl-project/sglang#22790")

@@ -24,7 +24,7 @@ class _RestoreNotIdempotent(TorchKV):
         super().lend(requests)
         for request in requests:
             if request.phase is RequestPhase.ADMITTED and self.store.free_rows:
-                request.row = self.store.take_row()
+                request.row = self.store.free_rows.pop()
                 self.put(request, request.cursors)
 
 

@@ -98,7 +98,7 @@ class PrefixRules(SessionRules):
         """A row for each of these, which have none and extend now. The caller knows that they are there. Rows
         of those who have matched something name the tree's slots."""
         for request in requests:
-            request.row = self.store.take_row()
+            request.row = self.store.free_rows.pop()
         started = [r for r in requests if r.prefix is not None and r.prefix.numel()]
         if started:
             lengths = [request.cursors.cache_protected_len for request in started]

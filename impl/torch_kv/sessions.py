@@ -284,7 +284,7 @@ class SessionRules:
         """Give everything of a row back: its pages, and the row, once (FREE-1, FREE-2, OWN-4)."""
         assert holder.row is not None
         self.release_pages(holder)
-        self.store.give_row(holder.row)
+        self.store.free_rows.append(holder.row)
 
     def release_pages(self, holder: KVRequest | Slot) -> None:
         """Free all pages of a row."""

@@ -69,7 +69,7 @@ class KVStore:
     full, swa: the pools (`swa` None without SWA); pools: those there are, in this order.
     cursors: of the requests that use the rows. slot_cursors: of the sessions' slots that name them; a
         slot lent to a request keeps its cursors as they were then, hence a second table.
-    free_rows: host list of rows that nobody holds; the next one handed out is the last.
+    free_rows: host list of rows that nobody holds; the next one handed out is the last. Their cursors are 0.
     use_kernel: Triton kernels allocate and free, instead of torch operators.
     """
 
@@ -105,16 +105,6 @@ class KVStore:
         from impl.torch_kv import kernels
 
         return kernels
-
-    # Rows.
-
-    def take_row(self) -> int:
-        """A row for a request that has none; its cursors are 0. The caller has checked that one is free."""
-        return self.free_rows.pop()
-
-    def give_row(self, row: int) -> None:
-        """Return a row, once its pages are free."""
-        self.free_rows.append(row)
 
     # Positions.
 

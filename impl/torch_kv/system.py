@@ -206,7 +206,7 @@ class TorchKV(LockHolders):
     def prefill_marked(self, request: KVRequest) -> KVRequest:
         """The detached request after its prefill: one token, one row, its pages."""
         detached = KVRequest(request.name, None, request.serial, [token_id(request.serial, 0)], 1)
-        detached.row = self.store.take_row()
+        detached.row = self.store.free_rows.pop()
         self.prefill([detached], [1])
         return detached
 

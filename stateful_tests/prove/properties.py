@@ -13,7 +13,7 @@ from typing import Any
 
 from reference.commands import Mode
 from stateful_tests.prove.integers import SymbolicRange, has, larger
-from stateful_tests.prove.path_exploration import Bool, both, implies
+from stateful_tests.prove.path_exploration import both, implies, same
 from stateful_tests.prove.transitions import INVARIANT, PAGE, POSITION, RULES, Move, P, W, live
 
 GROWS = ("extend", "decode", "spec_decode")
@@ -32,11 +32,6 @@ class Property:
     holds: Callable[[Move], Any]
     mode: Mode = Mode.FREE
     any: str = ""
-
-
-def same(one: Any, other: Any) -> Bool:
-    """Both hold or neither."""
-    return implies(one, other) & implies(other, one)
 
 
 def _invariant(name: str) -> Callable[[Move], Any]:

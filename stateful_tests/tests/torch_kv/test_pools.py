@@ -148,7 +148,7 @@ def ready(size: Geometry, lengths: list[tuple[int, int, int]]) -> tuple[TorchKV,
     system.reset(size)
     requests = []
     for committed, allocated, evicted in lengths:
-        row = system.store.take_row()
+        row = system.store.free_rows.pop()
         extend(system.store, [row], [0], [allocated])
         swept = evicted // size.page_size
         system.store.free_swa(*lanes(CPU, [row], [0], [swept]), swept)
