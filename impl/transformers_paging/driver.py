@@ -17,7 +17,7 @@ from impl.vllm.runner import greedy
 from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update, client_tokens
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chain
+from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
 from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 
@@ -128,9 +128,8 @@ class PagingDriver:
             write: list[list[int]] = [[]]
             self.cache.extend_read_and_write_indices(name, past, count, read, write)
             text = (state.initial_tokens + state.generated_tokens)[:past]
-            stamp = _stamps(text)[-1] if text else 0
-            for token, index in zip(tokens, write[0]):
-                stamp = chain(stamp, token)
+            before = chained(text)[-1] if text else 0
+            for stamp, index in zip(chained(tokens, before), write[0]):
                 self._memory.setdefault(index // stride, [0] * self._size)[index % stride] = stamp
             state.position_offset += count
             sampled: tuple[int, ...] = ()
@@ -153,7 +152,7 @@ class PagingDriver:
 
     def _hashed(self, parent: int | None, tokens: Sequence[int]) -> int:
         """The hash of a block: the stamp of its last token."""
-        stamps = _stamps(tokens, parent or 0)
+        stamps = chained(tokens, parent or 0)
         self._texts[stamps[-1]] = tuple(stamps)
         return stamps[-1]
 
@@ -201,14 +200,6 @@ class PagingDriver:
 
 def _nothing(*_: Any) -> None:
     return None
-
-
-def _stamps(tokens: Sequence[int], stamp: int = 0) -> list[int]:
-    stamps = []
-    for token in tokens:
-        stamp = chain(stamp, token)
-        stamps.append(stamp)
-    return stamps
 
 
 if __name__ == "__main__":

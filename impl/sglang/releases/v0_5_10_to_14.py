@@ -41,6 +41,11 @@ class Release0510:
     # Processing the results of a prefill batch frees all at its end (process_batch_result_prefill).
     groups_prefill = False
     core = "python"  # what its tree is written in
+    # Where a request, or a session's slot, has its row and its cursors.
+    places: ClassVar[dict[str, str]] = {name: name for name in ("req_pool_idx", *Cursors._fields)}
+    # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": at what is
+    # in the cache), the chunks that are under way, and the look at its last outputs.
+    chunk_ends, chunks, looks = "", "is_chunked", "check_finished"
     keeps_slots = True  # a request knows the slots of what it matched, not only how many (prefix_indices)
     # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
     keeping = ""
@@ -128,11 +133,6 @@ class Release0510:
         del geometry
         return False
 
-    @classmethod
-    def where(cls, attribute: str) -> str:
-        """Where a request, or a session's slot, has its row (`req_pool_idx`) or a cursor of that name."""
-        return attribute
-
     # -- pools ------------------------------------------------------------------------------------
 
     def make_allocator(self, full: int, swa: int | None, page_size: int) -> Any:
@@ -214,8 +214,8 @@ class Release0510:
         return bool(self.chunk_end(req) >= len(req.full_untruncated_fill_ids))
 
     def chunk_end(self, req: Any) -> int:
-        """Where the last chunk of a prefill ended, as the scheduler looks it up."""
-        return self.prefix(req)
+        """Where the last chunk of a prefill ended."""
+        return int(attrgetter(self.chunk_ends)(req)) if self.chunk_ends else self.prefix(req)
 
     def park(self, req: Any, cache: Any) -> None:
         """A chunk that does not fit is left out of this batch (add_chunked_req), and looked at before the
@@ -258,11 +258,11 @@ class Release0510:
 
     def in_chunks(self, req: Any, more: int) -> None:
         """One more (or less) chunk of the request is under way that is not its last."""
-        req.is_chunked += more
+        setattr(req, self.chunks, getattr(req, self.chunks) + more)
 
     def check_finished(self, req: Any, accepted: int = 1) -> None:
         """Have the request look at its last `accepted` outputs."""
-        req.check_finished(accepted)
+        getattr(req, self.looks)(accepted)
 
     def take(self, cache: Any, start: int, end: int, before: Any) -> Any:
         """Slots for positions [start, end), evicted for where there are too few; as alloc_for_extend does.
@@ -319,12 +319,12 @@ class Release0510:
 
     def row(self, holder: Any) -> int | None:
         """Of a request, or of a session's slot."""
-        row: int | None = attrgetter(self.where("req_pool_idx"))(holder)
+        row: int | None = attrgetter(self.places["req_pool_idx"])(holder)
         return row
 
     def cursors(self, holder: Any) -> Cursors:
         """Of a request, or of a session's slot: both carry the same four attributes."""
-        return Cursors(*attrgetter(*map(self.where, Cursors._fields))(holder))
+        return Cursors(*attrgetter(*map(self.places.__getitem__, Cursors._fields))(holder))
 
     def commit(self, req: Any, tokens: int) -> None:
         """What processing a verify round's result does to the committed length."""
@@ -398,6 +398,7 @@ class Release0513(Release0512):
     scheduler = memory_checks.Scheduler0513
     checker = ("sglang.srt.managers.scheduler_components.invariant_checker", "SchedulerInvariantChecker")
     observer = ("sglang.srt.managers.scheduler_components.pool_stats_observer", "SchedulerPoolStatsObserver")
+    chunks, looks = "inflight_middle_chunks", "update_finish_state"
     paged_allocator = "sglang.srt.mem_cache.allocator.paged"
     swa_allocators = "sglang.srt.mem_cache.allocator.swa"
 
@@ -416,12 +417,6 @@ class Release0513(Release0512):
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_input_len(end - start)
         req.fill_len = end
-
-    def in_chunks(self, req: Any, more: int) -> None:
-        req.inflight_middle_chunks += more
-
-    def check_finished(self, req: Any, accepted: int = 1) -> None:
-        req.update_finish_state(accepted)
 
     def history(self, session: Any) -> list[int]:
         # From 0.5.14 on a turn appends to the array of the last one; what counts of that is noted apart.
@@ -443,6 +438,4 @@ class Release0514(Release0513):
     version = "0.5.14"
     known: ClassVar[dict[str, str]] = {"TREE-7": Release0513.known["TREE-7"]}
     keeping = "is_insert"
-
-    def chunk_end(self, req: Any) -> int:
-        return int(req.fill_len)
+    chunk_ends = "fill_len"

@@ -52,6 +52,7 @@ class Release0515(Release0514):
     version = "0.5.15"
     spec_file = "sglang/srt/speculative/eagle_utils.py"
     spec_prepare = "eagle_prepare_for_decode"
+    chunk_ends = "extend_range.end"
     claimed = 0
 
     def _spec_environment(self) -> dict[str, Any]:
@@ -60,9 +61,6 @@ class Release0515(Release0514):
 
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_range(start, end)
-
-    def chunk_end(self, req: Any) -> int:
-        return int(req.extend_range.end)
 
     def _filled(self, req: Any) -> None:
         req.full_untruncated_fill_ids = req.origin_input_ids
@@ -86,11 +84,10 @@ class Release0516(Unified, Release0515):
     """0.5.16. `req.kv` has the allocated length and the cursor of sweeps; a window has the unified tree."""
 
     version = "0.5.16"
+    places: ClassVar[dict[str, str]] = Release0510.places | {
+        name: f"kv.{name}" for name in ("kv_allocated_len", "swa_evicted_seqlen")
+    }
     known: ClassVar[dict[str, str]] = {}
-
-    @classmethod
-    def where(cls, attribute: str) -> str:
-        return f"kv.{attribute}" if attribute in ("kv_allocated_len", "swa_evicted_seqlen") else attribute
 
     def _import(self, root: Path) -> None:
         super()._import(root)
@@ -157,6 +154,7 @@ class Release0519(Release0518):
 
     version = "0.5.19"
     tree = trees.RecordTree
+    places: ClassVar[dict[str, str]] = {name: f"kv.{name}" for name in Release0510.places}
 
     def _import(self, root: Path) -> None:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.core
@@ -165,10 +163,6 @@ class Release0519(Release0518):
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
         return geometry.tree
-
-    @classmethod
-    def where(cls, attribute: str) -> str:
-        return f"kv.{attribute}"
 
     def retract(self, batch: Any) -> None:
         batch.release_req(0, 0)
@@ -216,10 +210,7 @@ class Release0521(Release0520):
     """0.5.21. The older trees are gone; every component has a cursor of its sweeps; an abort is told."""
 
     version = "0.5.21"
-
-    @classmethod
-    def where(cls, attribute: str) -> str:
-        return "kv.max_evicted_seqlen" if attribute == "swa_evicted_seqlen" else f"kv.{attribute}"
+    places: ClassVar[dict[str, str]] = Release0519.places | {"swa_evicted_seqlen": "kv.max_evicted_seqlen"}
 
     def _modules(self, load: Any) -> None:
         self.chunk_cache = load("sglang.srt.mem_cache.chunk_cache")

@@ -18,7 +18,7 @@ class Release0522(Release0521):
 
     version = "0.5.22"
     tree = trees.UnifiedTree
-    keeping, keeps_slots = "checkpoint", False
+    keeping, keeps_slots, chunk_ends = "checkpoint", False, "extend_end"
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
@@ -47,9 +47,6 @@ class Release0522(Release0521):
     def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
         del chunked
         self.common.checkpoint_kv_cache(req, cache)
-
-    def chunk_end(self, req: Any) -> int:
-        return int(req.extend_end)
 
     def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
         req.finished_reason = self.batch.FINISH_LENGTH(length=0)
