@@ -182,10 +182,13 @@ def shrunk(runner: Runner, judged: JudgedRun, key: str, most: int = SHRINKS) -> 
 
 
 _PLAINEST: dict[type, dict[str, Any]] = {
-    Config: {"draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False},
+    Config: {
+        "draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False,
+        "mixed": False,
+    },
     Client: {"start": 0, "after": "", "close": 1, "impatient": False, "session": False},
     Turn: {"wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1},
-}
+}  # fmt: skip
 
 
 def _smaller(of: Any) -> Iterator[Any]:

@@ -43,8 +43,8 @@ class Release0510:
     core = "python"  # what its tree is written in
     # Where a request, or a session's slot, has its row and its cursors.
     places: ClassVar[dict[str, str]] = {name: name for name in ("req_pool_idx", *Cursors._fields)}
-    # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": at what is
-    # in the cache), the chunks that are under way, and the look at its last outputs.
+    # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": where the
+    # cache ends), the chunks that are under way, and the look at its last outputs.
     chunk_ends, chunks, looks = "", "is_chunked", "check_finished"
     keeps_slots = True  # a request knows the slots of what it matched, not only how many (prefix_indices)
     # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
