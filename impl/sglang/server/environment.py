@@ -94,11 +94,11 @@ def make(release: str, say: Say, *, again: bool = False) -> Path:
         f" {MINUTES} minutes"
     )
     try:
-        free = shutil.disk_usage(_existing(folder)).free >> 20
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free >> 20
         if free < DISK_MB:
             raise UnusableImplementation(f"{folder.parent}: {DISK_MB} MB are needed and {free} MB are free")
         shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
         say("1/4  an environment that stands on kvspec's own")
         _venv(folder)
         say(f"2/4  the wheel of sglang {release}")
@@ -145,10 +145,6 @@ def _python(folder: Path) -> Path:
 
 def _site(folder: Path) -> Path:
     return next(folder.glob("lib/python*/site-packages"))
-
-
-def _existing(folder: Path) -> Path:
-    return next(each for each in (folder, *folder.parents) if each.exists())
 
 
 def _venv(folder: Path) -> None:
