@@ -71,16 +71,16 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
             system.noted = Noted()
             outcome = lockstep.do(command)
             steps += export.commented(format_command(command), outcome, system.noted.calls, sessions=True)
-    view, where = system.view(), system.kind.where
+    view, places = system.view(), system.kind.places
     facts = {"server.rows.free_slots": list(view.free_rows)}
     for name, request in view.requests.items():
         var, cursors = variable(name), request.cursors
         facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(map(small, request.text))
         if request.row is not None and cursors is not None:
-            row, end = f"{var}.{where('req_pool_idx')}", cursors.kv_allocated_len
+            row, end = f"{var}.{places['req_pool_idx']}", cursors.kv_allocated_len
             facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(view.rows[request.row][:end])
             for cursor, value in cursors._asdict().items():
-                facts[f"{var}.{where(cursor)}"] = value
+                facts[f"{var}.{places[cursor]}"] = value
     pool = "available_size" if geometry.window is None else "full_available_size"
     facts[f"server.allocator.{pool}()"] = len(view.free_full) * geometry.page_size
     if geometry.window is not None:
