@@ -6,7 +6,6 @@ It checks the operational model against the declarative clauses, with nothing el
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from impl.adapter import (
@@ -103,7 +102,7 @@ class ReferenceSystem:
                         first = pages[key] * size
                         self.stamps[pool][first : first + size] = map(token_of, placed.path[end - size : end])
 
-    def _write(self, row: Row, start: int) -> None:
+    def _write(self, row: RowInUse, start: int) -> None:
         """The KV of what a row has computed from `start` on; allocated-ahead slots hold nothing."""
         size, tokens = self.geometry.page_size, text_tokens(row.text, row.computed)
         for position in range(start, row.cursors.kv_allocated_len):
@@ -185,7 +184,7 @@ class ReferenceSystem:
         """Holds nothing."""
 
 
-class Row(NamedTuple):
+class RowInUse(NamedTuple):
     """A row in use. text: what its positions hold, of which so many are computed."""
 
     holder: str
@@ -194,14 +193,14 @@ class Row(NamedTuple):
     computed: int
 
 
-def rows_of(state: State) -> tuple[Row, ...]:
+def rows_of(state: State) -> tuple[RowInUse, ...]:
     """The rows in use."""
-    known: dict[str, tuple[Row, ...]] = vars(state)
+    known: dict[str, tuple[RowInUse, ...]] = vars(state)
     if "rows" not in known:
         known["rows"] = tuple(
-            Row(h.name, h.cursors, h.text, h.cursors.kv_committed_len)
+            RowInUse(h.name, h.cursors, h.text, h.cursors.kv_committed_len)
             if h.request is None
-            else Row(h.name, h.cursors, h.request.computed_text, h.request.computed_len)
+            else RowInUse(h.name, h.cursors, h.request.computed_text, h.request.computed_len)
             for h in holders(state)
         )
     return known["rows"]
@@ -218,7 +217,7 @@ def layout(state: State) -> Hashable:
     return rows_of(state), *turns_of(state), tree
 
 
-@lru_cache(maxsize=4096)
+@radix.remembered
 def _shape(tree: Tree) -> tuple[tuple[tuple[Key, int, bool, int, int], ...], TreeSizes]:
     """(path, start, whether it shows SWA slots, locks) of the nodes, and the sizes."""
     has_swa, shape = tree.window is not None, []
