@@ -57,8 +57,9 @@ def rate(commands: int, seconds: float) -> int:
 
 
 def told(source: object, names: str) -> Data:
-    """Fields of a result that a report has as they are."""
-    return {name: getattr(source, name) for name in names.split()}
+    """Fields of a result that a report has as they are; JSON has lists alone."""
+    found = {name: getattr(source, name) for name in names.split()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
