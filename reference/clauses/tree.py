@@ -177,7 +177,7 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
     """Who puts whole pages into the tree, their tokens, up to where it brings no SWA KV, and whether it goes
     on: then only if it could match all of them again."""
     size, bigram, command = step.config.geometry.page_size, step.config.geometry.bigram, step.command
-    if not step.done or step.after.tree is None:
+    if not step.done:
         return
     if isinstance(command, Insert):
         key = key_of(command.prompt, bigram)
@@ -185,7 +185,7 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
     elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
         assert was.cursors is not None
         yield was.holder, _finished_keys(step, was, command)[0], was.cursors.swa_evicted_seqlen, False
-    elif isinstance(command, Extend):
+    else:
         for name, (committed, _) in step.progress.items():
             was = step.was.request(name)
             assert was is not None and was.cursors is not None

@@ -59,8 +59,7 @@ def allocate(
         _, had, swept_to, _ = cursors_of(request)
         begin, end = -(-had // size), -(-allocated // size)
         pages += end - begin
-        if geometry.window is not None:  # a tail may begin behind all that was there
-            swa += end - max(begin, swept_to // size)
+        swa += end - max(begin, swept_to // size)  # a tail may begin behind all that was there
         session = state.session(request.session)
         rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
     require(not rows or rows <= free(state).rows, Reason.NO_ROW)

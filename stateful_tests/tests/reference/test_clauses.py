@@ -88,7 +88,12 @@ CASES = [
     holds("TREE-12", "an old tombstone, others evicted", pages(CROWDED, "TLL")),
     fails("TREE-12", "of what was kept", pages(KEPT, "LLL-"), "[6, 8)"),
     fails("TREE-12", "of a prefill", pages(ENTERED, "L-"), "[2, 4)"),
+    fails("TREE-12", "a tombstone of what is left", pages(step_of(
+        TREE, *BY_TREE, "spec_decode r1 +8 accept 1; evict_swa r1 at length 13; finish r1 keep 2"),
+        "LL-"), "[4, 6)"),
+    fails("TREE-12", "of a first turn", pages(step_of(TREE, *FIRST), "L-"), "[2, 4)"),
     fails("TREE-12", "of what is left", pages(LEFT, "LL-"), "[4, 6)"),
+    holds("TREE-12", "the last round was in flight", pages(TOO_LATE, "LLLL-")),
     holds("TREE-12", "of what is there", LEFT),
     fails("TREE-14", "the end is not there", pages(LEFT, "LL-"), "[4, 6)"),
     fails("TREE-14", "the end a tombstone", pages(LEFT, "LLT"), "[4, 6)"),
