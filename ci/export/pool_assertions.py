@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from ci.export.recorded_run import Asserts, RecordedRun, row
-from reference.clauses.freed import owed_and_freed
-from reference.clauses.window import sweeps
+from reference.clauses.freed import wrongly_freed
+from reference.clauses.window import oversweep
 from reference.commands import Extend
-from reference.cursors import Cursors, ceil_page, sweep_limit, window_start
+from reference.cursors import Cursors, ceil_page, window_start
 from reference.ledger import text_tokens
 
 _TREE = "the tree"
@@ -66,8 +66,8 @@ def _lost(run: RecordedRun) -> Asserts | None:
 
 def renamed(run: RecordedRun) -> Asserts | None:
     """A row that names other slots, before its end, than those in which its tokens were computed."""
-    step, handed = run.after.step, r"checkpoint\(" if isinstance(run.last, Extend) else ""
-    for holder in step.held if step is not None else ():
+    handed = r"checkpoint\(" if isinstance(run.last, Extend) else ""
+    for holder in run.after.step.held if run.after.step is not None else ():
         length = holder.cursors.kv_committed_len
         seen = run.after.facts.holders.get(holder.name)
         if seen is None or tuple(seen.full_read[:length]) == text_tokens(holder.text, length):
@@ -107,16 +107,15 @@ def _free_list(run: RecordedRun) -> Asserts | None:
 
 def _freed(run: RecordedRun) -> Asserts | None:
     """Which positions of a row were freed."""
-    step, pool, size = run.after.step, {"FREE-1": "full", "FREE-2": "swa"}[run.clause], run.page_size
-    assert step is not None
-    owed, freed = owed_and_freed(step, pool)
-    holder = min(h for h in {*owed, *freed} if owed.get(h, []) != sorted(freed.get(h, [])))
-    if holder.startswith("tree "):
+    pool, size = {"FREE-1": "full", "FREE-2": "swa"}[run.clause], run.page_size
+    found = wrongly_freed(run.step, pool)
+    if found is None or found[0].startswith("tree "):
         return None
+    holder, owed, _ = found
     notes, held = run.bound(holder, run.before)
     slots = row(held, end=f"{held}.{run.cursor('kv_allocated_len')}")
-    want = [at for page in owed.get(holder, []) for at in range(page * size, (page + 1) * size)]
-    last = step.before.holders[holder].cursors.kv_allocated_len
+    want = [at for page in owed for at in range(page * size, (page + 1) * size)]
+    last = run.step.before.holders[holder].cursors.kv_allocated_len
     positions = f"[*range({want[0]}, {min(want[-1] + 1, last)})]" if want else "[]"
     notes += _named(slots, swa=pool == "swa")
     return Asserts(
@@ -225,22 +224,15 @@ def _first_live(run: RecordedRun, held: str, cursors: Cursors) -> tuple[int, str
 
 def _swept(run: RecordedRun) -> Asserts | None:
     """How far a sweep went."""
-    step, window, size = run.after.step, run.window, run.page_size
-    if step is None or window is None:
+    found = oversweep(run.step)
+    if found is None:
         return None
-    for was, length in sweeps(step):
-        assert was.cursors is not None
-        low = max(was.cursors.swa_evicted_seqlen, was.cursors.cache_protected_len)
-        high = max(low, sweep_limit(length, window, size))
-        got = step.frontier(was.name)
-        swept = f"{run.whose(was.name, run.after)}.{run.cursor('swa_evicted_seqlen')}"
-        if got > high:
-            return Asserts([f"self.assertLessEqual({swept}, {high})"])
-        if got < low and got != was.cursors.swa_evicted_seqlen:
-            return Asserts([f"self.assertGreaterEqual({swept}, {low})"])
-        if got % size and got != was.cursors.swa_evicted_seqlen:
-            return Asserts([f"self.assertEqual({swept} % {size}, 0)"])
-    return None
+    was, _, low, high, got = found
+    swept = f"{run.whose(was.name, run.after)}.{run.cursor('swa_evicted_seqlen')}"
+    if low <= got <= high:
+        return Asserts([f"self.assertEqual({swept} % {run.page_size}, 0)"])
+    bound = f"LessEqual({swept}, {high})" if got > high else f"GreaterEqual({swept}, {low})"
+    return Asserts([f"self.assert{bound}"])
 
 
 _POOLS: dict[str, Callable[[RecordedRun], Asserts | None]] = {

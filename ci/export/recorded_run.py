@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.call_log import quoted, variable
+from reference.clauses.step import Step
 from reference.commands import Command, Outcome
 from stateful_tests.lockstep.results import Moment, Violation
 
@@ -31,6 +32,12 @@ class RecordedRun(NamedTuple):
     after: Moment
     kind: type[Release0510]
     unified: bool
+
+    @property
+    def step(self) -> Step:
+        """The last command, as the clauses see it."""
+        assert self.after.step is not None
+        return self.after.step
 
     @property
     def holder(self) -> str:

@@ -6,11 +6,12 @@ from ci.export.pool_assertions import ownership
 from ci.export.recorded_run import MAPPING, Asserts, RecordedRun, row
 from impl.adapter import NodeView, TreeView, View
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
-from reference.clauses.tree_locks import match_of, usable_length
-from reference.commands import Evict, Finish, Insert
-from reference.cursors import ceil_page
+from reference.clauses.facts import NodeFacts
+from reference.clauses.tree import long_leaf, wrong_token
+from reference.clauses.tree_evictions import SIZES, walked
+from reference.clauses.tree_locks import match_of, miscounted_locks, other_slots, unpinned, usable_length
+from reference.commands import Finish, Insert
 from reference.prefix_cache import key_of, lock_holders
-from reference.tree import Lock
 
 _EACH = "for node, path in nodes(server.cache):"
 
@@ -51,15 +52,10 @@ def _half_dead(run: RecordedRun) -> Asserts:
 
 def _contents(run: RecordedRun) -> Asserts | None:
     """A token whose slot in the tree is neither the one that the tree had, nor its inserter's."""
-    facts = run.after.facts.tree
-    assert facts is not None
-    node, pool, at = next(
-        (node, pool, node.start + i)
-        for node in facts.nodes
-        for pool, got in (("full", node.full_read), ("SWA", node.swa_read))
-        for i, stamp in enumerate(got)
-        if stamp != node.path[node.start + i]
-    )
+    found = wrong_token(run.step)
+    if found is None:
+        return None
+    node, pool, at = found[0], found[1], found[0].start + found[2]
     had, has = (_slots(moment.view, node.path, run.page_size) for moment in (run.before, run.after))
     if pool == "SWA" or had[at] == has[at]:
         return ownership(run)  # somebody has written over it
@@ -89,35 +85,26 @@ def _inserters(run: RecordedRun) -> dict[str, Sequence[int]]:
 
 def _prefixes(run: RecordedRun) -> Asserts | None:
     """Who has other slots at the start of its row than the tree has for the same tokens."""
-    view, page = run.after.view, run.page_size
-    after = "self.assertEqual(row, tree_slots(server.cache, tokens))"
-    for name, request in view.requests.items():
-        if request.row is not None and request.cursors is not None:
-            length = request.cursors.cache_protected_len
-            if list(view.rows[request.row][:length]) != _slots(view, request.text[:length], page):
-                var = variable(name)
-                held = var + run.holder
-                return Asserts([
-                    f"row = {row(held, end=f'{held}.cache_protected_len')}.tolist()",
-                    f"tokens = [*{var}.origin_input_ids, *{var}.output_ids][: len(row)]", after,
-                ])  # fmt: skip
-    for name, session in view.sessions.items():
-        if session.row is not None and session.cursors is not None:
-            length = session.cursors.cache_protected_len
-            if list(view.rows[session.row][:length]) != _slots(view, session.history[:length], page):
-                return Asserts([
-                    f"slot = {run.slot(name)}",
-                    f"row = {row('slot', end='slot.cache_protected_len')}.tolist()",
-                    f"tokens = history(server.sessions.get({quoted(name)}))[: len(row)]", after,
-                ])  # fmt: skip
-    for name, key in lock_holders(run.after.state).items():
-        if list(_tree(view).lock_holders[name].slots) != _slots(view, key, page):
-            locked = f"{variable(name)}.prefix_indices"
-            if not run.kind.keeps_slots:
-                locked = f"server.cache.path_device_indices({variable(name)}.last_node)"
-            slots = f"tree_slots(server.cache, {ids_text(key)})"
-            return Asserts([f"self.assertEqual({locked}.tolist(), {slots})"])
-    return None
+    found = other_slots(run.step)
+    if found is None:
+        return None
+    name = found[0]
+    if name in run.after.facts.holders:
+        lines, held = run.bound(name, run.after)
+        if held == "slot":
+            tokens = f"history(server.sessions.get({quoted(name)}))"
+        else:
+            request = held.removesuffix(run.holder)
+            tokens = f"[*{request}.origin_input_ids, *{request}.output_ids]"
+        return Asserts([
+            *lines, f"row = {row(held, end=f'{held}.cache_protected_len')}.tolist()",
+            f"tokens = {tokens}[: len(row)]", "self.assertEqual(row, tree_slots(server.cache, tokens))",
+        ])  # fmt: skip
+    locked = f"{variable(name)}.prefix_indices"
+    if not run.kind.keeps_slots:
+        locked = f"server.cache.path_device_indices({variable(name)}.last_node)"
+    slots = f"tree_slots(server.cache, {ids_text(lock_holders(run.after.state)[name])})"
+    return Asserts([f"self.assertEqual({locked}.tolist(), {slots})"])
 
 
 def _slots(view: View, tokens: Sequence[int], page: int) -> list[int | None]:
@@ -143,86 +130,70 @@ def _held(node: NodeView, pool: str) -> tuple[int, int]:
     return len(node.swa_slots), node.swa_locks
 
 
-def _locks(run: RecordedRun) -> list[Lock]:
-    assert run.after.state.tree is not None
-    return [lock for lock in run.after.state.tree.locks if lock.key]
-
-
 def _counters(run: RecordedRun) -> Asserts | None:
     """The first node whose counters are not those of the locks that there are."""
-    for node in _tree(run.after.view).nodes:
-        end = len(node.path)
-        mine = [lock for lock in _locks(run) if tuple(lock.key[:end]) == tuple(node.path)]
-        found, lines = _node_at(run, node)
-        full, swa = (run.of_node(found, pool, "lock_ref") for pool in ("full", "swa"))
-        deep = sum(lock.swa_from < end for lock in mine)
-        if node.full_locks != len(mine):
-            return Asserts([*lines, f"self.assertEqual({full}, {len(mine)})"])
-        if run.window is not None and node.swa_locks < deep:
-            return Asserts([*lines, f"self.assertGreaterEqual({swa}, {deep})"])
-        if run.window is not None and node.swa_locks > len(mine):
-            return Asserts([*lines, f"self.assertLessEqual({swa}, {len(mine)})"])
-    return None
+    wrong = miscounted_locks(run.step)
+    if wrong is None:
+        return None
+    node, full, swa, is_swa = wrong
+    found, lines = _node_at(run, node)
+    counter = run.of_node(found, "swa" if is_swa else "full", "lock_ref")
+    if not is_swa:
+        return Asserts([*lines, f"self.assertEqual({counter}, {len(full)})"])
+    few = node.swa_locks < len(swa)
+    bound = f"GreaterEqual({counter}, {len(swa)})" if few else f"LessEqual({counter}, {len(full)})"
+    return Asserts([*lines, f"self.assert{bound}"])
 
 
-def _one_window(run: RecordedRun) -> Asserts:
-    """The longest live leaf that was not there before."""
-    assert run.window is not None
-    known = {tuple(node.path) for node in _tree(run.before.view).nodes}
-    leaf = max(
-        (n for n in _tree(run.after.view).nodes if n.swa_slots and tuple(n.path) not in known),
-        key=lambda node: len(node.slots),
-    )
-    found, lines = _node_at(run, leaf)
-    value, most = run.of_node(found, "full", "value"), ceil_page(run.window, run.page_size)
-    return Asserts([*lines, f"self.assertLessEqual(len({value}), {most})"])
+def _one_window(run: RecordedRun) -> Asserts | None:
+    """A live leaf that was not there before, and is longer than a window."""
+    leaf = long_leaf(run.step)
+    if leaf is None:
+        return None
+    found, lines = _node_at(run, leaf[0])
+    return Asserts([*lines, f"self.assertLessEqual(len({run.of_node(found, 'full', 'value')}), {leaf[1]})"])
 
 
-def _node_at(run: RecordedRun, node: NodeView) -> tuple[str, list[str]]:
+def _node_at(run: RecordedRun, node: NodeFacts) -> tuple[str, list[str]]:
     """A node as an expression, and the lines that it needs."""
     found = f"node_at(server.cache, {ids_text(node.path)})"
     return ("node", [f"node = {found}"]) if run.unified else (found, [])
 
 
-def _found(run: RecordedRun) -> Asserts:
+def _found(run: RecordedRun) -> Asserts | None:
     """How much a match hands out."""
-    step = run.after.step
-    assert step is not None
-    found = match_of(step)
-    assert found is not None
+    found = match_of(run.step)
+    if found is None:
+        return None
     name, key, _ = found
     held = variable(name)
     length = f"len({held}.prefix_indices)" if run.kind.keeps_slots else f"{held}.prefix_len"
-    return Asserts([f"self.assertEqual({length}, {usable_length(step, key)})"])
+    return Asserts([f"self.assertEqual({length}, {usable_length(run.step, key)})"])
 
 
 def _kept(run: RecordedRun) -> Asserts | None:
     """The first lock of whose prefix a page is gone, or SWA KV that the lock needs."""
-    tree, size = run.after.facts.tree, run.page_size
-    assert tree is not None
-    for lock in _locks(run):
-        pages = {end: tree.pages.get(lock.key[:end]) for end in range(size, len(lock.key) + 1, size)}
-        if None in pages.values():
-            locked = f"locked = {ids_text(lock.key)}"
-            return Asserts([locked, "self.assertNotIn(None, tree_slots(server.cache, locked))"])
-        dead = [end for end, page in pages.items() if page is not None and not page[1]]
-        if run.window is not None and dead and dead[-1] > lock.swa_from:
-            needed = f"len(path) > {lock.swa_from} and " if lock.swa_from else ""
-            return Asserts([
-                f"locked = {ids_text(lock.key)}", _EACH, f"    if {needed}path == locked[: len(path)]:",
-                f"        {run.is_live('node', 'path')}",
-            ])  # fmt: skip
-    return None
+    found = unpinned(run.step)
+    if found is None:
+        return None
+    name, key, _, there = found
+    locked, since = f"locked = {ids_text(key)}", run.step.locks[name].pinned_from
+    if not there:
+        return Asserts([locked, "self.assertNotIn(None, tree_slots(server.cache, locked))"])
+    needed = f"len(path) > {since} and " if since else ""
+    return Asserts([
+        locked, _EACH, f"    if {needed}path == locked[: len(path)]:",
+        f"        {run.is_live('node', 'path')}",
+    ])  # fmt: skip
 
 
 def _sums(run: RecordedRun) -> Asserts | None:
     """The first counter of tokens that is not the sum over the nodes."""
-    tree = _tree(run.after.view)
-    assert tree.sizes is not None
-    for field, got in tree.sizes._asdict().items():
-        pool, term = field.split("_")
-        held = [_held(node, pool) for node in tree.nodes]
-        if got != sum(tokens for tokens, locks in held if (locks > 0) is (term == "protected")):
+    tree = run.after.facts.tree
+    assert tree is not None and tree.sizes is not None
+    for name, got, walk in zip(SIZES, tree.sizes, walked(tree)):
+        if got != walk:
+            pool, term = name.lower().split()
             size = f"{term}_size" if run.window is None else f"{pool}_{term}_size"
             value, locks = (run.of_node("node", pool, what) for what in ("value", "lock_ref"))
             these = f"{locks} {'>' if term == 'protected' else '=='} 0"
@@ -235,9 +206,8 @@ def _sums(run: RecordedRun) -> Asserts | None:
 
 def _eviction(run: RecordedRun) -> Asserts | None:
     """What an eviction frees, against what it was to free and what it reports."""
-    before, after, step = run.before.view, run.after.view, run.after.step
-    assert isinstance(run.last, Evict) and step is not None
-    said, two = getattr(step.outcome, "freed", None), run.window is not None
+    before, after = run.before.view, run.after.view
+    said, two = getattr(run.step.outcome, "freed", None), run.window is not None
     pools = [("full", before.free_full, after.free_full, "num_tokens_evicted")]
     pools += [("swa", before.free_swa, after.free_swa, "swa_num_tokens_evicted")] * two
     for pool, had, has, field in pools:

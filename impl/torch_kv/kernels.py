@@ -120,6 +120,6 @@ def give(
     _give[(len(row), triton.cdiv(len(free), BLOCK))](
         row, first, first.stride(0), swa_first, swa_first.stride(0), end, end.stride(0), free,
         free if free_swa is None else free_swa, req_to_token, full_to_swa, req_to_token.shape[1],
-        page_size=page_size, has_full=free_full is not None, has_swa=full_to_swa.numel() > 0,
+        page_size=page_size, has_full=free_full is not None, has_swa=bool(len(full_to_swa)),
         lanes=triton.next_power_of_2(len(row)), block=BLOCK,
     )  # fmt: skip

@@ -129,7 +129,8 @@ def _edits(function: _Function, text: _Text) -> Iterator[tuple[ast.expr | ast.st
                 )
                 made = f"({made})" if loose and isinstance(above, ast.expr) else made
                 yield node, made, f"{text.of(node)} -> {made}{where}"
-        waiting += [(part, node) for part in reversed(parts)]
+        around = above if isinstance(node, ast.keyword) else node
+        waiting += [(part, around) for part in reversed(parts)]
 
 
 def _of_statement(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from impl.sglang.server import events as log
 from reference import given, model
@@ -42,9 +42,10 @@ class Beside:
         self._line = Line("", 0, log.CloseAsked(""))
         self._sweeps: dict[str, Choice] = {}  # of sweeps before the extend that they belong to
         self._matched: dict[str, int] = {}  # prefix that a request was given when it was last looked at
-        self._launched: Counter[str] = Counter()  # verify rounds of a request whose results are to come
+        # Verify rounds of a request whose results are to come; True: a lane of a mixed batch.
+        self._launched: defaultdict[str, list[bool]] = defaultdict(list)
         self._midway: set[str] = set()  # requests that were there when the log began: theirs are not known
-        self._lanes = 0  # of a round that was prepared since the last step
+        self._lanes: set[str] = set()  # of a round that was prepared since the last step
         self._unpaged = False  # the pages of the last step are to come
         self._closing: dict[str, bool] = {}  # sessions that are to be closed; True: not at once
         self._busy: dict[str, str] = {}  # sessions whose turn was aborted in the queue: a known fault

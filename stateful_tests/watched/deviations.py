@@ -54,6 +54,16 @@ KNOWN = {
         "a session's first turn of one token, retracted before its first result, comes back to a row without"
         " KV: an assertion ends the server",
     ),
+    "mixed-round-not-counted": Deviation(
+        (0, 5, 20), (0, 5, 23),
+        "with speculation, a request that ends in a mixed batch does not count the token that it has computed"
+        " there",
+    ),
+    "mixed-without-room": Deviation(
+        (0, 5, 14), (0, 5, 21),
+        "a mixed batch decodes without a look at the room that its prefill has left: the server is out of"
+        " memory, and ends (fixed in 0.5.22)",
+    ),
     "rejection-takes-slot": Deviation(
         (0, 5, 11), (0, 5, 23),
         "a turn that is rejected while the session's first one runs counts as the session's: a row is lost,"
@@ -79,6 +89,8 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
         name = "rejection-takes-slot"
     elif _WITHOUT_KV.search(error) and seen.reached["a retract before the first result"]:
         name = "nothing-to-resume"
+    elif "ut of memory" in error and config.mixed and seen.prepared:
+        name = "mixed-without-room"
     elif "Mem Leak Detected" in error and seen.parked:
         name = "parked-chunk"
     elif "Mem Leak Detected" in error and config.tree and _sweeps_too_far(config.window, config.page_size):
@@ -124,6 +136,11 @@ def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | N
 def rejected_as_turn(header: WatchHeader) -> str | None:
     """A rejected turn ends as its session's: from here on two turns have one slot."""
     return _has(header.release, "rejection-takes-slot")
+
+
+def ends_in_mixed_batch(header: WatchHeader) -> str | None:
+    """kv_committed_len stays behind by the token of a mixed batch that was a request's last."""
+    return _has(header.release, "mixed-round-not-counted")
 
 
 def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:

@@ -15,7 +15,7 @@ def configuration(rng: random.Random, **fixed: int | bool) -> Config:
         "running": rng.choice((3, 6)),
         "chunk": rng.choice((8, 16, 64)) // page * page, "window": rng.choice((0, 0, 0, 1, 3, 4, 6, 8, 12)),
         "draft": rng.choice((0, 0, 2, 4)), "overlap": rng.random() < 0.5, "tree": rng.random() < 0.7,
-        "pressure": rng.random() < 0.7,
+        "pressure": (luck := rng.random()) < 0.7, "mixed": luck * 10 % 1 < 0.3,
     }  # fmt: skip
     return Config(**{**found, **fixed})  # type: ignore[arg-type]
 

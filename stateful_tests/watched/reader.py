@@ -121,8 +121,6 @@ def _header_of(path: Path) -> WatchHeader:
         header = _HEADERS.decode(raw)
     except msgspec.ValidationError as error:
         raise LogError(f"{path}: line 1: {error}") from None
-    if header.mixed:
-        raise LogError(f"{path}: line 1: of a server with --enable-mixed-chunk, which logs do not tell yet")
     return header
 
 

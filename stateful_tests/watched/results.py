@@ -33,7 +33,8 @@ class Validated:
 
     What follows from known faults elsewhere than in a log: holes, (session, position) that count as committed
     and that nobody computed; ended: the fault after which two turns write into one row, and anything may.
-    parked: a request waited between two chunks when the last round was prepared.
+    prepared: a prefill was, and has not run; parked: a request waited between two chunks when the last round
+    was prepared.
     """
 
     events: int = 0
@@ -49,6 +50,7 @@ class Validated:
     known: Counter[str] = field(default_factory=Counter)
     holes: set[tuple[str, int]] = field(default_factory=set)
     ended: str = ""
+    prepared: bool = False
     parked: bool = False
 
     @property

@@ -10,6 +10,7 @@ from reference import given
 from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, Decode, Draft, EvictSwa, Extend, Reason, SpecDecode
 from reference.ledger import Cursors, Phase
+from stateful_tests.watched import deviations as known
 from stateful_tests.watched.judging import Shown, Verdict
 from stateful_tests.watched.table import reads
 from stateful_tests.watched.turns import Turns
@@ -84,10 +85,12 @@ class Rounds(Turns):
         self._reach("a chunked prefill", Phase.EXTENDING in phases)
 
     def _prepared(self, lanes: Sequence[tuple[Any, ...]]) -> None:
-        """A round of these lanes will be run."""
-        self._lanes, names = len(lanes), {lane[0] for lane in lanes}
+        """A round of these lanes will be run; in a mixed batch beside those of the prefill."""
+        self._reach("a mixed batch", bool(self._lanes))
+        self._lanes |= {lane[0] for lane in lanes}
+        self.result.prepared = True
         self.result.parked = any(
-            r.phase is Phase.EXTENDING and r.name not in names for r in self.state.requests
+            r.phase is Phase.EXTENDING and r.name not in self._lanes for r in self.state.requests
         )
 
     def _match(self, name: str, prefix: int, got: Cursors) -> None:
@@ -158,6 +161,7 @@ class Rounds(Turns):
     def _speculate(self, lanes: list[log.Lane]) -> None:
         """Slots are taken for a verify round: A goes up, within the row."""
         self._given_up()
+        mixed = bool(self._lanes)
         self._prepared(lanes)
         for name, *cells in lanes:
             request, got = self._request(name), self._with_protected(name, Cursors(*cells))
@@ -166,10 +170,11 @@ class Rounds(Turns):
             mine = (self.state.request(name) or request).cursors
             assert mine is not None
             claims = self.header.claims
-            self._launched[name] += not claims  # else a result that accepts the claim alone cannot be told
-            if self._launched[name] > 1 + self.header.overlap and name not in self._midway:
+            if not claims:  # else a result that accepts the claim alone cannot be told
+                self._launched[name].append(mixed)
+            if len(self._launched[name]) > 1 + self.header.overlap and name not in self._midway:
                 want = f"a result of {name} before its next round"
-                self._part(None, Verdict("OUT-1", want, f"{self._launched[name]} rounds have none"))
+                self._part(None, Verdict("OUT-1", want, f"{len(self._launched[name])} rounds have none"))
             self.result.compared += 1
             ahead = (
                 max(mine.kv_allocated_len, mine.kv_committed_len + 1)
@@ -217,12 +222,24 @@ class Rounds(Turns):
         accept = got.kv_committed_len - mine.kv_committed_len
         if accept <= 0 or request.phase is not Phase.RUNNING:
             return None
-        self._launched[name] -= not self.header.claims
-        if self._launched[name] < 0 and name not in self._midway:
+        if not (self._launched[name] or self.header.claims or name in self._midway):
             told = f"no result of {name}: no round of it is in flight"
             self._part(None, Verdict("OUT-1", told, f"{accept} tokens are accepted"))
-        self._launched[name] = max(0, self._launched[name])
+        del self._launched[name][:1]
         return Draft(name, max(1, mine.kv_allocated_len - mine.kv_committed_len), accept)
+
+    def _ends_mixed(self, name: str, outputs: int, got: Cursors) -> None:
+        """The last round of a request was a lane of a mixed batch, which the server does not count."""
+        request = self.state.request(name)
+        mine = request.cursors if request is not None else None
+        if request is None or mine is None or not any(self._launched[name][:1]):
+            return
+        if (outputs, got.kv_committed_len) != (request.output + 1, mine.kv_committed_len):
+            return
+        self._do(SpecDecode((Draft(name, max(1, mine.kv_allocated_len - mine.kv_committed_len), 1),)))
+        told = Verdict("LEN-2", f"{name} has computed {mine[0] + 1} tokens", f"counts {mine[0]}")
+        self._part(None, told, known.ends_in_mixed_batch(self.header))
+        self.state = given.with_cursors(self.state, name, mine)
 
     def _catch_up(self, name: str, got: Cursors) -> None:
         """The result of a verify round that is not told yet has moved this request's commit."""

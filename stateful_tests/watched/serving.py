@@ -190,6 +190,7 @@ def _smaller(run: ServedRun) -> Iterator[ServedRun]:
             yield msgspec.structs.replace(run, clients=(*clients[:at], fewer, *clients[at + 1 :]))
     simple: dict[str, Any] = {
         "draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False,
+        "mixed": False,
     }  # fmt: skip
     for name, value in simple.items():
         if getattr(run.config, name) != value:

@@ -52,6 +52,8 @@ class Validator(Rounds):
             return
         self._interrupts(e.request)
         self._catch_up(e.request, Cursors(*e.before))
+        if e.reason is not None:
+            self._ends_mixed(e.request, e.outputs, Cursors(*e.before))
         self._stands(e.request, Cursors(*e.before))
         request = self.state.request(e.request)
         assert request is not None
@@ -145,10 +147,10 @@ class Validator(Rounds):
         if self._unpaged:
             self.result.skipped[f"the pages of step {e.number - 1} are missing"] += 1
         self._unpaged = self.header.level == "pages"
-        if self._lanes != e.batch:
-            want = f"a batch of {self._lanes}, as the round was prepared"
+        if len(self._lanes) != e.batch:
+            want = f"a batch of {len(self._lanes)}, as the round was prepared"
             self._part(None, Verdict("OUT-1", want, f"runs one of {e.batch}"))
-        self._lanes = 0
+        self._lanes, self.result.prepared = set(), False
         left, size = free(self.state), self.header.page_size
         waiting = sum(r.phase in (Phase.QUEUED, Phase.ADMITTED) for r in self.state.requests)
         swa = left.swa * size if self.geometry.window else 0

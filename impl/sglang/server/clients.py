@@ -20,7 +20,7 @@ PATIENCE = 80  # rounds without a forward pass until a client that only occupies
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A server. tokens: of the full pool; chunk: of a prefill; window 0: none; draft: tokens of a verify
     round, 0 without speculation; tree: prefixes are shared; pressure: admit as if no request went on for
-    long, so that running ones are retracted."""
+    long, so that running ones are retracted; mixed: prefills share a batch with tokens that are decoded."""
 
     page_size: int = 1
     tokens: int = 128
@@ -31,6 +31,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: bool = False
     tree: bool = True
     pressure: bool = True
+    mixed: bool = False
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

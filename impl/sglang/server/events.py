@@ -20,7 +20,7 @@ Lane = tuple[str, int, int, int, int]  # a request and its cursors
 class WatchHeader(Struct, forbid_unknown_fields=True):
     """The first line of each file. Pools and widths in tokens; part: which file of its process this is.
     claims: tokens of a verify round that are committed as it is launched, before any result; fields: of each
-    event. mixed: prefills may share a batch with tokens that are decoded, which no event tells.
+    event.
     """
 
     format: str
@@ -39,7 +39,6 @@ class WatchHeader(Struct, forbid_unknown_fields=True):
     overlap: bool
     speculative: bool
     claims: int = 0
-    mixed: bool = False
     part: int = 1
     fields: dict[str, list[str]] = {}
 
@@ -181,9 +180,9 @@ class Snapshot(_Event, tag="snapshot"):
 
 class Stepped(_Event, tag="step"):
     """The scheduler has decided on a batch: its size, who waits, open sessions, free tokens and rows, tokens
-    that the tree holds and that locks pin (full). lanes: of a round of one token each, request and cursors
-    after; with speculation slots were taken for a verify round, and what is accepted comes with its
-    result."""
+    that the tree holds and that locks pin (full). lanes: of a round of one token each (in a mixed batch
+    beside the prefill that an `extend` has told), request and cursors after; with speculation slots were
+    taken for a verify round, and what is accepted comes with its result."""
 
     number: int
     batch: int

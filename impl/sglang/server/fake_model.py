@@ -72,12 +72,16 @@ class FakeModel:
         return self.clients.says(name, length - self._inputs[name] + 1)
 
     def extend(self, batch: Any) -> list[int]:
-        """A prefill; the next token of each lane, which counts if its input is complete."""
+        """A prefill; the next token of each lane, which counts if its input is complete. In a mixed batch
+        lanes of one token follow, which goes on with the text that is there."""
         ids, slots, done = batch.input_ids.tolist(), batch.out_cache_loc, 0
         lanes = list(zip(batch.reqs, batch.prefix_lens, batch.extend_lens))
-        for request, start, tokens in lanes:
+        decoded = len(lanes) - len(batch.decoding_reqs or ())
+        for at, (request, start, tokens) in enumerate(lanes):
             name, new = request.rid, ids[done : done + tokens]
-            self._texts[name] = [*request.origin_input_ids, *request.output_ids][:start] + new
+            if at < decoded:
+                self._texts[name] = [*request.origin_input_ids, *request.output_ids][:start]
+            self._texts[name][start:] = new
             self._inputs[name] = len(request.origin_input_ids)
             self._write(slots[done : done + tokens], new, start, name)
             done += tokens

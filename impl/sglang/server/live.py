@@ -36,6 +36,7 @@ def main(config_json: str, folder: str, port: str) -> None:
     flags = ["skip-tokenizer-init", "enable-streaming-session", "skip-server-warmup"]
     flags += [] if config.overlap else ["disable-overlap-schedule"]
     flags += [] if config.tree else ["disable-radix-cache"]
+    flags += ["enable-mixed-chunk"] if config.mixed else []
     given = [f"--{name}={value}" for name, value in wanted.items()]
     run_server(prepare_server_args([*given, *(f"--{flag}" for flag in flags)]))
 

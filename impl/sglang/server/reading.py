@@ -56,7 +56,7 @@ class Reader:
             "rows": self.rows.size, "width": self.rows.req_to_token.shape[1],
             "tree": self.shares, "overlap": bool(scheduler.enable_overlap),
             "speculative": self.speculates,
-            "claims": claims(), "mixed": bool(scheduler.is_mixed_chunk),
+            "claims": claims(),
         }  # fmt: skip
 
     def counts(self) -> tuple[int, int, int, int, int, int]:

@@ -210,6 +210,8 @@ class Watcher:
             size = len(requests)
             if batch.forward_mode.is_decode():
                 lanes = lanes_of(requests)
+            elif decoded := getattr(batch, "decoding_reqs", None):  # a mixed batch
+                lanes = lanes_of(decoded)
         elif log.told == self._told:
             return  # idle: nothing is noted
         self._steps += 1

@@ -349,7 +349,7 @@ def _scheduler(config: Config, model: Path) -> Any:
         attention_backend="torch_native", sampling_backend="pytorch", dtype="float32", random_seed=1,
         disable_overlap_schedule=not config.overlap, disable_radix_cache=not config.tree,
         max_total_tokens=config.tokens, max_running_requests=config.running,
-        chunked_prefill_size=config.chunk,
+        chunked_prefill_size=config.chunk, enable_mixed_chunk=config.mixed,
         page_size=config.page_size, context_length=2048, mem_fraction_static=0.5,
         enable_streaming_session=True,
         disable_cuda_graph=True, watchdog_timeout=100000, log_level="error", host="127.0.0.1",

@@ -6,7 +6,7 @@ from pathlib import Path
 from impl.adapter import Capabilities
 from reference import model
 from reference.commands import (
-    Abort, Admit, Chunk, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Match, Open, Submit,
+    Abort, Chunk, Close, Decode, Done, Evict, Extend, Finish, Insert, Match, Open, Submit,
     Unlock, prompt_len,
 )  # fmt: skip
 from reference.geometry import preset
@@ -16,12 +16,13 @@ from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.minimise import minimise, violated
 from stateful_tests.shrink.passes import shrink
 from stateful_tests.shrink.rewriting import scaled
+from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import load, prompt_of
 
-NOISE: tuple[Command, ...] = (
-    Open("s1"), Open("s2"), Submit("r1", "s1", 9), Decode(("r1", "r2")),
-    Extend((Chunk("r1", 7), Chunk("r2", 4))), Close("s2"), Finish("r1", 5), Abort("r1", marked=True),
-)  # fmt: skip
+NOISE = script(
+    "open s1; open s2; submit r1 in s1 +9; decode r1, r2; extend r1 +7, r2 +4; close s2; finish r1 keep 5;"
+    " abort r1 (marked)"
+)
 
 
 def test_only_what_is_needed_is_left():
@@ -75,12 +76,10 @@ def test_two_turns_become_one():
                     return commands[: at + 1]
         return None
 
-    turn = (Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)), Decode(("r1",)))
-    later = (Submit("r1", "s1", 2), Admit("r1"), Extend((Chunk("r1", 3),)), Decode(("r1",)))
+    turn = script("submit r1 in s1 +5; admit r1; extend r1 +5; decode r1")
+    later = script("submit r1 in s1 +2; admit r1; extend r1 +3; decode r1")
     smallest = shrink((Open("s1"), *turn, Finish("r1", 1), *later), fails)
-    assert smallest == (
-        Open("s1"), Submit("r1", "s1", 8), Admit("r1"), Extend((Chunk("r1", 8),)), Decode(("r1",)),
-    )  # fmt: skip
+    assert smallest == script("open s1; submit r1 in s1 +8; admit r1; extend r1 +8; decode r1")
 
 
 def test_the_budget_bounds_the_candidates():
@@ -115,7 +114,7 @@ def test_prompts_lose_pieces_and_flags_and_numbers_shrink():
         inserted = any(isinstance(c, Insert) and prompt_len(c.prompt) >= 3 for c in commands)
         return commands if inserted and any(isinstance(c, Evict) and c.full >= 5 for c in commands) else None
 
-    start = (Insert("h1", prompt_of("b4c9a2"), 7, True), Unlock("h1"), Evict(999, 999))
+    start = script("insert h1 b4c9a2 SWA from 7 (goes on); unlock h1; evict full 999 swa 999")
     assert shrink(start, fails) == (Insert("h1", prompt_of("a3")), Evict(5))
 
 
@@ -128,7 +127,7 @@ def test_a_shared_prefix_shrinks_in_all_commands_at_once():
         shared = len(first) == 1 and prompt_len(first.pop()) >= 2
         return commands if shared and len(set(prompts)) == 3 else None
 
-    start = (Insert("h1", prompt_of("b8a4")), Insert("h2", prompt_of("b8c4")), Match("h3", prompt_of("b8")))
+    start = script("insert h1 b8a4; insert h2 b8c4; match h3 b8")
     insert, match = Insert("h1", prompt_of("a2b1")), Match("h3", prompt_of("a2"))
     assert shrink(start, fails) == (insert, Insert("h2", prompt_of("a2a1")), match)
 
@@ -140,12 +139,12 @@ def test_a_lock_holder_inserts_what_a_request_computed():
         return commands if computed and submitted and Evict(1) in commands else None
 
     prompt = prompt_of("a9")
-    turn = (Submit("r1", None, 1, 0, prompt), Admit("r1"), Extend((Chunk("r1", 10),)), Finish("r1", 1))
+    turn = (Submit("r1", None, 1, 0, prompt), *script("admit r1; extend r1 +10; finish r1 keep 1"))
     assert shrink((*turn, Evict(1)), fails) == (Insert("h1", prompt_of("a2")), Evict(1))
 
 
 def test_lengths_follow_the_page_size():
-    whole = (Insert("h1", prompt_of("a8b3"), 4, True), Match("h2", prompt_of("a9")), Evict(5))
+    whole = script("insert h1 a8b3 SWA from 4 (goes on); match h2 a9; evict full 5")
     match = Match("h2", prompt_of("a3"))
     assert scaled(whole, 1, 4) == (Insert("h1", prompt_of("a2b1"), 1, True), match, Evict(2))
 
@@ -189,7 +188,7 @@ def test_a_setting_is_drawn_and_stays_in_the_trace_where_it_takes_part():
 
 def test_two_lives_of_a_name_are_not_one():
     """The first life of r1 becomes an insert though r1 lives again."""
-    first = (Submit("r1", None, 0, prompt=prompt_of("a2")), Extend((Chunk("r1", 3),)), Finish("r1", 1))
+    first = script("submit r1 (no session) a2; extend r1 +3; finish r1 keep 1")
     again = (Submit("r1", None, 7), Abort("r1"))
 
     def fails(commands):
@@ -204,7 +203,7 @@ def test_two_lives_of_a_name_are_not_one():
 
 
 def test_an_eviction_stands_for_those_who_press():
-    press = (Submit("r1", None, 9), Admit("r1"), Extend((Chunk("r1", 9),)))
+    press = script("submit r1 (no session) +9; admit r1; extend r1 +9")
     commands = (Insert("h1", prompt_of("a3")), *press, Insert("h2", prompt_of("a3"), 2))
 
     def fails(commands):

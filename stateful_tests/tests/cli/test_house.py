@@ -1,9 +1,15 @@
-"""What holds of the whole house: a word means one thing, and what is right depends on nothing else."""
+"""What holds of the whole house: a word means one thing, what is right depends on nothing else, commands that
+drive nothing start at once, and benchmarks run."""
 
 import ast
+import json
+import os
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from stateful_tests.tests.check import bad_adapters
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = "reference", "impl", "stateful_tests", "ci", "kvspec"
@@ -27,3 +33,37 @@ def test_the_reference_imports_the_standard_library_alone():
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert {name.partition(".")[0] for name in named} <= known, (path, named)
+
+
+LINES = (
+    "--help", "check --help", "clauses FREE-1", "bugs", "spec", "explore --list", "prove --list",
+    "replay fixtures/regressions/close_frees_each_page_once.json --impl reference",
+    "tree fixtures/regressions/a_split_keeps_pages_whole.json",
+    f"export @what_is_handed_out_is_not_free --as story --impl {bad_adapters.__name__}:Raises",
+)  # fmt: skip
+CODE = """
+import sys
+from ci.cli import run
+for line in sys.argv[1:]:
+    code = run(line.split())
+    if code or (heavy := sorted({"torch", "numpy", "triton"} & set(sys.modules))):
+        sys.exit(f"{line}: {code or f'imports {heavy}'}")
+"""
+
+
+def test_what_drives_nothing_imports_no_torch():
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", CODE, *LINES]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_allocators_are_measured_side_by_side():
+    asked = ["allocators", "--slots", "10000", "--runs", "1", "--json", "-"]
+    done = subprocess.run([sys.executable, "-m", "ci.bench", *asked], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert {(row["work"], row["pools"], row["page"]) for row in rows} == {
+        (work, pools, page) for work in ("extend", "decode", "free") for pools in (1, 2) for page in (1, 16)
+    }
+    assert all(row["ours_us"] > 0 and row["theirs_us"] > 0 for row in rows)

@@ -17,7 +17,7 @@ def cut(a, b=2):
     if a < b and not b:
         a.drop(min(a, 1))
         a = a - 1
-    return [-(-x // 2) for x in a if x is not None] if b else f"{a + 1}"
+    return [-(-x // 2) for x in sorted(a, reverse=True) if x is not None] if b else f"{a + 1}"
 
 def made(f):
     def inner(): return f() + 1
@@ -49,7 +49,8 @@ def test_mutants_are_made_of_what_is_carried_out_alone():
     found = mutants_of("a.py", SOURCE)
     assert [m.change for m in found][: len(CHANGES)] == CHANGES
     rest = {m.change for m in found[len(CHANGES) :]}
-    assert {"always: if x is not None", "-(-x // 2) -> x // 2", "x is not None -> x is None"} <= rest
+    assert {"always: if x is not None", "-(-x // 2) -> x // 2", "x is not None -> x is None",
+            "True -> False in sorted(a, reverse=True)"} <= rest  # fmt: skip
     assert {m.function for m in found} == {"cut"}
     for mutant in found:
         compile(mutant.applied(SOURCE), "a.py", "exec")

@@ -11,11 +11,8 @@ from ci import cli
 from ci.documents import spec
 from impl.bugs import BUGS
 from reference.clauses import CLAUSES
-from reference.commands import COMMANDS, Reason
-from reference.rules import RULES
+from reference.commands import COMMANDS
 from stateful_tests.coverage.situations import kind_name
-from stateful_tests.lockstep import lockstep
-from stateful_tests.lockstep.systems import resolve
 from stateful_tests.traces import files as traces
 
 ROOT = Path(__file__).parents[3]
@@ -58,16 +55,6 @@ def test_a_bug_without_a_fixture_is_said(kvspec, monkeypatch, tmp_path):
     assert kvspec("spec") == (2, "", f"kvspec: spec: no fixture shows the bug {min(BUGS)}\n")
 
 
-def test_it_has_every_command_reason_and_clause(text):
-    for kind in COMMANDS:
-        assert f"\n### {kind_name(kind)}\n" in text
-    for clause in CLAUSES:
-        assert f"\n### {clause}\n" in text
-    for reason in Reason:
-        assert any(reason in rule.refused for rule in RULES.values()), reason
-        assert f"\n| `{reason.value}` | {reason.says} |" in text
-
-
 def test_clauses_are_in_order_and_a_step_of_each_is_drawn(text):
     parts = re.split(r"^##+ (.*)$", text, flags=re.MULTILINE)
     said = dict(zip(parts[1::2], parts[2::2]))
@@ -77,15 +64,6 @@ def test_clauses_are_in_order_and_a_step_of_each_is_drawn(text):
     for name in (*CLAUSES, *map(kind_name, COMMANDS)):
         assert said[name].count("```text\n") == 1, name
     assert re.search(r"free pages: 9 full, 6 SWA; rows: 3 +free pages: 10 full, 7 SWA", said["finish"])
-
-
-def test_a_fixture_shows_its_bug_at_the_step_that_is_drawn(text):
-    """The last one: what comes after a violation would be left out of a smallest trace."""
-    for clause in ("FREE-1", "LEN-2", "OWN-3", "TREE-6", "CHK-1"):
-        killed = re.search(rf"^### {clause}\n.*?regressions/(\w+)\.json", text, re.MULTILINE | re.DOTALL)
-        trace = traces.load(spec.FIXTURES / f"{killed[1]}.json")
-        run = lockstep.replay(resolve(f"torch+{trace.bug}"), trace)
-        assert run.violation is not None and run.violation.step == len(trace.commands) - 1
 
 
 def test_the_tree_chapter_draws_a_lock_a_split_a_tombstone_and_a_recovery(text):

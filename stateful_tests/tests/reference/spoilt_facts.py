@@ -15,6 +15,7 @@ from reference.geometry import Geometry
 from reference.prefix_cache import key_of
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import prompt_of
 
 TREE = Geometry(2, 2, 12, 12, 3, 16, True)
@@ -22,11 +23,11 @@ ONE = replace(TREE, page_size=1)
 PLAIN = Geometry(2, 2, 12, 12, 3, 16)
 
 
-def step_of(geometry: Geometry, *commands: Command) -> Step:
-    """The last of these commands, on the reference as a system."""
+def step_of(geometry: Geometry, *commands: Command | str) -> Step:
+    """The last of these commands, some of them as text, on the reference as a system."""
     system, state = ReferenceSystem(), model.initial(geometry)
     system.reset(geometry)
-    for command in commands:
+    for command in (c for each in commands for c in (script(each) if isinstance(each, str) else (each,))):
         before, was = facts_of(system.view(), geometry), state
         state, expected = model.step(was, command)
         outcome = system.apply(command)

@@ -16,11 +16,12 @@ from reference.commands import (
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.lockstep import Lockstep, replay
 from stateful_tests.tests.reference.spoilt_facts import PLAIN, TREE, changed, is_told, step_of, text
+from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import load
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "regressions"
 PAGE4 = PRESETS["page4"]
-TURN = (Open("s1"), Submit("r1", "s1", 10), Admit("r1"), Extend((Chunk("r1", 10),)))
+TURN = script("open s1; submit r1 in s1 +10; admit r1; extend r1 +10")
 
 
 # The clauses.
@@ -174,7 +175,7 @@ def test_who_is_counted_wrongly_is_told(entries, sums, told):
 
 
 def test_who_has_nothing_need_not_be_counted():
-    given = Submit("r1", None, 0, 0, text("a4")), Admit("r1"), Extend((Chunk("r1", 4),)), CheckBusy(2)
+    given = Submit("r1", None, 0, 0, text("a4")), *script("admit r1; extend r1 +4; check_busy level 2")
     step = step_of(TREE, *given)  # all of it is the tree's
     report = replace(step.outcome.report, entries=())
     assert miscounted(step, report, report.accounts[0]) == []

@@ -11,19 +11,20 @@ import pytest
 
 from reference import cursors, model, tree
 from reference.commands import (
-    Admit, Chunk, Command, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match, Mode, Open, Retract,
+    Admit, Command, Draft, Evict, EvictSwa, Finish, Insert, Match, Mode, Retract,
     SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.geometry import Geometry
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import prompt_of
 
 PLAIN = Geometry(1, 3, 40, 28, 4, 24)
 TREE = Geometry(2, 2, 12, 12, 3, 16, tree=True)
-RUNNING = (Open("s1"), Submit("r1", "s1", 1), Admit("r1"), Extend((Chunk("r1", 1),)))
+RUNNING = script("open s1; submit r1 in s1 +1; admit r1; extend r1 +1")
 AHEAD = (*RUNNING, SpecDecode((Draft("r1", 12, 2),)), EvictSwa("r1", 13))
-CHUNKS = (Admit("r1"), Extend((Chunk("r1", 1),)), Extend((Chunk("r1", 4),)))
+CHUNKS = script("admit r1; extend r1 +1; extend r1 +4")
 IN_CHUNKS = (Submit("r1", None, 0, 0, prompt_of("a5")), *CHUNKS)
 KEPT = Insert("h1", prompt_of("a8"), 0, True)
 TOMBSTONE = (Insert("h1", prompt_of("a4")), Evict(0, 2))

@@ -11,54 +11,55 @@ from reference.clauses import CLAUSES
 from reference.clauses.facts import NodeFacts, Owned
 from reference.clauses.tree_locks import usable_length
 from reference.commands import (
-    Abort, Admit, Choice, Chunk, Decode, Done, Draft, Evict, EvictSwa, Extend, Finish, Freed, Insert, Launch,
-    Match, Open, Retract, Settle, SpecDecode, Submit, Unlock,
+    Choice, Done, Draft, Evict, Freed, Insert, Launch,
+    SpecDecode, Unlock,
 )  # fmt: skip
 from reference.ledger import ZERO, Cursors
+from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, cursors, end_of, fails, freed_less, holds, in_tree,
     is_told, moved, node, one_lost, one_twice, pages, path, reads, step_of, text,
 )  # fmt: skip
 
-SERVE = (Submit("r1", None, 5), Admit("r1"), Extend((Chunk("r1", 5),)))
-OTHER = (Submit("r2", None, 2), Admit("r2"))
-TURN = (Open("s1"), Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)))
-BY_TREE = (Submit("r1", None, 1, 0, text("a4")), Admit("r1"), Extend((Chunk("r1", 5),)))
+SERVE = script("submit r1 (no session) +5; admit r1; extend r1 +5")
+OTHER = script("submit r2 (no session) +2; admit r2")
+TURN = script("open s1; submit r1 in s1 +5; admit r1; extend r1 +5")
+BY_TREE = script("submit r1 (no session) a4 +1; admit r1; extend r1 +5")
 
-INSERTED = step_of(TREE, Insert("h1", text("a8")))  # [0, 6) and [6, 8)
+INSERTED = step_of(TREE, "insert h1 a8")  # [0, 6) and [6, 8)
 CROWDED = step_of(
     replace(TREE, full_pages=4, swa_pages=4), *(Insert("h1", text(letters)) for letters in ("b4", "a4", "a6"))
 )
-KEPT = step_of(TREE, Insert("h1", text("a8"), 0, True))
-MATCHED = step_of(ONE, Insert("h1", text("a5")), Match("h2", text("a5")))
-EVICTED = step_of(TREE, Insert("h1", text("a8")), Insert("h2", text("b2")), Evict(2, 0))
-UNLOCKED = step_of(TREE, Insert("h1", text("a4"), 0, True), Evict(2, 2))
-LEFT = step_of(TREE, *BY_TREE, Decode(("r1",)), Finish("r1", 2))
-TOO_LATE = step_of(TREE, *BY_TREE, *(SpecDecode((Draft("r1", n, n),)) for n in (4, 1)), Finish("r1", 5))
+KEPT = step_of(TREE, "insert h1 a8 (goes on)")
+MATCHED = step_of(ONE, "insert h1 a5; match h2 a5")
+EVICTED = step_of(TREE, "insert h1 a8; insert h2 b2; evict full 2")
+UNLOCKED = step_of(TREE, "insert h1 a4 (goes on); evict full 2 swa 2")
+LEFT = step_of(TREE, *BY_TREE, "decode r1; finish r1 keep 2")
+TOO_LATE = step_of(TREE, *BY_TREE, *(SpecDecode((Draft("r1", n, n),)) for n in (4, 1)), "finish r1 keep 5")
 ENTERED = step_of(TREE, *BY_TREE)
-TWO = step_of(TREE, Insert("h1", text("a2"), 0, True), Insert("h2", text("b2"), 0, True), Unlock("h2"))
-ADMITTED = step_of(TREE, Insert("h1", text("a4")), Submit("r1", None, 1, 0, text("a4")), Admit("r1"))
-SWEPT = step_of(PLAIN, *SERVE, SpecDecode((Draft("r1", 8, 5),)), EvictSwa("r1", 10))
-DECODED = step_of(PLAIN, *TURN, Decode(("r1",)))
+TWO = step_of(TREE, "insert h1 a2 (goes on); insert h2 b2 (goes on); unlock h2")
+ADMITTED = step_of(TREE, "insert h1 a4; submit r1 (no session) a4 +1; admit r1")
+SWEPT = step_of(PLAIN, *SERVE, "spec_decode r1 +8 accept 5; evict_swa r1 at length 10")
+DECODED = step_of(PLAIN, *TURN, "decode r1")
 IN_FLIGHT = *SERVE, Launch((Draft("r1", 3, 1),))
-BEHIND = step_of(PLAIN, *IN_FLIGHT, Launch((Draft("r1", 2, 1),)))
-SETTLED = step_of(PLAIN, *IN_FLIGHT, Settle("r1"))
-BATCH = step_of(PLAIN, *SERVE, *OTHER, Extend((Chunk("r2", 2),)))
+BEHIND = step_of(PLAIN, *IN_FLIGHT, "launch r1 +2 accept 1")
+SETTLED = step_of(PLAIN, *IN_FLIGHT, "settle r1")
+BATCH = step_of(PLAIN, *SERVE, *OTHER, "extend r2 +2")
 PREFILLED = step_of(PLAIN, *SERVE)
-LONG_PROMPT = step_of(TREE, Submit("r1", None, 1, 0, text("a8")), Admit("r1"), Extend((Chunk("r1", 9),)))
-ENDED = step_of(PLAIN, *TURN, Finish("r1", 1))
-AGAIN = step_of(PLAIN, *TURN, Finish("r1", 1), Submit("r2", "s1", 2), Admit("r2"))
-EMPTY = step_of(PLAIN, *SERVE, Abort("r1"))
-LEAF = step_of(TREE, Insert("h1", text("a2")))
+LONG_PROMPT = step_of(TREE, "submit r1 (no session) a8 +1; admit r1; extend r1 +9")
+ENDED = step_of(PLAIN, *TURN, "finish r1 keep 1")
+AGAIN = step_of(PLAIN, *TURN, "finish r1 keep 1; submit r2 in s1 +2; admit r2")
+EMPTY = step_of(PLAIN, *SERVE, "abort r1")
+LEAF = step_of(TREE, "insert h1 a2")
 LONG_LEAF = node(LEAF, 0, path=path("a6"), slots=range(2, 8))
 ALLOCATED = replace(DECODED, now=DECODED.now.with_request(
     DECODED.now.requests[0]._replace(cursors=Cursors(6, 8, 0, 0))))  # further than it was asked: a choice
 BARE = replace(PLAIN, window=None, swa_pages=0)
-FIRST = (Open("s1"), Submit("r1", "s1", 0, 0, text("a4")), Admit("r1"), Extend((Chunk("r1", 4),)))
-LATER = (*FIRST, Finish("r1", 1), Submit("r2", "s1", 2), Admit("r2"))
-FAR = step_of(PLAIN, *SERVE, SpecDecode((Draft("r1", 8, 5),)), EvictSwa("r1", 12))
-LIFTED = step_of(TREE, *BY_TREE, EvictSwa("r1", 5))
-NO_SWA = step_of(replace(TREE, window=None, swa_pages=0), Insert("h1", text("a8")))
+FIRST = script("open s1; submit r1 in s1 a4; admit r1; extend r1 +4")
+LATER = (*FIRST, *script("finish r1 keep 1; submit r2 in s1 +2; admit r2"))
+FAR = step_of(PLAIN, *SERVE, "spec_decode r1 +8 accept 5; evict_swa r1 at length 12")
+LIFTED = step_of(TREE, *BY_TREE, "evict_swa r1 at length 5")
+NO_SWA = step_of(replace(TREE, window=None, swa_pages=0), "insert h1 a8")
 
 LONG = NodeFacts(path("a10"), range(1, 11), range(1, 11), range(1, 11), path("a10"), path("a10"), 0, 0)
 
@@ -97,22 +98,22 @@ CASES = [
     holds("TREE-14", "the last round was in flight", pages(TOO_LATE, "LLLL-")),
     fails("TREE-14", "a window behind neither", pages(TOO_LATE, "LLLT-"), "[6, 8)"),
     holds("TREE-14", "no window", step_of(
-        replace(TREE, window=None, swa_pages=0), *BY_TREE, Decode(("r1",)), Finish("r1", 2))),
+        replace(TREE, window=None, swa_pages=0), *BY_TREE, "decode r1; finish r1 keep 2")),
     holds("SWA-1", "of who shows no cursors", replace(changed(
         SWEPT, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)}), tree_policy_is_free=True)),
     fails("TREE-12", "its end a tombstone", pages(INSERTED, "LLLT"), "[6, 8) of a8 live"),
-    holds("TREE-12", "kept out", step_of(TREE, Insert("h1", text("b4"), 4, True))),
-    holds("TREE-12", "C before target", step_of(TREE, *BY_TREE, Finish("r1", 1))),
+    holds("TREE-12", "kept out", step_of(TREE, "insert h1 b4 SWA from 4 (goes on)")),
+    holds("TREE-12", "C before target", step_of(TREE, *BY_TREE, "finish r1 keep 1")),
     holds("TREE-12", "target before C", step_of(
-        TREE, *BY_TREE, SpecDecode((Draft("r1", 4, 4),)), Finish("r1", 1))),
-    holds("TREE-12", "a round", pages(step_of(TREE, *BY_TREE, Decode(("r1",))), "--")),
-    holds("TREE-12", "a retract", step_of(TREE, *BY_TREE, Retract("r1"))),
-    holds("TREE-12", "swept", step_of(TREE, Insert("h1", text("a8"), 4))),
+        TREE, *BY_TREE, "spec_decode r1 +4 accept 4; finish r1 keep 1")),
+    holds("TREE-12", "a round", pages(step_of(TREE, *BY_TREE, "decode r1"), "--")),
+    holds("TREE-12", "a retract", step_of(TREE, *BY_TREE, "retract r1")),
+    holds("TREE-12", "swept", step_of(TREE, "insert h1 a8 SWA from 4")),
     holds("TREE-12", "a shape of its own", replace(pages(INSERTED, "LLL-"), tree_policy_is_free=True)),
     holds("TREE-12", "no tree", changed(INSERTED, tree=None)),
     holds("TREE-12", "refused", as_refused(pages(INSERTED, "LLL-"))),
     holds("TREE-12", "one pool", pages(NO_SWA, "TTTT")),
-    holds("TREE-12", "a turn's end", pages(step_of(TREE, *FIRST, Finish("r1", 1)), "--")),
+    holds("TREE-12", "a turn's end", pages(step_of(TREE, *FIRST, "finish r1 keep 1"), "--")),
     holds("TREE-12", "another command", pages(UNLOCKED, "--")),
     # A fresh leaf pins one window.
     fails("TREE-7", "a page too long", LONG_LEAF, "as one window needs"),
@@ -125,22 +126,21 @@ CASES = [
     holds("TREE-7", "no window", node(NO_SWA, 0, swa_slots=(7,))),
     holds("TREE-7", "no tree", changed(LONG_LEAF, tree=None)),
     holds("TREE-7", "no tree before", changed(LONG_LEAF, before=True, tree=None)),
-    holds("TREE-7", "a window in whole pages", step_of(replace(TREE, window=3), Insert("h1", text("a4")))),
+    holds("TREE-7", "a window in whole pages", step_of(replace(TREE, window=3), "insert h1 a4")),
     # A match can be resumed from.
     fails("TREE-5", "less", in_tree(MATCHED, lock_holders={"h2": range(4)}), "h2: 5 tokens"),
     fails("TREE-5", "more", pages(MATCHED, "LLLLT", before=True), "h2: 4 tokens"),
     fails("TREE-5", "of a request", changed(
         ADMITTED, requests=moved("r1", cache_protected_len=2)), "r1: 4 tokens"),
-    fails("TREE-5", "of a first turn", cursors(
-        step_of(TREE, Insert("h1", text("a4")), *TURN[:1], Submit("r1", "s1", 1, 0, text("a4")), Admit("r1")),
-        cache_protected_len=2), "r1: 4 tokens"),
+    fails("TREE-5", "of a first turn", cursors(step_of(TREE, "insert h1 a4", *TURN[:1],
+        "submit r1 in s1 a4 +1; admit r1"), cache_protected_len=2), "r1: 4 tokens"),
     holds("TREE-5", "of a turn with a slot", changed(
         step_of(TREE, *LATER), requests=moved("r2", cache_protected_len=2))),
     holds("TREE-5", "all of it", MATCHED),
     holds("TREE-5", "less the last token", step_of(
-        TREE, Insert("h1", text("a4")), Submit("r1", None, 0, 0, text("a4")), Admit("r1"))),
+        TREE, "insert h1 a4; submit r1 (no session) a4; admit r1")),
     holds("TREE-5", "outputs too", step_of(
-        TREE, Submit("r1", None, 0, 0, text("a4")), *FIRST[2:], Retract("r1"), Admit("r1"))),
+        TREE, "submit r1 (no session) a4", *FIRST[2:], "retract r1; admit r1")),
     holds("TREE-5", "another command", cursors(LIFTED, cache_protected_len=2)),
     holds("TREE-5", "nobody", changed(ADMITTED, requests={})),
     holds("TREE-5", "no cursors", changed(
@@ -155,27 +155,26 @@ CASES = [
     holds("TREE-8", "no tree", changed(KEPT, tree=None)),
     holds("TREE-8", "nobody's", pages(INSERTED, "----")),
     holds("TREE-8", "one pool", pages(step_of(
-        replace(TREE, window=None, swa_pages=0), Insert("h1", text("a8"), 0, True)), "TTTT")),
+        replace(TREE, window=None, swa_pages=0), "insert h1 a8 (goes on)"), "TTTT")),
     # Eviction frees what was asked.
     fails("TREE-10", "a full page less", freed_less(EVICTED, "full"), "2 full tokens freed, of 10"),
     fails("TREE-10", "an SWA page less", freed_less(
-        step_of(TREE, Insert("h1", text("a8")), Evict(0, 6)), "swa"), "6 swa tokens freed, of 8"),
+        step_of(TREE, "insert h1 a8; evict full 0 swa 6"), "swa"), "6 swa tokens freed, of 8"),
     fails("TREE-10", "told too much", replace(EVICTED, outcome=Done(freed=Freed(4, 2))), "2 full tokens"),
     fails("TREE-10", "told too little", replace(EVICTED, outcome=Done(freed=Freed(2, 0))), "2 swa tokens"),
     holds("TREE-10", "nothing told", replace(EVICTED, outcome=Done())),
     holds("TREE-10", "all is locked", UNLOCKED),
     holds("TREE-10", "refused", as_refused(freed_less(EVICTED, "full"))),
-    holds("TREE-10", "SWA alone is not locked", step_of(
-        TREE, Insert("h1", text("a8"), 0, True), Evict(8, 2))),
+    holds("TREE-10", "SWA alone is not locked", step_of(TREE, "insert h1 a8 (goes on); evict full 8 swa 2")),
     holds("TREE-10", "no tree", changed(EVICTED, tree=None)),
     holds("TREE-10", "no tree before", changed(EVICTED, before=True, tree=None)),
     fails("TREE-10", "SWA alone is not locked", freed_less(step_of(
-        TREE, Insert("h1", text("a8"), 0, True), Evict(0, 6)), "swa"), "6 swa tokens freed, of 6"),
-    holds("TREE-10", "full is locked", step_of(TREE, Insert("h1", text("a8"), 0, True), Evict(6, 0))),
+        TREE, "insert h1 a8 (goes on); evict full 0 swa 6"), "swa"), "6 swa tokens freed, of 6"),
+    holds("TREE-10", "full is locked", step_of(TREE, "insert h1 a8 (goes on); evict full 6")),
     fails("TREE-10", "tombstones have full KV", freed_less(step_of(
-        TREE, Insert("h1", text("a8")), Evict(0, 6), Evict(8, 0)), "full"), "8 full tokens freed, of 8"),
+        TREE, "insert h1 a8; evict full 0 swa 6; evict full 8"), "full"), "8 full tokens freed, of 8"),
     holds("TREE-10", "tombstones have no SWA KV", step_of(
-        TREE, Insert("h1", text("a8")), Evict(0, 6), Evict(0, 8))),
+        TREE, "insert h1 a8; evict full 0 swa 6; evict full 0 swa 8")),
     holds("TREE-10", "another command", replace(freed_less(EVICTED, "full"), command=Unlock("h1"))),
     fails("TREE-11", "a tombstone", node(EVICTED, 0, swa_slots=()), "a6 is live, not it is a tombstone"),
     fails("TREE-11", "it is gone", in_tree(EVICTED, nodes=[]), "a6 is live, not it is not there"),
@@ -195,34 +194,31 @@ CASES = [
     fails("LEN-4", "a result takes nothing back", cursors(SETTLED, kv_committed_len=8), "kv_committed_len 6"),
     fails("LEN-4", "a sweep moves C", cursors(SWEPT, kv_committed_len=9), "kv_committed_len 10"),
     fails("LEN-4", "a bystander", cursors(BATCH, kv_committed_len=4), "r1: "),
-    fails("LEN-4", "a bystander of a sweep", changed(
-        step_of(PLAIN, *SERVE, *OTHER, Extend((Chunk("r2", 2),)), EvictSwa("r1", 5)),
-        requests=moved("r2", swa_evicted_seqlen=2)), "r2: "),
+    fails("LEN-4", "a bystander of a sweep", changed(step_of(PLAIN, *SERVE, *OTHER,
+        "extend r2 +2; evict_swa r1 at length 5"), requests=moved("r2", swa_evicted_seqlen=2)), "r2: "),
     holds("LEN-4", "a sweep as far as it likes", cursors(SWEPT, swa_evicted_seqlen=4)),
     holds("LEN-4", "refused", as_refused(cursors(DECODED, kv_committed_len=5))),
     holds("LEN-4", "the tree takes over", ENTERED),
     holds("LEN-4", "the tree takes over from a first turn", step_of(TREE, *FIRST)),
     fails("LEN-4", "R of a later turn", changed(
-        step_of(TREE, *LATER, Extend((Chunk("r2", 2),))), requests=moved("r2", cache_protected_len=2)), "r2"),
+        step_of(TREE, *LATER, "extend r2 +2"), requests=moved("r2", cache_protected_len=2)), "r2"),
     fails("LEN-4", "no cursors", changed(
         ENTERED, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)}), "no cursors"),
     holds("LEN-4", "allocates further", cursors(ALLOCATED, kv_allocated_len=8)),
-    holds("LEN-4", "a retract", step_of(PLAIN, *SERVE, Retract("r1"))),
+    holds("LEN-4", "a retract", step_of(PLAIN, *SERVE, "retract r1")),
     holds("LEN-4", "nobody", changed(DECODED, requests={})),
-    holds("LEN-4", "somebody waits", step_of(PLAIN, *SERVE, *OTHER[:1], Decode(("r1",)))),
+    holds("LEN-4", "somebody waits", step_of(PLAIN, *SERVE, *OTHER[:1], "decode r1")),
     holds("LEN-4", "whom an admission names", AGAIN),
-    holds("LEN-4", "admitted without a slot", changed(
-        step_of(PLAIN, *SERVE, *OTHER, Decode(("r1",))),
+    holds("LEN-4", "admitted without a slot", changed(step_of(PLAIN, *SERVE, *OTHER, "decode r1"),
         requests=lambda rs: rs | {"r2": rs["r2"]._replace(cursors=None)})),
     # Sweeps.
     fails("SWA-1", "past the window", cursors(SWEPT, swa_evicted_seqlen=10), "in [0, 8]"),
     fails("SWA-1", "inside a page", cursors(SWEPT, swa_evicted_seqlen=7), "in [0, 8]"),
     fails("SWA-1", "back", changed(
-        step_of(PLAIN, *SERVE, SpecDecode((Draft("r1", 8, 5),)), EvictSwa("r1", 10), Decode(("r1",))),
+        step_of(PLAIN, *SERVE, "spec_decode r1 +8 accept 5; evict_swa r1 at length 10; decode r1"),
         requests=moved("r1", swa_evicted_seqlen=4)), "in [6, 8]"),
     fails("SWA-1", "in a round", cursors(DECODED, swa_evicted_seqlen=4), "in [0, 2]"),
-    fails("SWA-1", "in a prefill", changed(
-        step_of(PLAIN, *SERVE[:2], Extend((Chunk("r1", 4),)), Extend((Chunk("r1", 1),))),
+    fails("SWA-1", "in a prefill", changed(step_of(PLAIN, *SERVE[:2], "extend r1 +4; extend r1 +1"),
         requests=moved("r1", swa_evicted_seqlen=4)), "in [0, 2]"),
     holds("SWA-1", "to the window", cursors(SWEPT, swa_evicted_seqlen=8)),
     holds("SWA-1", "not at all", cursors(SWEPT, swa_evicted_seqlen=0)),
@@ -266,7 +262,7 @@ CASES = [
     fails("REF-1", "a slot", changed(ENDED, sessions=moved("s1", swa_evicted_seqlen=2)), "slot of s1"),
     fails("REF-1", "a lent slot", changed(AGAIN, sessions=moved("s1", swa_evicted_seqlen=2)), "slot of s1"),
     holds("REF-1", "a slot whose turn runs", changed(
-        step_of(PLAIN, *TURN, Finish("r1", 1), Submit("r2", "s1", 2), Admit("r2"), Extend((Chunk("r2", 3),))),
+        step_of(PLAIN, *TURN, "finish r1 keep 1; submit r2 in s1 +2; admit r2; extend r2 +3"),
         sessions=moved("s1", swa_evicted_seqlen=2))),
     holds("REF-1", "admitted without a slot", changed(
         step_of(PLAIN, *SERVE[:2]), requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)})),
@@ -285,7 +281,7 @@ CASES = [
     fails("END-1", "a row", changed(EMPTY, free_rows=(0, 1, 1)), "all 3 rows"),
     fails("END-1", "beside the tree's", one_lost(INSERTED, "full"), "8 of 12 pages of the full pool"),
     fails("END-1", "somebody waits", one_lost(
-        step_of(PLAIN, *SERVE, Abort("r1"), *OTHER[:1]), "full"), "12 of 12 pages"),
+        step_of(PLAIN, *SERVE, "abort r1", *OTHER[:1]), "full"), "12 of 12 pages"),
     holds("END-1", "somebody holds some", one_lost(DECODED, "full")),
     holds("END-1", "somebody is admitted", changed(step_of(PLAIN, *SERVE[:2]), free_rows=(0, 1))),
     holds("END-1", "the tree's", INSERTED),

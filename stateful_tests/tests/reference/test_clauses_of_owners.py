@@ -10,34 +10,34 @@ from reference.clauses import broken
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
 from reference.commands import (
-    Abort, Admit, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match, Open,
-    Retract, SpecDecode, Submit, Unlock,
+    Abort, Admit, Command, Draft, EvictSwa, Insert, SpecDecode,
 )  # fmt: skip
 from reference.ledger import ZERO
+from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, fails, freed_less, holds, in_tree, is_told, moved,
     node, one_lost, one_twice, step_of, text,
 )  # fmt: skip
 
 BARE = replace(PLAIN, window=None, swa_pages=0)
-TURN = (Open("s1"), Submit("r1", "s1", 5), Admit("r1"), Extend((Chunk("r1", 5),)))
-LATER = (*TURN, Finish("r1", 1), Submit("r2", "s1", 2))
-SERVE = (Submit("r3", None, 5), Admit("r3"), Extend((Chunk("r3", 5),)))
-LENT = step_of(PLAIN, *LATER, Admit("r2"), Submit("r3", None, 1))
-AGAIN = step_of(PLAIN, *LATER, Admit("r2"), Admit("r2"))
-RUNS = step_of(PLAIN, *TURN, Decode(("r1",)))
-ENDED = step_of(PLAIN, *TURN, Finish("r1", 1))
-GIVEN_UP = step_of(PLAIN, *LATER, Abort("r2"))
-CLOSING = step_of(PLAIN, *TURN, Retract("r1"), Close("s1"))
+TURN = script("open s1; submit r1 in s1 +5; admit r1; extend r1 +5")
+LATER = (*TURN, *script("finish r1 keep 1; submit r2 in s1 +2"))
+SERVE = script("submit r3 (no session) +5; admit r3; extend r3 +5")
+LENT = step_of(PLAIN, *LATER, "admit r2; submit r3 (no session) +1")
+AGAIN = step_of(PLAIN, *LATER, "admit r2; admit r2")
+RUNS = step_of(PLAIN, *TURN, "decode r1")
+ENDED = step_of(PLAIN, *TURN, "finish r1 keep 1")
+GIVEN_UP = step_of(PLAIN, *LATER, "abort r2")
+CLOSING = step_of(PLAIN, *TURN, "retract r1; close s1")
 BOTH = step_of(PLAIN, *TURN, *SERVE)
 AHEAD = SpecDecode((Draft("r1", 8, 5),))
-CUT = step_of(PLAIN, *TURN, AHEAD, Finish("r1", 2))
+CUT = step_of(PLAIN, *TURN, AHEAD, "finish r1 keep 2")
 SWEPT = (*TURN, AHEAD, EvictSwa("r1", 12))  # up to 8
-CUT_BELOW = step_of(PLAIN, *SWEPT, Finish("r1", 2))
+CUT_BELOW = step_of(PLAIN, *SWEPT, "finish r1 keep 2")
 JUST_THERE = step_of(  # resumed at 6, its window begins at 4
-    PLAIN, *TURN, SpecDecode((Draft("r1", 3, 1),)), EvictSwa("r1", 8), Finish("r1", 2))  # fmt: skip
-RETRIED = step_of(PLAIN, *TURN, Decode(("r1",)), Decode(("r1",)), Retract("r1", 1), Admit("r1"))
-RESTARTED = step_of(PLAIN, *SWEPT, Finish("r1", 2), Submit("r2", "s1", 2), Admit("r2"))
+    PLAIN, *TURN, "spec_decode r1 +3 accept 1; evict_swa r1 at length 8; finish r1 keep 2")  # fmt: skip
+RETRIED = step_of(PLAIN, *TURN, "decode r1; decode r1; retract r1 losing 1; admit r1")
+RESTARTED = step_of(PLAIN, *SWEPT, "finish r1 keep 2; submit r2 in s1 +2; admit r2")
 
 
 def has(step: Step, what: str, name: str, *, before: bool = False, **parts: Any) -> Step:
@@ -98,7 +98,7 @@ CASES = [
     fails("LEN-2", "R", slot(CUT, cache_protected_len=2), "cache_protected_len 2"),
     fails("LEN-2", "stops at a page", slot(CUT, kv_committed_len=6, kv_allocated_len=6), "target 7"),
     fails("LEN-2", "stops at a page, no window", slot(
-        step_of(BARE, *TURN, AHEAD, Finish("r1", 2)), kv_committed_len=6, kv_allocated_len=6), "target 7"),
+        step_of(BARE, *TURN, AHEAD, "finish r1 keep 2"), kv_committed_len=6, kv_allocated_len=6), "target 7"),
     fails("LEN-2", "stops at a page, its window just there", slot(
         JUST_THERE, kv_committed_len=6, kv_allocated_len=6), "target 7"),
     fails("LEN-2", "E of a sweep", slot(CUT_BELOW, swa_evicted_seqlen=8), "swa_evicted_seqlen 7"),
@@ -110,7 +110,7 @@ CASES = [
     holds("LEN-2", "refused", as_refused(slot(CUT, kv_committed_len=8))),
     holds("LEN-2", "no slot", has(CUT, "sessions", "s1", slot=None)),
     holds("LEN-2", "no session", changed(CUT, sessions={})),
-    holds("LEN-2", "an ordinary end", step_of(PLAIN, *TURN, *SERVE, Finish("r3", 1))),
+    holds("LEN-2", "an ordinary end", step_of(PLAIN, *TURN, *SERVE, "finish r3 keep 1")),
     # Restores.
     fails("LEN-3", "the request", has(RETRIED, "requests", "r1", cursors=ZERO), "request and slot both at"),
     fails("LEN-3", "the slot", slot(RETRIED, kv_allocated_len=7), "prefix 6"),
@@ -134,14 +134,13 @@ CASES = [
     holds("SES-3", "refused", as_refused(AGAIN)),
     holds("SES-3", "another command", replace(AGAIN, command=Abort("r2"))),
     holds("SES-3", "nobody", replace(AGAIN, command=Admit("r9"))),
-    holds("SES-3", "the first time", step_of(PLAIN, *LATER, Admit("r2"))),
-    holds("SES-3", "no slot", step_of(PLAIN, *TURN[:3], Admit("r1"))),
-    holds("SES-3", "an ordinary request", step_of(PLAIN, *SERVE[:2], Admit("r3"))),
+    holds("SES-3", "the first time", step_of(PLAIN, *LATER, "admit r2")),
+    holds("SES-3", "no slot", step_of(PLAIN, *TURN[:3], "admit r1")),
+    holds("SES-3", "an ordinary request", step_of(PLAIN, *SERVE[:2], "admit r3")),
     # A close that waits.
     fails("SES-4", "for a turn that is gone", changed(CLOSING, requests={}), "s1 is gone"),
     fails("SES-4", "with a slot", changed(CLOSING, requests={}), "with kv_committed_len 5"),
-    fails("SES-4", "without one", changed(
-        step_of(PLAIN, *TURN, Close("s1")), requests={}), "with no slot"),
+    fails("SES-4", "without one", changed(step_of(PLAIN, *TURN, "close s1"), requests={}), "with no slot"),
     holds("SES-4", "for its turn", CLOSING),
     holds("SES-4", "nobody closes", changed(RUNS, requests={})),
     # Who is there.
@@ -154,8 +153,8 @@ CASES = [
     fails("SES-2", "no slot", has(ENDED, "sessions", "s1", slot=None), "slot of s1: kv_committed_len 5"),
     fails("SES-2", "a slot", has(RUNS, "sessions", "s1", slot=ZERO), "slot of s1: no cursors"),
     fails("SES-2", "an abort moves it", slot(GIVEN_UP, kv_committed_len=4), "slot of s1 as it was"),
-    fails("SES-2", "a submit moves another's", slot(
-        step_of(PLAIN, *TURN, Finish("r1", 1), Submit("r3", None, 1)), kv_committed_len=4), "as it was"),
+    fails("SES-2", "a submit moves another's", slot(step_of(PLAIN, *TURN,
+        "finish r1 keep 1; submit r3 (no session) +1"), kv_committed_len=4), "as it was"),
     holds("SES-2", "of a slot that is lent", slot(LENT, kv_committed_len=4)),
     holds("SES-2", "another command", slot(ENDED, kv_committed_len=4)),
     holds("SES-2", "not as it should be before", changed(
@@ -209,58 +208,48 @@ CASES = [
 
 
 # What goes back: by name a step, and the pages of the full and of the SWA pool that it frees, by holder.
-IN_TREE = (Insert("h1", text("a4")), Submit("r1", None, 1, 0, text("a4")), Admit("r1"))
-CHUNK = (Submit("r1", None, 0, 0, text("a5")), Admit("r1"), Extend((Chunk("r1", 1),)))
+IN_TREE = script("insert h1 a4; submit r1 (no session) a4 +1; admit r1")
+CHUNK = script("submit r1 (no session) a5; admit r1; extend r1 +1")
 FULL_TREE = replace(TREE, full_pages=4, swa_pages=4)
-TAIL, ALL = {"s1": [4, 5, 6]}, {"s1": [0, 1, 2]}
+TAIL, ALL, ROW = {"s1": [4, 5, 6]}, {"s1": [0, 1, 2]}, {"r3": [0, 1, 2]}
 FREEING: dict[str, tuple[Step, dict[str, list[int]], dict[str, list[int]]]] = {
     "finish": (CUT, TAIL, TAIL),
-    "a finish behind the sweep": (
-        step_of(PLAIN, *TURN, AHEAD, EvictSwa("r1", 12), Finish("r1", 1)), {"s1": [3, 4, 5, 6]}, TAIL),
-    "a finish of all": (step_of(PLAIN, *TURN, Decode(("r1",)), Finish("r1", 2)), {}, {}),
-    "retract": (step_of(PLAIN, *TURN, AHEAD, Retract("r1", 1)), {"s1": [5, 6]}, {"s1": [5, 6]}),
-    "admit": (
-        step_of(PLAIN, *TURN, *[Decode(("r1",))] * 2, Retract("r1", 1), Admit("r1")),
+    "a finish behind the sweep": (step_of(PLAIN, *TURN, AHEAD, "evict_swa r1 at length 12; finish r1 keep 1"),
+        {"s1": [3, 4, 5, 6]}, TAIL),
+    "a finish of all": (step_of(PLAIN, *TURN, "decode r1; finish r1 keep 2"), {}, {}),
+    "retract": (step_of(PLAIN, *TURN, AHEAD, "retract r1 losing 1"), {"s1": [5, 6]}, {"s1": [5, 6]}),
+    "admit": (step_of(PLAIN, *TURN, "decode r1; decode r1; retract r1 losing 1; admit r1"),
         {"s1": [3]}, {"s1": [3]}),
-    "close": (step_of(PLAIN, *TURN, Finish("r1", 1), Close("s1")), ALL, ALL),
-    "a close of nothing": (step_of(PLAIN, *TURN, Open("s2"), Close("s2")), {}, {}),
-    "a close that waited": (step_of(PLAIN, *TURN, Close("s1"), Finish("r1", 1)), ALL, ALL),
-    "a close that waits": (step_of(PLAIN, *TURN, Close("s1")), {}, {}),
-    "abort": (step_of(PLAIN, *TURN, Abort("r1")), ALL, ALL),
-    "an abort after a retract": (step_of(PLAIN, *TURN, Retract("r1"), Abort("r1")), ALL, ALL),
-    "an abort that closes": (step_of(PLAIN, *LATER, Close("s1"), Abort("r2")), ALL, ALL),
-    "an abort before anything": (step_of(PLAIN, *LATER, Abort("r2")), {}, {}),
-    "an abort of who has nothing": (step_of(PLAIN, *TURN, *SERVE[:1], Abort("r3")), {}, {}),
-    "an ordinary end": (
-        step_of(PLAIN, *TURN, *SERVE, Finish("r3", 1)), {"r3": [0, 1, 2]}, {"r3": [0, 1, 2]}),
-    "an ordinary retract": (
-        step_of(PLAIN, *TURN, *SERVE, Retract("r3")), {"r3": [0, 1, 2]}, {"r3": [0, 1, 2]}),
-    "an ordinary abort": (step_of(PLAIN, *TURN, *SERVE, Abort("r3")), {"r3": [0, 1, 2]}, {"r3": [0, 1, 2]}),
-    "a sweep": (step_of(PLAIN, *TURN, AHEAD, EvictSwa("r1", 10)), {}, ALL),
-    "a second sweep": (
-        step_of(PLAIN, *TURN, AHEAD, EvictSwa("r1", 8), EvictSwa("r1", 12)), {}, {"s1": [2, 3]}),
+    "close": (step_of(PLAIN, *TURN, "finish r1 keep 1; close s1"), ALL, ALL),
+    "a close of nothing": (step_of(PLAIN, *TURN, "open s2; close s2"), {}, {}),
+    "a close that waited": (step_of(PLAIN, *TURN, "close s1; finish r1 keep 1"), ALL, ALL),
+    "a close that waits": (step_of(PLAIN, *TURN, "close s1"), {}, {}),
+    "abort": (step_of(PLAIN, *TURN, "abort r1"), ALL, ALL),
+    "an abort after a retract": (step_of(PLAIN, *TURN, "retract r1; abort r1"), ALL, ALL),
+    "an abort that closes": (step_of(PLAIN, *LATER, "close s1; abort r2"), ALL, ALL),
+    "an abort before anything": (step_of(PLAIN, *LATER, "abort r2"), {}, {}),
+    "an abort of who has nothing": (step_of(PLAIN, *TURN, *SERVE[:1], "abort r3"), {}, {}),
+    "an ordinary end": (step_of(PLAIN, *TURN, *SERVE, "finish r3 keep 1"), ROW, ROW),
+    "an ordinary retract": (step_of(PLAIN, *TURN, *SERVE, "retract r3"), ROW, ROW),
+    "an ordinary abort": (step_of(PLAIN, *TURN, *SERVE, "abort r3"), ROW, ROW),
+    "a sweep": (step_of(PLAIN, *TURN, AHEAD, "evict_swa r1 at length 10"), {}, ALL),
+    "a second sweep": (step_of(PLAIN, *TURN, AHEAD, "evict_swa r1 at length 8; evict_swa r1 at length 12"),
+        {}, {"s1": [2, 3]}),
     "decode": (RUNS, {}, {}),
-    "evict": (
-        step_of(TREE, Insert("h1", text("b2")), Insert("h2", text("a2")), Evict(2, 0)),
-        {"tree b2": [0]}, {"tree b2": [0]}),
-    "a tombstone": (step_of(TREE, Insert("h1", text("a4")), Evict(0, 2)), {}, {"tree a2": [0]}),
-    "a tombstone recovered": (
-        step_of(TREE, Insert("h1", text("a4")), Evict(0, 2), Insert("h2", text("a4"))), {"tree a2": [0]}, {}),
-    "a prompt in the tree": (
-        step_of(TREE, *CHUNK, Insert("h1", text("a4")), Extend((Chunk("r1", 4),))), {"r1": [0]}, {"r1": [0]}),
-    "a prompt in the tree, in part": (
-        step_of(TREE, *CHUNK, Insert("h1", text("a2")), Extend((Chunk("r1", 4),))), {"r1": [0]}, {"r1": [0]}),
-    "a prompt taken over": (step_of(TREE, *CHUNK, Extend((Chunk("r1", 4),))), {}, {}),
-    "a finish into the tree": (
-        step_of(TREE, *IN_TREE, Extend((Chunk("r1", 1),)), *[Decode(("r1",))] * 2, Finish("r1", 2)),
-        {"r1": [3]}, {"r1": [3]}),
-    "a close above the tree's": (
-        step_of(
-            TREE, Open("s1"), Submit("r1", "s1", 1, 0, text("a4")), *TURN[2:], Finish("r1", 1), Close("s1")),
-        {"s1": [2]}, {"s1": [2]}),
-    "room": (
-        step_of(FULL_TREE, Insert("h1", text("a6")), Submit("r1", None, 4), Admit("r1"), Extend((
-            Chunk("r1", 4),))), {"tree a6": [2]}, {"tree a6": [2]}),
+    "evict": (step_of(TREE, "insert h1 b2; insert h2 a2; evict full 2"), {"tree b2": [0]}, {"tree b2": [0]}),
+    "a tombstone": (step_of(TREE, "insert h1 a4; evict full 0 swa 2"), {}, {"tree a2": [0]}),
+    "a tombstone recovered": (step_of(TREE, "insert h1 a4; evict full 0 swa 2; insert h2 a4"),
+        {"tree a2": [0]}, {}),
+    "a prompt in the tree": (step_of(TREE, *CHUNK, "insert h1 a4; extend r1 +4"), {"r1": [0]}, {"r1": [0]}),
+    "a prompt in the tree, in part": (step_of(TREE, *CHUNK, "insert h1 a2; extend r1 +4"),
+        {"r1": [0]}, {"r1": [0]}),
+    "a prompt taken over": (step_of(TREE, *CHUNK, "extend r1 +4"), {}, {}),
+    "a finish into the tree": (step_of(TREE, *IN_TREE,
+        "extend r1 +1; decode r1; decode r1; finish r1 keep 2"), {"r1": [3]}, {"r1": [3]}),
+    "a close above the tree's": (step_of(TREE, "open s1; submit r1 in s1 a4 +1", *TURN[2:],
+        "finish r1 keep 1; close s1"), {"s1": [2]}, {"s1": [2]}),
+    "room": (step_of(FULL_TREE, "insert h1 a6; submit r1 (no session) +4; admit r1; extend r1 +4"),
+        {"tree a6": [2]}, {"tree a6": [2]}),
 }  # fmt: skip
 
 
@@ -294,32 +283,27 @@ def test_what_is_waived_is_not_asked():
 
 
 def test_a_model_without_a_window_frees_no_swa_page():
-    is_told("FREE-2", step_of(BARE, *TURN, AHEAD, Finish("r1", 2)), None)
+    is_told("FREE-2", step_of(BARE, *TURN, AHEAD, "finish r1 keep 2"), None)
 
 
 # Locks: of these nodes, in the order of paths, the counters (full, SWA).
 LOCKS: dict[str, tuple[Step, list[tuple[int, int]]]] = {
-    "nobody's": (step_of(TREE, Insert("h1", text("a8"))), [(0, 0), (0, 0)]),
-    "up to a window": (step_of(TREE, Insert("h1", text("a8"), 0, True)), [(1, 0), (1, 1)]),
-    "of two": (step_of(
-        TREE, Insert("h1", text("a4"), 0, True), Insert("h2", text("a4 b2"), 0, True)),
-        [(2, 0), (2, 1), (1, 1)]),
+    "nobody's": (step_of(TREE, "insert h1 a8"), [(0, 0), (0, 0)]),
+    "up to a window": (step_of(TREE, "insert h1 a8 (goes on)"), [(1, 0), (1, 1)]),
+    "of two": (step_of(TREE, "insert h1 a4 (goes on); insert h2 a4b2 (goes on)"), [(2, 0), (2, 1), (1, 1)]),
     "of a request": (step_of(TREE, *IN_TREE), [(1, 0), (1, 1)]),
-    "that a window has left behind": (
-        step_of(TREE, *IN_TREE, Extend((Chunk("r1", 1),)), *[Decode(("r1",))] * 3), [(1, 0), (1, 1)]),
-    "of a session": (step_of(TREE, Open("s1"), Submit("r1", "s1", 0, 0, text("a4")), *TURN[2:3], Extend((
-        Chunk("r1", 4),)), Finish("r1", 1)), [(1, 0), (1, 1)]),
-    "of who was matched again": (step_of(TREE, *IN_TREE, Admit("r1")), [(1, 0), (1, 1)]),
-    "of who was matched again after a split": (step_of(
-        TREE, Insert("h1", text("a8")), *IN_TREE[1:], Match("h2", text("a2")), Admit("r1")),
-        [(2, 1), (1, 1), (0, 0), (0, 0)]),
-    "over a node that was split": (step_of(
-        TREE, Insert("h1", text("a8"), 0, True), Match("h2", text("a4"))), [(2, 1), (1, 0), (1, 1)]),
-    "given back": (step_of(TREE, Insert("h1", text("a8"), 0, True), Unlock("h1")), [(0, 0), (0, 0)]),
-    "no window": (step_of(
-        replace(TREE, window=None, swa_pages=0), Insert("h1", text("a8"), 0, True)), [(1, 0)]),
-    "pages of one token": (step_of(
-        ONE, Insert("h1", text("a5")), Match("h2", text("a3"))), [(1, 1), (0, 0)]),
+    "that a window has left behind": (step_of(TREE, *IN_TREE,
+        "extend r1 +1; decode r1; decode r1; decode r1"), [(1, 0), (1, 1)]),
+    "of a session": (step_of(TREE, "open s1; submit r1 in s1 a4", *TURN[2:3],
+        "extend r1 +4; finish r1 keep 1"), [(1, 0), (1, 1)]),
+    "of who was matched again": (step_of(TREE, *IN_TREE, "admit r1"), [(1, 0), (1, 1)]),
+    "of who was matched again after a split": (step_of(TREE, "insert h1 a8", *IN_TREE[1:],
+        "match h2 a2; admit r1"), [(2, 1), (1, 1), (0, 0), (0, 0)]),
+    "over a node that was split": (step_of(TREE, "insert h1 a8 (goes on); match h2 a4"),
+        [(2, 1), (1, 0), (1, 1)]),
+    "given back": (step_of(TREE, "insert h1 a8 (goes on); unlock h1"), [(0, 0), (0, 0)]),
+    "no window": (step_of(replace(TREE, window=None, swa_pages=0), "insert h1 a8 (goes on)"), [(1, 0)]),
+    "pages of one token": (step_of(ONE, "insert h1 a5; match h2 a3"), [(1, 1), (0, 0)]),
 }  # fmt: skip
 
 
@@ -344,19 +328,16 @@ def by_itself(*commands: Command) -> Step:
     return replace(step_of(TREE, *commands), locks_before=step_of(TREE, *commands[:-1]).locks)
 
 
-BEGUN = Submit("r1", None, 0, 0, text("a3 c1")), Admit("r1")
+BEGUN = script("submit r1 (no session) a3c1; admit r1")
 ALIKE = step_of(  # r2 splits what r1 has locked
-    ONE, Submit("r2", None, 0, 0, text("a1 b2")), Admit("r2"), Insert("h1", text("a5")), *BEGUN,
-    Extend((Chunk("r1", 1), Chunk("r2", 3))))  # fmt: skip
-UNLIKE = step_of(
-    TREE, Submit("r2", None, 0, 0, text("b8")), Admit("r2"), *BEGUN, Extend((Chunk("r1", 4), Chunk("r2", 8))))
+    ONE, "submit r2 (no session) a1b2; admit r2; insert h1 a5", *BEGUN, "extend r1 +1, r2 +3"
+)
+UNLIKE = step_of(TREE, "submit r2 (no session) b8; admit r2", *BEGUN, "extend r1 +4, r2 +8")
 OF_A_SESSION = step_of(
-    TREE, Open("s1"), Submit("r1", "s1", 0, 0, text("a4")), Admit("r1"), Extend((Chunk("r1", 4),)),
-    *[Decode(("r1",))] * 3)  # fmt: skip
+    TREE, "open s1; submit r1 in s1 a4; admit r1; extend r1 +4; decode r1; decode r1; decode r1")
 A8, A1 = (step_of(sizes, Insert("h1", text(key), 0, True)) for sizes, key in ((TREE, "a8"), (ONE, "a1")))
-SPLIT = by_itself(
-    Insert("h1", text("a8")), Insert("h1", text("b4")), Match("h1", text("a6")), Match("h2", text("a4")))
-KEPT = in_tree(node(step_of(TREE, Insert("h1", text("a8"))), 0, full_locks=1), lock_holders={"h1": range(8)})
+SPLIT = by_itself(*script("insert h1 a8; insert h1 b4; match h1 a6; match h2 a4"))
+KEPT = in_tree(node(step_of(TREE, "insert h1 a8"), 0, full_locks=1), lock_holders={"h1": range(8)})
 LOCKED = [
     holds("TREE-6", "a node that another of the batch has split", ALIKE),
     fails("TREE-6", "pinned by more than the batch", node(ALIKE, 0, swa_locks=3), "2 (r1, r2) full, 0 SWA"),

@@ -34,6 +34,7 @@ def does(state: State, text: str, *choices: Choice) -> Cursors:
 
 
 FIRST = "open s1; submit r1 in s1 +10; admit r1; extend r1 +10"
+ROUND = "launch r1 +1 accept 1"
 ORDINARY = "submit r1 (no session) +1; admit r1; extend r1 +1"
 
 # Two reasons apply; the first in the order of `Reason` is the one. That each comes where it should is in
@@ -48,6 +49,7 @@ PAIRS: list[tuple[Reason, str, str, Geometry]] = [
     # A tree has the prompt by its result, so that is processed.
     (Reason.BAD_LENGTH, FIRST, "retract r1 losing 1", replace(PAGE4, tree=True)),
     (Reason.NO_SWA, ORDINARY, "evict_swa r1 at length 9", preset("no-swa")),  # and bad_length
+    (Reason.WRONG_PHASE, f"{FIRST}; {ROUND}; {ROUND}", "launch r1 +1 accept 2", PAGE4),  # and bad_length
     (Reason.BAD_LENGTH, FIRST, "spec_decode r1 +40 accept 41", PAGE4),  # and row_too_short
     # and row_too_short
     (Reason.WINDOW_LOST, f"{FIRST}; spec_decode r1 +20 accept 1; evict_swa r1 at length 30",
@@ -145,6 +147,18 @@ def test_a_prefill_may_be_swept_after_its_forward_pass():
     for choice in (Choice("r1", swa_evicted_seqlen=16, after=True), Choice("r1", swa_evicted_seqlen=12)):
         with pytest.raises(ChoiceNotAllowed):
             does(state, command, choice)
+
+
+def test_a_cut_may_keep_less_where_its_window_was_swept():
+    ahead = f"{TWENTY}; extend r1 +20; spec_decode r1 +9 accept 1"
+    live, swept = after(ahead), after(f"{ahead}; evict_swa r1 at length 29")
+    [finish] = script("finish r1 keep 1")
+    for stop in (0, 16, 20):
+        kept, _ = step(swept, finish, [Choice("r1", kv_allocated_len=stop)])
+        assert kept.sessions[0].slot == Cursors(stop, stop, min(stop, 16), 0)
+    for state, stop in ((live, 20), (swept, 18), (swept, 24)):
+        with pytest.raises(ChoiceNotAllowed):
+            step(state, finish, [Choice("r1", kv_allocated_len=stop)])
 
 
 def test_texts():

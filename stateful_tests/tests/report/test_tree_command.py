@@ -7,21 +7,16 @@ from pathlib import Path
 import pytest
 
 from ci.report import tree_view
-from reference.commands import Admit, Chunk, Command, Evict, Extend, Insert, Match, Mode, Open, Submit
+from reference.commands import Insert, Match, Mode
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.results import Trace
+from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import prompt_of, save
 
 TREE = replace(PRESETS["page4"], tree=True)  # a window of 6 tokens: two pages
-COMMANDS: tuple[Command, ...] = (
-    Insert("h1", prompt_of("a16b4"), 4),
-    Insert("h1", prompt_of("a8c4"), 4),
-    Match("h2", prompt_of("a12c4")),
-    Match("h3", prompt_of("d4")),
-    Submit("r1", None, 3, prompt=prompt_of("a8c4")),
-    Admit("r1"),
-    Extend((Chunk("r1", 3),)),
-    Evict(0, 4),
+COMMANDS = script(
+    "insert h1 a16b4 SWA from 4; insert h1 a8c4 SWA from 4; match h2 a12c4; match h3 d4;"
+    " submit r1 (no session) a8c4 +3; admit r1; extend r1 +3; evict full 0 swa 4"
 )
 WHOLE = Trace(TREE, Mode.FREE, COMMANDS)
 
@@ -79,7 +74,7 @@ def test_inner_nodes_wait_for_what_is_below_them(kvspec):
 
 
 def test_the_last_step_is_the_default_and_holders_are_told_apart(kvspec):
-    path = saved(Trace(TREE, Mode.FREE, (*COMMANDS, Open("s1"), Submit("r2", "s1", 1), Admit("r2"))))
+    path = saved(Trace(TREE, Mode.FREE, (*COMMANDS, *script("open s1; submit r2 in s1 +1; admit r2"))))
     _, out, _ = kvspec("tree", path)
     assert drawn(out)[0] == "t.json after step 10: admit r2 (done)"
     assert drawn(out)[-4:] == [

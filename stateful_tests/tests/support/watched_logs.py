@@ -20,6 +20,7 @@ LOGS: dict[str, tuple[int, int, dict[str, int | bool]]] = {
     "0.5.23-window_and_chunk_cache": (14, 9, {"page_size": 4, "window": 8, "tokens": 96, "tree": False}),
     "0.5.23-tree_under_overlap": (14, 9, {"page_size": 1, "window": 8, "tokens": 96, "overlap": True}),
     "0.5.23-speculation_under_overlap": (9, 9, {"page_size": 4, "window": 8, "overlap": True, "draft": 4}),
+    "0.5.23-mixed_batches": (7, 6, {"page_size": 4, "window": 8, "overlap": True, "draft": 4, "mixed": True}),
     "0.5.23-pages": (18, 3, {"page_size": 4, "window": 8, "tokens": 64, "tree": False}),
 }
 
@@ -27,7 +28,8 @@ LOGS: dict[str, tuple[int, int, dict[str, int | bool]]] = {
 def job(name: str, seed: int, count: int, fixed: dict[str, int | bool], folder: str) -> Job:
     """The run that a log is of."""
     rng = random.Random(seed)
-    plain: dict[str, int | bool] = {"draft": 0, "overlap": False, "tree": True, "pressure": True}
+    plain: dict[str, int | bool] = {"draft": 0, "overlap": False, "tree": True, "pressure": True,
+                                        "mixed": False}
     config = population.configuration(rng, **{**plain, "running": 3, "tokens": 128, "chunk": 16, **fixed})
     level = "pages" if name.endswith("pages") else "lengths"
     watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level}

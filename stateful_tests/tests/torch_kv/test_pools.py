@@ -138,7 +138,7 @@ def test_a_checked_pool_names_the_mistake():
     pool = PagePool(4, page_size=2, device=CPU, checked=True)
     with pytest.raises(OutOfPagesError, match="5 pages asked for, 4 free"):
         pool.take(5)
-    freed, held = pool.take(1), pool.take(2)
+    freed, held = pool.take(1).clone(), pool.take(2).clone()
     pool.give(freed)
     for pages, error in (
         (torch.tensor([0]), PaddingFreedError),

@@ -85,7 +85,9 @@ def scheduler():
 TURNS = (Turn(0, 20, 6), Turn(1, 5, 9, stop=4), Turn(0, 7, 5, abort=2), Turn(2, 4, 3))
 
 
-@pytest.mark.parametrize("config", [Config(page_size=4, window=8, tree=False), Config(overlap=True)])
+@pytest.mark.parametrize(
+    "config", [Config(page_size=4, window=8, tree=False), Config(overlap=True, mixed=True)]
+)
 def test_a_real_scheduler_conforms_and_repeats_itself(scheduler, config):
     clients = (Client("a", 0, TURNS), Client("b", 3, TURNS[:2], session=False))
     run = serving.ServedRun(RELEASE, config, clients, 1)
@@ -125,8 +127,11 @@ REUSED = "AssertionError: a reused row must carry allocated KV at srt/mem_cache/
     ("0.5.24", "c1 already has a slot", "a second turn that is rejected", ""),
     ("0.5.20", "Full Pool Mem Leak Detected!", "parked", "parked-chunk"),
     ("0.5.23", "Full Pool Mem Leak Detected!", "parked", ""),
+    ("0.5.21", "Decode out of memory.", "prepared", "mixed-without-room"),
+    ("0.5.21", "Decode out of memory.", "", ""),
+    ("0.5.22", "Decode out of memory.", "prepared", ""),
 ])  # fmt: skip
 def test_known_faults_explain_what_they_cause_alone(release, error, seen, name):
-    told = Validated(parked=seen == "parked")
+    told = Validated(parked=seen == "parked", prepared=seen == "prepared")
     told.reached[seen] += 1
-    assert explains_end(release, error, Config(), told) == name
+    assert explains_end(release, error, Config(mixed=True), told) == name

@@ -112,6 +112,18 @@ def test_a_claim_has_to_be_said(written):
     assert (found[0].event, found[0].clause) == ("step", "LEN-4")
 
 
+def test_a_mixed_batch_is_told_whole(written):
+    lines = lines_of(FIXTURES / "sglang-0.5.23-mixed_batches.jsonl")
+    assert validate(written(lines)).known["mixed-round-not-counted"]
+    later = validate(written([{**lines[0], "release": "0.5.24"}, *lines[1:]])).found
+    assert ("LEN-2", "release") in {(p.clause, p.event) for p in later}
+    events = [line.get("event") for line in lines]
+    step = next(line for line, before in zip(lines[1:], events) if before == "extend" and line.get("lanes"))
+    step["lanes"].pop()
+    (first, *_) = validate(written(lines)).found
+    assert (first.clause, first.observed) == ("OUT-1", f"runs one of {step['batch']}")
+
+
 # Two first turns of one session at once, on 0.5.18: the second is rejected, and ends as the session's.
 TWO_FIRST_TURNS = """
 ["open","c1",true]
@@ -166,7 +178,6 @@ def test_a_cut_log_validates_up_to_there(tmp_path):
     [
         (lambda lines: lines[1:], "no watcher's log"),
         (lambda lines: [{**lines[0], "version": 9}, *lines[1:]], "version 9 is not supported"),
-        (lambda lines: [{**lines[0], "mixed": True}, *lines[1:]], "line 1: .* --enable-mixed-chunk"),
         (lambda lines: [*lines[:5], lines[0], *lines[5:]], "line 6: a second header"),
         (lambda lines: [*lines[:5], {"event": "step", "number": "x"}], "line 6: "),
         (lambda lines: [*lines[:5], {"event": "grow"}], "line 6: "),
