@@ -38,9 +38,9 @@ class Clause:
     which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which
     that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
-    reads: of a clause about states what it reads; none: it is about a whole step. breaks_by: where all clauses
-    held before, one of these must be new for it to break; none: anything may do. of: the commands that it
-    is about; needs: what there must be. alone: it asks the system's names alone, so it may be asked where
+    reads: of a clause about states what it reads; none: it is about a whole step. breaks_by: where all held
+    before, one of these must be new for it to break; none: anything may do. of: the commands that it is
+    about; needs: what there must be. alone: it asks the system's names alone, so it may be asked where
     another clause was violated before, and the reference is somewhere else.
     """
 

@@ -114,7 +114,7 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
         named = {n: RequestFacts(r.session, r.origin, r.text, r.cursors) for n, r in view.requests.items()}
         requests = _kept(named, requests)
     holders = _kept({name: part.holder for name, part in rows.items()}, then.holders)
-    slots = [part.slots for part in (*rows.values(), *nodes)]
+    slots = [part.slots for part in rows.values()] + [part.slots for part in nodes]
     leftovers: Any
     if last is not None and reader.same_free and _identical(slots, last.slots):
         pools, leftovers = then.pools, then[LEFTOVERS]

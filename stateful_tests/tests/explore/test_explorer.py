@@ -260,7 +260,8 @@ def counts_one_lock(view: View) -> View:
 def moves_a_cursor(view: View) -> View:
     cursors = {n: r.cursors for n, r in view.requests.items() if r.cursors is not None}
     further = {n: c._replace(kv_committed_len=c.kv_committed_len + 1) for n, c in cursors.items()}
-    return structs.replace(view, requests={n: structs.replace(r, cursors=further.get(n)) for n, r in view.requests.items()})
+    requests = {n: structs.replace(r, cursors=further.get(n)) for n, r in view.requests.items()}
+    return structs.replace(view, requests=requests)
 
 
 @pytest.mark.parametrize(
