@@ -1,7 +1,20 @@
 """The command line, and everything that it shows: reports, explanations, exports, documents, benchmarks."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).with_name("templates")
 Data = dict[str, Any]  # a report: the text is made from it, and `--json` gives it
+
+
+def templates(*, escape: bool, **options: Any) -> "Environment":
+    """The templates. escape: they make HTML, and what they are filled with is text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # most commands need none
+
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=escape, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, **options,
+    )  # fmt: skip

@@ -64,6 +64,7 @@ class Said(StrEnum):
     """Names that say in words what they stand for."""
 
     says: str
+    __hash__ = str.__hash__  # those of enums run in Python
 
     def __new__(cls, value: str, says: str) -> Self:
         name = str.__new__(cls, value)

@@ -170,6 +170,12 @@ class State(_State):
     def __getstate__(self) -> None:
         """What is remembered of a state does not travel with it."""
 
+    def __hash__(self) -> int:
+        known: dict[str, int] = vars(self)
+        if "hash" not in known:
+            known["hash"] = hash(self[1:])
+        return known["hash"]
+
     def session(self, name: str | None) -> Session | None:
         for s in self.sessions:
             if s.name == name:

@@ -64,7 +64,7 @@ Pages = dict[str, frozenset[tuple[str, int]]]
 NO_PAGES: Pages = {"full": frozenset(), "swa": frozenset()}
 
 
-@lru_cache(maxsize=1 << 12)
+@radix.remembered
 def pages_of(tree: Tree) -> Pages:
     """Every page that the tree owns, per pool, by name. Not to be changed: it is handed out again."""
     owned: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}

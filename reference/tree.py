@@ -384,7 +384,6 @@ def _grown(tree: Tree, key: Key, matched: int, live_from: int) -> Tree:
     return _changed(tree, key[:matched], lambda n: (n._replace(children=tuple(sorted(n.children + leaf))),))
 
 
-@remembered
 def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Freed]:
     """Free at least `full` and `swa` tokens, least recently used first, if that can be had.
 
@@ -393,17 +392,31 @@ def evict(tree: Tree, full: int, swa: int) -> tuple[Tree, Freed]:
     lock without an SWA part ends with it.
     """
     freed_full = freed_swa = 0
-    while freed_full < full and (leaf := _oldest(tree, _full_candidate, "full_used")) is not None:
-        tree, freed = _dropped(tree, leaf)
+    while freed_full < full and (less := _without_leaf(tree)) is not None:
+        tree, freed = less
         freed_full, freed_swa = freed_full + freed.full, freed_swa + freed.swa
-    while freed_swa < swa and (placed := _oldest(tree, _swa_candidate, "swa_used")) is not None:
-        if placed.node.children or full_locked(tree, placed):
-            tree = _changed(tree, placed.path, partial(_stamped, live=False))
-            freed = Freed(0, len(placed.node.key))
-        else:
-            tree, freed = _dropped(tree, placed)
+    while freed_swa < swa and (less := _without_swa(tree)) is not None:
+        tree, freed = less
         freed_full, freed_swa = freed_full + freed.full, freed_swa + freed.swa
     return tree, Freed(freed_full, freed_swa)
+
+
+@remembered
+def _without_leaf(tree: Tree) -> tuple[Tree, Freed] | None:
+    """Without the leaf that goes first."""
+    leaf = _oldest(tree, _full_candidate, "full_used")
+    return _dropped(tree, leaf) if leaf is not None else None
+
+
+@remembered
+def _without_swa(tree: Tree) -> tuple[Tree, Freed] | None:
+    """Without the SWA KV that goes first."""
+    placed = _oldest(tree, _swa_candidate, "swa_used")
+    if placed is None:
+        return None
+    if placed.node.children or full_locked(tree, placed):
+        return _changed(tree, placed.path, partial(_stamped, live=False)), Freed(0, len(placed.node.key))
+    return _dropped(tree, placed)
 
 
 def _full_candidate(tree: Tree, placed: Placed) -> bool:

@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable
 from html import escape, unescape
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from ci import TEMPLATES
+from ci import templates
 from ci.documents import drawing
 
 _HEADING = re.compile(r"<h([123])>(.*?)</h\1>", re.DOTALL)
@@ -34,11 +33,7 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
         return f'</section><section><h{found[1]} id="{escape(anchor(words))}">{found[2]}</h{found[1]}>'
 
     body = _HEADING.sub(heading, body).removeprefix("</section>") + "</section>"
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template("spec.html").render(
+    return templates(escape=True).get_template("spec.html").render(
         title=contents[0][2], contents=contents[1:], body=Markup(body), cells=list(_CELL.items()),
         legend=drawing.LEGEND,
     )  # fmt: skip

@@ -7,9 +7,7 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from ci import TEMPLATES, Data
+from ci import Data, templates
 from ci.documents import drawing, steps
 from impl.bugs import BUGS, Bug
 from reference import model
@@ -61,10 +59,7 @@ class Incomplete(Exception):
 
 def text() -> str:
     """SPEC.md. Raises Incomplete."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False,
-    )  # fmt: skip
+    environment = templates(escape=False, keep_trailing_newline=True)
     environment.filters |= {"span": span, "anchor": anchor}
     said = environment.get_template("SPEC.md.j2").render(collect())
     return re.sub(r"(?<!vllm)(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", said)

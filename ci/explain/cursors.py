@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 from ci.compare.differences import CURSORS
 from ci.compare.snapshot import reference_side, system_side
-from ci.explain.history import History, some
+from ci.explain.history import History, of, some
 from reference.clauses.window import lost_window, oversweep
 from reference.commands import Admit
-from reference.ledger import IN_BATCH, ZERO, Cursors
+from reference.ledger import IN_BATCH, ZERO, Cursors, Request
 from stateful_tests.lockstep.results import Moment
 
 
@@ -101,12 +101,11 @@ def _order(past: History) -> str | None:
     return None
 
 
-def _sweep(past: History) -> str | None:
+def _sweep(past: History, found: tuple[Request, int, int, int, int]) -> str | None:
     """SWA-1: a frontier past what a later token still reads."""
-    found, window = oversweep(past.step), past.step.config.geometry.window
-    if found is None or window is None or found[4] <= found[3]:
+    (was, length, _, limit, got), window = found, past.step.config.geometry.window
+    if window is None or got <= limit:
         return None
-    was, length, _, limit, got = found
     return (
         f"{past.here} sweeps {was.name} up to {got}, and a token at {length} still reads"
         f" [{max(0, length - window)}, {length}), a window of {window} back: no sweep may pass {limit}"
@@ -118,11 +117,8 @@ def _no_swa(m: Moment, holder: str, position: int) -> bool:
     return facts is not None and position < len(facts.swa_read) and facts.swa_read[position] is None
 
 
-def _window(past: History) -> str | None:
+def _window(past: History, found: tuple[Request, int, int, list[int]]) -> str:
     """SWA-2: a token that would be computed without its window."""
-    found = lost_window(past.step)
-    if found is None:
-        return None
     request, p, start, dead = found
     assert request.cursors is not None
     gone = f"SWA KV of {request.holder} at {dead[0]} is gone"
@@ -135,5 +131,5 @@ def _window(past: History) -> str | None:
 
 RULES: dict[str, Callable[[History], str | None]] = {
     "LEN-1": _order, "LEN-2": lengths, "LEN-3": lengths, "LEN-4": lengths, "LEN-5": lengths, "REF-1": lengths,
-    "SWA-1": _sweep, "SWA-2": _window,
+    "SWA-1": of(oversweep, _sweep), "SWA-2": of(lost_window, _window),
 }  # fmt: skip

@@ -143,6 +143,16 @@ class History(Past):
         return "; until then it was free" if page in was.facts.pools[pool].free else ""
 
 
+def of(finder: Callable[[Step], Any], told: Callable[..., str | None]) -> Callable[[History], str | None]:
+    """An explanation made from what the clause's own search finds."""
+
+    def rule(past: History) -> str | None:
+        found = finder(past.step)
+        return None if found is None else told(past, found)
+
+    return rule
+
+
 def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> bool:
     return holds(moment, *more)
 

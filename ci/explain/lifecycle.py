@@ -38,7 +38,8 @@ def _why(past: History) -> str:
         session = was.session(step.command.session)
         if session is not None and session.turn is not None:
             name, turn = session.name, session.turn
-            since = past.first_since(f"{turn} is the turn of {name}", _is_turn, name, turn)
+            is_so = f"{turn} is the turn of {name}"
+            since = past.first_since(is_so, lambda m: getattr(m.state.session(name), "turn", "") == turn)
             return f", for {turn} is in flight in {name} {since}"
     if reason is Reason.WINDOW_LOST:
         return _window_lost(past, ours)
@@ -57,19 +58,10 @@ def _why(past: History) -> str:
     if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
         name, phase = request.name, request.phase
         is_so = f"{name} is {phase.value}{' again' * (phase is Phase.QUEUED and request.started)}"
-        since = f" {past.first_since(is_so, _in_phase, name, phase)}" if ours else ""
+        so = past.first_since(is_so, lambda m: getattr(m.state.request(name), "phase", None) is phase)
+        since = f" {so}" if ours else ""
         return f"{condition}, for {is_so}{since}"
     return condition
-
-
-def _is_turn(m: Moment, session: str, turn: str) -> bool:
-    found = m.state.session(session)
-    return found is not None and found.turn == turn
-
-
-def _in_phase(m: Moment, request: str, phase: Phase) -> bool:
-    found = m.state.request(request)
-    return found is not None and found.phase is phase
 
 
 def _window_lost(past: History, ours: bool) -> str:
@@ -164,7 +156,7 @@ def _life(past: History) -> str | None:
         if (slot is None) != (session.slot is None):
             if slot is None:
                 return f"{past.here} leaves {session.name} without a slot; by the rules it keeps one"
-            since = past.first_since(f"slot of {session.name}", _keeps, session.name, slot)
+            since = past.first_since(f"slot of {session.name}", _has, session.name, "slot", slot)
             history = some(len(facts.sessions[session.name].history), "token")
             return (
                 f"the slot of {session.name} keeps {some(slot.kv_committed_len, 'committed token')} {since};"
@@ -181,24 +173,15 @@ def _stays(past: History) -> str | None:
         if session.closing and name not in busy:
             slot = session.slot
             has = f", and its slot keeps {some(slot.kv_committed_len, 'committed token')}" if slot else ""
-            since = past.first_since(f"{name} is closing", _closing, name)
+            since = past.first_since(f"{name} is closing", _has, name, "closing", True)
             return f"{name} waits {since} for a turn to end, and has none: nothing closes it any more{has}"
     return None
 
 
-def _closing(m: Moment, name: str) -> bool:
+def _has(m: Moment, name: str, field: str, value: object) -> bool:
+    """A session as the system shows it has this."""
     session = m.facts.sessions.get(name)
-    return session is not None and session.closing
-
-
-def _keeps(m: Moment, name: str, slot: Cursors) -> bool:
-    session = m.facts.sessions.get(name)
-    return session is not None and session.slot == slot
-
-
-def _kept_text(m: Moment, name: str, text: tuple[int, ...]) -> bool:
-    session = m.facts.sessions.get(name)
-    return session is not None and tuple(session.history) == text
+    return session is not None and getattr(session, field) == value
 
 
 def _history(past: History) -> str | None:
@@ -209,7 +192,7 @@ def _history(past: History) -> str | None:
         if got == want:
             continue
         name = session.name
-        since = past.first_since(f"history of {name}", _kept_text, name, got)
+        since = past.first_since(f"history of {name}", _has, name, "history", facts.sessions[name].history)
         if len(got) != len(want):
             has = f"the history of {name} has {some(len(got), 'token')} {since}"
             return f"{has}; the client saw {len(want)}, with which the next turn starts"

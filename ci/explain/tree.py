@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ci.explain.history import History, some
+from ci.explain.history import History, of, some
 from reference.clauses.contents import stamp_text
 from reference.clauses.facts import NodeFacts
 from reference.clauses.tree import half_dead, long_leaf, where, wrong_token
@@ -34,11 +34,8 @@ def _count(m: Moment, path: Key, swa: bool) -> int | None:
     return None if node is None else node.swa_locks if swa else node.full_locks
 
 
-def _lock_counts(past: History) -> str | None:
+def _lock_counts(past: History, found: tuple[NodeFacts, list[str], list[str], bool]) -> str:
     """TREE-6: a counter and the locks that it should count."""
-    found = miscounted_locks(past.step)
-    if found is None:
-        return None
     node, full, swa, is_swa = found
     path, kind, want = node.path, "SWA" if is_swa else "full", swa if is_swa else full
     count, name = node.swa_locks if is_swa else node.full_locks, f"node {where(node)}"
@@ -69,11 +66,8 @@ def _lock_counts(past: History) -> str | None:
     return said
 
 
-def _pinned(past: History) -> str | None:
+def _pinned(past: History, found: tuple[str, Key, int, bool]) -> str:
     """TREE-8: a locked page that is gone, or has no SWA KV."""
-    found = unpinned(past.step)
-    if found is None:
-        return None
     name, key, end, there = found
     lock, before = past.now.locks[name], _page(past.before, key[:end])
     since = past.first_since(f"lock of {name}", lambda m: m.locks.get(name) == lock)
@@ -99,12 +93,9 @@ def _in_tree(m: Moment, path: Key) -> tuple[int, ...]:
     return page[0] if page is not None else ()
 
 
-def _prefix(past: History) -> str | None:
+def _prefix(past: History, found: tuple[str, Key, tuple[int, ...], tuple[int, ...]]) -> str:
     """TREE-4: a row or a lock holder that names other slots than the tree has."""
-    found, size = other_slots(past.step), past.page_size
-    if found is None:
-        return None
-    name, path, want, got = found
+    (name, path, want, got), size = found, past.page_size
     start = len(path) - size
     mine = past.first_since(f"{name} names {list(got)}", lambda m: _named(m, name, start, size) == got)
     names = f"{name} names {_slots(got)} at [{start}, {start + size}) {mine}"
@@ -120,13 +111,10 @@ def _slots(slots: tuple[int, ...]) -> str:
     return f"full slot{'s' * (len(slots) > 1)} {', '.join(map(str, slots))}"
 
 
-def _match(past: History) -> str | None:
+def _match(past: History, found: tuple[str, Key, int]) -> str:
     """TREE-5: a match that hands out too much, or too little."""
     step, window, size = past.step, past.step.config.geometry.window, past.page_size
-    found, request = match_of(step), step.acted
-    if found is None:
-        return None
-    name, key, got = found
+    (name, key, got), request = found, step.acted
     want = usable_length(step, key)
     told = f"{past.here} hands {some(got, 'token')} to {name}, by the rules it is {want}"
     if got < want:
@@ -203,12 +191,12 @@ def _clock(m: Moment) -> int:
     return m.state.tree.clock if m.state.tree is not None else 0
 
 
-def _leaf(past: History) -> str | None:
+def _leaf(past: History, found: tuple[NodeFacts, int]) -> str:
     """TREE-7: a fresh leaf that is longer than a window of whole pages."""
-    found, window = long_leaf(past.step), past.step.config.geometry.window
-    return found and (
-        f"{past.here} makes {where(found[0])} one leaf, and a lock pins leaves whole: SWA KV of"
-        f" {len(found[0].slots)} tokens for a window of {window}, which needs {found[1]}"
+    (node, need), window = found, past.step.config.geometry.window
+    return (
+        f"{past.here} makes {where(node)} one leaf, and a lock pins leaves whole: SWA KV of"
+        f" {len(node.slots)} tokens for a window of {window}, which needs {need}"
     )
 
 
@@ -226,11 +214,8 @@ def _names(m: Moment, path: Key, slot: int, full: bool) -> bool:
     return node is not None and slot in (node.slots if full else node.swa_slots)
 
 
-def _half(past: History) -> str | None:
+def _half(past: History, node: NodeFacts) -> str:
     """TREE-2: a live node without all of its SWA KV, or with slots that the mapping does not name."""
-    node = half_dead(past.step)
-    if node is None:
-        return None
     path, have = node.path, _swa_slots(past.now, node.path)
     if len(node.swa_slots) != len(node.slots) or have != len(node.slots):
         live = past.first_since(f"{where(node)} is live", lambda m: _swa_slots(m, path) is not None)
@@ -266,11 +251,8 @@ def _orphan(past: History) -> str | None:
     return f"node {where(orphan)} is there {since}, and no node ends at {orphan.start}, where it begins"
 
 
-def _contents(past: History) -> str | None:
+def _contents(past: History, found: tuple[NodeFacts, str, int]) -> str:
     """TREE-3: a node that holds the KV of other tokens."""
-    found = wrong_token(past.step)
-    if found is None:
-        return None
     node, pool, at = found
     full = pool == "full"
     slot, stamp = (node.slots[at], node.full_read[at]) if full else (node.swa_slots[at], node.swa_read[at])
@@ -316,7 +298,9 @@ def _inserted(past: History) -> str:
 
 
 RULES: dict[str, Callable[[History], str | None]] = {
-    "TREE-1": _orphan, "TREE-2": _half, "TREE-3": _contents, "TREE-4": _prefix, "TREE-5": _match,
-    "TREE-6": _lock_counts, "TREE-7": _leaf, "TREE-8": _pinned, "TREE-9": _sizes, "TREE-10": _amount,
+    "TREE-1": _orphan, "TREE-2": of(half_dead, _half), "TREE-3": of(wrong_token, _contents),
+    "TREE-4": of(other_slots, _prefix), "TREE-5": of(match_of, _match),
+    "TREE-6": of(miscounted_locks, _lock_counts), "TREE-7": of(long_leaf, _leaf),
+    "TREE-8": of(unpinned, _pinned), "TREE-9": _sizes, "TREE-10": _amount,
     "TREE-11": _shape, "TREE-12": _inserted, "TREE-13": _shape, "TREE-14": _inserted,
 }  # fmt: skip

@@ -10,17 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from ci import TEMPLATES
+from ci import templates
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE
 from reference.geometry import PRESETS, Geometry
-
-_ENVIRONMENT = Environment(
-    loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    autoescape=False,
-)  # fmt: skip
 
 _IMPORTS = re.compile(r"(^from sglang.*\n)+", re.MULTILINE)
 _SAME_MODULE = re.compile(r"^(from (\S+) import .*)\nfrom \2 import (.*)\n", re.MULTILINE)
@@ -98,7 +91,7 @@ def _rendered(system: SGLangSystem, versions: set[str], **features: bool) -> str
 
     servers = replace(sizes, tree=False), replace(sizes, window=None, swa_pages=0), sizes
     unified = "False", "tree and window is not None", "tree", "True"  # each for one more of these
-    return _ENVIRONMENT.get_template("exported_test.py.j2").render(
+    return templates(escape=False).get_template("exported_test.py.j2").render(
         features, overlap=system.overlap, groups=kind.groups_prefill, core=kind.core,
         unified=unified[sum(map(kind.is_unified, servers))],
         across=lambda version: len(reached(version)) == 2, since=lambda version: reached(version) == {True},

@@ -11,10 +11,9 @@ import json
 from pathlib import PurePath
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ci import TEMPLATES, Data
+from ci import TEMPLATES, Data, templates
 from ci.compare.differences import CURSORS, POOL, trouble
 from ci.compare.ledger import ledger, letters
 from ci.compare.snapshot import snapshots
@@ -38,31 +37,26 @@ FREE: Data = {"owners": [], "free": 1}
 
 def page(data: Data, run: Run) -> str:
     """The page of a run; data: what `ci.report.data` makes of it. The same run gives the same bytes."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    script = _source(environment, "replay.js")
+    script = _source("replay.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     engine = isinstance(run.trace.geometry, EngineConfig)
     drawn = engine_page.content(data, run) if engine else _content(data, run)
     violation = data["violation"]
-    return environment.get_template("engine.html" if engine else "replay.html").render(
+    return templates(escape=True).get_template("engine.html" if engine else "replay.html").render(
         **drawn,
         data=data,
         title=violation["clause"] if violation is not None else _name(data),
         argument=_opened(data["argument"] or violation["observed"]) if violation is not None else "",
         violated=_violated(violation) if violation is not None else [],
-        style=Markup(_source(environment, "replay.css")),
+        style=Markup(_source("replay.css")),
         script=Markup(script),
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
         trace_json=Markup(_inert(data["trace"])),
     )
 
 
-def _source(environment: Environment, name: str) -> str:
-    assert environment.loader is not None
-    return environment.loader.get_source(environment, name)[0]
+def _source(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _inert(value: Any) -> str:

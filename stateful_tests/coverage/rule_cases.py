@@ -15,7 +15,7 @@ from reference.commands import (
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State, free
 from reference.prefix_cache import key_of, lock_holders, shares_lock
-from reference.tree import Key, Node, Tree, nodes, path_of, shared, sizes, usable
+from reference.tree import Key, Node, Tree, nodes, path_of, remembered, shared, sizes, usable
 
 Labels = tuple[str, ...]
 
@@ -91,19 +91,12 @@ def _evicts(was: State, now: State) -> bool:
     return any(end not in has or (live and not has[end]) for end, live in _ends(was.tree).items())
 
 
-_Ends = dict[Key, bool]
-_latest: list[tuple[Tree, _Ends]] = []  # of the last trees: each command begins where one has ended
-
-
-def _ends(tree: Tree) -> _Ends:
+@remembered
+def _ends(tree: Tree) -> dict[Key, bool]:
     """Path to the end of each page -> whether it has SWA KV."""
-    known = next((entry for entry in _latest if entry[0] is tree), None)
-    if known is None:
-        size = tree.page_size
-        ends = ((p, end) for p in nodes(tree) for end in range(p.start + size, p.end + 1, size))
-        known = tree, {p.path[:end]: p.node.live for p, end in ends}
-    _latest[:] = [known, *(entry for entry in _latest if entry is not known)][:3]
-    return known[1]
+    size = tree.page_size
+    ends = ((p, end) for p in nodes(tree) for end in range(p.start + size, p.end + 1, size))
+    return {p.path[:end]: p.node.live for p, end in ends}
 
 
 def _extend(was: State, command: Extend, now: State) -> Labels:

@@ -12,33 +12,24 @@ from typing import Any
 
 from reference.clauses import CLAUSES, Clause, about, broken
 from reference.clauses.base import Check
-from reference.clauses.facts import Facts
+from reference.clauses.facts import Facts, RequestFacts, SessionFacts
 from reference.clauses.step import Step
 from reference.commands import Command, Done, Evict, Outcome
-from reference.ledger import State, holders, text_tokens
-from reference.prefix_cache import Effects
+from reference.ledger import State, text_tokens
+from reference.prefix_cache import Effects, no_effects
 from stateful_tests.lockstep.abstraction import facts_of
-from stateful_tests.lockstep.reference_system import ReferenceSystem
+from stateful_tests.lockstep.reference_system import ReferenceSystem, layout, rows_of
 from stateful_tests.lockstep.results import Violation
 
 # Clauses whose situations a refusal that changes nothing can reach.
 _REFUSALS = CLAUSES["OUT-1"], CLAUSES["OUT-2"]
 
 
-_KEPT = 100_000  # states that are remembered
+_KEPT = 50_000  # states, and ways from one to another, that are remembered
 
 
 class ReferenceInState(ReferenceSystem):
     """`ReferenceSystem` that can start in any state."""
-
-    def copied(self) -> dict[str, Any]:
-        """What it is made of, to go back to."""
-        return vars(self) | {
-            "rows": self.rows.copy(), "free_rows": self.free_rows.copy(),
-            "pages": {pool: pages.copy() for pool, pages in self.pages.items()},
-            "free": {pool: free.copy() for pool, free in self.free.items()},
-            "stamps": {pool: stamps.copy() for pool, stamps in self.stamps.items()},
-        }  # fmt: skip
 
     def start_in(self, state: State) -> None:
         """Be in `state`: pages by the ledger, stamps by texts."""
@@ -46,56 +37,72 @@ class ReferenceInState(ReferenceSystem):
         self.state = state
         self._assign()
         self._write_tree()
-        size = self.geometry.page_size
-        for holder in holders(state):
-            turn = holder.request
-            text, length = holder.text, holder.cursors.kv_committed_len
-            if turn is not None:
-                text, length = turn.computed_text, turn.computed_len
-            tokens = text_tokens(text, length)
-            for pool, pages in self.pages.items():
-                stamps = self.stamps[pool]
-                for position, token in enumerate(tokens):
-                    page = pages.get((holder.name, position // size))
-                    if page is not None:
-                        stamps[page * size + position % size] = token
+        for row in rows_of(state):
+            self._write(row, 0)
+
+
+class _Known:
+    """What is remembered of a state: the facts that it alone decides, the number of its layout, and the
+    numbers of all other facts with which clauses about states have been asked of it."""
+
+    __slots__ = "asked", "layout", "requests", "sessions"
+
+    def __init__(self, state: State, layout: int) -> None:
+        self.layout = layout
+        self.asked: set[int] = set()
+        self.sessions = {
+            s.name: SessionFacts(text_tokens(s.history), s.closing, s.slot) for s in state.sessions
+        }
+        self.requests = {
+            r.name: RequestFacts(r.session, r.origin, text_tokens(r.text), r.cursors) for r in state.requests
+        }
 
 
 class InductiveStepCheck:
     """Asks every clause about steps of the reference, from one state after the other.
 
-    Clauses about states say the same of two steps that lead to one state, with facts that differ
-    in the ids of pages and rows alone: they are asked at the first of them.
+    What the system does depends on the layouts before and after, the kind of the command and its effects:
+    it is asked once for all steps that have these in common, and so shows the same rows, pools and tree.
+    Clauses about states say the same of two steps that lead to one state, with facts that differ in the ids
+    of pages and rows alone: they are asked at the first of them.
     """
 
     def __init__(self, system: ReferenceInState | None = None) -> None:
         self._system = system or ReferenceInState()
         self._checks: dict[tuple[Clause, ...], tuple[list[Check], list[Check]]] = {}  # of steps, of states
-        self._asked: set[Hashable] = set()
+        self._forget()
         self.look_for(())
+
+    def _forget(self) -> None:
+        self._states: dict[State, _Known] = {}
+        self._layouts: dict[Hashable, int] = {}
+        self._ways: dict[Hashable, tuple[tuple[Any, ...], int]] = {}  # facts but for texts, and their number
+        self._numbers: dict[Hashable, int] = {}
+
+    def _known(self, state: State) -> _Known:
+        known = self._states.get(state)
+        if known is None:
+            number = self._layouts.setdefault(layout(state), len(self._layouts))
+            known = self._states[state] = _Known(state, number)
+        return known
 
     def look_for(self, reached: Iterable[str]) -> None:
         """From now on note which situations of clauses are reached, but for those that were."""
         self.reached: set[str] = set()
-        self._known = {*reached}
+        self._met = {*reached}
         self._seek()
 
     def _seek(self) -> None:
         self._sought: dict[tuple[Clause, ...], list[Clause]] = {}
-        self._refusals = any(clause.id not in self._known for clause in _REFUSALS)
+        self._refusals = any(clause.id not in self._met for clause in _REFUSALS)
 
     def start_in(self, state: State) -> None:
         """The steps that follow start from here."""
-        self._was = state
-        self._system.start_in(state)
-        self._start = vars(self._system)
-        self._before = facts_of(self._system.view(), state.config.geometry)
-        self._seen: dict[Hashable, list[tuple[dict[str, Any], Facts]]] = {
-            state[1:]: [(self._start, self._before)]
-        }
-        self._ways: dict[Hashable, Facts] = {}
-        self._evicted: set[int] = set()  # facts that some Evict has led to
-        self._system.__dict__ = self._system.copied()
+        if max(len(self._states), len(self._ways)) >= _KEPT:
+            self._forget()
+        self._was, self._start = state, self._known(state)
+        self._before, _ = self._facts(type(None), state, self._start, no_effects())
+        self._evicted: set[tuple[State, int]] = set()  # what some Evict has led to
 
     def asks_about(self, now: State) -> bool:
         """Whether there is something to ask about a refusal that leads to `now`. The system would refuse in
@@ -104,33 +111,32 @@ class InductiveStepCheck:
 
     def violation(self, command: Command, now: State, outcome: Outcome, effects: Effects) -> Violation | None:
         """The first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
-        was, before, after, new, still = self._was, self._before, self._before, False, False
-        if isinstance(outcome, Done):
-            after, new = self._after(type(command), now, effects)
-        else:
-            still = now is was
-        step = Step(
-            was.config, command, outcome, outcome, was, now, before, after, after is before
-        )
-        if isinstance(command, Evict) and isinstance(outcome, Done):
-            if id(after) in self._evicted:  # TREE-10 alone reads how much was asked for
-                return None if CLAUSES["TREE-10"].check(step) is None else _violation(step)
-            self._evicted.add(id(after))
-        clauses = _REFUSALS if still else about(step)
-        self._look(step, clauses)
-        if still:
+        was, known, after, number = self._was, self._start, self._before, 0
+        if done := isinstance(outcome, Done):
+            known = self._known(now)
+            after, number = self._facts(type(command), now, known, effects)
+            if now == was and after == self._before:
+                after = self._before
+        same = after is self._before
+        step = Step(was.config, command, outcome, outcome, was, now, self._before, after, same)
+        if not done and now is was:
+            self._look(step, _REFUSALS)
             return None
+        if isinstance(command, Evict) and done:
+            if (now, number) in self._evicted:  # TREE-10 alone reads how much was asked for
+                return None if CLAUSES["TREE-10"].check(step) is None else _violation(step)
+            self._evicted.add((now, number))
+        clauses = about(step)
+        self._look(step, clauses)
         of_steps, of_states = self._checks.get(clauses) or self._checks_of(clauses)
         for check in of_steps:
             if check(step) is not None:
                 return _violation(step)
-        if new and (known := (now[1:], up_to_ids(after, now.config.geometry.page_size))) not in self._asked:
+        if done and number not in known.asked:
             for check in of_states:
                 if check(step) is not None:
                     return _violation(step)
-            if len(self._asked) >= _KEPT:
-                self._asked.clear()
-            self._asked.add(known)
+            known.asked.add(number)
         return None
 
     def _checks_of(self, clauses: tuple[Clause, ...]) -> tuple[list[Check], list[Check]]:
@@ -141,42 +147,34 @@ class InductiveStepCheck:
         self._checks[clauses] = of_steps, of_states
         return of_steps, of_states
 
-    def _after(self, kind: type, now: State, effects: Effects) -> tuple[Facts, bool]:
-        """The system's facts after a command of a kind, and whether they are new among those that lead to
-        `now`. What the system does depends on the arguments alone: it is asked once."""
-        if now.tree is None:  # few commands lead to one state
-            return self._carried_out(kind, now, effects)
-        way = kind, now[1:], *(frozenset(pages) for pools in effects for pages in pools.values())
-        if way in self._ways:
-            return self._ways[way], False
-        self._ways[way], new = self._carried_out(kind, now, effects)
-        return self._ways[way], new
-
-    def _carried_out(self, kind: type, now: State, effects: Effects) -> tuple[Facts, bool]:
-        system = self._system
-        system.carry_out(kind, now, effects)
-        was, is_ = self._start, vars(system)
-        seen = self._seen.setdefault(now[1:], [])
-        facts = next((facts for then, facts in seen if then == is_), None)
-        if facts is self._before:
-            system.state = self._was
-            return facts, False
-        if new := facts is None:
-            facts = facts_of(system.view(), now.config.geometry)
-            seen.append((is_, facts))
-        system.__dict__ = was
-        system.__dict__ = system.copied()
-        return facts, new
+    def _facts(self, kind: type, now: State, known: _Known, effects: Effects) -> tuple[Facts, int]:
+        """The system's facts after a command of a kind, and a number for all that are equal up to ids, but
+        for what the state itself decides."""
+        changed = map(frozenset, (*effects.gone.values(), *effects.adopted.values()))
+        way = kind, self._start.layout, known.layout, *changed
+        found = self._ways.get(way)
+        if found is None:
+            self._system.start_in(self._was)
+            self._system.carry_out(kind, now, effects)
+            geometry = now.config.geometry
+            facts = facts_of(self._system.view(), geometry)
+            usual = (facts.sessions, facts.requests) == (known.sessions, known.requests)
+            rest = facts._replace(sessions={}, requests={}) if usual else facts
+            number = self._numbers.setdefault(up_to_ids(rest, geometry.page_size), len(self._numbers))
+            if not usual:
+                return facts, number
+            found = self._ways[way] = facts[2:], number
+        return Facts(known.sessions, known.requests, *found[0]), found[1]
 
     def _look(self, step: Step, clauses: tuple[Clause, ...]) -> None:
         """Note which situations of some clauses this step reaches."""
         sought = self._sought.get(clauses)
         if sought is None:
-            sought = self._sought[clauses] = [c for c in clauses if c.id not in self._known]
+            sought = self._sought[clauses] = [c for c in clauses if c.id not in self._met]
         found = [clause.id for clause in sought if clause.situation(step)]
         if found:
             self.reached.update(found)
-            self._known.update(found)
+            self._met.update(found)
             self._seek()
 
 

@@ -92,7 +92,7 @@ class Expander:
     def __init__(self, scope: Scope, check: InductiveStepCheck | None) -> None:
         self.states = CanonicalStates(scope)
         self.check = check
-        self._keys: dict[tuple[object, ...], Key] = {}
+        self._keys: dict[State, tuple[Key, State]] = {}
 
     def expand(self, task: _Task) -> Expansion:
         """Run every command in some states."""
@@ -120,7 +120,7 @@ class Expander:
             situations[situation(state, command, outcome, now)] += 1
             if isinstance(outcome, Done):
                 found.transitions += 1
-                target = self._keys.get(now[1:]) or self._key(now)
+                target, now = self._keys.get(now) or self._key(now)
                 if target not in known:
                     known.add(target)
                     targets.append((number, target))
@@ -135,11 +135,11 @@ class Expander:
         return number, None
 
 
-    def _key(self, state: State) -> Key:
+    def _key(self, state: State) -> tuple[Key, State]:
         if len(self._keys) >= KEPT:
             self._keys.clear()
-        key = self._keys[state[1:]] = self.states.key(state)
-        return key
+        found = self._keys[state] = self.states.key(state), state
+        return found
 
 
 @lru_cache(maxsize=2)

@@ -5,8 +5,8 @@ It checks the operational model against the declarative clauses, with nothing el
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 from impl.adapter import (
     Capabilities, LockHolderView, NodeView, RequestView, SessionView, TreeSizes, TreeView, View,
@@ -57,24 +57,26 @@ class ReferenceSystem:
                 self.free[pool].insert(0, pages.pop(key))  # not the next to go: it was free only now
             if effects.adopted[pool]:
                 self._adopt(pool, effects.adopted[pool], was)
-        if now.tree is not was.tree or _rows(now) != _rows(was):
-            self._assign()
+        self._assign()
         if now.tree is not was.tree:
             self._write_tree()
         if kind in (Extend, Decode, SpecDecode, Launch):
-            self._forward(was)
+            then, turns = dict(turns_of(was)), dict(turns_of(now))
+            for row in rows_of(now):
+                if row.holder in turns and then.get(row.holder, row.computed) < row.computed:
+                    self._write(row, then[row.holder])
 
     def _adopt(self, pool: str, adopted: set[tuple[str, int]], was: State) -> None:
         """Pages of rows become the tree's, under the name of the path to their end."""
         size, pages = self.geometry.page_size, self.pages[pool]
-        texts = {h.name: h.text for h in holders(was)}
+        texts = {row.holder: row.text for row in rows_of(was)}
         for holder, at in sorted(adopted & pages.keys()):
             path = self._key(texts[holder])[: (at + 1) * size]
             pages[page_name(path), at] = pages.pop((holder, at))
 
     def _assign(self) -> None:
         """Give every owned (holder, page index) a page and every holder a row; take back the rest."""
-        now = _rows(self.state)
+        now = {row.holder: row.cursors for row in rows_of(self.state)}
         for name in [n for n in self.rows if n not in now]:
             self.free_rows.append(self.rows.pop(name))
         for name in now:
@@ -100,22 +102,15 @@ class ReferenceSystem:
                         first = pages[key] * size
                         self.stamps[pool][first : first + size] = map(token_of, placed.path[end - size : end])
 
-    def _forward(self, was: State) -> None:
-        """Write the KV of what each named request computed; allocated-ahead slots hold nothing."""
-        then = {r.name: r.computed_len for r in was.requests if r.cursors is not None}
-        page_size = self.geometry.page_size
-        for holder in holders(self.state):
-            if holder.request is None or holder.request.name not in then:
-                continue
-            request = holder.request
-            low, high = then[request.name], request.computed_len
-            tokens = text_tokens(request.computed_text, high)
-            for position in range(low, holder.cursors.kv_allocated_len if low < high else low):
-                for pool, pages in self.pages.items():
-                    page = pages.get((holder.name, position // page_size))
-                    if page is not None:
-                        stamp = tokens[position] if position < high else 0
-                        self.stamps[pool][page * page_size + position % page_size] = stamp
+    def _write(self, row: RowInUse, start: int) -> None:
+        """The KV of what a row has computed from `start` on; allocated-ahead slots hold nothing."""
+        size, tokens = self.geometry.page_size, text_tokens(row.text, row.computed)
+        for position in range(start, row.cursors.kv_allocated_len):
+            for pool, pages in self.pages.items():
+                page = pages.get((row.holder, position // size))
+                if page is not None:
+                    stamp = tokens[position] if position < row.computed else 0
+                    self.stamps[pool][page * size + position % size] = stamp
 
     def view(self) -> View:
         page_size = self.geometry.page_size
@@ -125,11 +120,11 @@ class ReferenceSystem:
             other = self.pages.get("swa", {}).get(key)
             if other is not None:
                 mapping[page * page_size : (page + 1) * page_size] = self._slots("swa", key)
-        for holder in holders(self.state):
-            row = self._cached_slots(self._key(holder.text)[: holder.cursors.cache_protected_len])
-            for i in full_pages(holder.cursors, page_size):
-                row += self._slots("full", (holder.name, i))
-            cells[self.rows[holder.name]] = row
+        for row in rows_of(self.state):
+            slots = self._cached_slots(self._key(row.text)[: row.cursors.cache_protected_len])
+            for i in full_pages(row.cursors, page_size):
+                slots += self._slots("full", (row.holder, i))
+            cells[self.rows[row.holder]] = slots
         state = self.state
         return View(
             sessions={
@@ -189,17 +184,45 @@ class ReferenceSystem:
         """Holds nothing."""
 
 
-def _rows(state: State) -> dict[str, Cursors]:
-    """Who has a row, and how far it goes."""
-    return {holder.name: holder.cursors for holder in holders(state)}
+class RowInUse(NamedTuple):
+    """A row in use. text: what its positions hold, of which so many are computed."""
+
+    holder: str
+    cursors: Cursors
+    text: Text
+    computed: int
 
 
-@lru_cache(maxsize=4096)
-def _shape(tree: Tree) -> tuple[list[tuple[Key, int, bool, int, int]], TreeSizes]:
+def rows_of(state: State) -> tuple[RowInUse, ...]:
+    """The rows in use."""
+    known: dict[str, tuple[RowInUse, ...]] = vars(state)
+    if "rows" not in known:
+        known["rows"] = tuple(
+            RowInUse(h.name, h.cursors, h.text, h.cursors.kv_committed_len)
+            if h.request is None
+            else RowInUse(h.name, h.cursors, h.request.computed_text, h.request.computed_len)
+            for h in holders(state)
+        )
+    return known["rows"]
+
+
+def turns_of(state: State) -> list[tuple[str, int]]:
+    """Who has a turn that was admitted, and how much of it is computed."""
+    return [(r.holder, r.computed_len) for r in state.requests if r.cursors is not None]
+
+
+def layout(state: State) -> Hashable:
+    """All that rows, pages, stamps and the tree depend on in a state, wherever it came from."""
+    tree = state.tree and (_shape(state.tree), *lock_holders(state).items())
+    return rows_of(state), *turns_of(state), tree
+
+
+@radix.remembered
+def _shape(tree: Tree) -> tuple[tuple[tuple[Key, int, bool, int, int], ...], TreeSizes]:
     """(path, start, whether it shows SWA slots, locks) of the nodes, and the sizes."""
     has_swa, shape = tree.window is not None, []
     for placed in radix.nodes(tree):
         on_path = [k for k in tree.locks if k.key[: placed.end] == placed.path]
         swa_locks = sum(k.swa_from < placed.end for k in on_path) if has_swa else 0
         shape.append((placed.path, placed.start, placed.node.live and has_swa, len(on_path), swa_locks))
-    return shape, TreeSizes(*radix.sizes(tree))
+    return tuple(shape), TreeSizes(*radix.sizes(tree))

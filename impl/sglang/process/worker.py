@@ -83,7 +83,6 @@ def main(arguments: list[str]) -> int:
     """Serve until stdin ends. Returns an exit status."""
     root, version, options = Path(arguments[0]), arguments[1], arguments[2:]
     logging.disable(logging.CRITICAL)
-    started: list[_Release] = []
 
     def make() -> _Release:
         import torch  # here, so that tests of the wire need no torch
@@ -106,10 +105,9 @@ def main(arguments: list[str]) -> int:
             if f"--tree={tree}" in options:
                 release = variant(release, tree)
         driver = Driver(release(root), overlap="--overlap" in options)
-        started.append(_Release(driver, Calls(driver) if "--calls" in options else None, root))
-        return started[0]
+        return _Release(driver, Calls(driver) if "--calls" in options else None, root)
 
-    return serve(make, root, lambda: started[0].noted)
+    return serve(make, root)
 
 
 if __name__ == "__main__":

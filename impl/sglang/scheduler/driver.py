@@ -18,20 +18,15 @@ from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.ends import Ends
-from impl.sglang.scheduler.refusals import CommandRefused, require, spelled
 from impl.sglang.scheduler.results import LateResults, Results
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
-from impl.vocabulary import RequestPhase
+from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled
 from reference import commands as c
 from reference.commands import (
-    Choice, Command, Done, Freed, Outcome, Reason, Refused, Report, prompt_len, token_id,
+    COMMANDS, Choice, Command, Outcome, Reason, Refused, Report, kind_name, prompt_len, token_id,
 )  # fmt: skip
 from reference.geometry import Geometry
-
-# What a command's method returns: what the release chose, or what it reports; nothing is a plain "done".
-Played = Sequence[Choice] | Report | Freed | None
-
 
 class Driver(Ends, TreeCommands):
     """One release in this process; `reset` starts a server, `apply` plays one command.
@@ -66,15 +61,12 @@ class Driver(Ends, TreeCommands):
         Raises UnusableImplementation for a run that mixes Decode and SpecDecode, and whatever the
         release raises: then only `reset` may follow.
         """
+        outcome: Outcome
         try:
-            played = _METHODS[type(command)](self, command)
+            outcome = done(_METHODS[type(command)](self, command))
         except CommandRefused as refused:
-            return Refused(refused.reason), self.server.view()
-        if isinstance(played, Report):
-            return Done(report=played), self.server.view()
-        if isinstance(played, Freed):
-            return Done(freed=played), self.server.view()
-        return Done(tuple(played or ())), self.server.view()
+            outcome = Refused(refused.reason)
+        return outcome, self.server.view()
 
     # -- refusals ---------------------------------------------------------------------------------
 
@@ -412,23 +404,5 @@ class Driver(Ends, TreeCommands):
 
 
 _METHODS: dict[type, Callable[[Driver, Any], Played]] = {
-    c.Open: Driver.open,
-    c.Close: Driver.close,
-    c.Submit: Driver.submit,
-    c.Admit: Driver.admit,
-    c.Extend: Driver.extend,
-    c.Decode: Driver.decode,
-    c.SpecDecode: Driver.spec_decode,
-    c.Launch: Driver.launch,
-    c.Settle: Driver.settle,
-    c.EvictSwa: Driver.evict_swa,
-    c.Finish: Driver.finish,
-    c.Retract: Driver.retract,
-    c.Abort: Driver.abort,
-    c.CheckBusy: Driver.check_busy,
-    c.CheckIdle: Driver.check_idle,
-    c.Match: Driver.match,
-    c.Unlock: Driver.unlock,
-    c.Insert: Driver.insert,
-    c.Evict: Driver.evict,
+    kind: getattr(Driver, kind_name(kind)) for kind in COMMANDS if hasattr(Driver, kind_name(kind))
 }
