@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.failures import SystemFailed, fault_of_adapter
+from impl.process.failures import own_errors
 from impl.process.worker import serve
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
@@ -84,18 +84,13 @@ class EngineDriver:
         self._lanes, self._given, self._reset_done = (), (), False
         if self._in_step and not isinstance(command, (Abort, Update)):
             return Refused(Reason.WRONG_PHASE)
-        try:
-            self._commands[type(command)](command)
-        except CommandRefused as refused:
-            return Refused(refused.reason)
-        except (UnusableImplementation, SystemFailed):
-            raise
-        except Exception as error:  # what goes wrong in the adapter is never said of the release
-            files = "modules.py", r"\w*config\.\w+", "bare_scheduler.py"
-            if (why := fault_of_adapter(error, self._root, *files)) is None:
-                raise
-            said = f"{self._root} does not fit the adapter: {why}"
-            raise UnusableImplementation(f"{said} (CONTRIBUTING.md, 'A new release of vLLM')") from error
+        unset = r"\w*config\.\w+"
+        said = "does not fit the adapter", "vLLM"
+        with own_errors(self._root, *said, "modules.py", lambda: unset, "bare_scheduler.py"):
+            try:
+                self._commands[type(command)](command)
+            except CommandRefused as refused:
+                return Refused(refused.reason)
         return Done()
 
     def close(self) -> None:
