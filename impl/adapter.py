@@ -16,13 +16,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
 from reference.geometry import Geometry
-from reference.ledger import Cursors
-
-__all__ = [
-    "AnySystem", "Capabilities", "Cursors", "EngineSystem", "LockHolderView", "NodeView", "RequestView",
-    "SessionView", "System",
-    "TreeSizes", "TreeView", "UnusableImplementation", "View",
-]  # fmt: skip
+from reference.ledger import Cursors as Cursors
 
 
 class UnusableImplementation(Exception):

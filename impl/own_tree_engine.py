@@ -14,9 +14,9 @@ from dataclasses import replace
 from impl.adapter import Capabilities
 from impl.torch_kv.cursors import RowCursors
 from impl.torch_kv.nodes import TreeNode
-from impl.torch_kv.steps import Verdict
 from impl.torch_kv.system import TorchKV
 from impl.torch_kv.tree import RadixTree
+from impl.vocabulary import Played
 from reference.commands import Command, Decode, Outcome
 
 
@@ -53,13 +53,12 @@ class OwnTreeEngine(TorchKV):
     def unfinished_length(self, cursors: RowCursors[int]) -> int:
         return max(cursors.cache_protected_len, super().unfinished_length(cursors) - self.page_size)
 
-    def decode(self, command: Decode) -> Verdict:
-        verdict = super().decode(command)
-        if verdict is None:  # what the prefill kept back of a prompt; outputs may yet be cut
-            found = [self.requests[name] for name in command.requests]
-            size = self.page_size
-            self.insert_unfinished([r for r in found if r.cursors.kv_committed_len <= r.origin + size])
-        return verdict
+    def decode(self, command: Decode) -> Played:
+        super().decode(command)
+        # What the prefill kept back of a prompt; outputs may yet be cut.
+        found = [self.requests[name] for name in command.requests]
+        self.insert_unfinished([r for r in found if r.cursors.kv_committed_len <= r.origin + self.page_size])
+        return None
 
     def apply(self, command: Command) -> Outcome:
         outcome = super().apply(command)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from impl.isolation import Bookkeeping
+
+Names = dict[str, ast.AST]  # of a module, or of a class
+
 
 class Need(NamedTuple):
     """A line of the table: what releases from `since` on, before `before`, are asked for in `file`."""
@@ -46,9 +49,9 @@ class Checkout:
 
     def __init__(self, root: Path, below: str, modules: Bookkeeping, table: Sequence[Need]) -> None:
         self._root, self._below, self._modules_of, self._needs = root, below, modules, table
-        self._modules: dict[str, _Module | None] = {}
+        self._modules: dict[str, Names | None] = {}
         self._known: dict[tuple[str, ast.expr], str | None] = {}
-        self._classes: dict[ast.ClassDef, dict[str, ast.AST]] = {}
+        self._classes: dict[ast.ClassDef, Names] = {}
 
     def missing(self, version: str, order: list[str]) -> list[Missing]:
         """What a release of that version has and these files have not; `order`: all versions."""
@@ -63,7 +66,7 @@ class Checkout:
                     found.append(Missing(why, f"{self._below}/{need.file}"))
         return found
 
-    def module(self, file: str) -> _Module | None:
+    def module(self, file: str) -> Names | None:
         if file not in self._modules:
             path = self._root / self._below / file
             try:
@@ -97,9 +100,9 @@ class Checkout:
             parameters = _parameters(node, method=bool(member) or node.name == "__init__")
         return parameters and parameters.refuse(name, len(call.args), [str(k.arg) for k in call.keywords])
 
-    def _find(self, module: _Module, name: str) -> ast.AST | None:
+    def _find(self, module: Names, name: str) -> ast.AST | None:
         """What a module calls `name`; an import is followed, one of a module that is not loaded is None."""
-        node, package = module.names.get(name), self._modules_of.package
+        node, package = module.get(name), self._modules_of.package
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(f"{package}."):
             return node
         assert node.module is not None
@@ -113,11 +116,11 @@ class Checkout:
                 return self._find(other, original)
         return node
 
-    def _members(self, module: _Module, node: ast.ClassDef) -> dict[str, ast.AST]:
+    def _members(self, module: Names, node: ast.ClassDef) -> Names:
         """Methods and fields of a class, those of its bases first."""
         if node in self._classes:
             return self._classes[node]
-        members: dict[str, ast.AST] = {}
+        members: Names = {}
         for base in node.bases:
             found = self._find(module, base.id) if isinstance(base, ast.Name) else None
             if isinstance(found, ast.ClassDef) and found is not node:
@@ -131,38 +134,29 @@ class Checkout:
         self._classes[node] = members
         return members
 
-    def _home(self, node: ast.ClassDef) -> _Module | None:
-        return next((m for m in self._modules.values() if m and m.names.get(node.name) is node), None)
-
-
-class _Module:
-    def __init__(self, tree: ast.Module) -> None:
-        self._tree = tree
-
-    @cached_property
-    def names(self) -> dict[str, ast.AST]:
-        """What the module defines or imports, also under an `if` or `try`."""
-        names: dict[str, ast.AST] = {}
-        waiting: list[ast.stmt] = list(self._tree.body)
-        while waiting:
-            node = waiting.pop(0)
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                names[node.name] = node
-            elif isinstance(node, ast.ImportFrom | ast.Import):
-                names |= {alias.asname or alias.name: node for alias in node.names}
-            elif isinstance(node, ast.If | ast.Try):
-                waiting += [*node.body, *node.orelse]
-            names |= dict.fromkeys(_targets(node), node)
-        return names
+    def _home(self, node: ast.ClassDef) -> Names | None:
+        return next((m for m in self._modules.values() if m and m.get(node.name) is node), None)
 
 
 @lru_cache(maxsize=128)
-def _parsed(text: str) -> _Module:
-    return _Module(ast.parse(text))
+def _parsed(text: str) -> Names:
+    """What a module defines or imports, also under an `if` or `try`."""
+    names: Names = {}
+    waiting: list[ast.stmt] = list(ast.parse(text).body)
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names[node.name] = node
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            names |= {alias.asname or alias.name: node for alias in node.names}
+        elif isinstance(node, ast.If | ast.Try):
+            waiting += [*node.body, *node.orelse]
+        names |= dict.fromkeys(_targets(node), node)
+    return names
 
 
 @lru_cache(maxsize=1024)
-def _stored(node: ast.ClassDef) -> dict[str, ast.AST]:
+def _stored(node: ast.ClassDef) -> Names:
     """What methods of a class give a value to, as `self.NAME`: where they first do."""
     stores = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
     mine = [n for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"]

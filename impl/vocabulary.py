@@ -1,10 +1,14 @@
-"""What systems share besides the commands: where a request is, and what text a prompt stands for."""
+"""What systems share besides the commands: where a request is, what a prompt stands for, how to refuse."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
-from reference.commands import Prompt, shared_serial, token_id
+from reference.commands import Choice, Done, Freed, Prompt, Reason, Report, shared_serial, token_id
+
+# What a command's method returns when it is done: what was chosen, or what it reports; None: a plain "done".
+Played = Sequence[Choice] | Report | Freed | None
 
 
 class RequestPhase(Enum):
@@ -16,13 +20,40 @@ class RequestPhase(Enum):
     RUNNING = auto()
 
 
+class CommandRefused(Exception):
+    """Internal to a system: the command is refused for this reason; nothing was touched."""
+
+    def __init__(self, reason: Reason) -> None:
+        self.reason = reason
+
+
+def require(condition: object, reason: Reason) -> None:
+    """Refuse unless `condition` holds."""
+    if not condition:
+        raise CommandRefused(reason)
+
+
+_DONE = Done()
+
+
+def done(played: Played) -> Done:
+    """The outcome of a command that was carried out."""
+    if not played:
+        return _DONE
+    if isinstance(played, Report):
+        return Done(report=played)
+    return Done(freed=played) if isinstance(played, Freed) else Done(tuple(played))
+
+
 def well_formed(prompt: Prompt) -> bool:
     """Whether every piece has tokens, and a text called by one letter of a to z."""
     return all(p.tokens >= 1 and len(p.text) == 1 and "a" <= p.text <= "z" for p in prompt)
 
 
 def spelled(prompt: Prompt, start: int = 0, most: int | None = None) -> list[int]:
-    """Its tokens, the first at position `start` of a text; `most`: of that many tokens at the beginning."""
+    """Its tokens, the first at position `start` of a text; `most`: of that many tokens at the beginning.
+    Refuses one that is not well-formed (EMPTY)."""
+    require(well_formed(prompt), Reason.EMPTY)
     tokens: list[int] = []
     for piece in prompt:
         count = piece.tokens if most is None else min(piece.tokens, most - len(tokens))

@@ -184,18 +184,25 @@ def _reference_nodes(state: State) -> dict[str, Data]:
     found: dict[str, Data] = {}
     for p in sorted(radix.nodes(tree), key=lambda p: p.path) if tree is not None else ():
         assert tree is not None
-        through = [lock for lock in tree.locks if lock.key[: p.end] == p.path]
+        full, swa = lockers(tree, p)
         found[path_text(p.path)] = {
             "parent": path_text(p.path[: p.start]),
             "start": p.start,
             "end": p.end,
             "live": p.node.live if tree.window is not None else None,
-            "full_locks": len(through),
-            "swa_locks": sum(k.swa_from < p.end for k in through) if tree.window is not None else 0,
-            "full_locked_by": [k.holder for k in through],
-            "swa_locked_by": [k.holder for k in through if k.swa_from < p.end] if tree.window else [],
+            "full_locks": len(full),
+            "swa_locks": len(swa),
+            "full_locked_by": full,
+            "swa_locked_by": swa,
         }
     return found
+
+
+def lockers(tree: radix.Tree, placed: radix.Placed) -> tuple[list[str], list[str]]:
+    """Who needs a node's full KV, and who its SWA KV."""
+    through = [lock for lock in tree.locks if lock.key[: placed.end] == placed.path]
+    swa = [lock.holder for lock in through if tree.window is not None and lock.swa_from < placed.end]
+    return [lock.holder for lock in through], swa
 
 
 def _system_nodes(tree: TreeFacts | None, geometry: Geometry) -> dict[str, Data]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
+from ci.compare.snapshot import lockers
 from ci.documents import drawing
 from reference import model
 from reference.commands import Command, Done, Outcome
@@ -110,16 +111,14 @@ def tree(drawn: Tree) -> str:
     """The radix tree: a node a line, below its parent, with who pins what of it."""
     lines = ["radix tree" if drawn.children else "radix tree: empty"]
     for placed in sorted(nodes(drawn), key=lambda p: p.path):
-        through = [lock for lock in drawn.locks if lock.key[: placed.end] == placed.path]
-        full = sorted(lock.holder for lock in through)
-        swa = sorted(lock.holder for lock in through if lock.swa_from < placed.end)
+        full, swa = map(sorted, lockers(drawn, placed))
         depth = sum(len(p.path) < placed.end and placed.path[: p.end] == p.path for p in nodes(drawn))
         said = [f"{'   ' * depth}└─ [{placed.start}, {placed.end}) {path_text(placed.node.key)}"]
         if drawn.window is not None:
             said.append("SWA live" if placed.node.live else "tombstone")
         if full:
             said.append(f"full pinned by {' '.join(full)}")
-        if drawn.window is not None and swa:
+        if swa:
             said.append(f"SWA pinned by {' '.join(swa)}")
         lines.append(", ".join(said))
     return "\n".join(lines)

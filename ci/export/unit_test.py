@@ -94,7 +94,7 @@ def unit_test(
     command, outcome, calls = run.steps[-1]
     steps = [*run.steps[:-1], (command, outcome, asked.among(calls))]
     body = [*itertools.chain(*(commented(*step, sessions=sessions) for step in steps))]
-    late = [line for name, line in system.late if re.search(rf"\b{name}\b", text)]
+    late = [line for name, line in system.noted.late if re.search(rf"\b{name}\b", text)]
     body += ["", "# the results that are still to come", *late] if late else []
     body += ["", *comment(f"{clause}. Expected {wanted}"), *comment(f"{system.name}: {observed}")]
     code = "\n".join([*started(trace.geometry, "\n".join(body)), *body, text])
@@ -158,7 +158,7 @@ def _record(trace: Trace, system: SGLangSystem) -> RecordedRun:
         outcome = lockstep.do(command)
         check, last = isinstance(command, (CheckBusy, CheckIdle)), lockstep.violation is not None
         if not check or last:  # a check that is content only looks
-            steps.append((format_command(command), outcome, system.calls))
+            steps.append((format_command(command), outcome, system.noted.calls))
         if (violation := lockstep.violation) is not None:
             if violation.clause == "BROKEN" and not check:
                 raise NotExportable(f"the release breaks at {format_command(command)}: {violation.observed}")

@@ -57,8 +57,9 @@ def rate(commands: int, seconds: float) -> int:
 
 
 def told(source: object, names: str) -> Data:
-    """Fields of a result that a report has as they are."""
-    return {name: getattr(source, name) for name in names.split()}
+    """Fields of a result that a report has as they are; JSON has lists alone."""
+    found = {name: getattr(source, name) for name in names.split()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,7 @@ def check_data(
         "format": "kvspec-check",
         "version": 1,
         "implementation": result.system,
-        "tier": result.tier,
-        "seed": result.seed,
+        **told(result, "tier seed"),
         "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines))),
         "presets_left_out": [name for name in plan.presets if name not in ran],
         "machines_left_out": [m for m in plan.machines if m not in {r.name for r in result.machines}],
@@ -121,15 +121,12 @@ def check_data(
         "refusals": dict(sorted(result.refusals.items(), key=lambda item: (-item[1], item[0]))),
         "commands_by_kind": dict(result.commands_by_kind),
         "situations": (situations := _situations(result, capabilities)),
-        "examples": result.examples,
+        **told(result, "examples commands timed_out interrupted"),
         "examples_planned": result.planned,
         "went_on": result.went_on if result.examples > result.planned else "",
-        "commands": result.commands,
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
-        "timed_out": result.timed_out,
         "stopped_early": result.stopped,
-        "interrupted": result.interrupted,
         "findings": [finding_data(group, base) for group in groups(result.findings)],
         "base": base and {"implementation": base.system, "violates": sorted(base.clauses)},
     }
@@ -241,9 +238,8 @@ def finding_data(group: list[Finding], base: OnBase | None = None) -> Data:
                 "modes": [mode.value for mode in f.modes],
                 "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
                 "clients": IMPOLITE if turned_away(f.run) else POLITE,
-                "times": f.times,
                 "found_after_s": round(f.found_after_s, 3),
-                "found_after_commands": f.found_after_commands,
+                **told(f, "times found_after_commands"),
             }
             for f in group
         ],
@@ -266,17 +262,11 @@ def run_data(run: Run) -> Data:
         **_explained(run),
         "violation": violation
         and {
-            "clause": violation.clause,
-            "also": list(violation.also),
-            "details": [list(lines) for lines in violation.details],
+            **told(violation, "clause also details"),
             "sentence": sentence(violation.clause),
             "why": why(violation.clause),
-            "step": violation.step,
-            "expected": violation.expected,
-            "observed": violation.observed,
-            "since": violation.since,
-            "parted": violation.parted
-            and {"step": violation.parted.step, "clauses": list(violation.parted.clauses)},
+            **told(violation, "step expected observed since"),
+            "parted": violation.parted and told(violation.parted, "step clauses"),
         },
     }
 

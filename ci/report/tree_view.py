@@ -8,13 +8,14 @@ from rich.text import Text
 from rich.tree import Tree as Drawing
 
 from ci import Data
+from ci.compare.snapshot import lockers
 from ci.report.render import plain, say, table
 from reference import model
 from reference.commands import Outcome
 from reference.cursors import ceil_page
 from reference.ledger import State, free
 from reference.prefix_cache import path_text
-from reference.tree import Key, Lock, Placed, Tree, evict, nodes, sizes
+from reference.tree import Key, Lock, Tree, evict, nodes, sizes
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command, format_outcome
 
@@ -70,19 +71,13 @@ def _nodes(tree: Tree) -> list[Data]:
             "children": [path_text(child.key) for child in p.node.children],
             "pages": len(p.node.key) // tree.page_size,
             "swa": None if tree.window is None else "live" if p.node.live else "tombstone",
-            "full_locked_by": _lockers(tree, p),
-            "swa_locked_by": [] if tree.window is None else _lockers(tree, p, swa=True),
+            "full_locked_by": lockers(tree, p)[0],
+            "swa_locked_by": lockers(tree, p)[1],
             "full_rank": full.get(p.path),
             "swa_rank": swa.get(p.path),
         }
         for p in placed
     ]
-
-
-def _lockers(tree: Tree, placed: Placed, *, swa: bool = False) -> list[str]:
-    """Who needs the node's full KV, or its SWA KV."""
-    through = [lock for lock in tree.locks if lock.key[: placed.end] == placed.path]
-    return [lock.holder for lock in through if not swa or lock.swa_from < placed.end]
 
 
 def _order(tree: Tree, *, full: int = 0, swa: int = 0) -> dict[Key, int]:

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
-from impl.torch_kv.checks import Batch, Named
+from impl.torch_kv.checks import Named
 from impl.torch_kv.cursors import larger
-from impl.torch_kv.lazy import Tensor
+from impl.lazy import Tensor
 from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 from reference.commands import Command, Outcome, Report
 from reference.geometry import Geometry
 
 
-@bug("pr22213-double-count", "CHK-1", "a lent slot is counted twice", source="#22213")
-class _DoubleCount(TorchKV):
+@bug("pr22213-double-count", "CHK-1", "a lent slot is counted twice", TorchKV.held, source="#22213")
+def _(self: TorchKV) -> Named:
     """A server under strict checks dies of a leak that is none. A lent slot goes on naming its row, so that
     an admission can be repeated, and is counted as session_held; the request that runs on the row is counted
     as uncached. Visible in a busy check as soon as a turn with a slot is in a batch, which takes a turn that
     was saved (finished or retracted) and admitted again. Fix: count a lent slot once."""
-
-    def held(self) -> Named:
-        return [(s.name, s.slot) for s in self.sessions.values() if s.slot is not None]
+    return [(s.name, s.slot) for s in self.sessions.values() if s.slot is not None]
 
 
 @bug("pr22753-stale-flag", "CHK-1", "a flag says who counts", source="#22753")
@@ -66,21 +64,11 @@ class _OnePoolSizes(TorchKV):
         return super().report(log=log)
 
 
-@bug("check-counts-one-batch-twice", "CHK-1", "last and running batch are one")
-class _OneBatchTwice(TorchKV):
+@bug("check-counts-one-batch-twice", "CHK-1", "last and running batch are one", TorchKV.listed)
+def _(self: TorchKV) -> list[KVRequest]:
     """After a decode of everybody the last batch and the running batch are the same object, and a check that
     walks both counts every request twice. Visible after any decode. Fix: each request once."""
-
-    def listed(self) -> list[KVRequest]:
-        return self.last_batch.requests + self.running_batch.requests
-
-
-class _RowsAtLaunch(Batch):
-    """A batch that remembers the rows with which it was launched, as its tensors do."""
-
-    def __init__(self, requests: Sequence[KVRequest] = ()) -> None:
-        super().__init__(requests)
-        self.rows = {r.row for r in requests}
+    return self.last_batch + self.running_batch
 
 
 @bug("check-trusts-the-batch", "CHK-1", "rows of finished requests stay active")
@@ -93,46 +81,40 @@ class _TrustsTheBatch(TorchKV):
 
     def launch(self, requests: Sequence[KVRequest]) -> None:
         super().launch(requests)
-        self.launched = _RowsAtLaunch(requests)
+        self.launched = {request: request.row for request in requests}
 
     def leave(self, request: KVRequest) -> None:
         super().leave(request)
-        self.launched = _RowsAtLaunch([r for r in self.launched.requests if r is not request])
+        self.launched.pop(request, None)
 
     def active_rows(self) -> set[int | None]:
-        stale = {r for r in self.launched.rows if r is not None} if self.last_batch.requests else set()
-        return super().active_rows() | stale
+        return super().active_rows() | {*(self.launched.values() if self.last_batch else ())}
 
 
-@bug("check-forgets-page-rounding", "CHK-1", "tokens instead of pages")
-class _ForgetsPageRounding(TorchKV):
+@bug("check-forgets-page-rounding", "CHK-1", "tokens instead of pages", TorchKV.counted_full)
+def _(self: TorchKV, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
     """A leak of up to page_size - 1 tokens per request is reported. What a row holds is counted as A - R, but
     the pool gives out whole pages. Visible whenever a length is not a multiple of the page size. Fix: round A
     up."""
-
-    def counted_full(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:  # noqa: ARG002
-        return allocated - protected
+    return allocated - protected
 
 
-@bug("check-ignores-the-sweep", "CHK-1", "swept SWA tokens are counted")
-class _IgnoresTheSweep(TorchKV):
+@bug("check-ignores-the-sweep", "CHK-1", "swept SWA tokens are counted", TorchKV.counted_swa)
+def _(self: TorchKV, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
     """The SWA pool seems to hold more than it has. Its tokens are counted like those of the full pool, with
     what the window sweep freed. Visible in any check after a sweep that freed something. Fix: start at max(R,
     E)."""
-
-    def counted_swa(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
-        return self.counted_full(allocated, evicted, protected)
+    return self.counted_full(allocated, evicted, protected)
 
 
-@bug("check-frontier-inside-a-page", "CHK-1", "E is taken for a page boundary", modes=FREE_ONLY)
-class _FrontierInsideAPage(TorchKV):
+@bug("check-frontier-inside-a-page", "CHK-1", "E is taken for a page boundary",
+     TorchKV.counted_swa, modes=FREE_ONLY)
+def _(self: TorchKV, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
     """The literal rule ceil(A) - max(R, E). A sweep ends at a page boundary, but a finish or a restore caps E
     at a target inside a page, whose SWA half then is gone: the sum is a few tokens too many. Visible in a
     check after such a cut. Safe where no sweep passes what the turn keeps, as a faithful scheduler
     guarantees. Fix: round max(R, E) up."""
-
-    def counted_swa(self, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
-        return self.ceil(allocated) - larger(protected, evicted)
+    return self.ceil(allocated) - larger(protected, evicted)
 
 
 @bug("check-swaps-the-terms", "CHK-2", "held and uncached are mistaken for each other")
@@ -152,15 +134,13 @@ class _SwapsTheTerms(TorchKV):
         return amounts.roll(len(held), 1)
 
 
-@bug("check-sweeps-too", "CHK-3", "the check tidies up")
-class _SweepsToo(TorchKV):
+@bug("check-sweeps-too", "CHK-3", "the check tidies up", TorchKV.apply)
+def _(self: TorchKV, command: Command) -> Outcome:
     """Lengths change when nobody ran. The check takes the chance to drop what was allocated ahead, as its
     author saw a leak there. Visible in a check while slots are allocated past the commit. Fix: look, do not
     touch."""
-
-    def apply(self, command: Command) -> Outcome:
-        outcome = super().apply(command)
-        if getattr(outcome, "report", None) is not None:
-            ahead = [r for r in self.active() if r.cursors.kv_allocated_len > r.cursors.kv_committed_len]
-            self._trim(ahead, [r.cursors.kv_committed_len for r in ahead])
-        return outcome
+    outcome = TorchKV.apply(self, command)
+    if getattr(outcome, "report", None) is not None:
+        ahead = [r for r in self.active() if r.cursors.kv_allocated_len > r.cursors.kv_committed_len]
+        self._trim(ahead, [r.cursors.kv_committed_len for r in ahead])
+    return outcome

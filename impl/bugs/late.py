@@ -5,74 +5,63 @@ from __future__ import annotations
 from impl.bugs.register import bug
 from impl.torch_kv.cursors import N, RowCursors, larger, smaller
 from impl.torch_kv.sessions import KVRequest
-from impl.torch_kv.steps import Verdict
 from impl.torch_kv.system import TorchKV
-from reference.commands import Choice, Launch, Reason
+from impl.vocabulary import Played
+from reference.commands import Choice, Launch
 
 
-@bug("launch-takes-slots-for-one-round", "LEN-5", "a launch forgets the round in flight")
-class _LaunchTakesSlotsForOneRound(TorchKV):
+@bug("launch-takes-slots-for-one-round", "LEN-5", "a launch forgets the round in flight", TorchKV.drafted)
+def _(self: TorchKV, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) -> RowCursors[N]:
     """A token's KV lands in padding or in a slot of a former request. A launch takes slots from where the
     device is now, which the server cannot know; the round before may have accepted more. Visible when a round
     is launched behind another. Fix: take slots past all that rounds in flight may accept."""
-
-    def drafted(self, cursors: RowCursors[N], ahead: N, taken: N, rejected: N) -> RowCursors[N]:
-        after, allocated = super().drafted(cursors, ahead, taken, rejected), cursors.kv_allocated_len
-        start = cursors.kv_committed_len - rejected
-        return after._replace(kv_allocated_len=larger(allocated, start + ahead))
+    after, allocated = TorchKV.drafted(self, cursors, ahead, taken, rejected), cursors.kv_allocated_len
+    start = cursors.kv_committed_len - rejected
+    return after._replace(kv_allocated_len=larger(allocated, start + ahead))
 
 
-@bug("settle-keeps-the-claim", "LEN-4", "a result takes nothing back")
-class _SettleKeepsTheClaim(TorchKV):
+@bug("settle-keeps-the-claim", "LEN-4", "a result takes nothing back", TorchKV.taken_back)
+def _(self: TorchKV, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
     """The conversation reads KV of drafts that were rejected. What a launch has counted as committed stays so
     when its result is there. Visible when a result rejects a draft. Fix: take back what was not accepted."""
-
-    def taken_back(self, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:  # noqa: ARG002
-        return cursors
+    return cursors
 
 
-@bug("round-starts-at-the-claim", "READ-1", "a round in flight is taken for accepted")
-class _RoundStartsAtTheClaim(TorchKV):
+@bug("round-starts-at-the-claim", "READ-1", "a round in flight is taken for accepted", TorchKV.written_below)
+def _(self: TorchKV, request: KVRequest) -> int:
     """Tokens after a rejected draft read its KV. The next round is written behind all that the one in flight
     has drafted, not behind what that accepts. Visible when a round is launched behind one that rejects a
     draft. Fix: the device goes on from its own lengths."""
-
-    def written_below(self, request: KVRequest) -> int:  # noqa: ARG002
-        return 0
+    return 0
 
 
-@bug("launch-sweeps-by-the-claim", "OUT-3", "a sweep goes by what rounds in flight have claimed")
-class _LaunchSweepsByTheClaim(TorchKV):
+@bug("launch-sweeps-by-the-claim", "OUT-3", "a sweep goes by what rounds in flight have claimed",
+     TorchKV.launch_ahead)
+def _(self: TorchKV, command: Launch) -> Played:
     """SWA layers lose the oldest tokens of the window. A launch sweeps with kv_committed_len, which counts
     what is drafted; when most of it is rejected, the next token reads what was freed. Visible when
     more than a page is drafted past a window. Fix: sweep with what is committed by results that are there."""
-
-    def launch_ahead(self, command: Launch) -> Verdict:
-        verdict = super().launch_ahead(command)
-        if self.window is None or isinstance(verdict, Reason):
-            return verdict
-        found = [self.requests[draft.request] for draft in command.lanes]
-        self.sweep(found, [request.cursors.kv_committed_len for request in found])
-        return tuple(Choice(r.name, swa_evicted_seqlen=r.cursors.swa_evicted_seqlen) for r in found)
+    TorchKV.launch_ahead(self, command)
+    if self.window is None:
+        return None
+    found = [self.requests[draft.request] for draft in command.lanes]
+    self.sweep(found, [request.cursors.kv_committed_len for request in found])
+    return tuple(Choice(r.name, swa_evicted_seqlen=r.cursors.swa_evicted_seqlen) for r in found)
 
 
-@bug("retract-keeps-results", "OUT-1", "a result outlives the retract of its request")
-class _RetractKeepsResults(TorchKV):
+@bug("retract-keeps-results", "OUT-1", "a result outlives the retract of its request", TorchKV.skip_results)
+def _(self: TorchKV, request: KVRequest) -> None:
     """A retracted turn has tokens twice. The result of a round that was in flight is processed when the turn
     runs again, after it has computed those tokens anew (sglang 0.5.10 commits it without a look at whose it
     is). Visible when a turn is retracted with a round in flight and runs again. Fix: nobody processes it."""
 
-    def skip_results(self, request: KVRequest) -> None:
-        """They stay."""
 
-
-@bug("finish-counts-the-last-token", "LEN-2", "a turn's last token is taken for computed", source="#28754")
-class _FinishCountsTheLastToken(TorchKV):
+@bug("finish-counts-the-last-token", "LEN-2", "a turn's last token is taken for computed",
+     TorchKV.capped_kept, source="#28754")
+def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     """The next turn reads a slot that nobody has written. The last token of a turn was sampled and has no KV,
     unless a round is in flight that computes it first. The slot counts it either way (sglang 0.5.15 to
     0.5.23). Visible when a turn ends, or is retracted, that has slots ahead. Fix: what was committed, capped
     at target."""
-
-    def capped_kept(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
-        after = super().capped_kept(cursors, target)
-        return after._replace(kv_committed_len=smaller(after.kv_allocated_len, target))
+    after = TorchKV.capped_kept(self, cursors, target)
+    return after._replace(kv_committed_len=smaller(after.kv_allocated_len, target))

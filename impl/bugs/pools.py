@@ -7,12 +7,11 @@ from contextlib import contextmanager
 
 from impl.bugs.register import bug
 from impl.torch_kv.cursors import N, RowCursors, larger, whole
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.sessions import KVRequest, KVSession
 from impl.torch_kv.store import BatchSpan, KVStore, ragged
 from impl.torch_kv.system import TorchKV
-from reference.commands import Reason
 
 
 class _PoolFromZero(PagePool):
@@ -27,29 +26,25 @@ class _PaddingPageHandedOut(KVStore):
     pool_class = _PoolFromZero
 
 
-@bug("free-list-duplicate", "OWN-2", "close gives a page back twice")
-class _FreeListDuplicate(TorchKV):
+@bug("free-list-duplicate", "OWN-2", "close gives a page back twice", TorchKV.close_now)
+def _(self: TorchKV, session: KVSession) -> None:
     """Two requests get the same page much later. Close frees the pages of the slot and then the last page
     again, as the open page. Visible when a session with KV is closed. Fix: once."""
-
-    def close_now(self, session: KVSession) -> None:
-        slot = session.slot
-        length = 0 if slot is None else slot.cursors.kv_allocated_len
-        super().close_now(session)
-        if slot is not None and length:
-            last = self.store.req_to_token[slot.row, length - 1 : length].long()
-            self.store.full.give(last // self.page_size)
+    slot = session.slot
+    length = 0 if slot is None else slot.cursors.kv_allocated_len
+    TorchKV.close_now(self, session)
+    if slot is not None and length:
+        last = self.store.req_to_token[slot.row, length - 1 : length].long()
+        self.store.full.give(last // self.page_size)
 
 
-@bug("lanes-share-new-pages", "OWN-1", "all lanes start at the batch's first page")
-class _LanesShareNewPages(KVStore):
+@bug("lanes-share-new-pages", "OWN-1", "all lanes start at the batch's first page", KVStore._take)
+def _(self: KVStore, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:
     """Two prompts of one prefill batch overwrite each other. Each lane takes its new pages from the start of
     the batch's pages, as if it were alone. Visible when two lanes of a batch open a page. Fix: each lane
     starts where the one before ended."""
-
-    def _take(self, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:
-        own = ragged(torch.zeros_like(start), self.open_index(end) - self.open_index(start), pages)
-        return super()._take(pool, start, end, pages).take(own)
+    own = ragged(torch.zeros_like(start), self.open_index(end) - self.open_index(start), pages)
+    return KVStore._take(self, pool, start, end, pages).take(own)
 
 
 class _PoolGivesOnePage(PagePool):
@@ -83,15 +78,13 @@ class _AllocDropsTheNextPage(KVStore):
     pool_class = _PoolDropsTheNext
 
 
-@bug("free-repeats-a-page", "FREE-1", "one page for all that is freed")
-class _FreeRepeatsAPage(KVStore):
+@bug("free-repeats-a-page", "FREE-1", "one page for all that is freed", KVStore._free_full)
+def _(self: KVStore, pages: Tensor) -> None:
     """Two requests get the same page. Freeing a range puts its first page on the free list as often as there
     are pages in the range, and the others are nowhere; every sum is right. Visible when a free gives back two
     pages. Fix: each page once."""
-
-    def _free_full(self, pages: Tensor) -> None:
-        self.full.give(pages[:1].expand(len(pages)))
-        self._unmap(pages)
+    self.full.give(pages[:1].expand(len(pages)))
+    self._unmap(pages)
 
 
 @bug("trim-frees-the-front", "FREE-1", "a trim takes from the wrong end")
@@ -111,48 +104,41 @@ class _TrimFreesTheFront(TorchKV):
         return start, start + swa_first - first, start + end - first
 
 
-@bug("save-mixes-rows", "OWN-1", "a slot names another row's pages")
-class _SaveMixesRows(TorchKV):
+@bug("save-mixes-rows", "OWN-1", "a slot names another row's pages", TorchKV.save)
+def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
     """Two conversations read each other's KV. Saving copies the row of another lane of the batch over the
     slot's own: the slot names pages of that row, its own are nowhere; every sum is right. Visible when a turn
     is saved while another row is in use. Fix: the slot keeps its own row."""
-
-    def save(self, session: KVSession, request: KVRequest) -> None:
-        super().save(session, request)
-        assert session.slot is not None
-        rows = [r.row for r in self.requests.values() if r.row is not None]
-        if rows:
-            self.store.req_to_token[session.slot.row] = self.store.req_to_token[rows[0]]
+    TorchKV.save(self, session, request)
+    assert session.slot is not None
+    rows = [r.row for r in self.requests.values() if r.row is not None]
+    if rows:
+        self.store.req_to_token[session.slot.row] = self.store.req_to_token[rows[0]]
 
 
-@bug("alloc-takes-a-page-too-many", "OWN-3", "a chunk takes a page although it fits the open one")
-class _AllocTakesAPageTooMany(KVStore):
+@bug("alloc-takes-a-page-too-many", "OWN-3", "a chunk takes a page although it fits the open one",
+     KVStore._take)
+def _(self: KVStore, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:
     """A page is lost now and then. A chunk takes a page of each pool at least, also where it fits the room
     left in the open page; that page is written nowhere. Visible when a chunk fits the open page. Fix: count
     from the open page's end."""
-
-    def _take(self, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:
-        return super()._take(pool, start, end, pages if pages else min(1, pool.available))[:pages]
+    return KVStore._take(self, pool, start, end, pages if pages else min(1, pool.available))[:pages]
 
 
-@bug("alloc-skips-open-page", "OWN-5", "extend opens a page although one is open")
-class _AllocSkipsOpenPage(KVStore):
+@bug("alloc-skips-open-page", "OWN-5", "extend opens a page although one is open", KVStore.open_index)
+def _(self: KVStore, start: N) -> N:
     """A row has two pages where one belongs, and one of them is never freed. The first new page is found by
     rounding the length down, so the open page is left half full. Visible when an allocation starts inside a
     page. Fix: round up: fill the open page first."""
-
-    def open_index(self, start: N) -> N:
-        return start // self.page_size
+    return start // self.page_size
 
 
-@bug("mapping-to-page-start", "MAP-1", "all slots of a page are mapped to its first")
-class _MappingToPageStart(KVStore):
+@bug("mapping-to-page-start", "MAP-1", "all slots of a page are mapped to its first", KVStore._map)
+def _(self: KVStore, slots: Tensor, swa_slots: Tensor) -> None:
     """Tokens of a page overwrite each other's SWA KV. The mapping gets the SWA page's first slot for every
     slot of the full page: the offset in the page is lost. Visible with page_size above 1. Fix: add the
     offset."""
-
-    def _map(self, slots: Tensor, swa_slots: Tensor) -> None:
-        super()._map(slots, swa_slots // self.page_size * self.page_size)
+    KVStore._map(self, slots, swa_slots // self.page_size * self.page_size)
 
 
 @bug("decode-forgets-mapping", "MAP-2", "decoded tokens have no SWA slot")
@@ -174,31 +160,27 @@ class _DecodeForgetsMapping(KVStore):
             super()._map(slots, swa_slots)
 
 
-@bug("sweep-keeps-mapping", "MAP-3", "a sweep leaves its entries")
-class _SweepKeepsMapping(KVStore):
+@bug("sweep-keeps-mapping", "MAP-3", "a sweep leaves its entries", KVStore._free_swa)
+def _(self: KVStore, slots: Tensor) -> None:
     """A page of the SWA pool has two owners after a while. The sweep frees SWA pages and leaves the entries
     that led there, so the next free through them frees somebody else's. Visible at once as a swept slot that
     is still mapped. Fix: clear the entries with the page."""
-
-    def _free_swa(self, slots: Tensor) -> None:
-        assert self.swa is not None
-        self.swa.give(self.full_to_swa[slots] // self.page_size)
+    assert self.swa is not None
+    self.swa.give(self.full_to_swa[slots] // self.page_size)
 
 
-@bug("release-keeps-mapping", "MAP-4", "a freed page keeps an entry")
-class _ReleaseKeepsMapping(KVStore):
+@bug("release-keeps-mapping", "MAP-4", "a freed page keeps an entry", KVStore.free)
+def _(
+    self: KVStore, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
+) -> None:
     """Nothing is wrong until an allocation forgets to overwrite it: then two tokens share an SWA slot.
     Freeing clears the entries of a page but for its last slot, as servers do that free a row up to
     kv_allocated_len and no further. Visible as an entry of a free full slot. Fix: clear the whole page."""
-
-    def free(
-        self, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
-    ) -> None:
-        entries = None if self.swa is None else self.full_to_swa.clone()
-        super().free(row, first, swa_first, end, pages, swa_pages)
-        if pages and entries is not None:
-            last = self._page_starts(row, first, end, pages) + self.page_size - 1
-            self.full_to_swa[last] = entries[last]
+    entries = None if self.swa is None else self.full_to_swa.clone()
+    KVStore.free(self, row, first, swa_first, end, pages, swa_pages)
+    if pages and entries is not None:
+        last = self._page_starts(row, first, end, pages) + self.page_size - 1
+        self.full_to_swa[last] = entries[last]
 
 
 @bug("swa-written-before-mapped", "READ-2", "SWA KV goes where the mapping led before")
@@ -222,41 +204,37 @@ class _SwaWrittenBeforeMapped(KVStore):
 # SWA slots for the tail of a prompt alone.
 
 
-@bug("tail-forgets-the-frontier", "MAP-2", "a prompt with SWA slots for its tail alone counts as unswept")
-class _TailForgetsFrontier(TorchKV):
+@bug("tail-forgets-the-frontier", "MAP-2", "a prompt with SWA slots for its tail alone counts as unswept",
+     TorchKV.received)
+def _(self: TorchKV, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
     """A later sweep frees the padding page. A prompt is received with SWA slots for its last window alone,
     and swa_evicted_seqlen stays where it was: below the tail nothing is mapped. Visible at once. Fix: what
     has no SWA slot counts as swept."""
-
-    def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:  # noqa: ARG002
-        return self.extended(cursors, tokens)
+    return self.extended(cursors, tokens)
 
 
-@bug("tail-cuts-the-window", "SWA-1", "a prompt gets SWA slots for less than a window")
-class _TailCutsWindow(TorchKV):
+@bug("tail-cuts-the-window", "SWA-1", "a prompt gets SWA slots for less than a window", TorchKV.tail_from)
+def _(self: TorchKV, request: KVRequest, end: int) -> int:
     """The first token after a prompt reads padding. Its SWA slots begin two pages late: in the window of the
     next token. Visible when the prompt is longer than a window and a page. Fix: begin where a sweep would
     stop."""
-
-    def tail_from(self, request: KVRequest, end: int) -> int:
-        live = super().tail_from(request, end)
-        reach = live > max(request.cursors.swa_evicted_seqlen, request.cursors.cache_protected_len)
-        return live + 2 * self.page_size * reach
+    live = TorchKV.tail_from(self, request, end)
+    reach = live > max(request.cursors.swa_evicted_seqlen, request.cursors.cache_protected_len)
+    return live + 2 * self.page_size * reach
 
 
-@bug("tail-asks-for-all-the-room", "OUT-1", "a prompt is refused for SWA pages that it would not take")
-class _TailAsksForAll(TorchKV):
+@bug("tail-asks-for-all-the-room", "OUT-1", "a prompt is refused for SWA pages that it would not take",
+     TorchKV.make_room)
+def _(
+    self: TorchKV,
+    rows: Sequence[int | None],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    live: Sequence[int] | None = None,
+) -> None:
     """Long prompts are never admitted: the SWA pool is asked for room for all of them, though slots are taken
     for the last window alone. Visible when the SWA pool has less. Fix: ask for what is taken."""
-
-    def make_room(
-        self,
-        rows: Sequence[int | None],
-        starts: Sequence[int],
-        ends: Sequence[int],
-        live: Sequence[int] | None = None,  # noqa: ARG002
-    ) -> Reason | None:
-        return super().make_room(rows, starts, ends)
+    TorchKV.make_room(self, rows, starts, ends)
 
 
 @bug("tail-loses-the-head", "MAP-3", "a prompt takes SWA slots for all and says it has those of its tail")
@@ -265,7 +243,7 @@ class _TailLosesHead(TorchKV):
     swa_evicted_seqlen says that those before the tail have gone, and nobody frees them. Visible at once. Fix:
     take what the frontier says."""
 
-    def tail_from(self, request: KVRequest, end: int) -> int:  # noqa: ARG002
+    def tail_from(self, request: KVRequest, end: int) -> int:
         return max(request.cursors.swa_evicted_seqlen, request.cursors.cache_protected_len)
 
     def received(self, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from impl.torch_kv.pool import PagePool
 from impl.torch_kv.store import KVStore
@@ -13,7 +13,7 @@ from impl.torch_kv.tree import RadixTree
 from reference.commands import Mode
 
 BOTH, FREE_ONLY = (Mode.FAITHFUL, Mode.FREE), (Mode.FREE,)
-F = TypeVar("F", bound=TorchKV | KVStore | PagePool | RadixTree)
+F = TypeVar("F", bound=Callable[..., Any])
 # Part -> what it is a part of, and where that names the class to use.
 _PARTS: dict[type, tuple[type, str]] = {
     PagePool: (KVStore, "pool_class"),
@@ -43,22 +43,28 @@ class Bug:
 BUGS: dict[str, Bug] = {}
 
 
-def broken(id: str, device: str = "cpu", checked: bool = False) -> TorchKV:  # noqa: A002
+def broken(id: str, device: str = "cpu") -> TorchKV:  # noqa: A002
     """The system with bug `id`, called "torch+ID". Raises KeyError for an unknown id."""
-    return BUGS[id].system(device=device, checked=checked)
+    return BUGS[id].system(device)
 
 
 def bug(
-    name: str, clause: str, title: str, *, source: str = "kvspec", modes: tuple[Mode, ...] = BOTH
-) -> Callable[[type[F]], type[F]]:
-    """Register a fault of TorchKV or of a part of it: a subclass whose docstring is the story."""
+    name: str, clause: str, title: str, method: Callable[..., Any] | None = None, *, source: str = "kvspec",
+    modes: tuple[Mode, ...] = BOTH,
+) -> Callable[[F], F]:  # fmt: skip
+    """Register a fault, whose docstring is the story: a function in the place of a `method` of TorchKV or of
+    a part of it, or a subclass of one of these."""
 
-    def register(fault: type[F]) -> type[F]:
-        system: type = fault
+    def register(fault: F) -> F:
+        system: Any = fault
+        if method is not None:
+            at = method.__name__
+            [owner] = [each for each in (TorchKV, *_PARTS) if getattr(each, at, None) is method]
+            system = type(owner.__name__, (owner,), {at: fault})
         for part, (whole, attribute) in _PARTS.items():
             if issubclass(system, part):
-                system = type(fault.__name__, (whole,), {attribute: system})
-        system.name = f"torch+{name}"  # type: ignore[attr-defined]
+                system = type(whole.__name__, (whole,), {attribute: system})
+        system.name = f"torch+{name}"
         BUGS[name] = Bug(name, title, source, clause, modes, " ".join((fault.__doc__ or "").split()), system)
         return fault
 

@@ -10,28 +10,22 @@ from impl.torch_kv.sessions import Holders, KVRequest, KVSession
 from impl.torch_kv.system import TorchKV
 
 
-@bug(
-    "pr22900", "LEN-2", "finish caps two cursors of three", source="sgl-project/sglang#22900", modes=FREE_ONLY
-)
-class _Pr22900(TorchKV):
+@bug("pr22900", "LEN-2", "finish caps two cursors of three",
+     TorchKV.capped_kept, source="sgl-project/sglang#22900", modes=FREE_ONLY)
+def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     """The SWA pool leaks slowly. Finish and retract cap committed and allocated length at the target but
     leave swa_evicted_seqlen above it, so slots written later in between look swept and are never freed.
     Visible once a sweep ran past the target, which only a sweep driven beyond the commit does. Fix: cap all
     three."""
-
-    def capped_kept(self, cursors: RowCursors[N], target: N) -> RowCursors[N]:
-        capped = super().capped_kept(cursors, target)
-        return capped._replace(swa_evicted_seqlen=cursors.swa_evicted_seqlen)
+    capped = TorchKV.capped_kept(self, cursors, target)
+    return capped._replace(swa_evicted_seqlen=cursors.swa_evicted_seqlen)
 
 
-@bug("pr22897", "LEN-2", "finish does not trim", source="sgl-project/sglang#22897")
-class _Pr22897(TorchKV):
+@bug("pr22897", "LEN-2", "finish does not trim", TorchKV.trim_overshoot, source="sgl-project/sglang#22897")
+def _(self: TorchKV, requests: Sequence[KVRequest], targets: list[int]) -> None:
     """The next turn reads KV of words that nobody said. A verify round overshoots the finished length, and
     the slot is saved as it stands: overshoot committed and allocated, while the next input leaves it out.
     Visible when speculation runs past finished_len. Fix: trim to target at finish."""
-
-    def trim_overshoot(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
-        pass
 
 
 @bug("pr22862-tail", "LEN-3", "admit leaves the tail to be overwritten", source="sgl-project/sglang#22862")
@@ -64,85 +58,77 @@ class _Pr22862Align(TorchKV):
         super().free_beyond([holders[i] for i in over], [targets[i] for i in over])
 
 
-@bug("pr22862-prefix", "LEN-3", "the last token is left out twice", source="sgl-project/sglang#22862")
-class _Pr22862Prefix(TorchKV):
+@bug("pr22862-prefix", "LEN-3", "the last token is left out twice",
+     TorchKV.key_length, source="sgl-project/sglang#22862")
+def _(self: TorchKV, request: KVRequest) -> int:
     """Every restore comes out one token short, which is recomputed for nothing. The key excludes the last
     input token already, and the prefix takes one off again. Visible when the key is no longer than what is
     committed, as after a retract. Fix: take the key's length as it is."""
-
-    def key_length(self, request: KVRequest) -> int:
-        return max(0, super().key_length(request) - 1)
+    return max(0, TorchKV.key_length(self, request) - 1)
 
 
-@bug("pr22213-tail", "LEN-2", "retract keeps what was allocated ahead", source="sgl-project/sglang#22213")
-class _Pr22213Tail(TorchKV):
+@bug("pr22213-tail", "LEN-2", "retract keeps what was allocated ahead",
+     TorchKV.drop_overallocated, source="sgl-project/sglang#22213")
+def _(self: TorchKV, requests: Sequence[KVRequest], targets: list[int]) -> None:
     """Memory stays short although requests are retracted. Retract saves the slot as it stands and skips the
     tail that speculation allocated ahead of the commit. Visible when kv_allocated_len is above the retracted
     text. Fix: trim as finish does."""
 
-    def drop_overallocated(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
-        pass
 
-
-@bug("pr20070", "LEN-3", "protected length taken from the prefix", source="sgl-project/sglang#20070")
-class _Pr20070(TorchKV):
+@bug("pr20070", "LEN-3", "protected length taken from the prefix",
+     TorchKV.lend, source="sgl-project/sglang#20070")
+def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
     """A crash with page_size above 1, a leak with 1. Restore sets cache_protected_len to the length of the
     restored prefix, which is neither page-aligned nor owned by any tree, so the release starts there. Visible
     with the first restored prefix. Fix: keep the length that the tree gave."""
-
-    def lend(self, requests: Sequence[KVRequest]) -> None:
-        super().lend(requests)
-        for request in requests:
-            prefix = request.cursors.kv_committed_len
-            self.put(request, request.cursors._replace(cache_protected_len=prefix))
+    TorchKV.lend(self, requests)
+    for request in requests:
+        prefix = request.cursors.kv_committed_len
+        self.put(request, request.cursors._replace(cache_protected_len=prefix))
 
 
-@bug("pr22273", "SES-2", "an aborted request writes itself into the slot", source="sgl-project/sglang#22273")
-class _Pr22273(TorchKV):
+@bug("pr22273", "SES-2", "an aborted request writes itself into the slot",
+     TorchKV.run_marked, source="sgl-project/sglang#22273")
+def _(self: TorchKV, request: KVRequest) -> None:
     """The memory held by sessions turns negative and a conversation loses its KV. A request marked aborted
     while queued still runs a one-token prefill, and finishing that saves its one token over the session's
     slot. Visible with any such abort in a session. Fix: detach it from the session first."""
-
-    def run_marked(self, request: KVRequest) -> None:
-        if request.session is None:
-            super().run_marked(request)
-        else:
-            self.save(request.session, self.prefill_marked(request))
+    if request.session is None:
+        TorchKV.run_marked(self, request)
+    else:
+        self.save(request.session, self.prefill_marked(request))
 
 
-@bug("pr22790-history", "SES-2", "a midway abort saves the aborted turn", source="sgl-project/sglang#22790")
-class _Pr22790History(TorchKV):
+@bug("pr22790-history", "SES-2", "a midway abort saves the aborted turn",
+     TorchKV.wipe, source="sgl-project/sglang#22790")
+def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
     """After an abort the next turn answers out of a turn that was taken back. The abort saves the running
     lengths into the slot, while the history ends at the turn before. Visible when a turn is aborted after its
     first extend. Fix: wipe the session's KV, keep its history."""
-
-    def wipe(self, session: KVSession, request: KVRequest) -> None:
-        if request.row is not None:
-            self.save(session, request)
+    if request.row is not None:
+        self.save(session, request)
 
 
-@bug("pr22790-row-twice", "OWN-4", "a midway abort returns the row twice", source="sgl-project/sglang#22790")
-class _Pr22790RowTwice(TorchKV):
+@bug("pr22790-row-twice", "OWN-4", "a midway abort returns the row twice",
+     TorchKV.wipe, source="sgl-project/sglang#22790")
+def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
     """Two conversations share a row of req_to_token and read each other. The abort returns the row with the
     session's KV and once more with the request. Visible at any midway abort in a session. Fix: one of the two
     owns the row."""
-
-    def wipe(self, session: KVSession, request: KVRequest) -> None:
-        held = self.held_by(session, request)
-        row = None if held is None else held.row
-        super().wipe(session, request)
-        if row is not None:
-            self.store.give_row(row)
+    held = self.held_by(session, request)
+    row = None if held is None else held.row
+    TorchKV.wipe(self, session, request)
+    if row is not None:
+        self.store.free_rows.append(row)
 
 
-@bug("pr22790-row-never", "END-1", "a midway abort keeps the row", source="sgl-project/sglang#22790")
-class _Pr22790RowNever(TorchKV):
+@bug("pr22790-row-never", "END-1", "a midway abort keeps the row",
+     TorchKV.wipe, source="sgl-project/sglang#22790")
+def _(self: TorchKV, session: KVSession, request: KVRequest) -> None:
     """After some aborts no request is admitted any more: the rows are used up. The abort frees the pages and
     leaves the row to a slot that it then drops. Visible at any midway abort in a session; with others still
     running it shows as a row that is neither free nor held. Fix: return it, once."""
-
-    def wipe(self, session: KVSession, request: KVRequest) -> None:
-        held = self.held_by(session, request)
-        if held is not None:
-            self.release_pages(held)
-        session.slot = None
+    held = self.held_by(session, request)
+    if held is not None:
+        self.release_pages(held)
+    session.slot = None

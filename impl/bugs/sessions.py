@@ -3,63 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import N, RowCursors, larger, whole
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest, KVSession, Slot
-from impl.torch_kv.steps import Verdict
 from impl.torch_kv.system import TorchKV
-from impl.vocabulary import RequestPhase
-from reference.commands import MEMORY_REASONS, Choice, Draft, Extend, Reason
+from impl.vocabulary import CommandRefused, Played, RequestPhase
+from reference.commands import MEMORY_REASONS, Choice, Draft, Extend
 
 
-@bug("restore-not-idempotent", "SES-3", "lending empties the slot")
-class _RestoreNotIdempotent(TorchKV):
+@bug("restore-not-idempotent", "SES-3", "lending empties the slot", TorchKV.lend)
+def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
     """A turn whose admission the scheduler repeats starts over on an empty row. The first restore takes the
     row out of the slot, so the second finds none and takes a fresh one. Visible when a turn with a slot is
     admitted twice. Fix: the slot goes on naming its row while it is lent."""
-
-    def lend(self, requests: Sequence[KVRequest]) -> None:
-        super().lend(requests)
-        for request in requests:
-            if request.phase is RequestPhase.ADMITTED and self.store.free_rows:
-                request.row = self.store.take_row()
-                self.put(request, request.cursors)
+    TorchKV.lend(self, requests)
+    for request in requests:
+        if request.phase is RequestPhase.ADMITTED and self.store.free_rows:
+            request.row = self.store.free_rows.pop()
+            self.put(request, request.cursors)
 
 
-@bug("second-turn-accepted", "OUT-1", "a second turn while one runs")
-class _SecondTurnAccepted(TorchKV):
+@bug("second-turn-accepted", "OUT-1", "a second turn while one runs", TorchKV.turn_in_flight)
+def _(self: TorchKV, session: KVSession) -> bool:
     """Two turns of one session run at once over one row. Submit does not look for a turn in flight. Visible
     at the second submit. Fix: refuse it until the first has ended."""
-
-    def turn_in_flight(self, session: KVSession) -> bool:  # noqa: ARG002
-        return False
+    return False
 
 
-@bug("decode-past-lost-window", "OUT-1", "decode goes on without its window", modes=FREE_ONLY)
-class _DecodePastLostWindow(TorchKV):
+@bug("decode-past-lost-window", "OUT-1", "decode goes on without its window",
+     TorchKV.window_lost, modes=FREE_ONLY)
+def _(self: TorchKV, requests: Sequence[KVRequest]) -> bool:
     """A token is computed from padding. A sweep driven past the commit freed slots that the next token reads,
     and decode does not look. Visible only when sweeps may run ahead of the commit. Fix: refuse to decode; the
     turn may still be finished, retracted or aborted."""
-
-    def window_lost(self, requests: Sequence[KVRequest]) -> Reason | None:  # noqa: ARG002
-        return None
+    return False
 
 
-@bug("batch-not-atomic", "OUT-2", "a refused batch keeps its first lanes")
-class _BatchNotAtomic(TorchKV):
+@bug("batch-not-atomic", "OUT-2", "a refused batch keeps its first lanes", TorchKV.extend)
+def _(self: TorchKV, command: Extend) -> Played:
     """The scheduler retries a prefill batch and some prompts are in twice. Lanes are prefilled one by one
     until one does not fit, and those before stay. Visible when a batch of two or more runs out of pages or
     rows and its first lane alone fits. Fix: check the whole batch first."""
-
-    def extend(self, command: Extend) -> Verdict:
-        verdict = super().extend(command)
-        if isinstance(verdict, Reason) and verdict in MEMORY_REASONS:
-            for lane in command.lanes:
-                if super().extend(Extend((lane,))) is not None:
-                    break
-        return verdict
+    try:
+        return TorchKV.extend(self, command)
+    except CommandRefused as refused:
+        if refused.reason in MEMORY_REASONS:
+            with suppress(CommandRefused):
+                for lane in command.lanes:
+                    TorchKV.extend(self, Extend((lane,)))
+        raise
 
 
 @bug("sweep-off-the-page", "OUT-3", "the sweep does not round")
@@ -67,24 +62,22 @@ class _SweepOffThePage(TorchKV):
     """A page is swept in part. The policy stops exactly window and page behind the length and says so,
     without rounding down to a page. Visible with page_size above 1. Fix: round down."""
 
-    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:  # noqa: ARG002
+    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
         assert self.window is not None
         return length - self.window - self.page_size
 
-    def sweep_choice(self, request: KVRequest) -> Verdict:
+    def sweep_choice(self, request: KVRequest) -> Played:
         return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
 
 
-@bug("decode-commits-without-slot", "LEN-1", "decode trusts that slots are ahead")
-class _DecodeCommitsWithoutSlot(TorchKV):
+@bug("decode-commits-without-slot", "LEN-1", "decode trusts that slots are ahead", TorchKV.decoded)
+def _(self: TorchKV, cursors: RowCursors[N]) -> RowCursors[N]:
     """A token's KV lands in padding or in a slot of a former request. Decode commits without allocating, as
     if a draft had always allocated ahead. Visible at the first decode whose kv_allocated_len equals its
     kv_committed_len. Fix: allocate when nothing is ahead."""
-
-    def decoded(self, cursors: RowCursors[N]) -> RowCursors[N]:
-        committed, allocated, evicted, protected = cursors
-        full = committed >= self.width  # a row that ends is still noticed
-        return RowCursors(committed + 1, allocated + full, evicted, protected)
+    committed, allocated, evicted, protected = cursors
+    full = committed >= self.width  # a row that ends is still noticed
+    return RowCursors(committed + 1, allocated + full, evicted, protected)
 
 
 @bug("restore-caps-request-only", "LEN-3", "the slot keeps the lengths of before")
@@ -102,80 +95,66 @@ class _RestoreCapsRequestOnly(TorchKV):
             self.put(slot, cursors)
 
 
-@bug("spec-commits-drafts", "LEN-4", "rejected drafts are committed")
-class _SpecCommitsDrafts(TorchKV):
+@bug("spec-commits-drafts", "LEN-4", "rejected drafts are committed", TorchKV.commits)
+def _(self: TorchKV, draft: Draft) -> int:
     """The conversation reads KV of drafts that were rejected. A verify round commits what it allocated
     instead of what was accepted. Visible when a round accepts less than it drafts. Fix: commit the accepted
     tokens."""
-
-    def commits(self, draft: Draft) -> int:
-        return draft.allocate
+    return draft.allocate
 
 
-@bug("output-not-cut", "SES-1", "history keeps what came after the stop")
-class _OutputNotCut(TorchKV):
+@bug("output-not-cut", "SES-1", "history keeps what came after the stop", TorchKV.history_after)
+def _(self: TorchKV, request: KVRequest, target: int) -> list[int]:
     """The next turn's input holds words that the client never saw. Finish trims the KV and keeps the whole
     output as history. Visible when finished_len is below the output. Fix: cut the output."""
-
-    def history_after(self, request: KVRequest, target: int) -> list[int]:  # noqa: ARG002
-        return list(request.text)
+    return list(request.text)
 
 
-@bug("close-while-running", "SES-2", "close does not wait for the turn")
-class _CloseWhileRunning(TorchKV):
+@bug("close-while-running", "SES-2", "close does not wait for the turn", TorchKV.must_defer_close)
+def _(self: TorchKV, session: KVSession) -> bool:
     """A running turn writes into pages of others. Close releases the session's KV at once although a turn
     uses it. Visible when a session is closed with a turn in flight. Fix: defer it."""
-
-    def must_defer_close(self, session: KVSession) -> bool:  # noqa: ARG002
-        return False
+    return False
 
 
-@bug("close-forgotten", "SES-4", "a deferred close never happens")
-class _CloseForgotten(TorchKV):
+@bug("close-forgotten", "SES-4", "a deferred close never happens", TorchKV.close_is_due)
+def _(self: TorchKV, session: KVSession) -> bool:
     """Closed sessions keep their KV for ever. Close notes that it must wait, and the end of the turn does not
     look at the note. Visible when a turn ends in a closing session. Fix: look."""
-
-    def close_is_due(self, session: KVSession) -> bool:  # noqa: ARG002
-        return False
+    return False
 
 
-@bug("abort-keeps-retracted-kv", "SES-2", "an abort in the queue takes a retracted turn for a new one")
-class _AbortKeepsRetractedKv(TorchKV):
+@bug("abort-keeps-retracted-kv", "SES-2", "an abort in the queue takes a retracted turn for a new one",
+     TorchKV.wipes)
+def _(self: TorchKV, request: KVRequest) -> bool:
     """The next turn resumes on KV of a turn that was aborted. Abort leaves the slot alone because the request
     waits in the queue, but it is there after a retract and the slot holds its tokens. Visible when a
     retracted turn is aborted before its next extend. Fix: wipe whatever has extended."""
-
-    def wipes(self, request: KVRequest) -> bool:
-        return request.started and request.phase is not RequestPhase.QUEUED
+    return request.started and request.phase is not RequestPhase.QUEUED
 
 
-@bug("release-stops-at-commit", "FREE-1", "a release forgets what was allocated ahead")
-class _ReleaseStopsAtCommit(TorchKV):
+@bug("release-stops-at-commit", "FREE-1", "a release forgets what was allocated ahead", TorchKV.owned)
+def _(self: TorchKV, cursors: RowCursors[N]) -> tuple[N, N, N]:
     """Pages leak with every request that ends on a draft tail. The release frees up to kv_committed_len.
     Visible when kv_allocated_len is a page further. Fix: free up to the latter."""
-
-    def owned(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
-        return super().owned(self.capped(cursors, cursors.kv_committed_len))
+    return TorchKV.owned(self, self.capped(cursors, cursors.kv_committed_len))
 
 
-@bug("trim-forgets-swa", "FREE-2", "a trim frees one pool of two")
-class _TrimForgetsSwa(TorchKV):
+@bug("trim-forgets-swa", "FREE-2", "a trim frees one pool of two", TorchKV.swa_free_start)
+def _(self: TorchKV, target: N, evicted: N) -> N:
     """The SWA pool fills up, the full pool does not. Trimming frees the full pages of the tail and drops
     their mapping, so that nothing leads to the SWA pages any more. Visible when a trim frees a page on a
     model with SWA. Fix: free both sides."""
-
-    def swa_free_start(self, target: N, evicted: N) -> N:  # noqa: ARG002
-        return larger(target, target * 0 + self.ceil(self.width))
+    return larger(target, target * 0 + self.ceil(self.width))
 
 
-@bug("cut-frees-swept-twice", "OWN-2", "a trim frees what a sweep has freed", modes=FREE_ONLY)
-class _CutFreesSweptTwice(TorchKV):
+@bug("cut-frees-swept-twice", "OWN-2", "a trim frees what a sweep has freed",
+     TorchKV.swa_free_start, modes=FREE_ONLY)
+def _(self: TorchKV, target: N, evicted: N) -> N:
     """The padding page turns up in the free list. The SWA side of a trim starts at the target although the
     sweep went further: the mapping there is 0, and 0 is freed. Visible when a sweep ran past the target, so
     with sweeps driven beyond the commit. Fix: start at swa_evicted_seqlen."""
-
-    def swa_free_start(self, target: N, evicted: N) -> N:  # noqa: ARG002
-        return self.free_start(target)
+    return self.free_start(target)
 
 
 @bug("release-splits-a-page", "OWN-2", "a row is freed in two parts that meet inside a page", modes=FREE_ONLY)
@@ -201,71 +180,61 @@ class _ReleaseSplitsAPage(TorchKV):
         return whole(larger(protected, evicted), self.page_size), swa_first, end
 
 
-@bug("cut-stops-at-the-page", "LEN-2", "a trim gives the page back that target falls into")
-class _CutStopsAtThePage(TorchKV):
+@bug("cut-stops-at-the-page", "LEN-2", "a trim gives the page back that target falls into", TorchKV._trim)
+def _(self: TorchKV, requests: Sequence[KVRequest], targets: list[int]) -> None:
     """The next turn computes tokens again that were there. A turn is cut at the page boundary below its
     target, whether a sweep has passed that or not. Visible when target is inside a page. Fix: only where
     nothing past the protected prefix can be resumed."""
-
-    def _trim(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
-        super()._trim(requests, [self.floor(target) for target in targets])
+    TorchKV._trim(self, requests, [self.floor(target) for target in targets])
 
 
-@bug("sweep-moves-back", "MAP-2", "a shorter sweep forgets the longer one")
-class _SweepMovesBack(TorchKV):
+@bug("sweep-moves-back", "MAP-2", "a shorter sweep forgets the longer one", TorchKV.swept)
+def _(self: TorchKV, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
     """Swept slots count as owned again and are freed twice. The frontier is computed from the length alone,
     so a sweep driven with less than the last one moves it back. Visible when lengths of sweeps fall. Fix:
     never below swa_evicted_seqlen."""
-
-    def swept(self, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
-        swept = super().swept(cursors, reach)
-        return swept._replace(swa_evicted_seqlen=larger(cursors.cache_protected_len, reach))
+    swept = TorchKV.swept(self, cursors, reach)
+    return swept._replace(swa_evicted_seqlen=larger(cursors.cache_protected_len, reach))
 
 
-@bug("sweep-into-window", "SWA-1", "the sweep reaches a page too far")
-class _SweepIntoWindow(TorchKV):
+@bug("sweep-into-window", "SWA-1", "the sweep reaches a page too far", TorchKV.sweep_reach)
+def _(self: TorchKV, cursors: RowCursors[int], length: int) -> int:
     """SWA layers lose the oldest tokens of the window. The frontier is rounded up instead of down. Visible
     once a sweep has something to free. Fix: stop short of the window, at a page boundary."""
-
-    def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
-        assert self.window is not None
-        reach = self.floor(length - self.window + 1) + self.page_size
-        if reach > cursors.kv_allocated_len:
-            return super().sweep_reach(cursors, length)
-        return reach
+    assert self.window is not None
+    reach = self.floor(length - self.window + 1) + self.page_size
+    if reach > cursors.kv_allocated_len:
+        return TorchKV.sweep_reach(self, cursors, length)
+    return reach
 
 
-@bug("resume-on-dead-window", "SWA-2", "restore does not look at the window", modes=FREE_ONLY)
-class _ResumeOnDeadWindow(TorchKV):
+@bug("resume-on-dead-window", "SWA-2", "restore does not look at the window",
+     TorchKV.resume_length, modes=FREE_ONLY)
+def _(self: TorchKV, request: KVRequest, key_length: int) -> int:
     """A resumed turn attends to padding. The prefix is as long as what is committed, although a sweep has
     freed SWA KV that its next token reads. Visible when a sweep ran past the point where the turn resumes, so
     with sweeps driven beyond the commit. Fix: start again from the protected prefix."""
-
-    def resume_length(self, request: KVRequest, key_length: int) -> int:
-        slot = self.slot_of(request)
-        assert slot is not None
-        return min(slot.cursors.kv_committed_len, key_length)
+    slot = self.slot_of(request)
+    assert slot is not None
+    return min(slot.cursors.kv_committed_len, key_length)
 
 
-@bug("decode-trusts-rejected-drafts", "READ-1", "decode skips slots that were written before")
-class _DecodeTrustsRejectedDrafts(TorchKV):
+@bug("decode-trusts-rejected-drafts", "READ-1", "decode skips slots that were written before",
+     TorchKV.write_decoded)
+def _(self: TorchKV, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
     """A token reads KV of a draft that was rejected. Decode writes only where it allocates, and the slot
     behind the commit is there already, with the draft's KV. Visible when a decode follows a verify round that
     accepted less than it drafted. Fix: write every committed position."""
-
-    def write_decoded(self, slots: Tensor, tokens: Tensor, fresh: list[int]) -> None:
-        lanes = torch.tensor(fresh, dtype=torch.int64).to(tokens.device, non_blocking=True)
-        super().write_decoded(slots.take(lanes), tokens.take(lanes), fresh)
+    lanes = torch.tensor(fresh, dtype=torch.int64).to(tokens.device, non_blocking=True)
+    TorchKV.write_decoded(self, slots.take(lanes), tokens.take(lanes), fresh)
 
 
-@bug("retract-keeps-the-lengths", "REF-1", "a retracted request keeps its lengths")
-class _RetractKeepsTheLengths(TorchKV):
+@bug("retract-keeps-the-lengths", "REF-1", "a retracted request keeps its lengths", TorchKV.drop_retracted)
+def _(self: TorchKV, request: KVRequest) -> None:
     """A request that waits says that it has KV. Retract gives pages and row back and leaves the request's
     cursors as they were; whoever asks it before its next admission counts tokens that are somebody else's.
     Visible after the retract of an ordinary request. No clause speaks of the lengths of one who holds
     nothing, so it is the comparison with the reference that says so. Fix: set them back."""
-
-    def drop_retracted(self, request: KVRequest) -> None:
-        cursors = request.cursors
-        super().drop_retracted(request)
-        request.cursors = cursors
+    cursors = request.cursors
+    TorchKV.drop_retracted(self, request)
+    request.cursors = cursors

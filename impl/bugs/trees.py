@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from impl.bugs.register import bug
-from impl.torch_kv.lazy import Tensor, torch
-from impl.torch_kv.nodes import SWA, Inserted, Key, Owed, TreeNode
+from impl.lazy import Tensor, torch
+from impl.torch_kv.nodes import SWA, Key, Owed, TreeNode
 from impl.torch_kv.tree import RadixTree
 
 _EVERYTHING = 1 << 30  # tokens
@@ -13,89 +13,74 @@ _EVERYTHING = 1 << 30  # tokens
 # Insert.
 
 
-@bug("pr26919", "TREE-7", "a fresh leaf is as long as it comes", source="#26919")
-class _NoCap(RadixTree):
+@bug("pr26919", "TREE-7", "a fresh leaf is as long as it comes", RadixTree.leaf_cap, source="#26919")
+def _(self: RadixTree) -> int:
     """The SWA pool fills early and requests are retracted. A lock pins nodes whole, and a prompt of thousands
     of tokens was one leaf: a request that needs one window pinned all of it. Visible as soon as a leaf longer
     than a window is inserted. Fix: split it on insert, so that the last node is one window of whole pages."""
-
-    def leaf_cap(self) -> int:
-        return _EVERYTHING
+    return _EVERYTHING
 
 
-@bug("leaf-rounds-its-window-down", "TREE-13", "the last node is a window of whole pages, rounded down")
-class _CapRoundsDown(RadixTree):
+@bug("leaf-rounds-its-window-down", "TREE-13", "the last node is a window of whole pages, rounded down",
+     RadixTree.leaf_cap)
+def _(self: RadixTree) -> int:
     """A lock pins a page more than it needs. The window is rounded down to pages, so the last node covers
     less than a window and the lock goes on to the node above. Visible when the window is no whole number of
     pages. Fix: round up."""
-
-    def leaf_cap(self) -> int:
-        assert self.window is not None
-        return max(self.window // self.page_size, 1) * self.page_size
+    assert self.window is not None
+    return max(self.window // self.page_size, 1) * self.page_size
 
 
-@bug("pr22470", "TREE-2", "a key without SWA KV becomes a live leaf", source="#22470")
-class _NoThirdCase(RadixTree):
+@bug("pr22470", "TREE-2", "a key without SWA KV becomes a live leaf", RadixTree.live_from, source="#22470")
+def _(self: RadixTree, evicted: int, end: int) -> int:
     """SWA sizes go negative and padding is freed. Insert knew leaves that are live and leaves that are live
     past a tombstone; one whose SWA KV was swept altogether was taken for live, though its slots lead nowhere.
     The sweep reached the insert boundary when page_size > window. Visible when the whole key was swept. Fix:
     a third case, a tombstone, and a sweep that stops a page short."""
-
-    def live_from(self, evicted: int, end: int) -> int:
-        live_from = super().live_from(evicted, end)
-        return live_from if live_from < end else 0
+    live_from = RadixTree.live_from(self, evicted, end)
+    return live_from if live_from < end else 0
 
 
-@bug("split-inside-a-page", "TREE-1", "a node ends where two keys part, page or not")
-class _SplitsInsidePages(RadixTree):
+@bug("split-inside-a-page", "TREE-1", "a node ends where two keys part, page or not", RadixTree._shared)
+def _(self: RadixTree, mine: Key, theirs: Key) -> int:
     """Half a page belongs to one node and half to another. Where a key leaves a node, the common prefix is
     counted in tokens and not in whole pages. Visible with page_size > 1 when two prompts part inside a page.
     Fix: round down to whole pages."""
-
-    def _shared(self, mine: Key, theirs: Key) -> int:
-        parted = (at for at, (a, b) in enumerate(zip(mine, theirs)) if a != b)
-        return next(parted, min(len(mine), len(theirs)))
+    parted = (at for at, (a, b) in enumerate(zip(mine, theirs)) if a != b)
+    return next(parted, min(len(mine), len(theirs)))
 
 
-@bug("leaf-takes-the-first-slots", "TREE-3", "a fresh leaf takes slots from the front of the row")
-class _WrongSlots(RadixTree):
+@bug("leaf-takes-the-first-slots", "TREE-3", "a fresh leaf takes slots from the front of the row",
+     RadixTree._grow)
+def _(self: RadixTree, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
     """A prefix answers with another part of the prompt. The new leaf gets the first slots of the row instead
     of those past what was matched. Visible when an insert finds a part of its key. Fix: count from the
     matched length."""
-
-    def _grow(self, path: list[TreeNode], key: Key, slots: Tensor, live_from: int) -> None:
-        matched = path[-1].end if path else 0
-        shifted = torch.cat((slots[:matched], slots[: len(key) - matched]))
-        super()._grow(path, key, shifted, live_from)
+    matched = path[-1].end if path else 0
+    shifted = torch.cat((slots[:matched], slots[: len(key) - matched]))
+    RadixTree._grow(self, path, key, shifted, live_from)
 
 
-@bug("duplicates-freed-twice", "OWN-2", "an insert frees its duplicates twice")
-class _DuplicatesTwice(RadixTree):
+@bug("duplicates-freed-twice", "OWN-2", "an insert frees its duplicates twice", RadixTree.duplicate)
+def _(self: RadixTree, full: Tensor, swa: Tensor, owed: Owed) -> None:
     """A page is handed out to two requests. Pages that the tree has already are freed while the tree is
     walked and once more at the end. Visible when an insert finds a part of its key. Fix: free each once."""
-
-    def duplicate(self, full: Tensor, swa: Tensor, owed: Owed) -> None:
-        super().duplicate(full, swa, owed)
-        super().duplicate(full, swa[:0], owed)
+    RadixTree.duplicate(self, full, swa, owed)
+    RadixTree.duplicate(self, full, swa[:0], owed)
 
 
-@bug("duplicates-leak", "END-1", "an insert drops its duplicates")
-class _DuplicatesLeak(RadixTree):
+@bug("duplicates-leak", "END-1", "an insert drops its duplicates", RadixTree.duplicate)
+def _(self: RadixTree, full: Tensor, swa: Tensor, owed: Owed) -> None:
     """The pools leak by a prompt whenever two requests compute the same one. What the tree has already is
     passed over and belongs to nobody. Visible when an insert finds a part of its key. Fix: free it."""
 
-    def duplicate(self, full: Tensor, swa: Tensor, owed: Owed) -> None:
-        """They are forgotten."""
 
-
-@bug("duplicate-swa-leaks", "END-1", "duplicates keep their SWA side")
-class _DuplicateSwaLeaks(RadixTree):
+@bug("duplicate-swa-leaks", "END-1", "duplicates keep their SWA side", RadixTree.duplicate)
+def _(self: RadixTree, full: Tensor, swa: Tensor, owed: Owed) -> None:
     """The SWA pool leaks by a prompt whenever two requests compute the same one. Duplicates are freed in
     the full pool alone. Visible when an insert finds a part of its key, on models with SWA. Fix: free both
     sides."""
-
-    def duplicate(self, full: Tensor, swa: Tensor, owed: Owed) -> None:
-        super().duplicate(full, swa[:0], owed)
+    RadixTree.duplicate(self, full, swa[:0], owed)
 
 
 @bug("insert-refreshes-nothing", "TREE-11", "an insert does not count as use")
@@ -110,44 +95,38 @@ class _InsertRefreshesNothing(RadixTree):
         self._known = {node: list(node.used) for node in path}
         super()._grow(path, key, slots, live_from)
 
-    def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> Inserted:
-        inserted = super().insert(key, slots, evicted, prefix)
+    def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> None:
+        super().insert(key, slots, evicted, prefix)
         for node, used in self._known.items():
             node.used = used
             self._queue(node)
-        return inserted
 
 
 # Tombstones and recovery.
 
 
-@bug("recovery-under-a-lock", "TREE-4", "a tombstone is recovered while it is read")
-class _RecoversLocked(RadixTree):
+@bug("recovery-under-a-lock", "TREE-4", "a tombstone is recovered while it is read", RadixTree.unread)
+def _(self: RadixTree, node: TreeNode) -> bool:
     """A running request reads somebody else's KV. Recovery gives a tombstone the inserter's slots and frees
     its own, although another request has it locked and names them in its row. Visible when a locked path has
     a tombstone and its prompt is computed again. Fix: recover what no lock passes through."""
-
-    def unread(self, node: TreeNode) -> bool:
-        return not node.live
+    return not node.live
 
 
-@bug("recovery-without-swa-kv", "TREE-2", "a tombstone is recovered by who has no SWA KV")
-class _RecoversWithoutSwa(RadixTree):
+@bug("recovery-without-swa-kv", "TREE-2", "a tombstone is recovered by who has no SWA KV",
+     RadixTree.recoverable)
+def _(self: RadixTree, node: TreeNode, live_from: int) -> bool:
     """A window is matched that is not there. An insert whose window was swept recovers tombstones below its
     frontier all the same. Visible when a key with a long swept part meets a tombstone. Fix: only from the
     frontier on."""
-
-    def recoverable(self, node: TreeNode, live_from: int) -> bool:  # noqa: ARG002
-        return self.unread(node)
+    return self.unread(node)
 
 
-@bug("recovery-leaks-the-old-pages", "FREE-1", "a recovered tombstone drops its own pages")
-class _RecoveryLeaks(RadixTree):
+@bug("recovery-leaks-the-old-pages", "FREE-1", "a recovered tombstone drops its own pages", RadixTree.recover)
+def _(self: RadixTree, node: TreeNode, slots: Tensor, owed: Owed) -> None:
     """The full pool leaks. The tombstone takes the inserter's slots and its own are nobody's. Visible at the
     first recovery. Fix: free them."""
-
-    def recover(self, node: TreeNode, slots: Tensor, owed: Owed) -> None:  # noqa: ARG002
-        super().recover(node, slots, Owed())
+    RadixTree.recover(self, node, slots, Owed())
 
 
 @bug("recovery-of-half-a-node", "TREE-2", "a tombstone is recovered whole by half a key")
@@ -156,28 +135,25 @@ class _RecoversHalf(RadixTree):
     there, and is recovered as a whole. Visible when the frontier is inside a tombstone. Fix: split it at the
     frontier, recover the rest."""
 
-    def _cut_tombstone(self, path: list[TreeNode], live_from: int) -> list[TreeNode]:  # noqa: ARG002
+    def _cut_tombstone(self, path: list[TreeNode], live_from: int) -> list[TreeNode]:
         return path
 
     def recoverable(self, node: TreeNode, live_from: int) -> bool:
         return self.unread(node) and node.end > live_from
 
 
-@bug("tombstone-keeps-its-mapping", "TREE-10", "a tombstone's SWA pages are counted as freed and kept")
-class _TombstoneKeepsSwa(RadixTree):
+@bug("tombstone-keeps-its-mapping", "TREE-10", "a tombstone's SWA pages are counted as freed and kept",
+     RadixTree.entomb)
+def _(self: RadixTree, node: TreeNode, owed: Owed) -> None:
     """SWA eviction frees nothing. The node is marked a tombstone and its size taken off the counters, but its
     pages stay mapped. Visible at the first tombstone. Fix: give them back."""
-
-    def entomb(self, node: TreeNode, owed: Owed) -> None:
-        super().entomb(node, Owed())
-        owed.tokens[SWA] += len(node.key)
+    RadixTree.entomb(self, node, Owed())
+    owed.tokens[SWA] += len(node.key)
 
 
-@bug("tombstone-still-counts", "TREE-9", "a tombstone counts as evictable SWA KV")
-class _TombstoneStillCounts(RadixTree):
+@bug("tombstone-still-counts", "TREE-9", "a tombstone counts as evictable SWA KV", RadixTree.entomb)
+def _(self: RadixTree, node: TreeNode, owed: Owed) -> None:
     """Admission trusts room that is not there. The counter of evictable SWA tokens is not lowered when a node
     becomes a tombstone. Visible at the first tombstone. Fix: lower it."""
-
-    def entomb(self, node: TreeNode, owed: Owed) -> None:
-        super().entomb(node, owed)
-        self._evictable[SWA] += len(node.key)
+    RadixTree.entomb(self, node, owed)
+    self._evictable[SWA] += len(node.key)

@@ -9,7 +9,11 @@ import re
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from impl.adapter import UnusableImplementation
 
 # Our own folder, and what its modules are called: `impl`, or `kvspec.impl` where that is installed.
 _IMPL = Path(__file__).resolve().parents[1]
@@ -38,12 +42,29 @@ def described(error: BaseException, root: Path | None = None) -> str:
     return f"{type(error).__name__}: {message}{_at(places, root)}"
 
 
-def fault_of_adapter(error: Exception, root: Path, modules: str, unset: str, values: str) -> str | None:
-    """Why the adapter does not fit the files under `root`, where that is what raised `error`.
+@contextmanager
+def own_errors(
+    root: Path, misfit: str, engine: str, modules: str, unset: Callable[[], str], values: str
+) -> Iterator[None]:
+    """What goes wrong in the adapter of the files under `root` is said of it, never of the release: it raises
+    UnusableImplementation.
 
-    modules: its file that says what is loaded; values: the one with settings; unset: a pattern of a line that
-    asks for one that it does not have.
+    modules: its file that says what is loaded; values: the one with settings; unset: gives a pattern of a
+    line that asks for one that it does not have.
     """
+    try:
+        yield
+    except (UnusableImplementation, SystemFailed):
+        raise
+    except Exception as error:
+        if (why := _fault_of_adapter(error, root, modules, unset(), values)) is None:
+            raise
+        where = f"CONTRIBUTING.md, 'A new release of {engine}'"
+        raise UnusableImplementation(f"{root} {misfit}: {why} ({where})") from error
+
+
+def _fault_of_adapter(error: Exception, root: Path, modules: str, unset: str, values: str) -> str | None:
+    """Why the adapter does not fit, where that is what raised `error`."""
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     stands_in = type(getattr(error, "obj", None)).__module__.startswith(_OURS)
     if called := re.match(r"TypeError: (\w+)\.\w+\(\)", said):  # with arguments that a stand-in does not take

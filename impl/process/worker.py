@@ -27,19 +27,14 @@ from reference.blocks.facts import BlockFacts
 from reference.commands import Broken, Refused
 
 WHERE = signal.SIGUSR1  # asks a worker to say on stderr where it is
+_NOTHING = wire.Noted()
 _OFFERED = ("name", "capabilities", "reset", "apply", "view", "close")
 
 
-def _nothing() -> wire.Noted:
-    return wire.Noted()
-
-
-def serve(
-    make: Callable[[], AnySystem], root: Path | None = None, noted: Callable[[], wire.Noted] = _nothing
-) -> int:
+def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     """Drive what `make` gives until the messages end. Returns an exit status.
 
-    root: see `described`. noted: what the system noted of its last command.
+    root: see `described`. What a system has `noted` of its last command is told with it.
     """
     # Whatever a system prints or reads must not get between the messages.
     out, asks = os.fdopen(os.dup(1), "wb"), os.dup(0)
@@ -65,7 +60,7 @@ def serve(
             reply = _answer(system, wire.ASKS.decode(body))
         except BaseException as error:
             reply = _failure(error, root)
-        wire.send(out, msgspec.structs.replace(reply, noted=noted()))
+        wire.send(out, msgspec.structs.replace(reply, noted=getattr(system, "noted", _NOTHING)))
     system.close()
     os._exit(0)  # at once, whatever else it has running
 

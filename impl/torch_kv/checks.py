@@ -9,46 +9,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from impl.torch_kv.cursors import larger
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.radix import PrefixRules
 from impl.torch_kv.sessions import KVRequest, KVSession, Slot
-from impl.vocabulary import RequestPhase
+from impl.vocabulary import RequestPhase, require
 from reference.commands import Account, CheckBusy, CheckIdle, Entry, Reason, Report
 
 HELD, UNCACHED = "session_held", "uncached"
 Named = list[tuple[str, KVRequest | Slot]]  # (session or request, who has its row)
 
 
-class Batch:
-    """Requests that ran together. It goes on listing one that ends until the next launch."""
-
-    def __init__(self, requests: Sequence[KVRequest] = ()) -> None:
-        self.requests = list(requests)
-
-
 class MemoryChecks(PrefixRules):
     """The running batches, as a scheduler keeps them, and the checks that count through them.
 
     last_batch: what ran last. running_batch: whoever was under way when it was launched; after a decode
-    of all of them both are the same object.
+    of all of them both are the same object. They go on listing a request that ends until the next launch.
     """
 
     requests: dict[str, KVRequest]
     sessions: dict[str, KVSession]
-    last_batch: Batch
-    running_batch: Batch
+    last_batch: list[KVRequest]
+    running_batch: list[KVRequest]
 
     def launch(self, requests: Sequence[KVRequest]) -> None:
         """A batch of these requests runs: the one before is merged into those under way."""
-        running = self.running_batch
-        running.requests = [request for request in self._merged() if request.row is not None]
-        self.last_batch = running if set(requests) == set(running.requests) else Batch(requests)
+        self.running_batch = running = [request for request in self._merged() if request.row is not None]
+        self.last_batch = running if set(requests) == set(running) else list(requests)
 
     def leave(self, request: KVRequest) -> None:
         """A retracted request is taken out of the batches at once."""
         for batch in (self.last_batch, self.running_batch):
-            if request in batch.requests:
-                batch.requests.remove(request)
+            if request in batch:
+                batch.remove(request)
 
     # Who counts as what.
 
@@ -57,7 +49,7 @@ class MemoryChecks(PrefixRules):
         return self._merged()
 
     def _merged(self) -> list[KVRequest]:
-        return list(dict.fromkeys((*self.running_batch.requests, *self.last_batch.requests)))
+        return list(dict.fromkeys((*self.running_batch, *self.last_batch)))
 
     def active(self) -> list[KVRequest]:
         """Requests whose KV is their own: a finished one has given it back (#22753)."""
@@ -119,8 +111,9 @@ class MemoryChecks(PrefixRules):
         names = [(HELD, name) for name, _ in held] + [(UNCACHED, name) for name, _ in uncached]
         pools = [("full", store.full)] + ([("swa", store.swa)] if store.swa is not None else [])
         for at, (name, pool) in enumerate(pools):
-            tree = self.evictable()[at], self.protected()[at]
-            accounts.append(Account(name, pool.available * size, *tree, *sums[at], pool.pages * size))
+            evictable, protected = self.sizes()[2 * at : 2 * at + 2]
+            terms = evictable, protected, *sums[at]
+            accounts.append(Account(name, pool.available * size, *terms, pool.pages * size))
             if log:
                 entries += [Entry(name, *who, count) for who, count in zip(names, each[at], strict=True)]
         rows = len(store.free_rows), 0, 0, len(held), len(uncached), len(store.req_to_token)
@@ -133,12 +126,11 @@ class MemoryChecks(PrefixRules):
 
     # The commands.
 
-    def check_busy(self, command: CheckBusy) -> Reason | Report | None:
-        if command.level not in (0, 1, 2):
-            return Reason.BAD_LENGTH
+    def check_busy(self, command: CheckBusy) -> Report | None:
+        require(command.level in (0, 1, 2), Reason.BAD_LENGTH)
         return self.report(log=command.level == 2) if command.level else None
 
-    def check_idle(self, command: CheckIdle) -> Reason | Report:  # noqa: ARG002
-        if any(r.phase in (RequestPhase.EXTENDING, RequestPhase.RUNNING) for r in self.requests.values()):
-            return Reason.NOT_IDLE
+    def check_idle(self, command: CheckIdle) -> Report:  # noqa: ARG002
+        under_way = RequestPhase.EXTENDING, RequestPhase.RUNNING
+        require(all(r.phase not in under_way for r in self.requests.values()), Reason.NOT_IDLE)
         return self.report()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 
 N = TypeVar("N", int, Tensor)
 

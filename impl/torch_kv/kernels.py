@@ -2,9 +2,12 @@
 torch a dozen operators, each of which costs a GPU more than its work."""
 
 # No `from __future__ import annotations`: triton reads the annotations of a kernel, and knows its own alone.
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from impl.torch_kv.store import KVStore
 
 BLOCK = 128
 # Numbers and addresses of every kind, for which one compilation does.
@@ -43,29 +46,22 @@ def _fill(  # type: ignore[no-untyped-def]
 
 
 def fill(
-    row: Tensor,
-    start: Tensor,
-    end: Tensor,
-    more: int,
-    longest: int,
-    slots: Tensor,
-    new_full: Tensor,
-    new_swa: Tensor | None,
-    req_to_token: Tensor,
-    full_to_swa: Tensor,
-    page_size: int,
-) -> None:
-    """Enter slots for positions [start[i], end[i] + more) of each row in req_to_token (int32 [rows, width]),
-    full_to_swa (int64) and, end to end, in `slots` (int64 [T]).
+    store: KVStore, row: Tensor, start: Tensor, end: Tensor, more: int, counts: list[int], pages: int
+) -> Tensor:
+    """Enter slots of `pages` new pages of each pool for positions [start[i], end[i] + more) of each row in
+    req_to_token, full_to_swa and, end to end, in what is returned: int64 [T].
 
-    row, start, end: int64 [B], row without gaps; longest: most positions of a lane, known on the host.
-    new_full, new_swa: int64 [n] new pages of either pool (new_swa None without SWA).
+    row, start, end: int64 [B], row without gaps; counts: positions of each lane, known on the host.
     """
-    _fill[(len(row), triton.cdiv(longest, BLOCK))](
-        row, start, start.stride(0), end, end.stride(0), more, new_full,
-        new_full if new_swa is None else new_swa, req_to_token, full_to_swa, slots, req_to_token.shape[1],
-        page_size=page_size, has_swa=new_swa is not None, lanes=triton.next_power_of_2(len(row)), block=BLOCK,
-    )  # fmt: skip
+    slots = torch.empty(sum(counts), dtype=torch.int64, device=store.device)
+    if len(slots):
+        full, swa = store.full.take(pages), None if store.swa is None else store.swa.take(pages)
+        _fill[(len(row), triton.cdiv(max(counts), BLOCK))](
+            row, start, start.stride(0), end, end.stride(0), more, full, full if swa is None else swa,
+            store.req_to_token, store.full_to_swa, slots, store.width, page_size=store.page_size,
+            has_swa=swa is not None, lanes=triton.next_power_of_2(len(row)), block=BLOCK,
+        )  # fmt: skip
+    return slots
 
 
 @triton.jit(do_not_specialize=_ANY)  # type: ignore[untyped-decorator, unused-ignore]
@@ -100,26 +96,20 @@ def _give(  # type: ignore[no-untyped-def]
 
 
 def give(
-    row: Tensor,
-    first: Tensor,
-    swa_first: Tensor,
-    end: Tensor,
-    free_full: Tensor | None,
-    free_swa: Tensor | None,
-    req_to_token: Tensor,
-    full_to_swa: Tensor,
-    page_size: int,
+    store: KVStore, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
 ) -> None:
-    """Enter full pages [first[i], end[i]) of each row in free_full, SWA pages [swa_first[i], end[i]) in
-    free_swa (int64 [n] each, None where none go), and clear the mapping of all of these.
+    """Enter full pages [first[i], end[i]) and SWA pages [swa_first[i], end[i]) of each row, so many in all,
+    in the free lists, and clear the mapping of all of these.
 
     row, first, swa_first, end: int64 [B], row without gaps, first at most swa_first.
     """
-    free = free_swa if free_full is None else free_full
-    assert free is not None
-    _give[(len(row), triton.cdiv(len(free), BLOCK))](
-        row, first, first.stride(0), swa_first, swa_first.stride(0), end, end.stride(0), free,
-        free if free_swa is None else free_swa, req_to_token, full_to_swa, req_to_token.shape[1],
-        page_size=page_size, has_full=free_full is not None, has_swa=bool(len(full_to_swa)),
-        lanes=triton.next_power_of_2(len(row)), block=BLOCK,
-    )  # fmt: skip
+    full = store.full.room(pages) if pages else None
+    swa = store.swa.room(swa_pages) if store.swa is not None and swa_pages else None
+    free = swa if full is None else full
+    if free is not None:
+        _give[(len(row), triton.cdiv(len(free), BLOCK))](
+            row, first, first.stride(0), swa_first, swa_first.stride(0), end, end.stride(0), free,
+            free if swa is None else swa, store.req_to_token, store.full_to_swa, store.width,
+            page_size=store.page_size, has_full=full is not None, has_swa=store.swa is not None,
+            lanes=triton.next_power_of_2(len(row)), block=BLOCK,
+        )  # fmt: skip

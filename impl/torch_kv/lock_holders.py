@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from impl import adapter
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key
 from impl.torch_kv.sessions import KVSession
-from impl.torch_kv.steps import Steps, Verdict
-from impl.vocabulary import RequestPhase, spelled, well_formed
+from impl.torch_kv.steps import Steps
+from impl.torch_kv.tree import RadixTree
+from impl.vocabulary import RequestPhase, require, spelled, well_formed
 from reference.commands import (
     Evict, Freed, Insert, Match, Reason, Unlock, UnlockSwa, prompt_len, token_of, tree_key,
 )  # fmt: skip
@@ -33,91 +34,69 @@ class LockHolders(Steps):
         """Whether somebody has the name: sessions, requests and lock holders share one space."""
         return name in self.sessions or name in self.requests or name in self.lock_holders
 
-    def match(self, command: Match) -> Verdict:
-        if not command.prompt or not well_formed(command.prompt):
-            return Reason.EMPTY
-        if self.taken(command.holder):
-            return Reason.REQUEST_EXISTS
-        if self.tree is None:
-            return Reason.NO_TREE
-        if prompt_len(command.prompt) > self.width:
-            return Reason.ROW_TOO_SHORT
+    def require_tree(self) -> RadixTree:
+        """The radix tree; refused where there is none."""
+        require(self.tree is not None, Reason.NO_TREE)
+        assert self.tree is not None
+        return self.tree
+
+    def match(self, command: Match) -> None:
+        require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
+        require(not self.taken(command.holder), Reason.REQUEST_EXISTS)
+        tree = self.require_tree()
+        require(prompt_len(command.prompt) <= self.width, Reason.ROW_TOO_SHORT)
         key = tree_key(spelled(command.prompt), self.bigram)
-        found = self.tree.match(key, command.full_only)
+        found = tree.match(key, command.full_only)
         self.relock(command.holder, found.node, command.full_only)
         self.lock_holders[command.holder] = LockedPrefix(key[: found.length], found.slots)
-        return None
 
-    def unlock(self, command: Unlock) -> Verdict:
-        if command.holder not in self.lock_holders:
-            return Reason.UNKNOWN_REQUEST
+    def unlock(self, command: Unlock) -> None:
+        require(command.holder in self.lock_holders, Reason.UNKNOWN_REQUEST)
         self.dismiss(command.holder)
-        return None
 
-    def unlock_swa(self, command: UnlockSwa) -> Verdict:
-        request = self.requests.get(command.holder)
-        if request is None and command.holder not in self.lock_holders:
-            return Reason.UNKNOWN_REQUEST
-        if request is not None and request.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED):
-            return Reason.WRONG_PHASE
-        if self.window is None:
-            return Reason.NO_SWA
-        if self.tree is None:
-            return Reason.NO_TREE
-        holder = command.holder
+    def unlock_swa(self, command: UnlockSwa) -> None:
+        holder, request = command.holder, self.requests.get(command.holder)
+        require(request is not None or holder in self.lock_holders, Reason.UNKNOWN_REQUEST)
+        waits = request is not None and request.phase in (RequestPhase.QUEUED, RequestPhase.ADMITTED)
+        require(not waits, Reason.WRONG_PHASE)
+        require(self.window is not None, Reason.NO_SWA)
+        tree = self.require_tree()
         if request is not None:
             holder = self.holder_of(request)
-            if request.settled - self.window < request.cursors.cache_protected_len:
-                return Reason.BAD_LENGTH
+            left = request.settled - (self.window or 0) >= request.cursors.cache_protected_len
+            require(left, Reason.BAD_LENGTH)
         if holder in self.locks:
-            self.tree.unlock_swa(self.locks[holder])
-        return None
+            tree.unlock_swa(self.locks[holder])
 
-    def insert(self, command: Insert) -> Verdict:
+    def insert(self, command: Insert) -> None:
         length, lock_holder = prompt_len(command.prompt), self.lock_holders.get(command.holder)
-        if not command.prompt or not well_formed(command.prompt):
-            return Reason.EMPTY
-        if lock_holder is None and self.taken(command.holder):
-            return Reason.REQUEST_EXISTS
+        require(command.prompt and well_formed(command.prompt), Reason.EMPTY)
+        require(lock_holder is not None or not self.taken(command.holder), Reason.REQUEST_EXISTS)
         locked: Key = () if lock_holder is None else lock_holder.key
         known = tree_key(spelled(command.prompt, most=len(locked) + self.bigram), self.bigram)
-        if known[: len(locked)] != locked:
-            return Reason.SHRINKING_PREFIX
-        if command.evicted and self.window is None:
-            return Reason.NO_SWA
-        if self.tree is None:
-            return Reason.NO_TREE
-        if not 0 <= command.evicted <= length:
-            return Reason.BAD_LENGTH
-        if length > self.width:
-            return Reason.ROW_TOO_SHORT
+        require(known[: len(locked)] == locked, Reason.SHRINKING_PREFIX)
+        require(not command.evicted or self.window is not None, Reason.NO_SWA)
+        tree = self.require_tree()
+        require(0 <= command.evicted <= length, Reason.BAD_LENGTH)
+        require(length <= self.width, Reason.ROW_TOO_SHORT)
         key = tree_key(spelled(command.prompt), self.bigram)
         key = key[: self.floor(len(key))]
         pages = (len(key) - len(locked)) // self.page_size
-        reason = self.room_for(pages, pages)
-        if reason is not None:
-            return reason
+        self.room_for(pages, pages)
         if lock_holder is None:
-            lock_holder = self.lock_holders[command.holder] = LockedPrefix(
-                (), self.tree.slots(self.tree.root)
-            )
-            self.relock(command.holder, self.tree.root)
+            lock_holder = self.lock_holders[command.holder] = LockedPrefix((), tree.slots(tree.root))
+            self.relock(command.holder, tree.root)
         if len(key) > len(locked):
             self.insert_computed(command.holder, lock_holder, key, command.evicted, command.chunked)
         if not command.chunked:
             self.dismiss(command.holder)
-        return None
 
-    def evict(self, command: Evict) -> Verdict | Freed:
-        if not command.full and not command.swa:
-            return Reason.EMPTY
-        if command.swa and self.window is None:
-            return Reason.NO_SWA
-        if self.tree is None:
-            return Reason.NO_TREE
-        if command.full < 0 or command.swa < 0:
-            return Reason.BAD_LENGTH
-        return self.tree.evict(command.full, command.swa)
+    def evict(self, command: Evict) -> Freed:
+        require(command.full or command.swa, Reason.EMPTY)
+        require(not command.swa or self.window is not None, Reason.NO_SWA)
+        tree = self.require_tree()
+        require(command.full >= 0 and command.swa >= 0, Reason.BAD_LENGTH)
+        return tree.evict(command.full, command.swa)
 
     # The rules.
 

@@ -5,28 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from impl.torch_kv.lazy import Tensor
+from impl.lazy import Tensor
 
 Key = tuple[int, ...]
 
 # Components of a node: what is counted once for each.
 FULL, SWA = 0, 1
-
-
-class TreeError(RuntimeError):
-    """The tree used against its contract; it is unchanged but for where nodes are split."""
-
-
-class StaleNodeError(TreeError):
-    """A lock on a node that was evicted, or lost SWA KV that the lock needs, since it was matched."""
-
-
-class LostPrefixError(TreeError):
-    """An insert whose prefix is no longer in the tree: its holder had no lock on it."""
-
-
-class NotLockedError(TreeError):
-    """A lock given back twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,19 +72,6 @@ class NodeLock:
 
     node: TreeNode
     swa_from: int
-    held: bool = True
-
-
-class Inserted(NamedTuple):
-    """What became of a key's pages, as ranges of tokens.
-
-    matched: the length that was there. [matched, end) is now the tree's. recovered: tombstones that
-    took the inserter's slots. All else from the inserter's prefix to `matched` was freed.
-    """
-
-    matched: int
-    end: int
-    recovered: tuple[tuple[int, int], ...]
 
 
 class Owed:

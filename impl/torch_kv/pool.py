@@ -1,35 +1,17 @@
 """One pool of KV pages: a stack of free page ids on the device, its top on the host.
 
 A page is `page_size` slots; slot and page 0 are padding and never handed out. Nothing here waits
-for the device unless the pool is `checked`: how many pages are free is known on the host, because
-every caller knows how many it takes and gives.
+for the device: how many pages are free is known on the host, because every caller knows how many it takes
+and gives.
 """
 
 from __future__ import annotations
 
-from impl.torch_kv.lazy import Tensor, torch
-
-NEVER, HELD, FREED = 0, 1, 2
+from impl.lazy import Tensor, torch
 
 
-class PoolError(RuntimeError):
-    """The bookkeeping used a pool against its contract."""
-
-
-class OutOfPagesError(PoolError):
+class OutOfPagesError(RuntimeError):
     """More pages asked for than are free."""
-
-
-class PaddingFreedError(PoolError):
-    """Page 0 given back: it is padding, nobody owns it."""
-
-
-class DoubleFreeError(PoolError):
-    """A page given back that is free already, or twice in one call."""
-
-
-class ForeignSlotError(PoolError):
-    """A page given back that this pool does not have, or never handed out."""
 
 
 class PagePool:
@@ -37,13 +19,12 @@ class PagePool:
 
     pages: pages that can be handed out (ids 1..pages). page_size: slots of a page.
     stamps: int64 [(pages + 1) * page_size] on `device`, the token last written to each slot, 0 for none.
-    checked: `give` proves its argument and raises a PoolError; this waits for the device. Unchecked,
-    wrong pages land in the free list, where a reader of the list can find them.
+    Whatever is given back lands in the free list, where a reader of the list can find what is wrong.
     """
 
     first_page = 1
 
-    def __init__(self, pages: int, page_size: int, device: torch.device, checked: bool = False) -> None:
+    def __init__(self, pages: int, page_size: int, device: torch.device) -> None:
         self.pages = pages
         self.page_size = page_size
         self.device = device
@@ -53,9 +34,6 @@ class PagePool:
         self._top = 0
         self.stamps = torch.zeros((pages + 1) * page_size, dtype=torch.int64, device=device)
         self._waiting: list[Tensor] | None = None
-        self._state: Tensor | None = None
-        if checked:
-            self._state = torch.full((pages + 1,), NEVER, dtype=torch.uint8, device=device)
 
     @property
     def available(self) -> int:
@@ -75,20 +53,14 @@ class PagePool:
         if count > self.available:
             raise OutOfPagesError(f"{count} pages asked for, {self.available} free")
         taken = self._stack[self._top : self._top + count]
-        if self._state is not None:
-            self._state[taken] = HELD
         self._top += count
         return taken
 
     def give(self, pages: Tensor) -> None:
         """Put `pages`, int64 [n] page ids on the device, on the free list. Costs O(n).
 
-        While frees wait (`hold`) it does so later. Checked, raises PaddingFreedError, ForeignSlotError or
-        DoubleFreeError, and gives nothing back.
+        While frees wait (`hold`) it does so later.
         """
-        if self._waiting is None and self._state is not None:
-            self._prove(pages)
-            self._state[pages] = FREED
         self.room(pages.numel()).copy_(pages)
 
     def room(self, count: int) -> Tensor:
@@ -112,18 +84,3 @@ class PagePool:
         waiting, self._waiting = self._waiting, None
         if waiting:
             self.give(torch.cat(waiting))
-
-    def _prove(self, pages: Tensor) -> None:
-        assert self._state is not None
-        if bool((pages == 0).any()):
-            raise PaddingFreedError("page 0 given back")
-        outside = pages[(pages < 0) | (pages > self.pages)]
-        if outside.numel():
-            raise ForeignSlotError(f"page {int(outside[0])} given back, the pool has {self.pages}")
-        state = self._state[pages]
-        if bool((state == NEVER).any()):
-            raise ForeignSlotError(f"page {int(pages[state == NEVER][0])} given back, never handed out")
-        if bool((state == FREED).any()):
-            raise DoubleFreeError(f"page {int(pages[state == FREED][0])} given back, free already")
-        if torch.unique(pages).numel() != pages.numel():
-            raise DoubleFreeError("a page given back twice in one call")

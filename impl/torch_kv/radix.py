@@ -1,6 +1,7 @@
-"""Requests and sessions on the radix tree: what is matched, locked, inserted, let go, and evicted for room.
+"""Requests and sessions, with a radix tree or without: what is restored, matched, locked, inserted, let go,
+and evicted for room.
 
-None of it applies without a tree. Each rule is a method of its own, as in `sessions`. Which pages the tree
+Each rule is a method of its own, as in `sessions`. Which pages the tree
 takes, keeps and frees it decides on the host; slots move on the device, and nothing here waits for that.
 
 A holder is an ordinary request by its own name, a session by its name, or a lock holder of the tree. It has
@@ -10,26 +11,21 @@ one lock at most. R (cache_protected_len) is what a request has locked: the tree
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from impl.torch_kv.cursors import Lanes, N, RowCursors
-from impl.torch_kv.lazy import Tensor, torch
+from impl.adapter import TreeSizes
+from impl.torch_kv.cursors import ZERO, Lanes, N, RowCursors
+from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import Key, NodeLock, TreeNode
 from impl.torch_kv.sessions import KVRequest, KVSession, SessionRules
 from impl.torch_kv.store import BatchSpan
 from impl.torch_kv.tree import RadixTree
+from impl.vocabulary import require
 from reference.commands import Reason, tree_key
 
 
-class Room(NamedTuple):
-    """Of each pool, in pages or in tokens as the user says; swa 0 without SWA."""
-
-    full: int
-    swa: int
-
-
 class PrefixRules(SessionRules):
-    """The radix tree for those who have no slot: ordinary requests, and sessions in their first turn.
+    """Admission and ends. The radix tree is for those who have no slot: ordinary requests, and sessions in
+    their first turn.
 
     tree: None without one. locks: by holder. bigram: the tree knows a token with the one that follows it.
     """
@@ -61,8 +57,17 @@ class PrefixRules(SessionRules):
     # Admission.
 
     def restore(self, requests: Sequence[KVRequest]) -> None:
-        """Whoever has no slot gets what the tree has of its text, with a lock and still without a row."""
-        super().restore(requests)
+        """Lend each session's slot to its request, cut back to the usable prefix. Whoever has none starts at
+        0, or gets what the tree has of its text, with a lock; it has a row when it first extends.
+
+        The slot goes on naming its row, so that a rejected admission can be repeated (SES-3).
+        """
+        for request in requests:
+            request.row, request.cursors, request.prefix = None, ZERO, None
+        lent = [request for request in requests if self.slot_of(request) is not None]
+        if lent:
+            self.free_tail(lent, [self.resume_length(r, self.key_length(r)) for r in lent])
+            self.lend(lent)
         if self.tree is not None:
             for request in requests:
                 if self.slot_of(request) is None:
@@ -90,8 +95,10 @@ class PrefixRules(SessionRules):
         return RowCursors(length, length, cursors.swa_evicted_seqlen, length)
 
     def take_rows(self, requests: Sequence[KVRequest]) -> None:
-        """The rows of those who have matched something name the tree's slots from here on."""
-        super().take_rows(requests)
+        """A row for each of these, which have none and extend now. The caller knows that they are there. Rows
+        of those who have matched something name the tree's slots."""
+        for request in requests:
+            request.row = self.store.free_rows.pop()
         started = [r for r in requests if r.prefix is not None and r.prefix.numel()]
         if started:
             lengths = [request.cursors.cache_protected_len for request in started]
@@ -185,11 +192,12 @@ class PrefixRules(SessionRules):
     # The end.
 
     def end_ordinary(self, request: KVRequest, target: int) -> None:
-        """An ordinary request has finished: what counts stays in the tree, the rest of its row goes."""
+        """An ordinary request has finished with the first `target` tokens of its text: they stay in the tree,
+        the rest of its row goes."""
         with self.store.frees_wait():
             if self.tree is not None:
                 self.insert_finished(request, target)
-            super().end_ordinary(request, target)
+            self.drop(request)
 
     def insert_finished(self, request: KVRequest, target: int) -> None:
         """Hand the whole pages of the text that counts to the tree, unless it has them all (R).
@@ -209,60 +217,57 @@ class PrefixRules(SessionRules):
 
     def drop(self, request: KVRequest) -> None:
         """An ordinary request ends or is retracted: what it holds goes, and then its lock."""
-        super().drop(request)
+        if request.row is not None:
+            self.release(request)
+        self.detach(request)
         self.let_go(request.name)
 
+    def drop_retracted(self, request: KVRequest) -> None:
+        """A retracted ordinary request keeps nothing."""
+        self.drop(request)
+
     def abort_unstarted(self, request: KVRequest) -> None:
-        """The lock that a session took for this admission goes; a slot keeps its own."""
-        super().abort_unstarted(request)
+        """A session's turn is given up that has written nothing: the slot stays as it is, with its lock; one
+        that was taken for this admission goes."""
         if self.slot_of(request) is None:
             self.let_go(self.holder_of(request))
 
     def wipe(self, session: KVSession, request: KVRequest) -> None:
-        super().wipe(session, request)
+        """Midway abort: the session's KV goes, once; its history stays (sgl-project/sglang#22790)."""
+        held = self.held_by(session, request)
+        if held is not None:
+            self.release(held)
+        session.slot = None
         self.let_go(session.name)
 
     def close_now(self, session: KVSession) -> None:
-        super().close_now(session)
+        """Release what an idle session holds."""
+        if session.slot is not None:
+            self.release(session.slot)
+        session.slot = None
         self.let_go(session.name)
 
     # Room.
 
-    def room_for(self, pages: int, swa_pages: int) -> Reason | None:
-        """Have so many pages free in each pool, or say why that cannot be, with nothing evicted.
+    def room_for(self, pages: int, swa_pages: int) -> None:
+        """Have so many pages free in each pool, or refuse with nothing evicted.
 
         Both pools are looked at before anything goes: what no lock pins can be had.
         """
-        missing = self.missing(pages, swa_pages)
-        if not any(missing):
-            return None
-        evictable = self.evictable()
-        if missing.full > evictable.full:
-            return Reason.OUT_OF_FULL
-        if missing.swa > evictable.swa:
-            return Reason.OUT_OF_SWA
-        assert self.tree is not None
-        self.tree.evict(*missing)
-        return None
+        full, swa = self.missing(pages, swa_pages)
+        if full or swa:
+            sizes = self.sizes()
+            require(full <= sizes.full_evictable, Reason.OUT_OF_FULL)
+            require(swa <= sizes.swa_evictable, Reason.OUT_OF_SWA)
+            assert self.tree is not None
+            self.tree.evict(full, swa)
 
-    def missing(self, pages: int, swa_pages: int) -> Room:
-        """Tokens by which either pool falls short of so many free pages."""
+    def missing(self, pages: int, swa_pages: int) -> tuple[int, int]:
+        """Tokens by which either pool falls short of so many free pages; 0 SWA tokens without SWA."""
         full, swa = self.store.full, self.store.swa
-        return Room(
-            max(pages - full.available, 0) * self.page_size,
-            max(swa_pages - swa.available, 0) * self.page_size if swa is not None else 0,
-        )
+        short = max(pages - full.available, 0) * self.page_size
+        return short, max(swa_pages - swa.available, 0) * self.page_size if swa is not None else 0
 
-    def evictable(self) -> Room:
-        """Tokens of either pool that the tree could give back."""
-        if self.tree is None:
-            return Room(0, 0)
-        sizes = self.tree.sizes()
-        return Room(sizes.full_evictable, sizes.swa_evictable)
-
-    def protected(self) -> Room:
-        """Tokens of either pool that locks pin in the tree, each once."""
-        if self.tree is None:
-            return Room(0, 0)
-        sizes = self.tree.sizes()
-        return Room(sizes.full_protected, sizes.swa_protected)
+    def sizes(self) -> TreeSizes:
+        """Tokens in the tree: what it could give back, what locks pin, each once."""
+        return TreeSizes(0, 0, 0, 0) if self.tree is None else self.tree.sizes()

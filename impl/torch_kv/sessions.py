@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from impl.torch_kv.cursors import ZERO, CursorTable, Lanes, N, RowCursors, Rule, larger, smaller, whole
-from impl.torch_kv.lazy import Tensor
+from impl.lazy import Tensor
 from impl.torch_kv.store import KVStore
 from impl.vocabulary import RequestPhase
 from reference.commands import Draft, token_id
@@ -81,7 +81,7 @@ Holders = Sequence[KVRequest | Slot]
 
 
 class SessionRules:
-    """Admission, trimming, sweeping and release, on batches where servers batch them."""
+    """Lending, trimming, sweeping and release, on batches where servers batch them."""
 
     store: KVStore
     page_size: int
@@ -195,19 +195,6 @@ class SessionRules:
 
     # Admission.
 
-    def restore(self, requests: Sequence[KVRequest]) -> None:
-        """Lend each session's slot to its request, cut back to the usable prefix.
-
-        The slot goes on naming its row, so that a rejected admission can be repeated (SES-3). A
-        request whose session has no slot starts at 0 and gets a row when it first extends.
-        """
-        for request in requests:
-            request.row, request.cursors, request.prefix = None, ZERO, None
-        lent = [request for request in requests if self.slot_of(request) is not None]
-        if lent:
-            self.free_tail(lent, [self.resume_length(r, self.key_length(r)) for r in lent])
-            self.lend(lent)
-
     def slot_of(self, request: KVRequest) -> Slot | None:
         """The slot that an admission of `request` restores, if any."""
         return request.session.slot if request.session is not None else None
@@ -244,11 +231,6 @@ class SessionRules:
         for request, slot in zip(requests, slots, strict=True):
             request.row = slot.row
         self.store.cursors.copy(self.store.slot_cursors, requests, slots)
-
-    def take_rows(self, requests: Sequence[KVRequest]) -> None:
-        """A row for each of these, which have none and extend now. The caller knows that they are there."""
-        for request in requests:
-            request.row = self.store.take_row()
 
     # Window sweep.
 
@@ -302,7 +284,7 @@ class SessionRules:
         """Give everything of a row back: its pages, and the row, once (FREE-1, FREE-2, OWN-4)."""
         assert holder.row is not None
         self.release_pages(holder)
-        self.store.give_row(holder.row)
+        self.store.free_rows.append(holder.row)
 
     def release_pages(self, holder: KVRequest | Slot) -> None:
         """Free all pages of a row."""
@@ -315,40 +297,10 @@ class SessionRules:
         swept = larger(protected, self.ceil(evicted))
         return whole(protected, size), whole(swept, size), whole(self.ceil(allocated), size)
 
-    def drop(self, request: KVRequest) -> None:
-        """An ordinary request gives all it holds back."""
-        if request.row is not None:
-            self.release(request)
-        self.detach(request)
-
-    def end_ordinary(self, request: KVRequest, target: int) -> None:  # noqa: ARG002
-        """An ordinary request has finished with the first `target` tokens of its text."""
-        self.drop(request)
-
-    def drop_retracted(self, request: KVRequest) -> None:
-        """A retracted ordinary request keeps nothing."""
-        self.drop(request)
-
     def held_by(self, session: KVSession, request: KVRequest) -> KVRequest | Slot | None:
         """Who has a session's KV, wherever it is: lent to its turn, or in its slot."""
         return request if request.row is not None else session.slot
 
-    def wipe(self, session: KVSession, request: KVRequest) -> None:
-        """Midway abort: the session's KV goes, once; its history stays (sgl-project/sglang#22790)."""
-        held = self.held_by(session, request)
-        if held is not None:
-            self.release(held)
-        session.slot = None
-
     def wipes(self, request: KVRequest) -> bool:
         """Whether an abort of `request` takes its session's KV along: it has written some."""
         return request.started
-
-    def abort_unstarted(self, request: KVRequest) -> None:
-        """A session's turn is given up that has written nothing: the slot stays as it is."""
-
-    def close_now(self, session: KVSession) -> None:
-        """Release what an idle session holds."""
-        if session.slot is not None:
-            self.release(session.slot)
-        session.slot = None

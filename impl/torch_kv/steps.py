@@ -6,14 +6,11 @@ from collections.abc import Sequence
 
 from impl.torch_kv.checks import MemoryChecks
 from impl.torch_kv.cursors import Lanes, N, RowCursors, larger
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest
-from impl.vocabulary import RequestPhase
+from impl.vocabulary import Played, RequestPhase, require
 from reference import commands as c
-from reference.commands import Choice, Reason, token_id
-
-# What a command's method returns: None or choices when done, else why it is refused.
-Verdict = Reason | tuple[Choice, ...] | None
+from reference.commands import Reason, token_id
 
 
 class Steps(MemoryChecks):
@@ -22,31 +19,23 @@ class Steps(MemoryChecks):
     requests: dict[str, KVRequest]
     width: int
 
-    def admit(self, command: c.Admit) -> Verdict:
+    def admit(self, command: c.Admit) -> None:
         found = self._lanes((command.request,), RequestPhase.QUEUED, RequestPhase.ADMITTED)
-        if isinstance(found, Reason):
-            return found
         self.restore(found)
         found[0].phase = RequestPhase.ADMITTED
-        return None
 
-    def extend(self, command: c.Extend) -> Verdict:
-        if not command.lanes or any(lane.tokens < 1 for lane in command.lanes):
-            return Reason.EMPTY
+    def extend(self, command: c.Extend) -> Played:
+        require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
         names = [lane.request for lane in command.lanes]
         found = self._lanes(names, RequestPhase.ADMITTED, RequestPhase.EXTENDING, RequestPhase.RUNNING)
-        if isinstance(found, Reason):
-            return found
         decodes = [request for request in found if request.phase is RequestPhase.RUNNING]
         lanes = list(zip(found, command.lanes, strict=True))
         tails = [request for request, lane in lanes if lane.tail]
         begun = any(r in decodes or self.has_begun(r) for r in tails)
-        if len(decodes) == len(found) or self.late(decodes) or begun:
-            return Reason.WRONG_PHASE
-        if tails and self.window is None:
-            return Reason.NO_SWA
-        if any(r.cursors.kv_committed_len + lane.tokens > len(r.text) for r, lane in lanes):
-            return Reason.BAD_LENGTH
+        require(len(decodes) < len(found) and not self.late(decodes) and not begun, Reason.WRONG_PHASE)
+        require(not tails or self.window is not None, Reason.NO_SWA)
+        fits = all(r.cursors.kv_committed_len + lane.tokens <= len(r.text) for r, lane in lanes)
+        require(fits, Reason.BAD_LENGTH)
         prompts = [request for request in found if request.phase is not RequestPhase.RUNNING]
         tokens = [lane.tokens for request, lane in lanes if request.phase is not RequestPhase.RUNNING]
         starts = [request.cursors.kv_committed_len for request in prompts]
@@ -57,16 +46,13 @@ class Steps(MemoryChecks):
             for request, start, end in zip(prompts, starts, ends, strict=True)
         ]
         decoded = self._allocated(decodes)
-        reason = self.window_lost(decodes) or self.make_room(
-            rows, starts + decoded, ends + self._after_decode(decodes), live + decoded
-        )
-        if reason is not None:
-            return reason
+        require(not self.window_lost(decodes), Reason.WINDOW_LOST)
+        self.make_room(rows, starts + decoded, ends + self._after_decode(decodes), live + decoded)
         self.take_rows([request for request in prompts if request.row is None])
-        for prefill, mine in ((self.prefill, False), (self.receive, True)):
-            these = [(r, n) for r, n in zip(prompts, tokens, strict=True) if (r in tails) is mine]
+        for of_tails in (False, True):
+            these = [(r, n) for r, n in zip(prompts, tokens, strict=True) if (r in tails) is of_tails]
             if these:
-                prefill([r for r, _ in these], [n for _, n in these])
+                self.prefill([r for r, _ in these], [n for _, n in these], of_tails)
         if decodes:
             self.compute_next(decodes)
         self.insert_unfinished(prompts)
@@ -79,35 +65,27 @@ class Steps(MemoryChecks):
         self.launch(found)
         return None
 
-    def prefill(self, requests: Sequence[KVRequest], tokens: list[int]) -> None:
-        """Allocate and write the next tokens[i] positions of requests that have rows."""
+    def prefill(self, requests: Sequence[KVRequest], tokens: list[int], received: bool = False) -> None:
+        """Allocate and write the next tokens[i] positions of requests that have rows. received: KV from
+        elsewhere, of which SWA KV comes for the last window alone."""
         store = self.store
         starts = [request.cursors.kv_committed_len for request in requests]
         ends = [start + count for start, count in zip(starts, tokens, strict=True)]
+        live = [self.tail_from(r, end) for r, end in zip(requests, ends, strict=True)] if received else []
         stamps = self._stamps(requests, tokens, tokens)
-        lanes = Lanes(store.device, requests, tokens, tail=stamps)
-        before, after = store.cursors.move(lanes, self.extended)
+        lanes = Lanes(store.device, requests, tokens, *([live] * received), tail=stamps)
+        before, after = store.cursors.move(lanes, self.received if received else self.extended)
         # From the prefix on, whatever the row names there.
         start, end = before.kv_committed_len, after.kv_allocated_len
         span = store.span(lanes.row, start, lanes.columns[0], tokens)
-        slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
+        if received:
+            first, counts = lanes.columns[1], [end - first for first, end in zip(live, ends, strict=True)]
+            tail = store.span(lanes.row, first, end - first, counts)
+            pages = [store.pages(first, ends) for first in (starts, live)]
+            slots = store.alloc_tail(span, tail, start, first, end, pages)
+        else:
+            slots = store.alloc_extend(lanes.row, start, end, span, store.pages(starts, ends))
         store.write(slots, lanes.tail)
-
-    def receive(self, requests: Sequence[KVRequest], tokens: list[int]) -> None:
-        """The same for KV from elsewhere, of which SWA KV comes for the last window alone."""
-        store = self.store
-        starts = [request.cursors.kv_committed_len for request in requests]
-        ends = [start + count for start, count in zip(starts, tokens, strict=True)]
-        live = [self.tail_from(request, end) for request, end in zip(requests, ends, strict=True)]
-        stamps = self._stamps(requests, tokens, tokens)
-        lanes = Lanes(store.device, requests, tokens, live, tail=stamps)
-        before, after = store.cursors.move(lanes, self.received)
-        start, end = before.kv_committed_len, after.kv_allocated_len
-        counts = [end - first for first, end in zip(live, ends, strict=True)]
-        full = store.span(lanes.row, start, lanes.columns[0], tokens)
-        tail = store.span(lanes.row, lanes.columns[1], end - lanes.columns[1], counts)
-        pages = [store.pages(first, ends) for first in (starts, live)]
-        store.write(store.alloc_tail(full, tail, start, lanes.columns[1], end, pages), lanes.tail)
 
     def has_begun(self, request: KVRequest) -> bool:
         """It has KV that is not the tree's."""
@@ -126,18 +104,12 @@ class Steps(MemoryChecks):
         end = cursors.kv_committed_len + tokens
         return RowCursors(end, end, cursors.swa_evicted_seqlen, cursors.cache_protected_len)
 
-    def decode(self, command: c.Decode) -> Verdict:
-        if not command.requests:
-            return Reason.EMPTY
+    def decode(self, command: c.Decode) -> Played:
+        require(command.requests, Reason.EMPTY)
         found = self._lanes(command.requests, RequestPhase.RUNNING)
-        if isinstance(found, Reason):
-            return found
-        if self.late(found):
-            return Reason.WRONG_PHASE
-        starts, ends = self._allocated(found), self._after_decode(found)
-        reason = self.window_lost(found) or self.make_room([r.row for r in found], starts, ends)
-        if reason is not None:
-            return reason
+        require(not self.late(found), Reason.WRONG_PHASE)
+        require(not self.window_lost(found), Reason.WINDOW_LOST)
+        self.make_room([r.row for r in found], self._allocated(found), self._after_decode(found))
         self.compute_next(found)
         self.launch(found)
         return None
@@ -185,36 +157,26 @@ class Steps(MemoryChecks):
         """Some request has more than so many results in flight."""
         return any(len(request.in_flight) > most for request in requests)
 
-    def spec_decode(self, command: c.SpecDecode) -> Verdict:
-        taken = [self.commits(draft) for draft in command.lanes]
-        found = self.verify(command.lanes, taken)
-        if isinstance(found, Reason):
-            return found
+    def spec_decode(self, command: c.SpecDecode) -> Played:
+        found = self.verify(command.lanes, [self.commits(draft) for draft in command.lanes])
         for request, draft in zip(found, command.lanes, strict=True):
             request.sample(draft.accept)
         return None
 
-    def launch_ahead(self, command: c.Launch) -> Verdict:
+    def launch_ahead(self, command: c.Launch) -> Played:
         """A verify round whose result is to come: all that it drafts counts as committed until then."""
         found = self.verify(command.lanes, [draft.allocate for draft in command.lanes], most_late=1)
-        if isinstance(found, Reason):
-            return found
         for request, draft in zip(found, command.lanes, strict=True):
             request.in_flight.append(draft)
         return None
 
-    def settle(self, command: c.Settle) -> Verdict:
+    def settle(self, command: c.Settle) -> None:
         """The oldest result is there: what was not accepted is taken back."""
-        found = self._lanes((command.request,), RequestPhase.RUNNING)
-        if isinstance(found, Reason):
-            return found
-        request = found[0]
-        if not request.in_flight:
-            return Reason.WRONG_PHASE
+        [request] = self._lanes((command.request,), RequestPhase.RUNNING)
+        require(request.in_flight, Reason.WRONG_PHASE)
         draft = request.in_flight.pop(0)
         self.move([request], self.taken_back, [draft.allocate - draft.accept])
         request.sample(draft.accept)
-        return None
 
     def taken_back(self, cursors: RowCursors[N], rejected: N) -> RowCursors[N]:
         """Drafts that were not accepted do not count (LEN-4)."""
@@ -222,25 +184,19 @@ class Steps(MemoryChecks):
 
     def verify(
         self, drafts: Sequence[c.Draft], taken: list[int], most_late: int = 0
-    ) -> list[KVRequest] | Reason:
-        """Run a verify round in which each lane commits `taken` tokens: its requests, or why it cannot be."""
-        if not drafts or any(d.allocate < 1 or d.accept < 1 for d in drafts):
-            return Reason.EMPTY
+    ) -> list[KVRequest]:
+        """Run a verify round in which each lane commits `taken` tokens; its requests."""
+        require(drafts and all(d.allocate >= 1 and d.accept >= 1 for d in drafts), Reason.EMPTY)
         found = self._lanes([draft.request for draft in drafts], RequestPhase.RUNNING)
-        if isinstance(found, Reason):
-            return found
-        if self.late(found, most_late):
-            return Reason.WRONG_PHASE
-        if any(draft.accept > draft.allocate for draft in drafts):
-            return Reason.BAD_LENGTH
+        require(not self.late(found, most_late), Reason.WRONG_PHASE)
+        require(all(draft.accept <= draft.allocate for draft in drafts), Reason.BAD_LENGTH)
         rejected = [self.written_below(request) for request in found]
         computed = [r.cursors.kv_committed_len - n for r, n in zip(found, rejected, strict=True)]
         starts, ahead = self._allocated(found), [draft.allocate for draft in drafts]
         numbers = zip(found, ahead, taken, rejected, strict=True)
         ends = [self.drafted(r.cursors, *of_lane).kv_allocated_len for r, *of_lane in numbers]
-        reason = self.window_lost(found) or self.make_room([r.row for r in found], starts, ends)
-        if reason is not None:
-            return reason
+        require(not self.window_lost(found), Reason.WINDOW_LOST)
+        self.make_room([r.row for r in found], starts, ends)
         store = self.store
         counts = [end - start for start, end in zip(computed, ends, strict=True)]
         stamps = self._stamps(found, counts, [draft.accept for draft in drafts], computed)
@@ -271,39 +227,28 @@ class Steps(MemoryChecks):
         """Tokens that a verify round commits: those accepted, not those drafted (LEN-4)."""
         return draft.accept
 
-    def evict_swa(self, command: c.EvictSwa) -> Verdict:
+    def evict_swa(self, command: c.EvictSwa) -> Played:
         found = self._lanes((command.request,), RequestPhase.EXTENDING, RequestPhase.RUNNING)
-        if isinstance(found, Reason):
-            return found
-        if self.window is None:
-            return Reason.NO_SWA
-        if not 0 <= command.length <= found[0].cursors.kv_allocated_len:
-            return Reason.BAD_LENGTH
+        require(self.window is not None, Reason.NO_SWA)
+        require(0 <= command.length <= found[0].cursors.kv_allocated_len, Reason.BAD_LENGTH)
         self.sweep(found, [command.length])
         return self.sweep_choice(found[0])
 
-    def sweep_choice(self, request: KVRequest) -> Verdict:  # noqa: ARG002
+    def sweep_choice(self, request: KVRequest) -> Played:  # noqa: ARG002
         """What a sweep reports to have chosen (OUT-3): nothing, it is the specification's default."""
         return None
 
-    def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[KVRequest] | Reason:
-        """The requests of a batch, or why they cannot be one."""
-        if len(names) > 1 and len(set(names)) < len(names):
-            return Reason.DUPLICATE_LANE
+    def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[KVRequest]:
+        """The requests of a batch, if they can be one."""
+        require(len(names) < 2 or len(set(names)) == len(names), Reason.DUPLICATE_LANE)
         found = [self.requests[name] for name in names if name in self.requests]
-        if len(found) < len(names):
-            return Reason.UNKNOWN_REQUEST
-        if any(request.phase not in phases for request in found):
-            return Reason.WRONG_PHASE
+        require(len(found) == len(names), Reason.UNKNOWN_REQUEST)
+        require(all(request.phase in phases for request in found), Reason.WRONG_PHASE)
         return found
 
-    def window_lost(self, requests: Sequence[KVRequest]) -> Reason | None:
+    def window_lost(self, requests: Sequence[KVRequest]) -> bool:
         """A sweep ran ahead of the commit of some lane: it may end, not go on (SWA-2)."""
-        for request in requests:
-            cursors = request.cursors
-            if not self.window_live(self.lost_below(cursors), request.settled):
-                return Reason.WINDOW_LOST
-        return None
+        return not all(self.window_live(self.lost_below(r.cursors), r.settled) for r in requests)
 
     def make_room(
         self,
@@ -311,16 +256,14 @@ class Steps(MemoryChecks):
         starts: Sequence[int],
         ends: Sequence[int],
         live: Sequence[int] | None = None,
-    ) -> Reason | None:
-        """Room for positions [starts[i], ends[i]), or why there is none, decided before anything moves.
+    ) -> None:
+        """Have room for positions [starts[i], ends[i]), or refuse before anything moves.
 
         live: where they start in the SWA pool, if not there.
         """
-        if max(ends) > self.width:
-            return Reason.ROW_TOO_SHORT
-        if rows.count(None) > len(self.store.free_rows):
-            return Reason.NO_ROW
-        return self.room_for(self.store.pages(starts, ends), self.store.pages(live or starts, ends))
+        require(max(ends) <= self.width, Reason.ROW_TOO_SHORT)
+        require(rows.count(None) <= len(self.store.free_rows), Reason.NO_ROW)
+        self.room_for(self.store.pages(starts, ends), self.store.pages(live or starts, ends))
 
     def _stamps(
         self, requests: Sequence[KVRequest], counts: list[int], real: list[int], starts: Sequence[int] = ()

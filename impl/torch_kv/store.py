@@ -11,9 +11,10 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import Any
 
 from impl.torch_kv.cursors import CursorTable, N, whole
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
 from reference.geometry import Geometry
 
@@ -68,23 +69,23 @@ class KVStore:
     full, swa: the pools (`swa` None without SWA); pools: those there are, in this order.
     cursors: of the requests that use the rows. slot_cursors: of the sessions' slots that name them; a
         slot lent to a request keeps its cursors as they were then, hence a second table.
-    free_rows: host list of rows that nobody holds; the next one handed out is the last.
+    free_rows: host list of rows that nobody holds; the next one handed out is the last. Their cursors are 0.
     use_kernel: Triton kernels allocate and free, instead of torch operators.
     """
 
     pool_class = PagePool
 
-    def __init__(self, geometry: Geometry, device: torch.device, checked: bool = False) -> None:
+    def __init__(self, geometry: Geometry, device: torch.device) -> None:
         size = geometry.page_size
         self.page_size = size
         self.width = geometry.width
         self.device = device
-        self.full = self.pool_class(geometry.full_pages, size, device, checked)
+        self.full = self.pool_class(geometry.full_pages, size, device)
         self.pools = [self.full]
         self.swa: PagePool | None = None
         slots = 0
         if geometry.window is not None:
-            self.swa = self.pool_class(geometry.swa_pages, size, device, checked)
+            self.swa = self.pool_class(geometry.swa_pages, size, device)
             self.pools.append(self.swa)
             slots = (geometry.full_pages + 1) * size
         self.full_to_swa = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -96,17 +97,14 @@ class KVStore:
         self.free_rows = list(range(geometry.rows - 1, -1, -1))
         # A kernel is this class's rules in one piece; a subclass that changes one takes the torch path.
         triton = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        self.use_kernel = triton and type(self) is KVStore and not checked
+        self.use_kernel = triton and type(self) is KVStore
 
-    # Rows.
+    @property
+    def _kernels(self) -> Any:
+        """Triton is imported where its kernels are used."""
+        from impl.torch_kv import kernels
 
-    def take_row(self) -> int:
-        """A row for a request that has none; its cursors are 0. The caller has checked that one is free."""
-        return self.free_rows.pop()
-
-    def give_row(self, row: int) -> None:
-        """Return a row, once its pages are free."""
-        self.free_rows.append(row)
+        return kernels
 
     # Positions.
 
@@ -140,7 +138,8 @@ class KVStore:
         """
         size = self.page_size
         if self.use_kernel:
-            return self._fill(row, start, end, 0, span.counts, pages)
+            filled: Tensor = self._kernels.fill(self, row, start, end, 0, span.counts, pages)
+            return filled
         if size == 1:
             return self._enter(span, *(self._take(pool, start, end, pages) for pool in self.pools))
         opened = self.open_index(start)
@@ -163,7 +162,8 @@ class KVStore:
         """One slot in both pools at position start[i] of each row: alloc_extend by one token."""
         size = self.page_size
         if self.use_kernel:
-            return self._fill(row, start, start, 1, span.counts, pages)
+            filled: Tensor = self._kernels.fill(self, row, start, start, 1, span.counts, pages)
+            return filled
         if pages == len(row):
             return self._enter(span, *(pool.take(pages) * size for pool in self.pools))
         slots = [last + 1 for last in self._last(span.cell)]
@@ -172,19 +172,6 @@ class KVStore:
             for after, pool in zip(slots, self.pools):
                 after.masked_scatter_(full, pool.take(pages) * size)
         return self._enter(span, *slots)
-
-    def _fill(
-        self, row: Tensor, start: Tensor, end: Tensor, more: int, counts: list[int], pages: int
-    ) -> Tensor:
-        """alloc_extend by the kernel, for positions [start[i], end[i] + more) of each row."""
-        from impl.torch_kv import kernels
-
-        slots = torch.empty(sum(counts), dtype=torch.int64, device=self.device)
-        if len(slots):
-            full, swa = self.full.take(pages), None if self.swa is None else self.swa.take(pages)
-            of_batch, tables = (row, start, end, more, max(counts)), (self.req_to_token, self.full_to_swa)
-            kernels.fill(*of_batch, slots, full, swa, *tables, self.page_size)
-        return slots
 
     def alloc_tail(
         self, full: BatchSpan, tail: BatchSpan, start: Tensor, live: Tensor, end: Tensor, pages: list[int]
@@ -276,12 +263,11 @@ class KVStore:
     ) -> None:
         """Free full pages [first, end) and SWA pages [swa_first, end) of each row.
 
-        pages, swa_pages: how many that is. The mapping of a freed full page is cleared whole. Checked
-        pools raise PoolError.
+        pages, swa_pages: how many that is. The mapping of a freed full page is cleared whole.
         """
         same = self.swa is not None and pages == swa_pages  # for no SWA page goes without its full page
         if self.use_kernel:
-            self._give(row, first, swa_first, end, pages, swa_pages)
+            self._kernels.give(self, row, first, swa_first, end, pages, swa_pages)
             return
         if not same:
             self.free_swa(row, swa_first, end, swa_pages)
@@ -305,7 +291,7 @@ class KVStore:
         """Free pages that no row names, each by its first full slot.
 
         slots: int64 [n], full pages that go, their mapping cleared whole; swa_slots: int64 [m], full
-        pages whose SWA side goes, m 0 without SWA. Checked pools raise PoolError.
+        pages whose SWA side goes, m 0 without SWA.
         """
         if swa_slots.numel():
             self._free_swa(swa_slots)
@@ -319,21 +305,9 @@ class KVStore:
     def free_swa(self, row: Tensor, first: Tensor, end: Tensor, pages: int) -> None:
         """Free SWA pages [first, end) of each row and clear the mapping of their full pages."""
         if self.use_kernel:
-            self._give(row, first, first, end, 0, pages)
+            self._kernels.give(self, row, first, first, end, 0, pages)
         elif self.swa is not None and pages:
             self._free_swa(self._page_starts(row, first, end, pages))
-
-    def _give(
-        self, row: Tensor, first: Tensor, swa_first: Tensor, end: Tensor, pages: int, swa_pages: int
-    ) -> None:
-        """free by the kernel."""
-        from impl.torch_kv import kernels
-
-        full = self.full.room(pages) if pages else None
-        swa = self.swa.room(swa_pages) if self.swa is not None and swa_pages else None
-        if full is not None or swa is not None:
-            of_batch, tables = (row, first, swa_first, end), (self.req_to_token, self.full_to_swa)
-            kernels.give(*of_batch, full, swa, *tables, self.page_size)
 
     def _free_swa(self, slots: Tensor) -> None:
         """slots: int64 [n], the first full slot of each page whose SWA side goes."""

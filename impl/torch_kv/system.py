@@ -9,37 +9,33 @@ from collections.abc import Callable
 from typing import Any
 
 from impl import adapter
-from impl.torch_kv.checks import Batch
 from impl.torch_kv.cursors import ZERO
-from impl.torch_kv.lazy import torch
+from impl.lazy import torch
 from impl.torch_kv.lock_holders import LockHolders
 from impl.torch_kv.sessions import KVRequest, KVSession
-from impl.torch_kv.steps import Verdict
 from impl.torch_kv.store import KVStore
 from impl.torch_kv.tree import RadixTree
-from impl.vocabulary import RequestPhase, spelled, well_formed
+from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled, well_formed
 from reference import commands as c
-from reference.commands import Command, Done, Freed, Outcome, Reason, Refused, Report, prompt_len, token_id
+from reference.commands import Command, Outcome, Reason, Refused, kind_name, prompt_len, token_id
 from reference.geometry import Geometry
 
-DONE = Done()
 REFUSED = {reason: Refused(reason) for reason in Reason}
 
 
 class TorchKV(LockHolders):
-    """Our implementation. `device`: any torch device. `checked`: pools raise PoolError on misuse.
+    """Our implementation. `device`: any torch device.
 
-    Unchecked (the default) a wrong free goes through and shows in `view`, where it is judged.
-    It does not know the mode of a run: it never answers UNFAITHFUL. Needs `reset` first.
+    A wrong free goes through and shows in `view`, where it is judged. It does not know the mode of a run: it
+    never answers UNFAITHFUL. Needs `reset` first.
     """
 
     name = "torch"
     store_class = KVStore
     tree_class = RadixTree
 
-    def __init__(self, device: str = "cpu", checked: bool = False) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
-        self.checked = checked
         self._inference = torch.inference_mode()
         self.sessions: dict[str, KVSession] = {}
         self.requests: dict[str, KVRequest] = {}
@@ -47,27 +43,9 @@ class TorchKV(LockHolders):
         self.locks = {}
         self.tree = None
         self.serial = 0
-        self._methods: dict[type, Callable[[Any], Verdict | Report | Freed]] = {
-            c.Open: self.open,
-            c.Submit: self.submit,
-            c.Admit: self.admit,
-            c.Extend: self.extend,
-            c.Decode: self.decode,
-            c.SpecDecode: self.spec_decode,
-            c.Launch: self.launch_ahead,
-            c.Settle: self.settle,
-            c.EvictSwa: self.evict_swa,
-            c.Finish: self.finish,
-            c.Retract: self.retract,
-            c.Abort: self.abort,
-            c.Close: self.end_session,
-            c.CheckBusy: self.check_busy,
-            c.CheckIdle: self.check_idle,
-            c.Match: self.match,
-            c.Unlock: self.unlock,
-            c.UnlockSwa: self.unlock_swa,
-            c.Insert: self.insert,
-            c.Evict: self.evict,
+        called = {c.Launch: "launch_ahead", c.Close: "end_session"}
+        self._methods: dict[type, Callable[[Any], Played]] = {
+            kind: getattr(self, called.get(kind, kind_name(kind))) for kind in c.COMMANDS
         }
 
     @property
@@ -76,13 +54,13 @@ class TorchKV(LockHolders):
 
     def reset(self, geometry: Geometry) -> None:
         """Start empty: new tensors of these sizes on the device."""
-        self.store = self.store_class(geometry, self.device, self.checked)
+        self.store = self.store_class(geometry, self.device)
         self.page_size = geometry.page_size
         self.window = geometry.window
         self.width = geometry.width
         self.tree = self.tree_class(self.store, geometry.window) if geometry.tree else None
         self.bigram = geometry.bigram
-        self.last_batch = self.running_batch = Batch()
+        self.last_batch = self.running_batch = []
         self.sessions.clear()
         self.requests.clear()
         self.lock_holders.clear()
@@ -90,49 +68,35 @@ class TorchKV(LockHolders):
         self.serial = 0
 
     def apply(self, command: Command) -> Outcome:
-        """Carry `command` out or refuse it. Raises PoolError when checked and misused."""
-        with self._inference:  # no autograd bookkeeping: a fifth of the time of such small steps
-            verdict = self._methods[type(command)](command)
-        if verdict is None:
-            return DONE
-        if isinstance(verdict, Report):
-            return Done(report=verdict)
-        if isinstance(verdict, Freed):
-            return Done(freed=verdict)
-        return Done(verdict) if isinstance(verdict, tuple) else REFUSED[verdict]
+        """Carry `command` out or refuse it."""
+        try:
+            with self._inference:  # no autograd bookkeeping: a fifth of the time of such small steps
+                return done(self._methods[type(command)](command))
+        except CommandRefused as refused:
+            return REFUSED[refused.reason]
 
     def close(self) -> None:
         """Nothing outside this process is held."""
 
     # Clients.
 
-    def open(self, command: c.Open) -> Verdict:
-        if self.taken(command.session):
-            return Reason.SESSION_EXISTS
+    def open(self, command: c.Open) -> None:
+        require(not self.taken(command.session), Reason.SESSION_EXISTS)
         self.sessions[command.session] = KVSession(command.session)
-        return None
 
-    def submit(self, command: c.Submit) -> Verdict:
+    def submit(self, command: c.Submit) -> Played:
         new = prompt_len(command.prompt) + command.tokens
-        if command.tokens < 0 or not well_formed(command.prompt) or new < 1:
-            return Reason.EMPTY
+        require(command.tokens >= 0 and well_formed(command.prompt) and new >= 1, Reason.EMPTY)
         session = None if command.session is None else self.sessions.get(command.session)
-        if session is None and command.session is not None:
-            return Reason.UNKNOWN_SESSION
-        if self.taken(command.request):
-            return Reason.REQUEST_EXISTS
-        if session is not None and session.closing:
-            return Reason.SESSION_CLOSING
-        if session is not None and self.turn_in_flight(session):
-            return Reason.TURN_IN_FLIGHT
-        if command.rewind > 0:
-            return Reason.SHRINKING_PREFIX
-        if command.rewind < 0:
-            return Reason.BAD_LENGTH
+        require(session is not None or command.session is None, Reason.UNKNOWN_SESSION)
+        require(not self.taken(command.request), Reason.REQUEST_EXISTS)
+        require(session is None or not session.closing, Reason.SESSION_CLOSING)
+        require(session is None or not self.turn_in_flight(session), Reason.TURN_IN_FLIGHT)
+        require(command.rewind <= 0, Reason.SHRINKING_PREFIX)
+        require(command.rewind >= 0, Reason.BAD_LENGTH)
         text = list(session.history) if session is not None else []
         origin = len(text) + new
-        if origin > self.width:
-            return Reason.ROW_TOO_SHORT
+        require(origin <= self.width, Reason.ROW_TOO_SHORT)
         self.serial += 1
         text.extend(spelled(command.prompt, len(text)))
         text.extend(token_id(self.serial, position) for position in range(len(text), origin))
@@ -146,17 +110,14 @@ class TorchKV(LockHolders):
         """Whether a second turn must wait."""
         return session.turn is not None
 
-    def end_session(self, command: c.Close) -> Verdict:
-        session = self.sessions.get(command.session)
-        if session is None:
-            return Reason.UNKNOWN_SESSION
-        if session.closing:
-            return Reason.SESSION_CLOSING
+    def end_session(self, command: c.Close) -> None:
+        require(command.session in self.sessions, Reason.UNKNOWN_SESSION)
+        session = self.sessions[command.session]
+        require(not session.closing, Reason.SESSION_CLOSING)
         if self.must_defer_close(session):
             session.closing = True
         else:
             self.forget(session)
-        return None
 
     def must_defer_close(self, session: KVSession) -> bool:
         """A turn in flight uses the session's KV: it is released when that ends (SES-2)."""
@@ -181,13 +142,9 @@ class TorchKV(LockHolders):
 
     # Ends of a turn.
 
-    def finish(self, command: c.Finish) -> Verdict:
-        found = self._lanes((command.request,), RequestPhase.RUNNING)
-        if isinstance(found, Reason):
-            return found
-        request = found[0]
-        if not 1 <= command.finished_len <= len(request.text) - request.origin:
-            return Reason.BAD_LENGTH
+    def finish(self, command: c.Finish) -> Played:
+        [request] = self._lanes((command.request,), RequestPhase.RUNNING)
+        require(1 <= command.finished_len <= len(request.text) - request.origin, Reason.BAD_LENGTH)
         target = request.origin + command.finished_len
         session = request.session
         if session is None:
@@ -203,15 +160,12 @@ class TorchKV(LockHolders):
         """What the client saw: outputs past the finished length are not part of it (SES-1)."""
         return request.text[:target]
 
-    def retract(self, command: c.Retract) -> Verdict:
-        found = self._lanes((command.request,), RequestPhase.RUNNING)
-        if isinstance(found, Reason):
-            return found
-        request, lost = found[0], command.in_flight
+    def retract(self, command: c.Retract) -> Played:
+        [request] = self._lanes((command.request,), RequestPhase.RUNNING)
+        lost = command.in_flight
         kept = len(request.text) - lost
         first = kept == request.origin and self.tree is not None  # the tree has its prompt by its result
-        if not 0 <= lost <= (not request.in_flight) or first:
-            return Reason.BAD_LENGTH
+        require(0 <= lost <= (not request.in_flight) and not first, Reason.BAD_LENGTH)
         del request.text[kept:]
         self.skip_results(request)
         if request.session is None:
@@ -227,16 +181,12 @@ class TorchKV(LockHolders):
         """Nobody processes what is still in flight of a request that was retracted."""
         request.in_flight.clear()
 
-    def abort(self, command: c.Abort) -> Verdict:
-        request = self.requests.get(command.request)
-        if request is None:
-            return Reason.UNKNOWN_REQUEST
+    def abort(self, command: c.Abort) -> None:
+        require(command.request in self.requests, Reason.UNKNOWN_REQUEST)
+        request = self.requests[command.request]
         if command.marked:
-            if request.started or request.phase is not RequestPhase.QUEUED:
-                return Reason.WRONG_PHASE
-            reason = self.make_room([None], [0], [1])
-            if reason is not None:
-                return reason
+            require(not request.started and request.phase is RequestPhase.QUEUED, Reason.WRONG_PHASE)
+            self.make_room([None], [0], [1])
             self.run_marked(request)
         elif request.session is None:
             self.drop(request)
@@ -245,7 +195,6 @@ class TorchKV(LockHolders):
         else:
             self.abort_unstarted(request)
         self.end_turn(request)
-        return None
 
     def run_marked(self, request: KVRequest) -> None:
         """One-token prefill of a request marked aborted, detached from its session first.
@@ -257,7 +206,7 @@ class TorchKV(LockHolders):
     def prefill_marked(self, request: KVRequest) -> KVRequest:
         """The detached request after its prefill: one token, one row, its pages."""
         detached = KVRequest(request.name, None, request.serial, [token_id(request.serial, 0)], 1)
-        detached.row = self.store.take_row()
+        detached.row = self.store.free_rows.pop()
         self.prefill([detached], [1])
         return detached
 

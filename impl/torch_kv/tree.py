@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from impl.adapter import NodeView, TreeSizes
-from impl.torch_kv.lazy import Tensor, torch
+from impl.lazy import Tensor, torch
 from impl.torch_kv.nodes import (
-    FULL, SWA, Entry, Inserted, Key, LostPrefixError, MatchedPrefix, NodeLock, NotLockedError, Owed,
-    StaleNodeError, TreeNode,
+    FULL, SWA, Entry, Key, MatchedPrefix, NodeLock, Owed, TreeNode,
 )  # fmt: skip
 from impl.torch_kv.store import KVStore
 from reference.commands import Freed
@@ -32,13 +31,11 @@ class RadixTree:
 
     store: the pools; slots that are inserted come from it and evicted ones go back to it.
     window: tokens of SWA attention, None for a model without; then `live` is always true and asked by
-        nobody. Raises ValueError when the store has no SWA pool for it.
+        nobody.
     root: the empty prefix; owns nothing and is never locked.
     """
 
     def __init__(self, store: KVStore, window: int | None) -> None:
-        if window is not None and (window < 1 or store.swa is None):
-            raise ValueError(f"window {window}: must be at least 1, with an SWA pool")
         self.store = store
         self.page_size = store.page_size
         self.window = window
@@ -70,10 +67,9 @@ class RadixTree:
         """Pin the prefix that ends with `node`, as a match has just handed it out.
 
         Full KV all the way, SWA KV (but full_only) until a window is covered. Nodes are pinned whole, so that
-        may be up to a node more than one window. Raises StaleNodeError when KV that it needs is gone.
+        may be up to a node more than one window.
         """
         swa_from = node.end if full_only else self.swa_from(node)
-        self.require_kv(node, swa_from)
         for above in self._upward(node):
             self._pin(above, FULL)
             if above.end > swa_from:
@@ -81,10 +77,7 @@ class RadixTree:
         return NodeLock(node, swa_from)
 
     def unlock(self, lock: NodeLock) -> None:
-        """Give back what `lock` took, node by node, whatever was split since; once (NotLockedError)."""
-        if not lock.held:
-            raise NotLockedError(f"the lock on {lock.node.end} tokens was given back before")
-        lock.held = False
+        """Give back what `lock` took, node by node, whatever was split since. To be done once."""
         swa_from = self.unlock_from(lock)
         for node in self.unlocked(lock):
             self._unpin(node, FULL)
@@ -100,7 +93,7 @@ class RadixTree:
                 self._queue(node)
         self.swa_given_back(lock)
 
-    def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> Inserted:
+    def insert(self, key: Key, slots: Tensor, evicted: int = 0, prefix: int = 0) -> None:
         """Hand the whole pages of `key` over to the tree; tokens past them stay the caller's.
 
         slots: int64 [at least len(key) in whole pages] on the device, the full slots of the tokens; of
@@ -111,31 +104,21 @@ class RadixTree:
         What the tree has is kept and the caller's pages freed; but a tombstone that nobody has locked
         takes the caller's slots when they have SWA KV, and its own are freed. What is new becomes a
         leaf: a tombstone below `evicted`, live from there on (#22470), at most a window of it in one
-        node (#26919). Raises ValueError for bad lengths, LostPrefixError.
+        node (#26919).
         """
         key = self._whole_pages(key)
-        end = len(key)
-        if slots.numel() < end or not 0 <= prefix <= end or prefix % self.page_size or evicted < 0:
-            raise ValueError(f"{slots.numel()} slots, prefix {prefix}, evicted {evicted} for {end} tokens")
-        live_from = self.live_from(evicted, end)
-        path = self._enter(key)
-        matched = path[-1].end if path else 0
-        if matched < prefix:
-            raise LostPrefixError(f"{prefix} tokens of prefix, {matched} of them in the tree")
-        path = self._cut_tombstone(path, live_from)
+        live_from = self.live_from(evicted, len(key))
+        path = self._cut_tombstone(self._enter(key), live_from)
         owed = Owed()
-        recovered = []
         for node in path:
             if self.recoverable(node, live_from):
                 self.recover(node, slots[node.start : node.end], owed)
-                recovered.append((node.start, node.end))
             elif node.end > prefix:
                 first = max(node.start, prefix)
                 self.duplicate(slots[first : node.end], slots[max(first, live_from) : node.end], owed)
-        self._grow(path, key, slots, max(matched, live_from))
+        self._grow(path, key, slots, live_from)
         self.refresh(path)
         self._settle(owed)
-        return Inserted(matched, end, tuple(recovered))
 
     def usable_after(self, key: Key, evicted: int) -> bool:
         """Whether all of `key`, whole pages, could be matched once it is inserted. Changes nothing.
@@ -210,12 +193,6 @@ class RadixTree:
         return found
 
     # The rules.
-
-    def require_kv(self, node: TreeNode, swa_from: int) -> None:
-        """Raise StaleNodeError where KV is gone that a lock on `node` is to pin."""
-        for above in self._upward(node):
-            if above.gone or (self.window is not None and above.end > swa_from and not above.live):
-                raise StaleNodeError(f"no KV to lock for the {above.end} tokens of a prefix")
 
     def usable(self, path: list[TreeNode]) -> int:
         """How many nodes of `path` a request may resume from.

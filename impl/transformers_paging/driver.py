@@ -14,10 +14,10 @@ from impl.process.worker import serve
 from impl.transformers_paging.loading import CAN, load
 from impl.vllm.bare_scheduler import Values
 from impl.vllm.runner import greedy
-from impl.vocabulary import well_formed
+from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import STOP_TOKEN, Add, EngineCommand, Schedule, Update, client_tokens
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chain
+from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chained
 from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 
@@ -67,48 +67,44 @@ class PagingDriver:
 
     def apply(self, command: EngineCommand) -> Outcome:
         self._lanes, self._outputs = [], []
-        refused = self._carry_out(command)
-        return Done() if refused is None else Refused(refused)
+        try:
+            self._carry_out(command)
+        except CommandRefused as refused:
+            return Refused(refused.reason)
+        return Done()
 
     def close(self) -> None:
         """Holds nothing outside of this process."""
 
-    def _carry_out(self, command: EngineCommand) -> Reason | None:
-        if self._in_step != isinstance(command, Update):
-            return Reason.WRONG_PHASE  # clients are read between steps
+    def _carry_out(self, command: EngineCommand) -> None:
+        require(self._in_step == isinstance(command, Update), Reason.WRONG_PHASE)  # clients: between steps
         match command:
             case Add():
-                return self._add(command)
+                self._add(command)
             case Abort(name):
-                if name not in self._known():
-                    return Reason.UNKNOWN_REQUEST
+                require(name in self._known(), Reason.UNKNOWN_REQUEST)
                 self.scheduler.set_request_cancellation(name)
                 self.scheduler.clear_cancelled_requests()
             case Schedule():
-                if not self.scheduler.has_pending_requests():
-                    return Reason.EMPTY
+                require(self.scheduler.has_pending_requests(), Reason.EMPTY)
                 self._stop = command.stop
                 self._in_step = bool(self.processor.prepare_next_batch())
             case Update():
                 self._in_step = False
                 self.processor.update_batch()
-            case _:
-                return Reason.UNFAITHFUL  # it has no sessions, and forgets its cache when it must
-        return None
+            case _:  # it has no sessions, and forgets its cache when it must
+                raise CommandRefused(Reason.UNFAITHFUL)
 
     def _known(self) -> dict[str, Any]:
         return {**self.scheduler.waiting_requests, **self.scheduler.active_requests}
 
-    def _add(self, command: Add) -> Reason | None:
+    def _add(self, command: Add) -> None:
         longest = prompt_len(command.prompt) + command.tokens + command.max_tokens
-        if not well_formed(command.prompt) or command.tokens < 0 or command.max_tokens < 1:
-            return Reason.BAD_LENGTH
-        if not command.max_tokens < longest <= self.config.max_model_len:  # it has no such bound of its own
-            return Reason.BAD_LENGTH
-        if command.resumable:
-            return Reason.UNFAITHFUL
-        if command.request in self._known():
-            return Reason.REQUEST_EXISTS
+        sane = well_formed(command.prompt) and command.tokens >= 0 and command.max_tokens >= 1
+        fits = command.max_tokens < longest <= self.config.max_model_len  # it has no such bound of its own
+        require(sane and fits, Reason.BAD_LENGTH)
+        require(not command.resumable, Reason.UNFAITHFUL)
+        require(command.request not in self._known(), Reason.REQUEST_EXISTS)
         self._sent += 1
         tokens = client_tokens(command.prompt, command.tokens, self._sent)
         self._delivered[command.request] = 0
@@ -116,7 +112,6 @@ class PagingDriver:
             request_id=command.request, initial_tokens=tokens, streaming=True,
             max_new_tokens=command.max_tokens, eos_token_id=STOP_TOKEN,
         ))  # fmt: skip
-        return None
 
     # -- what the processor takes for its tensors, its model and its clients ------------------------
 
@@ -133,9 +128,8 @@ class PagingDriver:
             write: list[list[int]] = [[]]
             self.cache.extend_read_and_write_indices(name, past, count, read, write)
             text = (state.initial_tokens + state.generated_tokens)[:past]
-            stamp = _stamps(text)[-1] if text else 0
-            for token, index in zip(tokens, write[0]):
-                stamp = chain(stamp, token)
+            before = chained(text)[-1] if text else 0
+            for stamp, index in zip(chained(tokens, before), write[0]):
                 self._memory.setdefault(index // stride, [0] * self._size)[index % stride] = stamp
             state.position_offset += count
             sampled: tuple[int, ...] = ()
@@ -158,7 +152,7 @@ class PagingDriver:
 
     def _hashed(self, parent: int | None, tokens: Sequence[int]) -> int:
         """The hash of a block: the stamp of its last token."""
-        stamps = _stamps(tokens, parent or 0)
+        stamps = chained(tokens, parent or 0)
         self._texts[stamps[-1]] = tuple(stamps)
         return stamps[-1]
 
@@ -206,14 +200,6 @@ class PagingDriver:
 
 def _nothing(*_: Any) -> None:
     return None
-
-
-def _stamps(tokens: Sequence[int], stamp: int = 0) -> list[int]:
-    stamps = []
-    for token in tokens:
-        stamp = chain(stamp, token)
-        stamps.append(stamp)
-    return stamps
 
 
 if __name__ == "__main__":

@@ -1,21 +1,28 @@
-"""Carries commands out on a release's scheduler, as its engine core does, and gathers the facts."""
+"""Carries commands out on a release's scheduler, as its engine core does, and gathers the facts.
+
+`python -m impl.vllm.driver ROOT [--async] [--v2]` is the worker of a release. A release's module state is
+global, so each worker has one.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.failures import SystemFailed, fault_of_adapter
+from impl.process.failures import own_errors
+from impl.process.worker import serve
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
-from impl.vocabulary import well_formed
+from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import (
     Add, End, EngineCommand, More, ResetCache, Schedule, Update, client_tokens,
 )  # fmt: skip
@@ -42,7 +49,7 @@ class EngineDriver:
         self._resumable = "resumable" in inspect.signature(request.Request.__init__).parameters
         self._outputs = importlib.import_module("vllm.v1.outputs")
         self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
-        self._commands: dict[type, Callable[[Any], Reason | None]] = {
+        self._commands: dict[type, Callable[[Any], None]] = {
             Add: self._add, More: self._more, End: self._end, Abort: self._abort, ResetCache: self._reset,
             Schedule: self._schedule, Update: self._update,
         }  # fmt: skip
@@ -77,17 +84,14 @@ class EngineDriver:
         self._lanes, self._given, self._reset_done = (), (), False
         if self._in_step and not isinstance(command, (Abort, Update)):
             return Refused(Reason.WRONG_PHASE)
-        try:
-            refused = self._commands[type(command)](command)
-        except (UnusableImplementation, SystemFailed):
-            raise
-        except Exception as error:  # what goes wrong in the adapter is never said of the release
-            files = "modules.py", r"\w*config\.\w+", "bare_scheduler.py"
-            if (why := fault_of_adapter(error, self._root, *files)) is None:
-                raise
-            said = f"{self._root} does not fit the adapter: {why}"
-            raise UnusableImplementation(f"{said} (CONTRIBUTING.md, 'A new release of vLLM')") from error
-        return Done() if refused is None else Refused(refused)
+        unset = r"\w*config\.\w+"
+        said = "does not fit the adapter", "vLLM"
+        with own_errors(self._root, *said, "modules.py", lambda: unset, "bare_scheduler.py"):
+            try:
+                self._commands[type(command)](command)
+            except CommandRefused as refused:
+                return Refused(refused.reason)
+        return Done()
 
     def close(self) -> None:
         """Holds nothing outside of this process."""
@@ -98,84 +102,66 @@ class EngineDriver:
         self._sent += 1
         return client_tokens(command.prompt, command.tokens, self._sent)
 
-    def _ill_formed(self, command: Add | More) -> bool:
-        """Whether the front end would refuse it."""
-        if not well_formed(command.prompt) or command.tokens < 0 or command.max_tokens < 1:
-            return True
-        return not 1 <= prompt_len(command.prompt) + command.tokens < self.config.max_model_len
+    def _well_formed(self, command: Add | More) -> None:
+        """Refuse what the front end would refuse."""
+        sane = well_formed(command.prompt) and command.tokens >= 0 and command.max_tokens >= 1
+        length = prompt_len(command.prompt) + command.tokens
+        require(sane and 1 <= length < self.config.max_model_len, Reason.BAD_LENGTH)
 
     def _known(self, name: str) -> Any:
         return self.scheduler.requests.get(self._ids.get(name, ""))
 
-    def _add(self, command: Add) -> Reason | None:
-        if self._ill_formed(command):
-            return Reason.BAD_LENGTH
-        if self._known(command.request) is not None:
-            return Reason.REQUEST_EXISTS
-        if command.resumable and not self._resumable:
-            return Reason.UNFAITHFUL  # there were no streaming sessions yet
+    def _add(self, command: Add) -> None:
+        self._well_formed(command)
+        require(self._known(command.request) is None, Reason.REQUEST_EXISTS)
+        require(self._resumable or not command.resumable, Reason.UNFAITHFUL)  # no streaming sessions yet
         tokens = self._tokens(command)
         name = f"{command.request}-{self._sent}"
         request = self._request(name, tokens, command.max_tokens, command.priority, command.resumable)
         self._ids[command.request], self._names[name] = name, command.request
         self.scheduler.add_request(request)
-        return None
 
-    def _session(self, name: str) -> Reason | None:
-        """Why a session's next turn is refused."""
+    def _session(self, name: str) -> Any:
+        """The session; refused where it takes no more turns."""
         request = self._known(name)
-        if request is None:
-            return Reason.UNKNOWN_REQUEST
-        if not request.resumable:
-            return Reason.WRONG_PHASE
-        return Reason.SESSION_CLOSING if request.request_id in self._ended else None
+        require(request is not None, Reason.UNKNOWN_REQUEST)
+        require(request.resumable, Reason.WRONG_PHASE)
+        require(request.request_id not in self._ended, Reason.SESSION_CLOSING)
+        return request
 
-    def _more(self, command: More) -> Reason | None:
-        if self._ill_formed(command):
-            return Reason.BAD_LENGTH
-        if (refused := self._session(command.request)) is not None:
-            return refused
+    def _more(self, command: More) -> None:
+        self._well_formed(command)
+        known = self._session(command.request)
         tokens = self._tokens(command)
-        known = self._known(command.request)
         self.scheduler.add_request(
             self._request(known.request_id, tokens, command.max_tokens, known.priority, True)
         )
-        return None
 
-    def _end(self, command: End) -> Reason | None:
-        if (refused := self._session(command.request)) is not None:
-            return refused
-        known = self._known(command.request)
+    def _end(self, command: End) -> None:
+        known = self._session(command.request)
         self._ended.add(known.request_id)
         self.scheduler.add_request(self._request(known.request_id, [2], 1, known.priority, False))
-        return None
 
-    def _abort(self, command: Abort) -> Reason | None:
+    def _abort(self, command: Abort) -> None:
         known = self._known(command.request)
-        if known is None:
-            return Reason.UNKNOWN_REQUEST
-        if command.marked:
-            return Reason.UNFAITHFUL  # what SGLang does to one in its queue
+        require(known is not None, Reason.UNKNOWN_REQUEST)
+        require(not command.marked, Reason.UNFAITHFUL)  # what SGLang does to one in its queue
         self.scheduler.finish_requests(known.request_id, self._statuses.FINISHED_ABORTED)
-        return None
 
-    def _reset(self, command: ResetCache) -> Reason | None:
+    def _reset(self, command: ResetCache) -> None:
         reset = self.scheduler.reset_prefix_cache
         can = "reset_running_requests" in inspect.signature(reset).parameters
-        if command.running and not can:
-            return Reason.UNFAITHFUL
+        require(can or not command.running, Reason.UNFAITHFUL)
         try:
             self._reset_done = bool(reset(reset_running_requests=command.running) if can else reset())
         except RuntimeError as error:
             if not str(error).startswith("Failed to reset"):
                 raise
-        return None
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def _schedule(self, command: Schedule) -> Reason | None:
-        if not self.scheduler.has_requests():
-            return Reason.EMPTY
+    def _schedule(self, command: Schedule) -> None:
+        require(self.scheduler.has_requests(), Reason.EMPTY)
         scheduled = self.scheduler.schedule()
         stop = [self._ids.get(name, "") for name in command.stop]
         ran = self.runner.run(scheduled, command.accept, stop)
@@ -186,17 +172,14 @@ class EngineDriver:
         # The engine core fills its queue of batches first (EngineCore.step_with_batch_queue).
         self._in_step = len(self._in_flight) > self.overlap or bool(self._in_flight and not ran.lanes)
         self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
-        return None
 
     def _due(self) -> bool:
         """Whether the engine core takes results now."""
         return self._in_step or bool(self._in_flight and not self.scheduler.has_requests())
 
-    def _update(self, command: Update) -> Reason | None:
-        if not self._in_flight:
-            return Reason.EMPTY
-        if not self._due():
-            return Reason.WRONG_PHASE
+    def _update(self, command: Update) -> None:
+        require(self._in_flight, Reason.EMPTY)
+        require(self._due(), Reason.WRONG_PHASE)
         self._in_step = False
         scheduled, ran = self._in_flight.popleft()
         given = self.scheduler.update_from_output(scheduled, results(ran.sampled))
@@ -212,7 +195,6 @@ class EngineDriver:
             drafts = self.runner.proposed(ran, most)
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
-        return None
 
     # -- facts ------------------------------------------------------------------------------------
 
@@ -264,3 +246,10 @@ class EngineDriver:
 
 def _reason(reason: Any) -> str:
     return "" if reason is None else str(reason)
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    importlib.import_module("torch").set_num_threads(1)
+    root, options = Path(sys.argv[1]), sys.argv[2:]
+    sys.exit(serve(lambda: EngineDriver(root, overlap="--async" in options, v2="--v2" in options), root))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,11 @@ class _Logger(logging.Logger):
     warning_once = debug_once = info_once
 
 
-class _ReadOnly:
+class _ReadOnly(Sequence[Any]):
     """A list that is only read (vllm/v1/utils.py)."""
 
     def __init__(self, of: list[Any]) -> None:
         self._of = of
-
-    def index(self, *of: Any) -> int:
-        return self._of.index(*of)
 
     def __getitem__(self, at: Any) -> Any:
         return self._of[at]
@@ -58,9 +56,6 @@ class _ReadOnly:
 
     def __iter__(self) -> Any:
         return iter(self._of)
-
-    def __contains__(self, what: object) -> bool:
-        return what in self._of
 
     def copy(self) -> list[Any]:
         return self._of.copy()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from impl.isolation import Inert
 from reference.blocks.commands import STOP_TOKEN
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import Lane, Table, chain
+from reference.blocks.facts import Lane, Table, chain, chained
 
 UNKNOWN = -1  # a token that the worker does not have
 
@@ -152,17 +152,14 @@ class ModelRunner:
 
     def keep(self, name: str, sampled: Sequence[int]) -> None:
         text, stamps = self.text[name]
-        for token in sampled:
-            stamps.append(chain(stamps[-1] if stamps else 0, token))
-            text.append(token)
+        stamps += chained(sampled, stamps[-1] if stamps else 0)
+        text += sampled
 
-    def stamp(self, name: str, start: int, tokens: Sequence[int]) -> int:
-        """The stamp of the last of the tokens, computed from `start` on."""
-        stamps = self.text[name][1]
-        stamp = stamps[start - 1] if 0 < start <= len(stamps) else 0
-        for token in tokens:
-            stamp = chain(stamp, token)
-        return stamp
+    def stamps(self, name: str, start: int, tokens: Sequence[int]) -> list[int]:
+        """The stamp of what is before `start`, and those of tokens that are computed from there on."""
+        known = self.text[name][1]
+        before = known[start - 1] if 0 < start <= len(known) else 0
+        return [before, *chained(tokens, before)]
 
     @staticmethod
     def sampled(stamp: int, drafts: Sequence[int], agreed: int) -> list[int]:
@@ -178,9 +175,7 @@ class ModelRunner:
 
     def write(self, lane: Lane) -> None:
         """Stamp the slots of a lane; a position without a block goes where zeros in a table lead: block 0."""
-        made: list[int] = []
-        for token in lane.tokens:
-            made.append(chain(made[-1], token) if made else self.stamp(lane.request, lane.start, [token]))
+        _, *made = self.stamps(lane.request, lane.start, lane.tokens)
         for group, (sizes, row) in enumerate(zip(self.config.groups, lane.tables)):
             size = sizes.block_size
             for position, value in enumerate(made, lane.start):

@@ -91,7 +91,7 @@ class ModelRunnerV2(ModelRunner):
             drafts = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
             agreed = accept[min(order.index(name), len(accept) - 1)] if accept else 0
             start, own = places[starts[at]], len(tokens) - drafts
-            sampled = self.sampled(self.stamp(name, start, tokens[:own]), tokens[own:], agreed)
+            sampled = self.sampled(self.stamps(name, start, tokens[:own])[-1], tokens[own:], agreed)
             if not samples[at]:
                 sampled = []
             elif name in stop:

@@ -51,4 +51,4 @@ class VLLMSystem(WorkerSystem):
 
     def command_line(self) -> list[str]:
         options = ["--async"] * self.overlap + ["--v2"] * self.v2
-        return [sys.executable, "-m", "impl.vllm.worker", str(self.root), *options]
+        return [sys.executable, "-m", "impl.vllm.driver", str(self.root), *options]

@@ -5,7 +5,7 @@ A group is the layers that share a block table: full attention, or a window. Len
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from reference.geometry import GeometryError
 
@@ -84,8 +84,6 @@ class EngineConfig:
             return most
         return min(most, -(-(group.window - 1 + 2 * self.max_batched_tokens) // group.block_size) + 1)
 
-
-FLAGS = tuple(f.name for f in fields(EngineConfig) if f.type == "bool")
 
 _ONE, _TWO, _FOUR, _NEAR = LayerGroup(1), LayerGroup(2), LayerGroup(4), LayerGroup(2, 3)
 # Tiny on purpose. The names say what is special.

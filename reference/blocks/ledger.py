@@ -15,7 +15,7 @@ from reference.blocks.commands import (
     STOP_TOKEN, Add, End, EngineCommand, More, Update, client_tokens,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts, Lane, Output, chain
+from reference.blocks.facts import BlockFacts, Lane, Output, chained
 from reference.commands import Abort
 
 
@@ -72,9 +72,8 @@ class Bearer:
 
 
 def extend(text: list[int], stamps: list[int], tokens: Sequence[int]) -> None:
-    for token in tokens:
-        stamps.append(chain(stamps[-1] if stamps else 0, token))
-        text.append(token)
+    stamps += chained(tokens, stamps[-1] if stamps else 0)
+    text += tokens
 
 
 @dataclass(slots=True)

@@ -180,14 +180,11 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
     if not step.done or step.after.tree is None:
         return
     if isinstance(command, Insert):
-        key, lock = key_of(command.prompt, bigram), step.locked_before.get(command.holder)
-        had = len(lock.key) if lock is not None else 0
-        yield command.holder, _whole(key, size), ceil_page(max(command.evicted, had), size), command.chunked
+        key = key_of(command.prompt, bigram)
+        yield command.holder, _whole(key, size), ceil_page(command.evicted, size), command.chunked
     elif isinstance(command, Finish) and (was := step.acted) is not None and was.session is None:
-        c = was.cursors
-        assert c is not None
-        brought = ceil_page(max(c.swa_evicted_seqlen, c.cache_protected_len), size)
-        yield was.holder, _finished_keys(step, was, command)[0], brought, False
+        assert was.cursors is not None
+        yield was.holder, _finished_keys(step, was, command)[0], was.cursors.swa_evicted_seqlen, False
     elif isinstance(command, Extend):
         for name, (committed, _) in step.progress.items():
             was = step.was.request(name)
@@ -196,8 +193,7 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
             later = session is not None and session.slot is not None  # stays outside of the tree
             if not later and was.phase is not Phase.RUNNING:
                 key = tree_key(text_tokens(was.text, c.kv_committed_len + committed), bigram)
-                brought = ceil_page(max(step.frontier(name), c.cache_protected_len), size)
-                yield was.holder, _whole(key, size), brought, True
+                yield was.holder, _whole(key, size), step.frontier(name), True
 
 
 def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:

@@ -56,11 +56,11 @@ def allocate(
     for (request, allocated), (before, _) in zip(swept, grown):
         state = state if request is before else state.with_request(request)
         require(allocated <= geometry.width, Reason.ROW_TOO_SHORT)
-        _, had, swept_to, protected = cursors_of(request)
+        _, had, swept_to, _ = cursors_of(request)
         begin, end = -(-had // size), -(-allocated // size)
         pages += end - begin
         if geometry.window is not None:  # a tail may begin behind all that was there
-            swa += end - max(begin, -(-max(swept_to, protected) // size))
+            swa += end - max(begin, swept_to // size)
         session = state.session(request.session)
         rows += request.phase is Phase.ADMITTED and (session is None or session.slot is None)
     require(not rows or rows <= free(state).rows, Reason.NO_ROW)

@@ -28,29 +28,25 @@ class Plan:
     """
 
     tier: str
-    presets: tuple[str, ...]
-    modes: tuple[Mode, ...]
     examples: Mapping[str, int]
     steps: int
-    seed: int
     time_limit_s: float
     after_finding: int
-    machines: tuple[str, ...] = tuple(MACHINES)
     goes_on: bool = False
+    presets: tuple[str, ...] = tuple(PRESETS)
+    modes: tuple[Mode, ...] = ()
+    machines: tuple[str, ...] = tuple(MACHINES)
+    seed: int = 0
 
 
-def _runs(sessions: int, tree: int, both: int, clients: int) -> dict[str, int]:
-    return {"sessions": sessions, "tree": tree, "both": both, CLIENTS: clients}
-
-
-def _tier(name: str, examples: dict[str, int], steps: int, time_limit_s: float, after_finding: int) -> Plan:
-    return Plan(name, tuple(PRESETS), (), examples, steps, 0, time_limit_s, after_finding)
+def _runs(*each: int) -> dict[str, int]:
+    return dict(zip((*MACHINES, CLIENTS), each, strict=True))
 
 
 _TIERS = {
-    "smoke": replace(_tier("smoke", _runs(13, 8, 8, 40), 40, 60, 4_000), goes_on=True),
-    "pr": _tier("pr", _runs(75, 60, 60, 250), 50, 300, 15_000),
-    "nightly": _tier("nightly", _runs(1200, 1200, 1200, 8000), 80, 7200, 1_000_000),
+    "smoke": Plan("smoke", _runs(13, 8, 8, 40), 40, 60, 4_000, goes_on=True),
+    "pr": Plan("pr", _runs(75, 60, 60, 250), 50, 300, 15_000),
+    "nightly": Plan("nightly", _runs(1200, 1200, 1200, 8000), 80, 7200, 1_000_000),
 }
 TIERS = tuple(_TIERS)
 
@@ -80,15 +76,15 @@ def plan(
     base = _TIERS[tier]
     if seed is None:
         seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed
+    if examples is not None:
+        base = replace(base, examples=dict.fromkeys(base.examples, examples), goes_on=False)
     return replace(
         base,
-        presets=tuple(presets) if presets else base.presets,
-        modes=tuple(modes) if modes else base.modes,
-        examples=base.examples if examples is None else dict.fromkeys((*MACHINES, CLIENTS), examples),
-        steps=base.steps if steps is None else steps,
+        presets=tuple(presets or base.presets),
+        modes=tuple(modes or base.modes),
+        steps=steps or base.steps,
         seed=seed,
-        machines=tuple(machines) if machines else base.machines,
-        goes_on=base.goes_on and examples is None,
+        machines=tuple(machines or base.machines),
     )
 
 

@@ -11,7 +11,7 @@ from reference.ledger import Cursors, Phase, Request, Session, State, free
 from reference.prefix_cache import shares_lock
 from reference.rules.decode import MOST_LATE
 from reference.tree import Sizes, sizes
-from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
+from stateful_tests.generate.choice_source import RandomChoices, once_in, pick
 from stateful_tests.generate.prompts import draw_length, draw_prompt
 from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
 
@@ -45,7 +45,7 @@ class Enabled:
     """
 
     state: State
-    source: ChoiceSource
+    source: RandomChoices
     profile: RunProfile
     invalid: bool
 

@@ -19,13 +19,13 @@ from reference.cursors import sweep_limit
 from reference.ledger import Phase, Request, State, free, text_len
 from reference.prefix_cache import key_of, lock_holders
 from reference.tree import Key, Sizes, nodes, sizes
-from stateful_tests.generate.choice_source import ChoiceSource, once_in, pick
+from stateful_tests.generate.choice_source import RandomChoices, once_in, pick
 from stateful_tests.generate.enabled import Enabled, ahead_of, cursors_of, may_overshoot, pages_left, room_of
 from stateful_tests.generate.prompts import asked, draw_evicted, draw_prompt, spelt
 from stateful_tests.generate.run_profile import RunProfile
 
 
-def propose(state: State, source: ChoiceSource, profile: RunProfile) -> Command:
+def propose(state: State, source: RandomChoices, profile: RunProfile) -> Command:
     """The next command for `state`."""
     enabled = next_enabled(state, source, profile)
     weights = kind_weights(enabled)
@@ -34,7 +34,7 @@ def propose(state: State, source: ChoiceSource, profile: RunProfile) -> Command:
     return GENERATORS[kind](enabled)
 
 
-def next_enabled(state: State, source: ChoiceSource, profile: RunProfile) -> Enabled:
+def next_enabled(state: State, source: RandomChoices, profile: RunProfile) -> Enabled:
     """What `state` has to offer to the next command, and whether that command keeps to it."""
     return Enabled(state, source, profile, once_in(source, profile.invalid_rate))
 

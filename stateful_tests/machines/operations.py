@@ -19,7 +19,7 @@ from impl.adapter import System, UnusableImplementation
 from reference.commands import COMMANDS, Command, Mode, kind_name
 from reference.geometry import Geometry
 from stateful_tests.check.tiers import check_machine
-from stateful_tests.generate.choice_source import ChoiceSource, RandomChoices, once_in
+from stateful_tests.generate.choice_source import RandomChoices, once_in
 from stateful_tests.generate.next_command import GENERATORS, finale, kind_weights, next_enabled
 from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep.lockstep import Lockstep
@@ -157,7 +157,7 @@ class Operations(RuleBasedStateMachine):
         type(self).found = violated
         raise violated
 
-    def _offer(self, source: ChoiceSource) -> None:
+    def _offer(self, source: RandomChoices) -> None:
         """Which rules may run next. Hypothesis picks among them all alike: a kind that is called for half as
         much as another is offered half as often."""
         self.enabled = next_enabled(self.lockstep.state, source, self.profile)

@@ -69,7 +69,7 @@ _SHORTCUTS = f"{_TESTS}/check/test_shortcuts.py"
 AREAS = (
     Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),
     Area("impl/torch_kv", ("torch",), (f"{_TESTS}/torch_kv",),
-         without=("impl/torch_kv/lazy.py", "impl/torch_kv/system.py TorchKV.capabilities:")),
+         without=("impl/torch_kv/system.py TorchKV.capabilities:",)),
     Area("reference/clauses", ("torch", OWN_TREE), (*_OF_CLAUSES, _SHORTCUTS), fixtures=True,
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),

@@ -6,6 +6,7 @@ of short scripts with unknown numbers of tokens; where the property fails there 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -72,19 +73,8 @@ def scripts(rule: str) -> Iterator[tuple[Command, ...]]:
     yield from found.get(rule, ())
 
 
-def unknowns(value: Any) -> set[str]:
-    """Names of the unknown numbers in commands."""
-    if isinstance(value, Int):
-        return set(value.factors)
-    if isinstance(value, (list, tuple)):
-        return {name for one in value for name in unknowns(one)}
-    if not is_dataclass(value):
-        return set()
-    return {name for f in fields(value) for name in unknowns(getattr(value, f.name))}
-
-
 def with_numbers(value: Any, model: Model) -> Any:
-    """Commands with numbers for their unknowns."""
+    """Commands with numbers for their unknowns; a defaultdict has their names then."""
     if isinstance(value, Int):
         return value.value(model)
     if isinstance(value, (list, tuple)):
@@ -99,7 +89,9 @@ def trace_of(
 ) -> Trace | None:
     """A trace at whose end the property fails, or None: none of the scripts shows it."""
     for commands in scripts(rule):
-        shown = {name: Int.of(name) for name in ("P", "W", "width", *sorted(unknowns(commands)))}
+        unknown: defaultdict[str, int] = defaultdict(int)
+        with_numbers(commands, unknown)
+        shown = {name: Int.of(name) for name in ("P", "W", "width", *sorted(unknown))}
         try:
             model = refute(partial(_holds, ref, mode, commands, holds), shown).model
         except Undecided:

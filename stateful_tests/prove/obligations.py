@@ -22,11 +22,11 @@ from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.prove.counterexamples import trace_of
 from stateful_tests.prove.integers import Int, NotLinear
 from stateful_tests.prove.path_exploration import (
-    ExploredPath, Model, NotPositive, Undecided, assume, refute, solver_of,
+    START, ExploredPath, Model, NotPositive, Undecided, assume, refute, solver_of,
 )  # fmt: skip
 from stateful_tests.prove.properties import PROPERTIES, arguments, contract
 from stateful_tests.prove.symbolic_reference import Edits, SymbolicReference
-from stateful_tests.prove.transitions import RULES, Move, Moves
+from stateful_tests.prove.transitions import RULES, Move, moves_of
 from stateful_tests.prove.window_theorem import PARTS
 
 PROVED, REFUTED, UNDECIDED = "proved", "refuted", "undecided"
@@ -149,7 +149,7 @@ class Prover:
     def __init__(self, edits: Edits | None = None) -> None:
         self.ref = SymbolicReference(edits)
         self.exploring = 0.0
-        self._moves = Moves(self.ref)
+        self._moves = moves_of(self.ref)
         self._parts = {part.name: part for part in PARTS}
         self._contracts = _contracts(self.ref.cursors)
 
@@ -171,7 +171,7 @@ class Prover:
         proofs = {o.name: Proof(o, PROVED, 0.0) for o in obligations}
         began = time.perf_counter()
         try:
-            paths = self._moves.of(RULES[rule], mode)
+            paths = self._moves(RULES[rule], mode)
         except _FAULTS as error:
             for proof in proofs.values():
                 proof.verdict, proof.note = UNDECIDED, _said(error)
@@ -257,10 +257,10 @@ def _ask(
     proof: Proof,
     goal: Callable[[], Any],
     shown: Mapping[str, Any],
-    base: ExploredPath[Any] | None = None,
+    base: ExploredPath[Any] = START,
     solver: Any = None,
 ) -> None:
-    answer = refute(goal, shown, base, solver) if base is not None else refute(goal, shown)
+    answer = refute(goal, shown, base, solver)
     proof.paths += answer.paths
     if answer.model is not None:
         proof.verdict, proof.counterexample = REFUTED, answer.model

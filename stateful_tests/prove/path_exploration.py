@@ -88,6 +88,11 @@ def implies(condition: Any, value: Any) -> Bool:
     return Bool(z3.Implies(truth(condition), truth(value)))
 
 
+def same(one: Any, other: Any) -> Bool:
+    """Both hold or neither, without splitting the run."""
+    return implies(one, other) & implies(other, one)
+
+
 # Divisions.
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from reference.commands import Mode
 from stateful_tests.prove.integers import SymbolicRange, has, larger
-from stateful_tests.prove.path_exploration import Bool, both, implies
-from stateful_tests.prove.transitions import PAGE, POSITION, RULES, Move, P, W, invariant, live
+from stateful_tests.prove.path_exploration import both, implies, same
+from stateful_tests.prove.transitions import INVARIANT, PAGE, POSITION, RULES, Move, P, W, live
 
 GROWS = ("extend", "decode", "spec_decode")
 CUTS = ("admit", "finish", "retract")
@@ -33,20 +34,11 @@ class Property:
     any: str = ""
 
 
-def same(one: Any, other: Any) -> Bool:
-    """Both hold or neither."""
-    return implies(one, other) & implies(other, one)
-
-
 def _invariant(name: str) -> Callable[[Move], Any]:
-    return lambda move: invariant(move.ref, move.now)[name]()
+    return lambda move: INVARIANT[name](move.ref, move.now)
 
 
-def _pages(pool: str) -> Callable[[Move], Any]:
-    return lambda move: _owned_as_moved(move, pool)
-
-
-def _owned_as_moved(move: Move, pool: str) -> Any:
+def _pages(pool: str, move: Move) -> Any:
     """Any page: owned before and after, given back and taken, as the rule says."""
     cursors, before, after = move.ref.cursors, move.before, move.after
     owned, owns = has(move.pages(pool, move.was), PAGE), has(move.pages(pool, move.now), PAGE)
@@ -194,11 +186,11 @@ PROPERTIES: dict[str, Property] = {
         Property(
             "full-pages", "Full pool: what is freed was owned and is not owned any more, what is taken was"
             " not owned and is, nothing else changes hands.", ("OWN-1", "OWN-2", "OWN-3", "FREE-1"),
-            ALL, _pages("full"), any="page",
+            ALL, partial(_pages, "full"), any="page",
         ),
         Property(
             "swa-pages", "SWA pool: the same.", ("OWN-1", "OWN-2", "OWN-3", "FREE-2"),
-            ALL, _pages("swa"), any="page",
+            ALL, partial(_pages, "swa"), any="page",
         ),
         Property(
             "sweep", "A sweep moves E alone, never back, and takes nothing that a token at its length or"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,17 +68,6 @@ class Move:
 
 
 # The invariant.
-
-
-def invariant(ref: SymbolicReference, state: Any) -> dict[str, Callable[[], Any]]:
-    """What is so of the row in every state that the rules reach, by name: asked for one by one."""
-    return {
-        "order": partial(_order, ref, state),
-        "text": partial(_text, ref, state),
-        "frontier": partial(_frontier, ref, state),
-        "window": partial(_window, ref, state),
-        "faithful": partial(_faithful, ref, state),
-    }
 
 
 def row(state: Any) -> Any:
@@ -151,6 +140,12 @@ def _faithful(ref: SymbolicReference, state: Any) -> Any:
     return both(live(ref, c, smaller(kept, larger(turn.swept, turn.origin - 1))), *bounds)
 
 
+# What is so of the row in every state that the rules reach, by name.
+INVARIANT: dict[str, Callable[[SymbolicReference, Any], Any]] = {
+    "order": _order, "text": _text, "frontier": _frontier, "window": _window, "faithful": _faithful,
+}  # fmt: skip
+
+
 # States before a rule.
 
 
@@ -176,8 +171,8 @@ def _state(ref: SymbolicReference, mode: Mode, slot: Any, request: Any) -> Any:
     session = ref.ledger.Session("s", history, slot, request.name if request is not None else None)
     requests = (request,) if request is not None else ()
     state = ref.ledger.State(config(ref, mode), (session,), requests)
-    for part in invariant(ref, state).values():
-        assume(part())
+    for part in INVARIANT.values():
+        assume(part(ref, state))
     return state
 
 
@@ -322,26 +317,23 @@ RULES: dict[str, SymbolicRule] = {
 }  # fmt: skip
 
 
-class Moves:
-    """All moves of a reference, explored when they are asked for: each state and each rule once."""
+Moves = Callable[[SymbolicRule, Mode], list[ExploredPath[Move]]]
 
-    def __init__(self, ref: SymbolicReference) -> None:
-        self.ref = ref
-        self._states: dict[Any, list[ExploredPath[Any]]] = {}
-        self._moves: dict[Any, list[ExploredPath[Move]]] = {}
 
-    def of(self, rule: SymbolicRule, mode: Mode) -> list[ExploredPath[Move]]:
-        """Every path of the rule."""
-        if (rule.name, mode) not in self._moves:
-            self._moves[rule.name, mode] = [
-                path
-                for make in rule.states
-                for state in self._before(make, mode)
-                for path in explore(partial(rule.move, self.ref, state.result), state)
-            ]
-        return self._moves[rule.name, mode]
+def moves_of(ref: SymbolicReference) -> Moves:
+    """Every path of a rule in a mode, explored when it is asked for: each state and each rule once."""
 
-    def _before(self, make: MakeState, mode: Mode) -> list[ExploredPath[Any]]:
-        if (make, mode) not in self._states:
-            self._states[make, mode] = list(explore(partial(make, self.ref, mode)))
-        return self._states[make, mode]
+    @cache
+    def before(make: MakeState, mode: Mode) -> list[ExploredPath[Any]]:
+        return list(explore(partial(make, ref, mode)))
+
+    @cache
+    def moves(rule: SymbolicRule, mode: Mode) -> list[ExploredPath[Move]]:
+        return [
+            path
+            for make in rule.states
+            for state in before(make, mode)
+            for path in explore(partial(rule.move, ref, state.result), state)
+        ]
+
+    return moves

@@ -20,7 +20,7 @@ from typing import Any
 from reference.commands import Admit, Chunk, Draft, EvictSwa, Extend, Mode, Open, Retract, SpecDecode, Submit
 from stateful_tests.prove.counterexamples import NoSuchRun, play
 from stateful_tests.prove.integers import Int, has, larger, smaller
-from stateful_tests.prove.path_exploration import assume, both, implies
+from stateful_tests.prove.path_exploration import assume, both, implies, same
 from stateful_tests.prove.symbolic_reference import SymbolicReference
 from stateful_tests.prove.transitions import LENGTH, POSITION, P, W, cursors
 
@@ -93,103 +93,93 @@ class TheoremPart:
 T, KEY = Int.of("target"), Int.of("key")
 
 
-@dataclass
 class _Case:
-    """Cursors in batch, swept, cut; p: where the next turn goes on."""
+    """Any row that was fine before the sweep: E a page boundary, and no hole at p yet.
 
-    c: Any
-    slot: Any
-    p: Any
-    start: Any  # the first position at R or later that is read there
-    swept: Any
+    c: its cursors in batch; swept: after the sweep; slot: after the cut. p: where the next turn goes on;
+    start: the first position at R or later that is read there.
+    """
 
-    def hole(self, ref: SymbolicReference, position: Any) -> Any:
+    def __init__(self, ref: SymbolicReference, policy: Policy) -> None:
+        self.ref, self.policy, self.c = ref, policy, cursors(ref)
+        c, k = self.c, ref.cursors
+        assume(P >= 1, W >= 1)
+        assume(k.in_order(c), c.cache_protected_len % P == 0, c.swa_evicted_seqlen % P == 0)
+        assume(LENGTH >= 0, c.kv_allocated_len >= LENGTH)
+        assume(c.cache_protected_len <= T, c.cache_protected_len <= KEY)
+        self.swept = k.sweep(c, LENGTH, W, P)
+        if policy.pages == 1:
+            low = larger(c.swa_evicted_seqlen, c.cache_protected_len)
+            self.swept = c._replace(swa_evicted_seqlen=larger(low, k.sweep_limit(LENGTH, W, P)))
+        self.slot = k.cut(self.swept, T)
+        self.p = smaller(self.slot.kv_committed_len, KEY)
+        self.start = larger(c.cache_protected_len, self.p - W)
+        assume(c.swa_evicted_seqlen <= self.start)
+
+    def hole(self, position: Any) -> Any:
         """The turn reads `position`, and its page has no SWA half any more."""
         read = both(self.start <= position, position < self.p)
-        return read & ~has(ref.ledger.swa_pages(self.slot, P), position // P)
+        return read & ~has(self.ref.ledger.swa_pages(self.slot, P), position // P)
 
+    def bound(self, position: Any) -> Any:
+        return _bound(self.ref, self.policy, position)
 
-def _case(ref: SymbolicReference, policy: Policy) -> _Case:
-    """Any row that was fine before the sweep: E a page boundary, and no hole at p yet."""
-    c, k = cursors(ref), ref.cursors
-    assume(P >= 1, W >= 1)
-    assume(k.in_order(c), c.cache_protected_len % P == 0, c.swa_evicted_seqlen % P == 0)
-    assume(LENGTH >= 0, c.kv_allocated_len >= LENGTH)
-    assume(c.cache_protected_len <= T, c.cache_protected_len <= KEY)
-    swept = k.sweep(c, LENGTH, W, P)
-    if policy.pages == 1:
-        low = larger(c.swa_evicted_seqlen, c.cache_protected_len)
-        swept = c._replace(swa_evicted_seqlen=larger(low, k.sweep_limit(LENGTH, W, P)))
-    slot = k.cut(swept, T)
-    p = smaller(slot.kv_committed_len, KEY)
-    start = larger(c.cache_protected_len, p - W)
-    assume(c.swa_evicted_seqlen <= start)
-    return _Case(c, slot, p, start, swept)
+    @property
+    def condition(self) -> list[Any]:
+        """What the theorem says of when there is a hole."""
+        return [self.p > self.c.cache_protected_len, self.bound(self.start) <= LENGTH]
 
 
 def _bound(ref: SymbolicReference, policy: Policy, position: Any) -> Any:
     return W + policy.pages * P + ref.cursors.floor_page(position, P)
 
 
-def _only_if(ref: SymbolicReference, policy: Policy) -> Any:
-    case = _case(ref, policy)
-    needed = both(case.p > case.c.cache_protected_len, _bound(ref, policy, case.start) <= LENGTH)
-    return implies(case.hole(ref, POSITION), needed)
+def _only_if(case: _Case) -> Any:
+    return implies(case.hole(POSITION), both(*case.condition))
 
 
-def _if(ref: SymbolicReference, policy: Policy) -> Any:
-    case = _case(ref, policy)
-    assume(case.p > case.c.cache_protected_len, _bound(ref, policy, case.start) <= LENGTH)
-    return case.hole(ref, case.start)
+def _if(case: _Case) -> Any:
+    assume(*case.condition)
+    return case.hole(case.start)
 
 
-def _resumes(ref: SymbolicReference, policy: Policy) -> Any:
+def _resumes(case: _Case) -> Any:
     """The reference resumes short of p in just these cases."""
-    case = _case(ref, policy)
-    short = ref.cursors.resume(case.slot, KEY, W) != case.p
-    needed = both(case.p > case.c.cache_protected_len, _bound(ref, policy, case.start) <= LENGTH)
-    return implies(short, needed) & implies(needed, short)
+    return same(case.ref.cursors.resume(case.slot, KEY, W) != case.p, both(*case.condition))
 
 
-def _never(ref: SymbolicReference, policy: Policy) -> Any:
-    case = _case(ref, policy)
-    return implies(case.p + (policy.pages - 1) * P >= LENGTH, ~case.hole(ref, POSITION))
+def _never(case: _Case) -> Any:
+    return implies(case.p + (case.policy.pages - 1) * P >= LENGTH, ~case.hole(POSITION))
 
 
-def _least(ref: SymbolicReference, policy: Policy) -> Any:
+def _least(case: _Case) -> Any:
     """One token more than `never` allows: a hole, where p - W is the last position of a page."""
-    case = _case(ref, policy)
     back = case.p - W
-    assume(case.p + (policy.pages - 1) * P + 1 == LENGTH)
+    assume(case.p + (case.policy.pages - 1) * P + 1 == LENGTH)
     assume(back >= case.c.cache_protected_len, back % P == P - 1)
-    return case.hole(ref, case.start)
+    return case.hole(case.start)
 
 
-def _always(ref: SymbolicReference, policy: Policy) -> Any:
-    case = _case(ref, policy)
-    assume(case.p + policy.pages * P <= LENGTH, case.p - W >= case.c.cache_protected_len)
-    return case.hole(ref, case.start)
+def _always(case: _Case) -> Any:
+    assume(case.p + case.policy.pages * P <= LENGTH, case.p - W >= case.c.cache_protected_len)
+    return case.hole(case.start)
 
 
-def _cap(ref: SymbolicReference, policy: Policy) -> Any:
-    case = _case(ref, policy)
+def _cap(case: _Case) -> Any:
     assume(case.c.swa_evicted_seqlen <= T)
-    moves, needed = case.swept.swa_evicted_seqlen > T, _bound(ref, policy, T) <= LENGTH
-    return implies(moves, needed) & implies(needed, moves)
+    return same(case.swept.swa_evicted_seqlen > T, case.bound(T) <= LENGTH)
 
 
-def _cap_is_late(ref: SymbolicReference, policy: Policy) -> Any:
-    case = _case(ref, policy)
+def _cap_is_late(case: _Case) -> Any:
     moves = (case.swept.swa_evicted_seqlen > T) & (case.p > case.c.cache_protected_len)
-    return implies(moves, case.hole(ref, case.start))
+    return implies(moves, case.hole(case.start))
 
 
-def _faithful(ref: SymbolicReference, policy: Policy) -> Any:
+def _faithful(case: _Case) -> Any:
     """A sweep that saw at most what is kept: no hole, and nothing for the cap to do."""
-    case = _case(ref, policy)
     assume(case.c.swa_evicted_seqlen <= T)
     kept = (case.p >= LENGTH) & (T >= LENGTH)
-    return implies(kept, ~case.hole(ref, POSITION) & (case.swept.swa_evicted_seqlen <= T))
+    return implies(kept, ~case.hole(POSITION) & (case.swept.swa_evicted_seqlen <= T))
 
 
 def _reached(ref: SymbolicReference) -> Any:
@@ -213,12 +203,10 @@ def _reached(ref: SymbolicReference) -> Any:
     return both(literal == p, move.after.kv_committed_len == 0)
 
 
-def _part(
-    name: str, claim: str, of: Callable[[SymbolicReference, Policy], Any], policy: Policy
-) -> TheoremPart:
+def _part(name: str, claim: str, of: Callable[[_Case], Any], policy: Policy) -> TheoremPart:
     text = claim.format(hole=policy.hole, never=policy.never, always=policy.always, cap=policy.cap)
     claim = f"Sweeps to {policy.frontier}: {text}"
-    return TheoremPart(f"{name}/{policy.name}", claim, lambda ref: of(ref, policy))
+    return TheoremPart(f"{name}/{policy.name}", claim, lambda ref: of(_Case(ref, policy)))
 
 
 PARTS: tuple[TheoremPart, ...] = (

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from impl.sglang.server import events as log
 from reference import given, model
@@ -15,12 +18,43 @@ from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 from stateful_tests.traces.schema import MAX_STEPS
 from stateful_tests.watched import deviations as known
-from stateful_tests.watched.judging import Shown, Verdict, verdict
-from stateful_tests.watched.pages import PageJudge, TextJudge
+from stateful_tests.watched.judging import PageJudge, Shown, TextJudge, Verdict, verdict
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import LogParting, Validated
 
 MOST, FEW = 1000, 20  # partings that are kept, unexplained and of each known fault; the others are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """How one kind of event is read: the commands it becomes, and what is judged besides their outcome. Each
+    row of TABLE stands with the method that does it, in `turns`, `rounds` and `validator`."""
+
+    event: type
+    commands: str
+    judged: str
+    read: Callable[[Any, Any], None]
+
+
+TABLE: dict[type, Mapping] = {}
+Reader = TypeVar("Reader")
+Read = Callable[[Reader, Any], None]
+
+
+def reads(event: type, commands: str, judged: str) -> Callable[[Read[Reader]], Read[Reader]]:
+    """Register the decorated method as what reads this kind of event."""
+
+    def add(read: Read[Reader]) -> Read[Reader]:
+        TABLE[event] = Mapping(event, commands, judged, read)
+        return read
+
+    return add
+
+
+def mapping_row(mapping: Mapping) -> dict[str, str]:
+    """A row of the table, in words."""
+    event = str(mapping.event.__struct_config__.tag)  # type: ignore[attr-defined]
+    return {"event": event, "commands": mapping.commands, "judged": mapping.judged}
 
 
 class Beside:

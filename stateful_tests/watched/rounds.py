@@ -11,8 +11,8 @@ from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, Decode, Draft, EvictSwa, Extend, Reason, SpecDecode
 from reference.ledger import Cursors, Phase
 from stateful_tests.watched import deviations as known
+from stateful_tests.watched.beside import reads
 from stateful_tests.watched.judging import Shown, Verdict
-from stateful_tests.watched.table import reads
 from stateful_tests.watched.turns import Turns
 
 

@@ -181,45 +181,37 @@ def shrunk(runner: Runner, judged: JudgedRun, key: str, most: int = SHRINKS) -> 
     return best
 
 
-def _smaller(run: ServedRun) -> Iterator[ServedRun]:
-    clients = run.clients
-    for at in range(len(clients)):
-        yield msgspec.structs.replace(run, clients=clients[:at] + clients[at + 1 :])
-    for at, client in enumerate(clients):
-        for fewer in _smaller_clients(client):
-            yield msgspec.structs.replace(run, clients=(*clients[:at], fewer, *clients[at + 1 :]))
-    simple: dict[str, Any] = {
+_PLAINEST: dict[type, dict[str, Any]] = {
+    Config: {
         "draft": 0, "overlap": False, "tree": False, "window": 0, "page_size": 1, "pressure": False,
         "mixed": False,
-    }  # fmt: skip
-    for name, value in simple.items():
-        if getattr(run.config, name) != value:
-            yield msgspec.structs.replace(run, config=msgspec.structs.replace(run.config, **{name: value}))
+    },
+    Client: {"start": 0, "after": "", "close": 1, "impatient": False, "session": False},
+    Turn: {"wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1},
+}  # fmt: skip
 
 
-def _smaller_clients(client: Client) -> Iterator[Client]:
-    turns = client.turns
-    for at in range(len(turns) if len(turns) > 1 else 0):
-        yield msgspec.structs.replace(client, turns=turns[:at] + turns[at + 1 :])
-    for name, value in (("start", 0), ("after", ""), ("close", 1), ("impatient", False), ("session", False)):
-        if getattr(client, name) != value:
-            yield msgspec.structs.replace(client, **{name: value})
-    for at, turn in enumerate(turns):
-        for less in _smaller_turns(turn):
-            yield msgspec.structs.replace(client, turns=(*turns[:at], less, *turns[at + 1 :]))
-
-
-def _smaller_turns(turn: Turn) -> Iterator[Turn]:
-    least = {"wait": 0, "stop": 0, "abort": 0, "shared": 0, "tokens": 1, "limit": 1}
-    for name, low in least.items():
-        value = getattr(turn, name)
-        for less in dict.fromkeys((low, (low + value) // 2, value - 1)):
-            if low <= less < value:
-                yield msgspec.structs.replace(turn, **{name: less, **_within(turn, name, less)})
-
-
-def _within(turn: Turn, name: str, value: int) -> dict[str, int]:
-    """What else must be lower then."""
-    if name == "tokens":
-        return {"shared": min(turn.shared, value)}
-    return {"stop": min(turn.stop, value)} if name == "limit" else {}
+def _smaller(of: Any) -> Iterator[Any]:
+    """A run, or a part of one: with a client or a turn less; plainer itself; with a smaller part."""
+    for name, least in (("clients", 0), ("turns", 1)):
+        parts = getattr(of, name, ())
+        for at in range(len(parts) if len(parts) > least else 0):
+            yield msgspec.structs.replace(of, **{name: parts[:at] + parts[at + 1 :]})
+    for name, plain in _PLAINEST.get(type(of), {}).items():
+        value = getattr(of, name)
+        if isinstance(of, Turn):  # numbers, that go down step by step; two that a third bounds
+            for less in dict.fromkeys((plain, (plain + value) // 2, value - 1)):
+                if plain <= less < value:
+                    made = msgspec.structs.replace(of, **{name: less})
+                    bounds = {"shared": min(made.shared, made.tokens), "stop": min(made.stop, made.limit)}
+                    yield msgspec.structs.replace(made, **bounds)
+        elif value != plain:
+            yield msgspec.structs.replace(of, **{name: plain})
+    for name in ("clients", "turns"):
+        parts = getattr(of, name, ())
+        for at, part in enumerate(parts):
+            for less in _smaller(part):
+                yield msgspec.structs.replace(of, **{name: (*parts[:at], less, *parts[at + 1 :])})
+    if isinstance(of, ServedRun):
+        for config in _smaller(of.config):
+            yield msgspec.structs.replace(of, config=config)

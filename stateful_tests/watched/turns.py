@@ -7,9 +7,8 @@ from reference import given
 from reference.commands import Abort, Close, Command, Open, Reason, Submit
 from reference.ledger import Session, text_len
 from stateful_tests.watched import deviations as known
-from stateful_tests.watched.beside import Beside
+from stateful_tests.watched.beside import Beside, reads
 from stateful_tests.watched.judging import Verdict
-from stateful_tests.watched.table import reads
 
 
 class Turns(Beside):

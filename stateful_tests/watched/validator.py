@@ -15,11 +15,11 @@ from reference import given, model
 from reference.commands import Abort, Finish, Mode, Retract
 from reference.ledger import Cursors, Phase, Request, Session, free, rows_owned, text_cut, text_len
 from stateful_tests.watched import deviations as known
+from stateful_tests.watched.beside import TABLE, reads
 from stateful_tests.watched.judging import Shown, Verdict
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.rounds import Rounds
-from stateful_tests.watched.table import TABLE, reads
 
 
 _FREE = {pool: f"tokens of the {pool} pool free or the tree's" for pool in ("full", "SWA")}

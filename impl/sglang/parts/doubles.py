@@ -11,8 +11,7 @@ from collections.abc import Callable
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
-import torch
-
+from impl.lazy import Tensor, torch
 
 UNSET: set[str] = set()  # what was asked of a Bag that had no such value
 
@@ -23,49 +22,31 @@ class Bag:
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
 
-    def __getattr__(self, name: str) -> None:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         UNSET.add(name)
+        return None
 
 
-class ServerArgs(Bag):
-    """The server's command line: a CPU (see use_gpu), no disaggregation; the rest is set for each server."""
-
-    attention_backend: str
-    device: str
-    kernel: Bag
-    page_size: int
-    chunked_prefill_size: int
-    disable_overlap_schedule: bool
-    disable_radix_cache: bool
-    speculative_algorithm: str | None
-    speculative_num_draft_tokens: int
-
-    def __init__(self) -> None:
-        super().__init__(
-            attention_backend="torch_native",  # selects the plain torch paths
-            kernel=Bag(attention_backend="torch_native"),
-            chunked_prefill_size=-1,
-            dcp_size=1,
-            device="cpu",
-            disable_overlap_schedule=True,
-            disable_radix_cache=True,
-            disaggregation_mode="null",
-            page_size=1,
-            speculative_algorithm=None,
-            enable_mis=False,
-            features=Bag(),
-            mamba=Bag(),
-            strip_thinking_cache=False,
-        )
-
-    @staticmethod
-    def enable_mamba_extra_buffer() -> bool:
-        return False
-
-
-SERVER_ARGS = ServerArgs()
+# The server's command line: a CPU (see use_gpu), no disaggregation; the rest is set for each server.
+SERVER_ARGS: Any = Bag(
+    attention_backend="torch_native",  # selects the plain torch paths
+    kernel=Bag(attention_backend="torch_native"),
+    chunked_prefill_size=-1,
+    dcp_size=1,
+    device="cpu",
+    disable_overlap_schedule=True,
+    disable_radix_cache=True,
+    disaggregation_mode="null",
+    page_size=1,
+    speculative_algorithm=None,
+    enable_mamba_extra_buffer=lambda: False,
+    enable_mis=False,
+    features=Bag(),
+    mamba=Bag(),
+    strip_thinking_cache=False,
+)
 
 
 class SamplingParams(Bag):
@@ -148,8 +129,8 @@ class Range(NamedTuple):
 
 
 def assign_rows(
-    rows: torch.Tensor, table: torch.Tensor, start: torch.Tensor, end: torch.Tensor,
-    slots: torch.Tensor, count: int,
+    rows: Tensor, table: Tensor, start: Tensor, end: Tensor,
+    slots: Tensor, count: int,
 ) -> None:  # fmt: skip
     """Write new slots into the rows: what assign_req_to_token_pool does on a GPU."""
     done = 0
@@ -158,11 +139,7 @@ def assign_rows(
         done += b - a
 
 
-class Platform(Bag):
-    capabilities = Bag(supports_triton=False)
-
-
-PLATFORM = Platform(get_paged_allocator_cls=lambda: None)
+PLATFORM: Any = Bag(get_paged_allocator_cls=lambda: None, capabilities=Bag(supports_triton=False))
 
 
 def use_gpu() -> None:
@@ -174,7 +151,7 @@ def use_gpu() -> None:
 
 
 def on_gpu() -> bool:
-    return SERVER_ARGS.device == "cuda"
+    return bool(SERVER_ARGS.device == "cuda")
 
 
 def decorating(function: Any = None, **_: Any) -> Any:
@@ -240,15 +217,15 @@ def without_kernels(allocator: types.ModuleType) -> None:
     naive = allocator.alloc_extend_naive
 
     def extend(
-        prefix: torch.Tensor, total: torch.Tensor, last: torch.Tensor, free: torch.Tensor,
-        out: torch.Tensor, _: int, page_size: int,
+        prefix: Tensor, total: Tensor, last: Tensor, free: Tensor,
+        out: Tensor, _: int, page_size: int,
     ) -> None:  # fmt: skip
         pages = (total + page_size - 1) // page_size - (prefix + page_size - 1) // page_size
         if int(pages.sum()) <= len(free):
             naive(prefix, total, last, free, out, page_size, "cpu")
 
     def decode(
-        total: torch.Tensor, last: torch.Tensor, free: torch.Tensor, out: torch.Tensor,
+        total: Tensor, last: Tensor, free: Tensor, out: Tensor,
         _: int, page_size: int,
     ) -> None:  # fmt: skip
         opens = [(length - 1) % page_size == 0 for length in total.tolist()]

@@ -13,9 +13,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 from impl.adapter import NodeView, TreeSizes
+from impl.lazy import Tensor, torch
 from impl.sglang.parts.namespaces import elements_of
 from reference.commands import Freed
 
@@ -46,7 +45,7 @@ class ReleaseTree:
         req.prefix_indices = torch.empty((0,), dtype=torch.int64)
         req.cache_protected_len = 0
 
-    def match(self, req: Any, ids: Any) -> torch.Tensor:
+    def match(self, req: Any, ids: Any) -> Tensor:
         """Give `req` what the tree has of `ids`, as Req.init_next_round_input does with its text.
 
         Returns the slots of what was found.
@@ -56,7 +55,7 @@ class ReleaseTree:
         found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
         req.prefix_indices, req.last_node = found.device_indices, found.last_device_node
         req.cache_protected_len = len(found.device_indices)
-        slots: torch.Tensor = found.device_indices
+        slots: Tensor = found.device_indices
         return slots
 
     def lock(self, req: Any) -> None:
@@ -167,7 +166,7 @@ class NumberedTree(ComponentTree):
 class RecordTree(NumberedTree):
     """Requests keep what they hold in a record."""
 
-    def match(self, req: Any, ids: Any) -> torch.Tensor:
+    def match(self, req: Any, ids: Any) -> Tensor:
         found = super().match(req, ids)
         req.kv.cache_protected_len = len(found)
         return found
@@ -194,10 +193,10 @@ class UnifiedTree(ReceiptTree):
         req.last_node = self.cache.root_node_handle()
         self.lock(req)
 
-    def match(self, req: Any, ids: Any) -> torch.Tensor:
+    def match(self, req: Any, ids: Any) -> Tensor:
         self._common.match_kv_cache(req, self.cache, ids)
         req.kv.cache_protected_len = req.prefix_len
-        slots: torch.Tensor = self.cache.prefix_device_indices(req)
+        slots: Tensor = self.cache.prefix_device_indices(req)
         return slots
 
     def lock(self, req: Any) -> None:

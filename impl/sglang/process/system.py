@@ -25,8 +25,8 @@ class SGLangSystem(WorkerSystem):
     gpu: on a CUDA device, where the release's own Triton kernels run.
     overlap: with overlap scheduling, which a server has unless it is started without (see Driver).
     tree: another radix tree than the release's usual one, by its name in VARIANTS (variants.py).
-    calls: after each command `calls` has what the driver did, as Python (see call_log.py), and `late` what is
-        to be done to each request whose results wait, to leave it as the view shows it.
+    calls: after each command `noted.calls` has what the driver did, as Python (see call_log.py), and
+        `noted.late` what is to be done to each request whose results wait, to leave it as the view shows it.
 
     The wheel is fetched here, the worker starts with the first `reset`. Raises
     UnusableImplementation when the release cannot be had or is not supported.
@@ -94,14 +94,6 @@ class SGLangSystem(WorkerSystem):
         self._options = [release.version, *(option for option, wanted in asked.items() if wanted)]
         self._options += [] if tree is None else [f"--tree={tree}"]
         self.kind, self.release, self.overlap = release, release.version, overlap
-
-    @property
-    def calls(self) -> tuple[str, ...]:
-        return self.noted.calls
-
-    @property
-    def late(self) -> tuple[tuple[str, str], ...]:
-        return self.noted.late
 
     def command_line(self) -> list[str]:
         return [sys.executable, "-m", "impl.sglang.process.worker", str(self.root), *self._options]

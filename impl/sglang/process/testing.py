@@ -14,7 +14,9 @@ from typing import Any
 from unittest import mock
 
 from impl.isolation import cut, source_of
+from impl.sglang.parts import doubles
 from impl.sglang.parts.modules import SGLANG, install
+from impl.sglang.releases.catalogue import supported
 
 
 class _Missing(importlib.abc.MetaPathFinder):
@@ -34,9 +36,6 @@ class _Missing(importlib.abc.MetaPathFinder):
 
 def hook(root: Path, version: str) -> None:
     """Have this process import the release under `root`."""
-    from impl.sglang.parts import doubles
-    from impl.sglang.releases.catalogue import supported
-
     provided = doubles.provided()
     provided["sglang.srt.server_args"] = {
         "_global_server_args": None,
@@ -84,7 +83,5 @@ def hook(root: Path, version: str) -> None:
 
 @contextlib.contextmanager
 def _settings(**given: Any) -> Iterator[None]:
-    from impl.sglang.parts.doubles import SERVER_ARGS
-
-    with mock.patch.dict(vars(SERVER_ARGS), given):
+    with mock.patch.dict(vars(doubles.SERVER_ARGS), given):
         yield

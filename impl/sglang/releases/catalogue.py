@@ -17,29 +17,19 @@ from impl.sglang.releases.v0_5_15_to_21 import (
 )  # fmt: skip
 from impl.sglang.releases.v0_5_22_to_23 import Release0522, Release0523
 
-# A release and those after it of which every file that is loaded here is the same, or differs where nothing
-# is driven.
-_ALIKE: tuple[tuple[type[Release0510], *tuple[str, ...]], ...] = (
-    (Release0510, "0.5.10.post1"),
-    (Release0511,),
-    (Release0512, "0.5.12.post1"),
-    (Release0513, "0.5.13.post1"),
-    (Release0514,),
-    (Release0515, "0.5.15.post1"),
-    (Release0516,),
-    (Release0517,),
-    (Release0518,),
-    (Release0519,),
-    (Release0520,),
-    (Release0521,),
-    (Release0522,),
-    (Release0523,),
-)
+# A version alone: of its release every file that is loaded here is as in the one before it, or differs where
+# nothing is driven.
+_RELEASES: tuple[type[Release0510] | str, ...] = (
+    Release0510, "0.5.10.post1", Release0511, Release0512, "0.5.12.post1", Release0513, "0.5.13.post1",
+    Release0514, Release0515, "0.5.15.post1", Release0516, Release0517, Release0518, Release0519, Release0520,
+    Release0521, Release0522, Release0523,
+)  # fmt: skip
 TABLE: dict[str, type[Release0510]] = {}
-for _release, *_posts in _ALIKE:
-    TABLE[_release.version] = _release
-    for _post in _posts:
-        TABLE[_post] = type(_release.__name__, (_release,), {"version": _post, "__doc__": _release.__doc__})
+_last: type[Release0510] = Release0510
+for _each in _RELEASES:
+    if isinstance(_each, str):
+        _each = type(_last.__name__, (_last,), {"version": _each, "__doc__": _last.__doc__})
+    _last = TABLE[_each.version] = _each
 SUPPORTED = ", ".join(TABLE)
 # Releases whose names are so alike that one file of Python can call any of a line (ci/export/unit_test.py).
 _STRANGE = 20  # a checkout that lacks more than this of every kind is of none

@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 
 from impl.adapter import Cursors, UnusableImplementation
 from impl.isolation import cut
+from impl.lazy import torch
+from impl.sglang.parts import doubles, memory_checks, trees
+from impl.sglang.parts.doubles import SERVER_ARGS
 from impl.sglang.parts.modules import install
 from reference.geometry import Geometry
 
@@ -26,7 +29,7 @@ class Release0510:
     session_cache = ("sglang.srt.mem_cache.session_aware_cache", "SessionAwareCache")
     session_controller = "sglang.srt.managers.session_controller"
     checker = ("sglang.srt.managers.scheduler_runtime_checker_mixin", "SchedulerRuntimeCheckerMixin")
-    scheduler = "Scheduler0510"  # of impl.sglang.parts.memory_checks
+    scheduler: ClassVar[type[memory_checks.Scheduler]] = memory_checks.Scheduler0510
     paged_allocator = "sglang.srt.mem_cache.allocator"
     swa_allocators = "sglang.srt.mem_cache.swa_memory_pool"
     spec_file = "sglang/srt/speculative/eagle_info_v2.py"
@@ -38,6 +41,11 @@ class Release0510:
     # Processing the results of a prefill batch frees all at its end (process_batch_result_prefill).
     groups_prefill = False
     core = "python"  # what its tree is written in
+    # Where a request, or a session's slot, has its row and its cursors.
+    places: ClassVar[dict[str, str]] = {name: name for name in ("req_pool_idx", *Cursors._fields)}
+    # How a request calls where the last chunk of a prefill ended, as the scheduler looks it up ("": where the
+    # cache ends), the chunks that are under way, and the look at its last outputs.
+    chunk_ends, chunks, looks = "", "is_chunked", "check_finished"
     keeps_slots = True  # a request knows the slots of what it matched, not only how many (prefix_indices)
     # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
     keeping = ""
@@ -62,9 +70,6 @@ class Release0510:
 
         Raises UnusableImplementation when the files do not load.
         """
-        # Here, because it imports torch: who only asks what is supported need not wait for that.
-        from impl.sglang.parts import doubles
-
         install(root, doubles.provided(), doubles.on_gpu())
         try:
             self._import(root)
@@ -76,8 +81,6 @@ class Release0510:
             ) from error
 
     def _import(self, root: Path) -> None:
-        import torch
-
         load = importlib.import_module
         self.common = self.allocation = load("sglang.srt.mem_cache.common")  # one module until 0.5.20
         self.allocator = load(self.paged_allocator)
@@ -114,8 +117,6 @@ class Release0510:
         return vars(self.common)
 
     def _without_kernels(self) -> None:
-        from impl.sglang.parts import doubles
-
         doubles.without_kernels(self.allocator)
 
     def _import_checks(self, load: Any) -> None:
@@ -124,8 +125,7 @@ class Release0510:
         checks = getattr(load(module), name)
         if not isinstance(checks, type):  # inert: the file is not there
             raise ImportError(f"no {module}")
-        stand_in = getattr(load("impl.sglang.parts.memory_checks"), self.scheduler)
-        self.scheduler_class = type(name, (stand_in, checks), {"checks": checks})
+        self.scheduler_class = type(name, (self.scheduler, checks), {"checks": checks})
 
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
@@ -133,21 +133,11 @@ class Release0510:
         del geometry
         return False
 
-    @classmethod
-    def where(cls, attribute: str) -> str:
-        """Where a request, or a session's slot, has its row (`req_pool_idx`) or a cursor of that name."""
-        return attribute
-
     # -- pools ------------------------------------------------------------------------------------
 
     def make_allocator(self, full: int, swa: int | None, page_size: int) -> Any:
         """The allocator of one pool, or of two; `full` and `swa` are tokens."""
-        import torch
-
-        from impl.sglang.parts import doubles
-
-        device = doubles.SERVER_ARGS.device
-        kind: dict[str, Any] = {"dtype": torch.float16, "device": device, "need_sort": False}
+        kind: dict[str, Any] = {"dtype": torch.float16, "device": SERVER_ARGS.device, "need_sort": False}
         if swa is not None:
             pool = doubles.kv_pool(self.swa_pool.SWAKVPool)
             return self.swa_allocator.SWATokenToKVPoolAllocator(
@@ -158,32 +148,32 @@ class Release0510:
         return self.allocator.PagedTokenToKVPoolAllocator(full, page_size, kvcache=None, **kind)
 
     def make_rows(self, rows: int, width: int) -> Any:
-        from impl.sglang.parts.doubles import SERVER_ARGS
-
         return self.memory_pool.ReqToTokenPool(
             size=rows, max_context_len=width, device=SERVER_ARGS.device, enable_memory_saver=False
         )
 
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
         """The release's session cache around its radix tree, or its chunk cache where there is no tree."""
-        params = self.params.CacheInitParams(
-            disable=not geometry.tree,
-            req_to_token_pool=rows,
-            token_to_kv_pool_allocator=allocator,
-            page_size=geometry.page_size,
-            sliding_window_size=geometry.window,
-            is_eagle=geometry.bigram,
-        )
+        params = self._cache_params(rows, allocator, geometry)
         if geometry.tree:
             kinds = self.radix_cache.RadixCache, self.swa_radix_cache.SWARadixCache
         else:
             kinds = self.chunk_cache.ChunkCache, self.chunk_cache.SWAChunkCache
         return self.session_cache_class(kinds[geometry.window is not None](params))
 
+    def _cache_params(self, rows: Any, allocator: Any, geometry: Geometry, **more: Any) -> Any:
+        return self.params.CacheInitParams(
+            disable=not geometry.tree,
+            req_to_token_pool=rows,
+            token_to_kv_pool_allocator=allocator,
+            page_size=geometry.page_size,
+            sliding_window_size=geometry.window,
+            is_eagle=geometry.bigram,
+            **more,
+        )
+
     def make_tree(self, cache: Any, allocator: Any, geometry: Geometry) -> Any:
         """The radix tree in `cache` (impl.sglang.parts.trees), None where there is none."""
-        from impl.sglang.parts import trees
-
         if not geometry.tree:
             return None
         if geometry.window is None:
@@ -224,8 +214,8 @@ class Release0510:
         return bool(self.chunk_end(req) >= len(req.full_untruncated_fill_ids))
 
     def chunk_end(self, req: Any) -> int:
-        """Where the last chunk of a prefill ended, as the scheduler looks it up."""
-        return self.prefix(req)
+        """Where the last chunk of a prefill ended."""
+        return int(attrgetter(self.chunk_ends)(req)) if self.chunk_ends else self.prefix(req)
 
     def park(self, req: Any, cache: Any) -> None:
         """A chunk that does not fit is left out of this batch (add_chunked_req), and looked at before the
@@ -236,14 +226,10 @@ class Release0510:
 
     def retract(self, batch: Any) -> None:
         """Take the first request of `batch` out of the running ones, under memory pressure."""
-        from impl.sglang.parts.doubles import SERVER_ARGS
-
         batch.release_req(0, 0, SERVER_ARGS)
 
     def retract_decode(self, batch: Any) -> tuple[list[Any], list[Any]]:
         """What the scheduler does where the next step of `batch` does not fit: (retracted, given up)."""
-        from impl.sglang.parts.doubles import SERVER_ARGS
-
         batch.filter_batch = lambda **_: None  # the others are in no other batch than in this one
         retracted, _, aborted = batch.retract_decode(SERVER_ARGS)
         return retracted, aborted
@@ -272,19 +258,17 @@ class Release0510:
 
     def in_chunks(self, req: Any, more: int) -> None:
         """One more (or less) chunk of the request is under way that is not its last."""
-        req.is_chunked += more
+        setattr(req, self.chunks, getattr(req, self.chunks) + more)
 
     def check_finished(self, req: Any, accepted: int = 1) -> None:
         """Have the request look at its last `accepted` outputs."""
-        req.check_finished(accepted)
+        getattr(req, self.looks)(accepted)
 
     def take(self, cache: Any, start: int, end: int, before: Any) -> Any:
         """Slots for positions [start, end), evicted for where there are too few; as alloc_for_extend does.
 
         start: a page boundary. before: slots of the positions below it.
         """
-        import torch
-
         if cache.page_size == 1:
             return self.allocation.alloc_token_slots(cache, end - start)
         first, last = torch.tensor([start]), torch.tensor([end])
@@ -335,12 +319,12 @@ class Release0510:
 
     def row(self, holder: Any) -> int | None:
         """Of a request, or of a session's slot."""
-        row: int | None = attrgetter(self.where("req_pool_idx"))(holder)
+        row: int | None = attrgetter(self.places["req_pool_idx"])(holder)
         return row
 
     def cursors(self, holder: Any) -> Cursors:
         """Of a request, or of a session's slot: both carry the same four attributes."""
-        return Cursors(*attrgetter(*map(self.where, Cursors._fields))(holder))
+        return Cursors(*attrgetter(*map(self.places.__getitem__, Cursors._fields))(holder))
 
     def commit(self, req: Any, tokens: int) -> None:
         """What processing a verify round's result does to the committed length."""
@@ -377,7 +361,7 @@ class Release0511(Release0510):
     """0.5.11. Turns in flight are known to the session; a close waits for them."""
 
     version = "0.5.11"
-    scheduler = "Scheduler0511"
+    scheduler = memory_checks.Scheduler0511
     session_cache = ("sglang.srt.session.streaming_session", "StreamingSession")
     session_controller = "sglang.srt.session.session_controller"
     uncounted: frozenset[str] = frozenset({"rows"})
@@ -411,9 +395,10 @@ class Release0513(Release0512):
     """0.5.13. Allocators are a package, the memory checks objects of their own; token ids are arrays."""
 
     version = "0.5.13"
-    scheduler = "Scheduler0513"
+    scheduler = memory_checks.Scheduler0513
     checker = ("sglang.srt.managers.scheduler_components.invariant_checker", "SchedulerInvariantChecker")
     observer = ("sglang.srt.managers.scheduler_components.pool_stats_observer", "SchedulerPoolStatsObserver")
+    chunks, looks = "inflight_middle_chunks", "update_finish_state"
     paged_allocator = "sglang.srt.mem_cache.allocator.paged"
     swa_allocators = "sglang.srt.mem_cache.allocator.swa"
 
@@ -424,8 +409,7 @@ class Release0513(Release0512):
             made[what] = getattr(load(module), name)
             if not isinstance(made[what], type):  # inert: the file is not there
                 raise ImportError(f"no {module}")
-        stand_in = getattr(load("impl.sglang.parts.memory_checks"), self.scheduler)
-        self.scheduler_class = type(self.scheduler, (stand_in,), {"parts": made})
+        self.scheduler_class = type("Scheduler", (self.scheduler,), {"parts": made})
 
     def ids(self, tokens: Sequence[int]) -> Any:
         return array("q", tokens)
@@ -433,12 +417,6 @@ class Release0513(Release0512):
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_input_len(end - start)
         req.fill_len = end
-
-    def in_chunks(self, req: Any, more: int) -> None:
-        req.inflight_middle_chunks += more
-
-    def check_finished(self, req: Any, accepted: int = 1) -> None:
-        req.update_finish_state(accepted)
 
     def history(self, session: Any) -> list[int]:
         # From 0.5.14 on a turn appends to the array of the last one; what counts of that is noted apart.
@@ -460,6 +438,4 @@ class Release0514(Release0513):
     version = "0.5.14"
     known: ClassVar[dict[str, str]] = {"TREE-7": Release0513.known["TREE-7"]}
     keeping = "is_insert"
-
-    def chunk_end(self, req: Any) -> int:
-        return int(req.fill_len)
+    chunk_ends = "fill_len"

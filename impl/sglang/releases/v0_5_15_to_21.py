@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from impl.adapter import Cursors
+from impl.sglang.parts import doubles, trees
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0514
 from reference.geometry import Geometry
 
@@ -20,7 +21,7 @@ from reference.geometry import Geometry
 class Unified(Release0511):
     """A release whose server may have UnifiedRadixCache, the tree that has the sessions in it."""
 
-    tree = "ComponentTree"  # of impl.sglang.parts.trees
+    tree: ClassVar[type[trees.ComponentTree]] = trees.ComponentTree
 
     def _modules(self, load: Any) -> None:
         super()._modules(load)
@@ -33,29 +34,16 @@ class Unified(Release0511):
     def make_cache(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
         if not self.is_unified(geometry):
             return super().make_cache(rows, allocator, geometry)
-        return self._make_unified(rows, allocator, geometry)
-
-    def _make_unified(self, rows: Any, allocator: Any, geometry: Geometry) -> Any:
         kinds = self.unified.ComponentType
-        return self.unified.UnifiedRadixCache(
-            self.params.CacheInitParams(
-                disable=not geometry.tree,
-                req_to_token_pool=rows,
-                token_to_kv_pool_allocator=allocator,
-                page_size=geometry.page_size,
-                sliding_window_size=geometry.window,
-                is_eagle=geometry.bigram,
-                tree_components=(kinds.FULL,) if geometry.window is None else (kinds.FULL, kinds.SWA),
-            )
-        )
+        parts = (kinds.FULL,) if geometry.window is None else (kinds.FULL, kinds.SWA)
+        params = self._cache_params(rows, allocator, geometry, tree_components=parts)
+        return self.unified.UnifiedRadixCache(params)
 
     def make_tree(self, cache: Any, allocator: Any, geometry: Geometry) -> Any:
-        from impl.sglang.parts import trees
-
         if not geometry.tree or not self.is_unified(geometry):
             return super().make_tree(cache, allocator, geometry)
         mapping = None if geometry.window is None else allocator.full_to_swa_index_mapping
-        return getattr(trees, self.tree)(cache, mapping)
+        return self.tree(cache, mapping)
 
 
 class Release0515(Release0514):
@@ -64,6 +52,7 @@ class Release0515(Release0514):
     version = "0.5.15"
     spec_file = "sglang/srt/speculative/eagle_utils.py"
     spec_prepare = "eagle_prepare_for_decode"
+    chunk_ends = "extend_range.end"
     claimed = 0
 
     def _spec_environment(self) -> dict[str, Any]:
@@ -72,9 +61,6 @@ class Release0515(Release0514):
 
     def set_chunk(self, req: Any, start: int, end: int) -> None:
         req.set_extend_range(start, end)
-
-    def chunk_end(self, req: Any) -> int:
-        return int(req.extend_range.end)
 
     def _filled(self, req: Any) -> None:
         req.full_untruncated_fill_ids = req.origin_input_ids
@@ -98,11 +84,10 @@ class Release0516(Unified, Release0515):
     """0.5.16. `req.kv` has the allocated length and the cursor of sweeps; a window has the unified tree."""
 
     version = "0.5.16"
+    places: ClassVar[dict[str, str]] = Release0510.places | {
+        name: f"kv.{name}" for name in ("kv_allocated_len", "swa_evicted_seqlen")
+    }
     known: ClassVar[dict[str, str]] = {}
-
-    @classmethod
-    def where(cls, attribute: str) -> str:
-        return f"kv.{attribute}" if attribute in ("kv_allocated_len", "swa_evicted_seqlen") else attribute
 
     def _import(self, root: Path) -> None:
         super()._import(root)
@@ -114,8 +99,6 @@ class Release0516(Unified, Release0515):
         return {name: value for module in loaded for name, value in vars(module).items()}
 
     def _without_kernels(self) -> None:
-        from impl.sglang.parts import doubles
-
         super()._without_kernels()
         vars(self.allocation)["assign_req_to_token_pool_func"] = doubles.assign_rows
 
@@ -156,7 +139,7 @@ class Release0517(Release0516):
     """0.5.17. The unified tree knows its nodes by numbers; an unlock is given what its lock skipped."""
 
     version = "0.5.17"
-    tree = "NumberedTree"
+    tree = trees.NumberedTree
 
 
 class Release0518(Release0517):
@@ -170,7 +153,8 @@ class Release0519(Release0518):
     """0.5.19. What a request holds is one record, shared with its session; one tree for all models."""
 
     version = "0.5.19"
-    tree = "RecordTree"
+    tree = trees.RecordTree
+    places: ClassVar[dict[str, str]] = {name: f"kv.{name}" for name in Release0510.places}
 
     def _import(self, root: Path) -> None:
         os.environ["SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"] = self.core
@@ -179,10 +163,6 @@ class Release0519(Release0518):
     @classmethod
     def is_unified(cls, geometry: Geometry) -> bool:
         return geometry.tree
-
-    @classmethod
-    def where(cls, attribute: str) -> str:
-        return f"kv.{attribute}"
 
     def retract(self, batch: Any) -> None:
         batch.release_req(0, 0)
@@ -216,7 +196,7 @@ class Release0520(Release0519):
     """0.5.20. A lock gives a receipt for its unlock."""
 
     version = "0.5.20"
-    tree = "ReceiptTree"
+    tree = trees.ReceiptTree
 
     def free_pages(self, pool: Any) -> list[int]:
         pages: list[int] = pool.get_all_free_pages().tolist()
@@ -230,10 +210,7 @@ class Release0521(Release0520):
     """0.5.21. The older trees are gone; every component has a cursor of its sweeps; an abort is told."""
 
     version = "0.5.21"
-
-    @classmethod
-    def where(cls, attribute: str) -> str:
-        return "kv.max_evicted_seqlen" if attribute == "swa_evicted_seqlen" else f"kv.{attribute}"
+    places: ClassVar[dict[str, str]] = Release0519.places | {"swa_evicted_seqlen": "kv.max_evicted_seqlen"}
 
     def _modules(self, load: Any) -> None:
         self.chunk_cache = load("sglang.srt.mem_cache.chunk_cache")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from impl.sglang.parts import trees
 from impl.sglang.releases.v0_5_15_to_21 import Release0521
 from reference.geometry import Geometry
 
@@ -16,8 +17,8 @@ class Release0522(Release0521):
     """0.5.22, with the tree's core in Python."""
 
     version = "0.5.22"
-    tree = "UnifiedTree"  # of impl.sglang.parts.trees
-    keeping, keeps_slots = "checkpoint", False
+    tree = trees.UnifiedTree
+    keeping, keeps_slots, chunk_ends = "checkpoint", False, "extend_end"
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
@@ -46,9 +47,6 @@ class Release0522(Release0521):
     def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
         del chunked
         self.common.checkpoint_kv_cache(req, cache)
-
-    def chunk_end(self, req: Any) -> int:
-        return int(req.extend_end)
 
     def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
         req.finished_reason = self.batch.FINISH_LENGTH(length=0)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import UnusableImplementation
+from impl.sglang.parts import trees
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0513
 from impl.sglang.releases.v0_5_15_to_21 import Release0519, Unified
@@ -73,7 +74,7 @@ class _InRust(Unified):
 
 
 def _in_rust(release: type[Release0519]) -> type[Release0510]:
-    more = {"__doc__": release.__doc__, "tree": f"Rust{release.tree}"}
+    more = {"__doc__": release.__doc__, "tree": getattr(trees, f"Rust{release.tree.__name__}")}
     return type(f"InRust{release.__name__}", (_InRust, release), more)
 
 

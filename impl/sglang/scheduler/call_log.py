@@ -57,10 +57,10 @@ class Calls:
         self._newcomers: set[int] = set()  # lock holders that have locked nothing
         self._chunk = -1  # how long one may be, as it was last set
         release, batch = driver.release, driver.release.batch
-        flat = release.where("kv_allocated_len") == "kv_allocated_len"
+        flat = release.places["kv_allocated_len"] == "kv_allocated_len"
         ahead = release.spec_file.endswith("eagle_info_v2.py")  # the newer one commits nothing ahead
         claimed, less = ("claimed = ", " - claimed") if ahead else ("", "")
-        committed = self._committed = release.where("kv_committed_len") + " += {}" + less
+        committed = self._committed = release.places["kv_committed_len"] + " += {}" + less
         args = "" if committed.startswith("kv.") else ", get_context().server_args"
         args = ", server.args" if flat else args
         calls: dict[str, Callable[..., str]] = {

@@ -8,30 +8,33 @@ moves memory is the release's own code.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from impl.adapter import UnusableImplementation, View
-from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode
+from impl.adapter import Capabilities, UnusableImplementation, View
+from impl.process import wire
+from impl.process.failures import own_errors
+from impl.sglang.parts.doubles import SERVER_ARGS, UNSET, Bag, ForwardMode
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.releases.settings import settings_of
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.ends import Ends
-from impl.sglang.scheduler.refusals import CommandRefused, require, spelled
 from impl.sglang.scheduler.results import LateResults, Results
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
 from impl.sglang.scheduler.tree_commands import TreeCommands
-from impl.vocabulary import RequestPhase
+from impl.vocabulary import CommandRefused, Played, RequestPhase, done, require, spelled
 from reference import commands as c
 from reference.commands import (
-    Choice, Command, Done, Freed, Outcome, Reason, Refused, Report, prompt_len, token_id,
+    COMMANDS, Choice, Command, Outcome, Reason, Refused, Report, kind_name, prompt_len, token_id,
 )  # fmt: skip
 from reference.geometry import Geometry
 
-# What a command's method returns: what the release chose, or what it reports; nothing is a plain "done".
-Played = Sequence[Choice] | Report | Freed | None
-
+if TYPE_CHECKING:
+    from impl.sglang.scheduler.call_log import Calls
 
 class Driver(Ends, TreeCommands):
     """One release in this process; `reset` starts a server, `apply` plays one command.
@@ -41,40 +44,60 @@ class Driver(Ends, TreeCommands):
     once if there is room, else never.
     """
 
-    def __init__(self, release: Release0510, *, overlap: bool = False) -> None:
+    name, capabilities = "", Capabilities()  # SGLangSystem says both
+
+    def __init__(self, release: Release0510, root: Path, *, overlap: bool = False) -> None:
         self.release = release
+        self.root = root
         self.overlap = overlap
         self.serial = 0
+        self.calls: Calls | None = None
+        self.noted = wire.Noted()
         self.results: Results
         self._settings = settings_of(release.version, list(TABLE))
         inherited = {name: os.environ.get(name) for name in self._settings}
         self._environment = {name: value for name, value in inherited.items() if name.startswith("SGLANG_")}
 
-    def reset(self, geometry: Geometry) -> View:
+    def reset(self, geometry: Geometry) -> None:
         for name, inherited in self._environment.items():
             os.environ.pop(name, None)
             if (value := dict(geometry.settings).get(name, inherited)) is not None:
                 os.environ[name] = value
-        self.server = Server(self.release, geometry, overlap=self.overlap)
-        self.results = (LateResults if self.overlap else Results)(self.server)
+        with self._own_errors():
+            self.server = Server(self.release, geometry, overlap=self.overlap)
+            self.results = (LateResults if self.overlap else Results)(self.server)
         self.serial = 0
-        return self.server.view()
+        if self.calls is not None:
+            self.calls.started()
 
-    def apply(self, command: Command) -> tuple[Outcome, View]:
-        """The outcome and the view after it.
+    def apply(self, command: Command) -> Outcome:
+        """Carry a command out, or refuse it.
 
         Raises UnusableImplementation for a run that mixes Decode and SpecDecode, and whatever the
         release raises: then only `reset` may follow.
         """
+        outcome: Outcome | None = None
         try:
-            played = _METHODS[type(command)](self, command)
-        except CommandRefused as refused:
-            return Refused(refused.reason), self.server.view()
-        if isinstance(played, Report):
-            return Done(report=played), self.server.view()
-        if isinstance(played, Freed):
-            return Done(freed=played), self.server.view()
-        return Done(tuple(played or ())), self.server.view()
+            with self._own_errors():
+                try:
+                    outcome = done(_METHODS[type(command)](self, command))
+                except CommandRefused as refused:
+                    outcome = Refused(refused.reason)
+        finally:
+            if self.calls is not None:
+                self.noted = wire.Noted(self.calls.take(), self.calls.late() if outcome else ())
+        return outcome
+
+    def view(self) -> View:
+        with self._own_errors():
+            return self.server.view()
+
+    def close(self) -> None:
+        """Holds nothing outside of this process."""
+
+    def _own_errors(self) -> AbstractContextManager[None]:
+        said = f"is not of the {self.release.version} kind", "SGLang"
+        return own_errors(self.root, *said, "parts/modules.py", _unset, "parts/doubles.py")
 
     # -- refusals ---------------------------------------------------------------------------------
 
@@ -111,7 +134,7 @@ class Driver(Ends, TreeCommands):
             Bag(session_id=command.session, capacity_of_str_len=1 << 20, streaming=True, timeout=None)
         )
 
-    def close(self, command: c.Close) -> None:
+    def end_session(self, command: c.Close) -> None:
         session = self.server.controller.get(command.session)
         require(session is not None, Reason.UNKNOWN_SESSION)
         require(not self.release.closing(session), Reason.SESSION_CLOSING)
@@ -411,24 +434,10 @@ class Driver(Ends, TreeCommands):
         return report
 
 
+def _unset() -> str:
+    return rf"\b({'|'.join(map(re.escape, sorted(UNSET))) or '(?!)'})\b"
+
+
 _METHODS: dict[type, Callable[[Driver, Any], Played]] = {
-    c.Open: Driver.open,
-    c.Close: Driver.close,
-    c.Submit: Driver.submit,
-    c.Admit: Driver.admit,
-    c.Extend: Driver.extend,
-    c.Decode: Driver.decode,
-    c.SpecDecode: Driver.spec_decode,
-    c.Launch: Driver.launch,
-    c.Settle: Driver.settle,
-    c.EvictSwa: Driver.evict_swa,
-    c.Finish: Driver.finish,
-    c.Retract: Driver.retract,
-    c.Abort: Driver.abort,
-    c.CheckBusy: Driver.check_busy,
-    c.CheckIdle: Driver.check_idle,
-    c.Match: Driver.match,
-    c.Unlock: Driver.unlock,
-    c.Insert: Driver.insert,
-    c.Evict: Driver.evict,
-}
+    kind: getattr(Driver, kind_name(kind)) for kind in COMMANDS if hasattr(Driver, kind_name(kind))
+} | {c.Close: Driver.end_session}

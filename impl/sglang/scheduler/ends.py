@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from impl.sglang.parts.doubles import ForwardMode
 from impl.sglang.scheduler.on_server import OnServer
-from impl.sglang.scheduler.refusals import require
 from impl.sglang.scheduler.server import LiveRequest
-from impl.vocabulary import RequestPhase
+from impl.vocabulary import RequestPhase, require
 from reference import commands as c
 from reference.commands import Choice, Reason
 

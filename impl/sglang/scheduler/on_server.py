@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from impl.sglang.parts.doubles import ForwardMode
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.scheduler.refusals import CommandRefused, require
 from impl.sglang.scheduler.results import Results
 from impl.sglang.scheduler.server import LiveRequest, Server
-from impl.vocabulary import RequestPhase
+from impl.vocabulary import CommandRefused, RequestPhase, require
 from reference.commands import Reason
 
 

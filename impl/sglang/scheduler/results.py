@@ -17,8 +17,8 @@ many words: a result of a Launch shows from its Settle on; whether the turn goes
 
 from __future__ import annotations
 
-from impl.sglang.scheduler.refusals import require
 from impl.sglang.scheduler.server import LiveRequest, Result, Server
+from impl.vocabulary import require
 from reference.commands import Reason
 
 

@@ -17,8 +17,7 @@ from impl.sglang.parts import namespaces
 from impl.sglang.parts.doubles import SERVER_ARGS, Bag, ForwardMode, SamplingParams, SpecAlgorithm
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.releases.v0_5_10_to_14 import Release0510
-from impl.sglang.scheduler.refusals import require
-from impl.vocabulary import RequestPhase
+from impl.vocabulary import RequestPhase, require
 from reference.commands import Reason, token_id
 from reference.geometry import Geometry
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from impl.sglang.parts.namespaces import exchanged
 from impl.sglang.parts.trees import ReleaseTree
 from impl.sglang.scheduler.on_server import OnServer
-from impl.sglang.scheduler.refusals import require, spelled
 from impl.sglang.scheduler.server import LockHolder
+from impl.vocabulary import require, spelled
 from reference.commands import Evict, Freed, Insert, Match, Reason, Unlock
 
 

@@ -94,22 +94,20 @@ def make(release: str, say: Say, *, again: bool = False) -> Path:
         f" {MINUTES} minutes"
     )
     try:
-        free = shutil.disk_usage(_existing(folder)).free >> 20
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free >> 20
         if free < DISK_MB:
             raise UnusableImplementation(f"{folder.parent}: {DISK_MB} MB are needed and {free} MB are free")
         shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _step(say, "1/4", "an environment that stands on kvspec's own", lambda: _venv(folder))
-        _step(
-            say,
-            "2/4",
-            f"the wheel of sglang {release}",
-            lambda: _pip(folder, ["--no-deps", f"sglang=={release}"]),
-        )
+        say("1/4  an environment that stands on kvspec's own")
+        _venv(folder)
+        say(f"2/4  the wheel of sglang {release}")
+        _pip(folder, ["--no-deps", f"sglang=={release}"])
         wanted = requirements(_site(folder))
-        names = f"{len(wanted)} packages, transformers first of all"
-        _step(say, "3/4", names, lambda: _pip(folder, wanted))
-        _step(say, "4/4", "import of its scheduler", lambda: _try(folder))
+        say(f"3/4  {len(wanted)} packages, transformers first of all")
+        _pip(folder, wanted)
+        say("4/4  import of its scheduler")
+        _try(folder)
         shared = next((name for name in _SHARED if (_site(folder) / name).exists()), None)
         if shared is not None:
             raise UnusableImplementation(
@@ -147,15 +145,6 @@ def _python(folder: Path) -> Path:
 
 def _site(folder: Path) -> Path:
     return next(folder.glob("lib/python*/site-packages"))
-
-
-def _existing(folder: Path) -> Path:
-    return next(each for each in (folder, *folder.parents) if each.exists())
-
-
-def _step(say: Say, number: str, what: str, do: Callable[[], None]) -> None:
-    say(f"{number}  {what}")
-    do()
 
 
 def _venv(folder: Path) -> None:

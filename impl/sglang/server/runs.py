@@ -38,13 +38,11 @@ class WholeScheduler:
     Raises UnusableImplementation when the release does not load.
     """
 
-    def __init__(
-        self, python: Path, root: Path | None = None, settings: dict[str, str] | None = None
-    ) -> None:
+    def __init__(self, python: Path, root: Path | None = None) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         self._process = subprocess.Popen(
             [str(python), "-m", "impl.sglang.server.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, env=outside(root, settings),
+            stderr=self._errors, env=outside(root),
         )  # fmt: skip
         if self._line() != b'"ready"\n':
             words = self._last_words()

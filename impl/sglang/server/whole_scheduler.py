@@ -113,17 +113,8 @@ def prepare() -> None:
     gc.freeze()  # what is loaded stays; a scheduler collects several times when it starts
 
 
-class _Sink:
-    """Takes what the server sends."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-
-    def send_output(self, output: Any, *_: Any) -> None:
-        self.sent.append(output)
-
-
-_SINK = _Sink()
+_SENT: list[Any] = []  # by the server
+_SINK = SimpleNamespace(send_output=lambda output, *_: _SENT.append(output))
 _WATCHER = Watcher()
 _FEED: list[Any] = []
 
@@ -303,7 +294,7 @@ def run(
         now[0] += 1
         if blocks is not None:
             blocks.round(now[0])
-        for request, reason in _answers(_SINK):
+        for request, reason in _answers():
             answers[request] = reason
             script.answered(request, now[0])
         computed, last[0] = model.forwards - last[0], model.forwards
@@ -396,10 +387,10 @@ def _message(message: Message) -> Any:
     )  # fmt: skip
 
 
-def _answers(sink: _Sink) -> list[tuple[str, str]]:
+def _answers() -> list[tuple[str, str]]:
     """Requests whose end was told since the last call, and why they ended."""
     found = []
-    for output in sink.sent:
+    for output in _SENT:
         if type(output).__name__ == "AbortReq":
             found.append((output.rid, "abort"))
         for request, reason in zip(
@@ -409,7 +400,7 @@ def _answers(sink: _Sink) -> list[tuple[str, str]]:
                 found.append(
                     (request, str(reason.get("type", reason) if isinstance(reason, dict) else reason))
                 )
-    sink.sent.clear()
+    _SENT.clear()
     return found
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import traceback
 from typing import IO
 
@@ -47,10 +46,9 @@ def main() -> int:
 
 
 def _forked(job: Job) -> RunOutcome:
-    """Run a job in a child."""
+    """Run a job in a child, which an alarm ends when its time is over."""
     read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
+    if not (child := os.fork()):
         os.close(read)
         try:
             with os.fdopen(write, "wb") as pipe:
@@ -61,10 +59,10 @@ def _forked(job: Job) -> RunOutcome:
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        body = _read(pipe, child, job.limit_s)
+        body = pipe.read()
     _, status = os.waitpid(child, 0)
     if not body:
-        why = f"no answer in {job.limit_s:g} s" if status == signal.SIGKILL else f"exit status {status}"
+        why = f"no answer in {job.limit_s:g} s" if status == signal.SIGALRM else f"exit status {status}"
         return RunOutcome(0, 0, [], {}, f"the scheduler's process ended: {why}")
     return msgspec.json.decode(body, type=RunOutcome)
 
@@ -73,24 +71,10 @@ def _serve(job: Job, pipe: IO[bytes]) -> None:
     from impl.sglang.server import whole_scheduler
 
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, job.limit_s)
     done = whole_scheduler.run(job.config, job.clients, job.seed, job.watch, job.blocks)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     pipe.write(msgspec.json.encode(done))
-
-
-def _read(pipe: IO[bytes], child: int, limit_s: float) -> bytes:
-    """All that the child writes; it is killed when its time is over."""
-    import select
-
-    deadline, body = time.monotonic() + limit_s, b""
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([pipe], [], [], left)[0]:
-            os.kill(child, signal.SIGKILL)
-            return b""
-        part = os.read(pipe.fileno(), 1 << 20)
-        if not part:
-            return body
-        body += part
 
 
 if __name__ == "__main__":

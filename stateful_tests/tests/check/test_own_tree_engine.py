@@ -6,6 +6,7 @@ import pytest
 
 from impl.own_tree_engine import OwnTree, OwnTreeEngine, make
 from impl.torch_kv.sessions import Slot
+from impl.vocabulary import CommandRefused
 from reference import tree as radix
 from reference.clauses.step import Step
 from reference.commands import (
@@ -106,10 +107,12 @@ class TurnsAwayAndInserts(OwnTreeEngine):
     """A turn that is turned away takes a row."""
 
     def submit(self, command):
-        verdict = super().submit(command)
-        if verdict is not None and self.store.free_rows:
-            self.store.free_rows.pop()
-        return verdict
+        try:
+            return super().submit(command)
+        except CommandRefused:
+            if self.store.free_rows:
+                self.store.free_rows.pop()
+            raise
 
 
 def _with(tree: type[OwnTree]) -> OwnTreeEngine:

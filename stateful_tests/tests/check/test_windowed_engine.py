@@ -1,6 +1,5 @@
 """The example adapter with a window: it conforms, and faults put into it are found."""
 
-
 import kvspec
 import pytest
 from hypothesis import settings

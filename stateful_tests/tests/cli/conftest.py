@@ -1,6 +1,5 @@
 """The command line on a system that does nothing, in an empty folder."""
 
-
 import pytest
 
 from impl.adapter import Capabilities

@@ -70,17 +70,17 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         if type(command).__name__ not in {"CheckBusy", "CheckIdle"}:
             system.noted = Noted()
             outcome = lockstep.do(command)
-            steps += export.commented(format_command(command), outcome, system.calls, sessions=True)
-    view, where = system.view(), system.kind.where
+            steps += export.commented(format_command(command), outcome, system.noted.calls, sessions=True)
+    view, places = system.view(), system.kind.places
     facts = {"server.rows.free_slots": list(view.free_rows)}
     for name, request in view.requests.items():
         var, cursors = variable(name), request.cursors
         facts[f"[*{var}.origin_input_ids, *{var}.output_ids]"] = list(map(small, request.text))
         if request.row is not None and cursors is not None:
-            row, end = f"{var}.{where('req_pool_idx')}", cursors.kv_allocated_len
+            row, end = f"{var}.{places['req_pool_idx']}", cursors.kv_allocated_len
             facts[f"server.rows.req_to_token[{row}, :{end}].tolist()"] = list(view.rows[request.row][:end])
             for cursor, value in cursors._asdict().items():
-                facts[f"{var}.{where(cursor)}"] = value
+                facts[f"{var}.{places[cursor]}"] = value
     pool = "available_size" if geometry.window is None else "full_available_size"
     facts[f"server.allocator.{pool}()"] = len(view.free_full) * geometry.page_size
     if geometry.window is not None:
@@ -92,7 +92,7 @@ def run_alike(system: SGLangSystem, number: int, folder: Path) -> Path:
         for path, node in zip(paths, view.tree.nodes, strict=True):
             slots = list(node.slots)
             facts[f"tree_slots(server.cache, {path})[{-len(slots)}:]"] = slots
-    lines = [line for _, line in system.late]
+    lines = [line for _, line in system.noted.late]
     lines += [f"self.assertEqual({code}, {value})" for code, value in facts.items()]
     steps += [*lines, f"self.fail({ALIKE!r})"]
     code = "\n".join([*export.started(geometry, "\n".join(steps)), *steps])

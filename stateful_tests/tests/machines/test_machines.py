@@ -3,7 +3,6 @@
 Covers what few, deterministic examples reach. Fresh seeds and volume belong to `kvspec check`.
 """
 
-
 import kvspec
 import pytest
 from hypothesis import Phase, settings

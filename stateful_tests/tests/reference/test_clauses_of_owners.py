@@ -12,7 +12,7 @@ from reference.clauses.step import Step
 from reference.commands import (
     Abort, Admit, Command, Draft, EvictSwa, Insert, SpecDecode,
 )  # fmt: skip
-from reference.ledger import ZERO
+from reference.ledger import ZERO, Cursors, Round
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, fails, freed_less, holds, in_tree, is_told, moved,
@@ -33,6 +33,8 @@ BOTH = step_of(PLAIN, *TURN, *SERVE)
 AHEAD = SpecDecode((Draft("r1", 8, 5),))
 CUT = step_of(PLAIN, *TURN, AHEAD, "finish r1 keep 2")
 SWEPT = (*TURN, AHEAD, EvictSwa("r1", 12))  # up to 8
+WAITS = step_of(PLAIN, *TURN, "launch r1 +3 accept 1; finish r1 keep 1")
+LAUNCHED = WAITS.was.requests[0]._replace(cursors=Cursors(5, 8, 0, 0), in_flight=(Round(3, 1, 0),))
 CUT_BELOW = step_of(PLAIN, *SWEPT, "finish r1 keep 2")
 JUST_THERE = step_of(  # resumed at 6, its window begins at 4
     PLAIN, *TURN, "spec_decode r1 +3 accept 1; evict_swa r1 at length 8; finish r1 keep 2")  # fmt: skip
@@ -107,6 +109,10 @@ CASES = [
     holds("LEN-2", "stops at a page, its window lost", slot(
         CUT_BELOW, kv_committed_len=6, kv_allocated_len=6, swa_evicted_seqlen=6)),
     holds("LEN-2", "all that counts", CUT),
+    holds("LEN-2", "what a round in flight computes first, and nobody has claimed", replace(
+        WAITS, was=WAITS.was.with_request(LAUNCHED))),
+    fails("LEN-2", "the same with no round in flight", replace(
+        WAITS, was=WAITS.was.with_request(LAUNCHED._replace(in_flight=()))), "target 6"),
     holds("LEN-2", "refused", as_refused(slot(CUT, kv_committed_len=8))),
     holds("LEN-2", "no slot", has(CUT, "sessions", "s1", slot=None)),
     holds("LEN-2", "no session", changed(CUT, sessions={})),

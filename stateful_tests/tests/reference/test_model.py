@@ -41,6 +41,7 @@ ORDINARY = "submit r1 (no session) +1; admit r1; extend r1 +1"
 # test_rules, and on torch in tours.
 PAIRS: list[tuple[Reason, str, str, Geometry]] = [
     (Reason.EMPTY, "", "submit r1 in s9 +0", PAGE4),  # and unknown_session
+    (Reason.EMPTY, FIRST, "spec_decode r1 +0 accept 1", PAGE4),  # and bad_length
     (Reason.UNKNOWN_SESSION, FIRST, "submit r1 in s9 +1", PAGE4),  # and request_exists
     (Reason.REQUEST_EXISTS, FIRST, "submit r1 in s1 +1", PAGE4),  # and turn_in_flight
     (Reason.SESSION_CLOSING, f"{FIRST}; close s1", "submit r2 in s1 +1", PAGE4),  # and turn_in_flight

@@ -1,6 +1,5 @@
 """A release on a GPU, where its own Triton kernels run, shows what it shows on a CPU."""
 
-
 import pytest
 import torch
 

@@ -14,7 +14,8 @@ from impl.sglang.parts import memory_checks
 from impl.sglang.parts.doubles import Bag, ForwardMode
 from impl.sglang.process import system as sglang
 from impl.sglang.releases.catalogue import TABLE, Kind
-from impl.sglang.scheduler import driver, refusals
+from impl import vocabulary
+from impl.sglang.scheduler import driver
 from reference.commands import Broken, Done, Open, Piece, Reason, shared_serial, token_id
 from reference.geometry import preset
 from stateful_tests.tests.support.commands import commands
@@ -89,12 +90,12 @@ def test_the_driver_carries_out_what_it_says():
 
 
 def test_a_prompt_is_spelled_by_position_and_what_is_no_text_is_refused():
-    found = refusals.spelled((Piece("a", 2), Piece("c", 3)), 4)
+    found = vocabulary.spelled((Piece("a", 2), Piece("c", 3)), 4)
     at = [*((0, p) for p in (4, 5)), *((2, p) for p in (6, 7, 8))]
     assert found == [token_id(shared_serial("abc"[text]), position) for text, position in at]
     for piece in (Piece("a", 0), Piece("A", 1), Piece("ab", 1), Piece("", 1), Piece("ä", 1)):
-        with pytest.raises(refusals.CommandRefused) as caught:
-            refusals.spelled((piece,))
+        with pytest.raises(vocabulary.CommandRefused) as caught:
+            vocabulary.spelled((piece,))
         assert caught.value.reason is Reason.EMPTY
 
 

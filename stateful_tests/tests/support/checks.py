@@ -3,21 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
-from reference.commands import (
-    Admit, Chunk, Command, Done, Draft, Extend, Finish, Mode, Open, Reason, Refused, SpecDecode, Submit,
-)  # fmt: skip
+from reference.commands import Done, Mode, Reason, Refused
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Row, Run, Tally, Trace, Violation,
 )  # fmt: skip
+from stateful_tests.tests.support.commands import script
 
-COMMANDS: tuple[Command, ...] = (
-    Open("s1"),
-    Submit("r1", "s1", 40),
-    Admit("r1"),
-    Extend((Chunk("r1", 40),)),
-    SpecDecode((Draft("r1", 4, 3),)),
-    Finish("r1", 1),
+COMMANDS = script(
+    "open s1; submit r1 in s1 +40; admit r1; extend r1 +40; spec_decode r1 +4 accept 3; finish r1 keep 1"
 )
 ROWS = (
     Row(COMMANDS[0], Done()),

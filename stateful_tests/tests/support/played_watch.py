@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from impl.adapter import View
 from impl.sglang.process import worker
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.server import reading
@@ -94,8 +93,8 @@ def watched_driver(folder: Path, spec: bool) -> type:
     class WatchedDriver(Driver):
         runs = 0
 
-        def __init__(self, release: Any, **how: Any) -> None:
-            super().__init__(release, **how)
+        def __init__(self, release: Any, *where: Any, **how: Any) -> None:
+            super().__init__(release, *where, **how)
             reading.version = lambda _: release.version  # type: ignore[assignment]
             reading.claims = lambda: release.claimed
             for target, name in POINTS:
@@ -105,10 +104,10 @@ def watched_driver(folder: Path, spec: bool) -> type:
             _after(release, "prepare_spec", lambda _, batch, *__: self._decodes(batch))
             _hooked(_DECODE, lambda original, batch: (original(batch), self._decodes(batch))[0])
 
-        def reset(self, geometry: Geometry) -> View:
+        def reset(self, geometry: Geometry) -> None:
             if watcher.log is not None:
                 watcher.log.close()
-            view = super().reset(geometry)
+            super().reset(geometry)
             self.runs += 1
             rounds.clear()
             watcher.__init__({"KVSPEC_WATCH": str(folder / f"{self.runs:04}")})  # type: ignore[misc]
@@ -121,15 +120,14 @@ def watched_driver(folder: Path, spec: bool) -> type:
                 told["result"](lambda *_: process(turn, result), None, batch)
 
             self.results.process = processed  # type: ignore[method-assign]
-            return view
 
-        def apply(self, command: Command) -> tuple[Outcome, View]:
-            outcome, view = super().apply(command)
+        def apply(self, command: Command) -> Outcome:
+            outcome = super().apply(command)
             if isinstance(command, Retract) and (turn := self.server.turns.get(command.request)):
                 if turn.phase is RequestPhase.QUEUED:
                     told["queue"](_nothing, None, turn.req, True)
             told["step"](lambda _: rounds.pop() if rounds else None, self.scheduler)
-            return outcome, view
+            return outcome
 
         def _decodes(self, batch: Any) -> None:
             """A step of a server ends where a round is prepared."""

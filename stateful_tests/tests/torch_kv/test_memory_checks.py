@@ -1,6 +1,5 @@
 """The memory checks see what unbalances. That they wait for the device once: test_device."""
 
-
 import pytest
 
 from impl.torch_kv import TorchKV

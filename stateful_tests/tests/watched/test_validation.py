@@ -9,10 +9,10 @@ import pytest
 from impl.sglang.server.events import Event
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
+from stateful_tests.watched.beside import TABLE
 from stateful_tests.watched.deviations import KNOWN
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
 from stateful_tests.watched.results import Validated
-from stateful_tests.watched.table import TABLE
 from stateful_tests.watched.validator import Validator
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "watched"
