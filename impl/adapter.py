@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from reference.blocks.commands import EngineCommand
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
@@ -80,8 +82,7 @@ class Capabilities:
         return "Schedule" in self.commands
 
 
-@dataclass(slots=True)
-class RequestView:
+class RequestView(msgspec.Struct):
     """A request that has not ended. `row` and `cursors` are None while it holds no row.
 
     text: tokens of its input and of the outputs so far; origin: how many of them are input.
@@ -94,8 +95,7 @@ class RequestView:
     cursors: Cursors | None = None
 
 
-@dataclass(slots=True)
-class SessionView:
+class SessionView(msgspec.Struct):
     """An open session. `row` and `cursors` are those of its slot, None while it has no slot.
 
     history: tokens that the next turn's input will start with. closing: close was deferred.
@@ -107,8 +107,7 @@ class SessionView:
     cursors: Cursors | None = None
 
 
-@dataclass(slots=True)
-class NodeView:
+class NodeView(msgspec.Struct):
     """A node of the radix tree, without the root.
 
     path: tokens from the root to its end; slots: full slots of the node's own tokens, which are the last
@@ -123,8 +122,7 @@ class NodeView:
     swa_locks: int
 
 
-@dataclass(slots=True)
-class LockHolderView:
+class LockHolderView(msgspec.Struct):
     """A lock holder of the tree (Match, Insert): the full slots of the prefix that it has locked."""
 
     slots: Sequence[int]
@@ -139,8 +137,7 @@ class TreeSizes(NamedTuple):
     swa_protected: int
 
 
-@dataclass(slots=True)
-class TreeView:
+class TreeView(msgspec.Struct):
     """The radix tree. sizes: None of systems that do not count."""
 
     nodes: Sequence[NodeView]
@@ -148,8 +145,7 @@ class TreeView:
     sizes: TreeSizes | None = None
 
 
-@dataclass(slots=True)
-class View:
+class View(msgspec.Struct):
     """Physical facts of a system at rest. Slots and pages are the system's own ids.
 
     free_full, free_swa: free pages, as they stand in the free lists, duplicates and all.

@@ -44,6 +44,11 @@ class PagePool:
         """int64 [available] on the device: the free list as it stands, the next to go first; a view."""
         return self._stack[self._top :]
 
+    def free_list(self) -> list[int]:
+        """The same on the host: the device is waited for."""
+        listed: list[int] = self._stack.tolist()
+        return listed[self._top :]
+
     def take(self, count: int) -> Tensor:
         """Take `count` pages off the free list: int64 [count] page ids on the device, a view.
 

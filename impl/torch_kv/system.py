@@ -243,11 +243,11 @@ class TorchKV(LockHolders):
         return adapter.View(
             sessions=sessions,
             requests=requests,
-            free_full=store.full.free_pages().tolist(),
+            free_full=store.full.free_list(),
             free_rows=tuple(store.free_rows),
             rows={row: cells[row][:length] for row, length in extent.items()},
             full_stamps=store.full.stamps.tolist(),
-            free_swa=[] if swa is None else swa.free_pages().tolist(),
+            free_swa=[] if swa is None else swa.free_list(),
             full_to_swa=full_to_swa,
             swa_stamps=[] if swa is None else swa.stamps.tolist(),
             tree=self.view_tree(full_to_swa),

@@ -29,8 +29,11 @@ _OUTCOMES = tuple(c for c in CLAUSES.values() if c.id.startswith("OUT-"))
 
 def asked(step: Step) -> tuple[Clause, ...]:
     """The clauses that this step can break: after a refusal that changed nothing, those of outcomes."""
-    still = step.unchanged and not step.done and step.now is step.was
-    return _OUTCOMES if still else about(step)
+    known: dict[str, tuple[Clause, ...]] = vars(step)
+    if "asked" not in known:
+        still = step.unchanged and not step.done and step.now is step.was
+        known["asked"] = _OUTCOMES if still else about(step)
+    return known["asked"]
 
 
 def about(step: Step) -> tuple[Clause, ...]:
@@ -50,8 +53,8 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
     """All clauses but the waived that fail at this step, in the order of evaluation.
 
     When outcomes differ states are not comparable and only that is said; when names differ (SES-2)
-    the clauses after it are not asked; the backstop REF-1 speaks only when no other does. Clauses about
-    states that read nothing new are not asked: they held before.
+    the clauses after it are not asked; the backstop REF-1 speaks only when no other does. Clauses that read
+    nothing new, or break by nothing that is new, are not asked: they held before.
     """
     found: list[tuple[Clause, Failure]] = []
     for each in _due(asked(step), step.news, waived):
@@ -69,4 +72,7 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
 def _due(clauses: tuple[Clause, ...], news: tuple[bool, ...], waived: frozenset[str]) -> tuple[Clause, ...]:
     """Those of them that are not waived, and may say something else than they did before."""
     new = {part for part, is_new in zip(PARTS, news) if is_new}
-    return tuple(c for c in clauses if c.id not in waived and (not c.reads or not new.isdisjoint(c.reads)))
+    return tuple(
+        c for c in clauses if c.id not in waived
+        and all(not parts or not new.isdisjoint(parts) for parts in (c.reads, c.breaks_by))
+    )  # fmt: skip

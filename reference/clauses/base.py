@@ -17,10 +17,13 @@ Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine'
 # verdict is the same for all steps that end so: where it held before, it is not asked while these parts are
 # as they were, and may ask what is new alone (Step.judged).
 Part = Literal["sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks"]
-# A part for each thing that Step compares.
-PARTS: tuple[Part, ...] = (
-    "sessions", "sessions", "requests", "requests", "holders", "pools", "rows", "leftovers", "nodes", "nodes",
-    "tree", "tree", "locks",
+# What else may be new at a step, for Clause.breaks_by: either side refuses; a choice was not allowed; the
+# command is one that ends, cuts or hands over what a holder has; a holder holds, reads or should read
+# something else.
+Event = Literal["refusal", "overreach", "ending", "held"]
+PARTS: tuple[Part | Event, ...] = (
+    "sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks",
+    "refusal", "overreach", "ending", "held",
 )  # fmt: skip
 # What there must be: a tree that the system shows, a window, a report of either side. Where that lacks, and
 # of other commands than a clause is about, it holds and its situation is not reached: it is not asked.
@@ -35,8 +38,9 @@ class Clause:
     which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which
     that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
-    reads: of a clause about states what it reads; none: it is about a whole step. of: the commands that it
-    is about; needs: what there must be. alone: it asks the system's names alone, so it may be asked where
+    reads: of a clause about states what it reads; none: it is about a whole step. breaks_by: where all held
+    before, one of these must be new for it to break; none: anything may do. of: the commands that it is
+    about; needs: what there must be. alone: it asks the system's names alone, so it may be asked where
     another clause was violated before, and the reference is somewhere else.
     """
 
@@ -50,6 +54,7 @@ class Clause:
     rule: str
     source: str
     reads: tuple[Part, ...]
+    breaks_by: tuple[Part | Event, ...]
     of: tuple[type, ...]
     needs: tuple[Needs, ...]
     alone: bool
@@ -71,6 +76,7 @@ def register(
     source: str,
     situation: Callable[[Any], bool],
     reads: tuple[Part, ...] = (),
+    breaks_by: tuple[Part | Event, ...] = (),
     of: tuple[type, ...] = COMMANDS,
     needs: tuple[Needs, ...] = (),
     alone: bool = False,
@@ -82,8 +88,8 @@ def register(
 
     def add(check: Check) -> Check:
         into[id] = Clause(
-            id, title, sentence, scope, why, settled, assumption, rule, source, reads, of, needs,
-            alone, check, situation,
+            id, title, sentence, scope, why, settled, assumption, rule, source, reads, breaks_by,
+            of, needs, alone, check, situation,
         )  # fmt: skip
         return check
 

@@ -20,6 +20,7 @@ POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
     "Every position below kv_committed_len reads the full KV of exactly that token of that text, as far as"
     " the text goes.",
     reads=("sessions", "requests", "holders"),
+    breaks_by=("held",),
     why="This is what the bookkeeping is for.",
     rule="ledger.text_tokens",
     source="#22897",
@@ -80,6 +81,7 @@ def stamp_text(stamp: int | None) -> str:
     "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that token; of"
     " the radix tree's prefix, those in the window of the next token.",
     reads=("sessions", "requests", "holders"),
+    breaks_by=("held",),
     why="Every window of a later token lies in there.",
     rule="ledger.text_tokens, cursors.lost_below",
     source="kvspec",

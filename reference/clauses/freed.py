@@ -21,10 +21,10 @@ def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]
 
 
 def _check_freed(step: Step, pool: str) -> Failure | None:
-    found, size = wrongly_freed(step, pool), step.config.geometry.page_size
-    return found and (
-        f"{pool} pages of {found[0]} at {span(found[1], size)} freed", f"freed {span(found[2], size)}"
-    )  # fmt: skip
+    if (found := wrongly_freed(step, pool)) is None:
+        return None
+    (holder, owed, freed), size = found, step.config.geometry.page_size
+    return f"{pool} pages of {holder} at {span(owed, size)} freed", f"freed {span(freed, size)}"
 
 
 def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | None:
@@ -47,6 +47,7 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     "A cut at target frees the full pages of [ceil(target), ceil(kv_allocated_len)) and no others; an"
     " end frees all from cache_protected_len on, but for what the radix tree takes over; an insert frees what"
     " the tree has already, an eviction the nodes that go; nothing else frees.",
+    breaks_by=("holders", "pools", "ending"),
     why="A page freed too early is somebody else's while it is read; one not freed is lost when its row"
     " entry is overwritten.",
     settled="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
@@ -68,6 +69,7 @@ def _freed_full(step: Step) -> Failure | None:
     "A cut frees the SWA pages of [max(ceil(target), ceil(swa_evicted_seqlen)), ceil(kv_allocated_len)),"
     " a sweep those between the old and the new swa_evicted_seqlen, an end, an insert and an eviction as in"
     " FREE-1, and nothing else frees.",
+    breaks_by=("holders", "pools", "ending"),
     why="What a sweep gave back may belong to somebody else by now.",
     rule="cursors.cut, ledger.swa_pages",
     source="#22900, #22862",

@@ -163,6 +163,7 @@ def _order(step: Step) -> Failure | None:
     "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a launch the"
     " former by what it claims; a result leaves of that what was accepted; a sweep moves neither; no cursor"
     " of a request that the command does not name moves.",
+    breaks_by=("requests",),
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
     rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode, rules.decode.settle",
     source="#22753",

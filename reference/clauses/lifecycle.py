@@ -53,10 +53,11 @@ def _readmitted(step: Step) -> bool:
     ),
 )  # fmt: skip
 def _close_happens(step: Step) -> Failure | None:
-    busy = {request.session for request in step.after.requests.values()}
-    for name, session in sorted(step.after.sessions.items()):
-        if session.closing and name not in busy:
-            has = cursors_text(session.slot) if session.slot is not None else "no slot"
+    requests = step.after.requests.values()
+    for name in sorted([name for name, session in step.after.sessions.items() if session.closing]):
+        if name not in {request.session for request in requests}:
+            slot = step.after.sessions[name].slot
+            has = cursors_text(slot) if slot is not None else "no slot"
             return f"{name} is gone: it is closed, and no turn is left", f"it is there, with {has}"
     return None
 
@@ -67,6 +68,7 @@ def _close_happens(step: Step) -> Failure | None:
     "Sessions, their slots and requests exist exactly as long as specified: a slot from the first"
     " finish or retract to a midway abort or the close, a close is deferred while a turn is in flight,"
     " an abort before admission leaves the slot alone.",
+    breaks_by=("sessions", "requests"),
     why="Ownership moves between slot and request; whoever forgets or repeats a move leaks or frees twice.",
     settled="An abort of a turn that waits after a retract is midway too: its KV is in the slot. Leaving"
     " the slot untouched, as before an admission, would resume the next turn on tokens that the history"

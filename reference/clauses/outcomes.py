@@ -12,6 +12,7 @@ from reference.commands import Done, EvictSwa, Launch, Refused, SpecDecode, Subm
     "OUT-1",
     "outcome",
     "A command is done or refused exactly as specified, for the first reason that applies.",
+    breaks_by=("refusal",),
     why="An operation that a server wrongly accepts corrupts; one it wrongly refuses starves.",
     rule="model.step",
     source="#22273",
@@ -19,7 +20,7 @@ from reference.commands import Done, EvictSwa, Launch, Refused, SpecDecode, Subm
     situation=lambda s: isinstance(s.expected, Refused),
 )
 def _outcome(step: Step) -> Failure | None:
-    if step.expected == step.outcome or step.done:
+    if step.done or step.expected == step.outcome:
         return None
     return _outcome_text(step.expected), _outcome_text(step.outcome)
 
@@ -34,6 +35,7 @@ def _outcome_text(outcome: object) -> str:
     "OUT-2",
     "refusals change nothing",
     "A refused command changes no cursor, no row, no page and no text; a batch is all or nothing.",
+    breaks_by=("refusal",),
     why="The scheduler tries again later and must find what it left.",
     rule="model.step",
     source="kvspec",
@@ -85,6 +87,7 @@ def difference(before: Facts, after: Facts) -> str:
     "allowed choices",
     "Where the specification leaves a choice (how far to sweep, how far to allocate ahead, how much a cut"
     " keeps of what nothing can be resumed from), the system stays within it.",
+    breaks_by=("overreach",),
     why="Servers differ in policy; only what no correct server may do is a violation.",
     rule="rules.base.ChoiceNotAllowed, rules.evict_swa.swept",
     source="kvspec",

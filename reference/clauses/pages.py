@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from reference.clauses.base import Failure, clause
 from reference.clauses.step import Step, span
@@ -16,7 +17,7 @@ from reference.clauses.step import Step, span
     why="A page is freed by any of its slots: two half pages of one row cannot be given back apart.",
     rule="ledger.full_pages",
     source="#22862 review",
-    situation=lambda s: any(
+    situation=lambda s: bool(s.progress) and any(
         r is not None and r.cursors is not None
         and r.cursors.kv_allocated_len % s.config.geometry.page_size
         for r in map(s.was.request, s.progress)
@@ -61,7 +62,7 @@ def _rows(step: Step) -> Failure | None:
     scope="Models with SWA.",
     needs=("window",),
     situation=lambda s: "swa" in s.after.pools and bool(owned := s.after.pools["swa"].owned)
-    and any(o.holder != owned[0].holder for o in owned),
+    and owned[0].holder != owned[-1].holder,
 )
 def _one_to_one(step: Step) -> Failure | None:
     if step.after.torn_swa:
@@ -132,6 +133,12 @@ def _stale(what: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
     return f"entry of every {what} is 0", f"{len(entries)} lead on, one to SWA slot {entries[0][1]}"
 
 
+@lru_cache
+def _every_page(size: int) -> frozenset[int]:
+    """Those of a pool."""
+    return frozenset(range(1, size + 1))
+
+
 @clause(
     "OWN-2",
     "free lists are sets",
@@ -148,8 +155,7 @@ def _free_is_set(step: Step) -> Failure | None:
         if len(free) != len(pool.free):
             twice = sorted({p for p in free if list(pool.free).count(p) > 1})
             return f"each page once in the {name} free list", f"pages {twice} twice or more"
-        wrong = sorted(p for p in free if not 1 <= p <= pool.size)
-        if wrong:
+        if wrong := sorted(free - _every_page(pool.size)):
             return f"pages 1 to {pool.size} in the {name} free list", f"pages {wrong}"
     return None
 
@@ -195,7 +201,7 @@ def _one_owner(step: Step) -> Failure | None:
 )
 def _none_lost(step: Step) -> Failure | None:
     for name, pool in step.new_pools.items():
-        lost = {*range(1, pool.size + 1)} - pool.free_pages - pool.owner_of.keys()
+        lost = _every_page(pool.size).difference(pool.free_pages, pool.owner_of)
         if lost:
             return f"every {name} page free or owned", f"pages {sorted(lost)} are neither"
     return None

@@ -7,7 +7,6 @@ system's facts; each derived value is computed once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import ne
 
 from reference.clauses.base import PARTS
 from reference.clauses.facts import LEFTOVERS, Facts, NodeFacts, Pool, computed_once
@@ -21,6 +20,7 @@ from reference.prefix_cache import page_name
 
 PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
 _ALL = (True,) * len(PARTS)
+_ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed`
 
 
 @dataclass(eq=False)
@@ -48,10 +48,9 @@ class Step:
     locks_before: Locks | None = None
     judged: bool = False
 
-    @computed_once
-    def done(self) -> bool:
-        """Both carried the command out."""
-        return isinstance(self.outcome, Done) and isinstance(self.expected, Done)
+    def __post_init__(self) -> None:
+        """done: both carried the command out."""
+        self.done = isinstance(self.outcome, Done) and isinstance(self.expected, Done)
 
     @computed_once
     def reported(self) -> bool:
@@ -72,12 +71,23 @@ class Step:
 
     @computed_once
     def news(self) -> tuple[bool, ...]:
-        """Which of PARTS differ from what was judged."""
+        """Which of PARTS differ from what was judged, or took place."""
         if not self.judged:
             return _ALL
-        return tuple(map(ne, _end(self.was, self.before), _end(self.now, self.after))) + (
-            self.locks != self.locked_before,
-        )
+        was, now, before, after = self.was, self.now, self.before, self.after
+        ours, tree, then = now.tree, after.tree, before.tree
+        return (
+            now.sessions != was.sessions or after.sessions != before.sessions,
+            now.requests != was.requests or after.requests != before.requests,
+            after.holders != before.holders, after.pools != before.pools,
+            after.free_rows != before.free_rows, after[LEFTOVERS] != before[LEFTOVERS],
+            (ours and ours.children) != (was.tree and was.tree.children)
+            or (tree and tree.nodes) != (then and then.nodes),
+            ours != was.tree or tree != then,
+            tree is not None and self.locks != self.locked_before,
+            not self.done, self.overreach != "", isinstance(self.command, _ENDINGS),
+            after.holders != before.holders or self.held != self.held_before,
+        )  # fmt: skip
 
     @computed_once
     def new_holders(self) -> tuple[Holder, ...]:
@@ -118,7 +128,8 @@ class Step:
     @computed_once
     def freed_something(self) -> bool:
         """A free list of the system grew."""
-        return any(len(p.free) > len(self.before.pools[n].free) for n, p in self.after.pools.items())
+        before, after = self.before.pools, self.after.pools
+        return after is not before and any(len(p.free) > len(before[n].free) for n, p in after.items())
 
     @computed_once
     def acted(self) -> Request | None:
@@ -243,18 +254,21 @@ class Step:
     @computed_once
     def freed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that somebody had before and the system gave back."""
-        return {pool: self._freed_of(pool) for pool in self.after.pools}
+        return {
+            pool: {} if self.judged and now is self.before.pools[pool] else self._freed_of(pool)
+            for pool, now in self.after.pools.items()
+        }
 
     @computed_once
     def owed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that must go back."""
-        return {pool: self._owed_of(pool) if self.done else {} for pool in self.after.pools}
+        goes = self.cut_at if self.ended is None else (*self.ended, 0)
+        some = self.done and (goes is not None or self.after.tree is not None or self._swept)
+        return {pool: self._owed_of(pool, goes) if some else {} for pool in self.after.pools}
 
     def _freed_of(self, pool: str) -> PagesByHolder:
         before, after = self.before.pools[pool], self.after.pools[pool]
         freed: PagesByHolder = {}
-        if before is after and self.judged:
-            return freed
         free, others = after.free_pages, after.owner_of
         once = len(before.owner_of) == len(before.owned)
         if once and before.owner_of.items() <= others.items() and free.isdisjoint(others):
@@ -279,20 +293,26 @@ class Step:
         bigram = self.config.geometry.bigram
         return {h.name: tree_key(text_tokens(h.text), bigram) for h in (*self.held, *self.held_before)}
 
-    def _owed_of(self, pool: str) -> PagesByHolder:
+    @computed_once
+    def _swept(self) -> list[tuple[str, Cursors, int]]:
+        """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
+        shown = ((r.holder, r.cursors, self.after.requests.get(r.name)) for r in self.was.requests)
+        return [
+            (holder, c, now.cursors.swa_evicted_seqlen) for holder, c, now in shown
+            if c is not None and now is not None and now.cursors is not None
+            and now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen
+        ]
+
+    def _owed_of(self, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
         size, swa = self.config.geometry.page_size, pool == "swa"
         owed: dict[str, set[int]] = {}
-        goes = (*self.ended, 0) if self.ended is not None else self.cut_at
         if goes is not None:  # from target on, as far as it has pages of its own
             holder, c, target = goes
             start = max(target, c.cache_protected_len, c.swa_evicted_seqlen if swa else 0)
             owed[holder] = {*range(-(-start // size), -(-c.kv_allocated_len // size))}
-        for was in self.was.requests if swa else ():  # swept
-            had, frontier = was.cursors, self.frontier(was.name)
-            if had is not None and frontier > had.swa_evicted_seqlen:
-                start = max(had.cache_protected_len, had.swa_evicted_seqlen)
-                end = min(frontier, had.kv_allocated_len)
-                owed[was.holder] = {p // size for p in range(start, end, size)}
+        for holder, c, frontier in self._swept if swa else ():
+            start, end = max(c.cache_protected_len, c.swa_evicted_seqlen), min(frontier, c.kv_allocated_len)
+            owed[holder] = {p // size for p in range(start, end, size)}
         if self.after.tree is not None:
             self._hand_over(pool, owed)
         return {holder: sorted(pages) for holder, pages in owed.items() if pages} if owed else {}
@@ -336,15 +356,6 @@ class Step:
                 end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
                 handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
         return handed
-
-
-def _end(state: State, facts: Facts) -> tuple[object, ...]:
-    """What is compared, in the order of PARTS, but for the locks."""
-    ours, tree = state.tree, facts.tree
-    return (
-        state.sessions, facts.sessions, state.requests, facts.requests, facts.holders, facts.pools,
-        facts.free_rows, facts[LEFTOVERS], ours and ours.children, tree and tree.nodes, ours, tree,
-    )  # fmt: skip
 
 
 def span(pages: list[int], page_size: int) -> str:

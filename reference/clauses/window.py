@@ -120,7 +120,7 @@ def lost_window(step: Step) -> tuple[Request, int, int, list[int]] | None:
             continue  # free mode: may only end
         p = facts.cursors.kv_committed_len - (c.kv_committed_len - request.settled_len)
         start = max(0, p - window)
-        dead = [q for q in range(start, min(p, len(seen.swa_read))) if seen.swa_read[q] is None]
-        if dead:
+        if None in seen.swa_read[start : max(start, p)]:
+            dead = [q for q in range(start, min(p, len(seen.swa_read))) if seen.swa_read[q] is None]
             return request, p, start, dead
     return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from itertools import compress, count, repeat
 from operator import attrgetter, is_, ne
@@ -73,6 +72,10 @@ class NodePart(msgspec.Struct, frozen=True):
     pages: dict[Key, tuple[tuple[int, ...], bool]]
 
 
+NOTHING = View({}, {}, (), (), {}, ())  # of a system that could not be started
+_NO_FACTS = Facts({}, {}, {}, {}, 0, ())
+
+
 class Seen(NamedTuple):
     """A view and its facts, with the parts that they were put together from."""
 
@@ -102,11 +105,16 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
     if view.tree is not None:
         nodes = [reader.node(node) for node in view.tree.nodes]
         tree = _tree_of(view, nodes, last)
-    sessions = {n: SessionFacts(s.history, s.closing, s.cursors) for n, s in view.sessions.items()}
-    requests = {n: RequestFacts(r.session, r.origin, r.text, r.cursors) for n, r in view.requests.items()}
-    holders = {name: part.holder for name, part in rows.items()}
+    was, then = (NOTHING, _NO_FACTS) if last is None else (last.view, last.facts)
+    sessions, requests = then.sessions, then.requests
+    if view.sessions != was.sessions:
+        new = {n: SessionFacts(s.history, s.closing, s.cursors) for n, s in view.sessions.items()}
+        sessions = _kept(new, sessions)
+    if view.requests != was.requests:
+        named = {n: RequestFacts(r.session, r.origin, r.text, r.cursors) for n, r in view.requests.items()}
+        requests = _kept(named, requests)
+    holders = _kept({name: part.holder for name, part in rows.items()}, then.holders)
     slots = [part.slots for part in rows.values()] + [part.slots for part in nodes]
-    then = last.facts if last is not None else Facts({}, {}, {}, {}, 0, ())
     leftovers: Any
     if last is not None and reader.same_free and _identical(slots, last.slots):
         pools, leftovers = then.pools, then[LEFTOVERS]
@@ -115,8 +123,8 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
         pools = _kept(pools, then.pools)
     torn, torn_swa, unmapped, swept, unused, shared = leftovers
     facts = Facts(
-        _kept(sessions, then.sessions), _kept(requests, then.requests), _kept(holders, then.holders),
-        pools, geometry.rows, view.free_rows, torn, torn_swa, unmapped, swept, unused, shared, tree,
+        sessions, requests, holders, pools, geometry.rows, view.free_rows,
+        torn, torn_swa, unmapped, swept, unused, shared, tree,
     )  # fmt: skip
     return Seen(view, facts, rows, nodes, slots)
 
@@ -126,7 +134,7 @@ def _identical(a: Sequence[object], b: Sequence[object]) -> bool:
 
 
 # Requests differ first.
-_FIELDS = ["requests", *(field.name for field in fields(View) if field.name != "requests")]
+_FIELDS = ["requests", *(name for name in View.__struct_fields__ if name != "requests")]
 
 
 def _same(a: View, b: View) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from impl.adapter import AnySystem, Capabilities, System, UnusableImplementation, View
+from impl.adapter import AnySystem, Capabilities, System, UnusableImplementation
 from impl.process.failures import described
 from impl.process.wire import checked, copied
 from reference import model
@@ -32,8 +32,6 @@ from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed
 from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation
 from stateful_tests.lockstep.tree_diff import tree_changes
-
-_NOTHING = View({}, {}, (), (), {}, ())  # of a system that could not be started
 
 
 def check_serial(state: State) -> None:
@@ -76,7 +74,7 @@ class Lockstep:
         self._judged = False  # every clause about a state was asked of this one
         self._locks: Locks = {}
         self._unstarted: Broken | None = None  # why there is no empty system, as the first command meets it
-        self._seen = abstraction.look(_NOTHING, geometry)
+        self._seen = abstraction.look(abstraction.NOTHING, geometry)
         try:
             system.reset(geometry)
             self._seen = self._look()

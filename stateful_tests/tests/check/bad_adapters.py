@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from impl.adapter import UnusableImplementation
 from impl.example_engine import ExampleEngine
 from reference.commands import Admit, Done, Reason, Refused, Submit
@@ -54,7 +56,7 @@ class WrongType(ExampleEngine):
 class Garbage(ExampleEngine):
     def view(self):
         view = super().view()
-        return replace(view, free_full=[None]) if self.requests else view
+        return structs.replace(view, free_full=[None]) if self.requests else view
 
 
 class RaisesInView(ExampleEngine):

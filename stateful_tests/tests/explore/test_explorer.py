@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from impl.adapter import View
 from reference import clauses, model
@@ -248,18 +249,19 @@ def writes_another_stamp(system: Faulty, _: list[int]) -> None:
 
 def keeps_a_mapping(view: View) -> View:
     mapping = [1 if slot in view.free_full else to for slot, to in enumerate(view.full_to_swa)]
-    return replace(view, full_to_swa=mapping)
+    return structs.replace(view, full_to_swa=mapping)
 
 
 def counts_one_lock(view: View) -> View:
-    nodes = [replace(node, full_locks=min(node.full_locks, 1)) for node in view.tree.nodes]
-    return replace(view, tree=replace(view.tree, nodes=nodes))
+    nodes = [structs.replace(node, full_locks=min(node.full_locks, 1)) for node in view.tree.nodes]
+    return structs.replace(view, tree=structs.replace(view.tree, nodes=nodes))
 
 
 def moves_a_cursor(view: View) -> View:
     cursors = {n: r.cursors for n, r in view.requests.items() if r.cursors is not None}
     further = {n: c._replace(kv_committed_len=c.kv_committed_len + 1) for n, c in cursors.items()}
-    return replace(view, requests={n: replace(r, cursors=further.get(n)) for n, r in view.requests.items()})
+    requests = {n: structs.replace(r, cursors=further.get(n)) for n, r in view.requests.items()}
+    return structs.replace(view, requests=requests)
 
 
 @pytest.mark.parametrize(

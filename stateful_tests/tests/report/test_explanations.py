@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ci import explain
 from ci.compare import ledger
@@ -184,8 +185,8 @@ class Forgetful(OwnShape):
 
     def view(self):
         view = self._system.view()
-        blank = {name: replace(s, history=[0] * len(s.history)) for name, s in view.sessions.items()}
-        return replace(view, sessions=blank)
+        blank = {name: structs.replace(s, history=[0] * len(s.history)) for name, s in view.sessions.items()}
+        return structs.replace(view, sessions=blank)
 
 
 def test_a_history_of_other_tokens():

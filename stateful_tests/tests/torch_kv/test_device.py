@@ -1,7 +1,7 @@
 """torch_kv where the device is not the host: what it shows there, what it moves, and what waits."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from msgspec.structs import replace
 from pathlib import Path
 from typing import Any
 
