@@ -45,4 +45,4 @@ def step_with_effects(
     try:
         return RULES[type(command)].carry_out(state, command, context), context.done, context.effects
     except Refusal as refusal:
-        return state, _REFUSED[refusal.reason], _NO_EFFECTS
+        return state, _REFUSED[refusal.args[0]], _NO_EFFECTS

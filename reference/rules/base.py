@@ -22,10 +22,7 @@ NOTHING: Span = ("0", "0")
 
 
 class Refusal(Exception):
-    """The command is refused for this reason; nothing has changed."""
-
-    def __init__(self, reason: Reason) -> None:
-        self.reason = reason
+    """The command is refused for a reason, its argument; nothing has changed."""
 
 
 def require(condition: object, reason: Reason) -> None:

@@ -23,7 +23,8 @@ from stateful_tests.lockstep.results import Violation
 
 # Clauses whose situations a refusal that changes nothing can reach.
 _REFUSALS = CLAUSES["OUT-1"], CLAUSES["OUT-2"]
-
+# What clauses may read of facts, and nothing of a state with it.
+_FACTS = {"holders", "pools", "rows", "leftovers"}
 
 _KEPT = 50_000  # states, and ways from one to another, that are remembered
 
@@ -69,7 +70,7 @@ class InductiveStepCheck:
 
     def __init__(self, system: ReferenceInState | None = None) -> None:
         self._system = system or ReferenceInState()
-        self._checks: dict[tuple[Clause, ...], tuple[list[Check], list[Check]]] = {}  # of steps, of states
+        self._checks: dict[tuple[Clause, ...], list[list[Check]]] = {}  # of steps, of states, of facts
         self._forget()
         self.look_for(())
 
@@ -78,6 +79,7 @@ class InductiveStepCheck:
         self._layouts: dict[Hashable, int] = {}
         self._ways: dict[Hashable, tuple[tuple[Any, ...], int]] = {}  # facts but for texts, and their number
         self._numbers: dict[Hashable, int] = {}
+        self._sound: set[int] = set()  # numbers of facts that clauses which read nothing else hold of
 
     def _known(self, state: State) -> _Known:
         known = self._states.get(state)
@@ -94,7 +96,7 @@ class InductiveStepCheck:
 
     def _seek(self) -> None:
         self._sought: dict[tuple[Clause, ...], list[Clause]] = {}
-        self._refusals = any(clause.id not in self._met for clause in _REFUSALS)
+        self.seeks_refusals = any(clause.id not in self._met for clause in _REFUSALS)
 
     def start_in(self, state: State) -> None:
         """The steps that follow start from here."""
@@ -103,11 +105,6 @@ class InductiveStepCheck:
         self._was, self._start = state, self._known(state)
         self._before, _ = self._facts(type(None), state, self._start, no_effects())
         self._evicted: set[tuple[State, int]] = set()  # what some Evict has led to
-
-    def asks_about(self, now: State) -> bool:
-        """Whether there is something to ask about a refusal that leads to `now`. The system would refuse in
-        the same words; where nothing has changed, what is left are situations that none has reached."""
-        return self._refusals or now is not self._was
 
     def violation(self, command: Command, now: State, outcome: Outcome, effects: Effects) -> Violation | None:
         """The first clause that a step breaks, and what else it breaks. The rules lead to `now`."""
@@ -128,24 +125,24 @@ class InductiveStepCheck:
             self._evicted.add((now, number))
         clauses = about(step)
         self._look(step, clauses)
-        of_steps, of_states = self._checks.get(clauses) or self._checks_of(clauses)
+        of_steps, of_states, of_facts = self._checks.get(clauses) or self._checks_of(clauses)
         for check in of_steps:
             if check(step) is not None:
                 return _violation(step)
         if done and number not in known.asked:
-            for check in of_states:
+            for check in of_states if number in self._sound else of_states + of_facts:
                 if check(step) is not None:
                     return _violation(step)
             known.asked.add(number)
+            self._sound.add(number)
         return None
 
-    def _checks_of(self, clauses: tuple[Clause, ...]) -> tuple[list[Check], list[Check]]:
-        of_steps, of_states = (
-            [c.check for c in clauses if (not c.reads or "locks" in c.reads) == of_a_step]
-            for of_a_step in (True, False)
-        )
-        self._checks[clauses] = of_steps, of_states
-        return of_steps, of_states
+    def _checks_of(self, clauses: tuple[Clause, ...]) -> list[list[Check]]:
+        found = self._checks[clauses] = [[], [], []]
+        for clause in clauses:
+            of_step = not clause.reads or "locks" in clause.reads
+            found[0 if of_step else 2 if _FACTS.issuperset(clause.reads) else 1].append(clause.check)
+        return found
 
     def _facts(self, kind: type, now: State, known: _Known, effects: Effects) -> tuple[Facts, int]:
         """The system's facts after a command of a kind, and a number for all that are equal up to ids, but

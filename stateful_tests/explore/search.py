@@ -126,7 +126,7 @@ class Expander:
                     targets.append((number, target))
             else:
                 found.refused += 1
-                if check is None or not check.asks_about(now):
+                if check is None or (now is state and not check.seeks_refusals):
                     continue
             if check is not None:
                 violation = check.violation(command, now, outcome, effects)

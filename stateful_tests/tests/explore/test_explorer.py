@@ -305,3 +305,28 @@ def test_facts_that_differ_in_ids_alone_are_equal():
         if len(other.free["full"]) < BOTH.geometry.full_pages:
             other.free["full"] += [*other.pages["full"].values()][:1]
             assert up_to_ids(facts_of(other.view(), BOTH.geometry), size) != up_to_ids(facts, size)
+
+
+WITH_FACTS = [SMALL, BOTH, SCOPES["late-two"], SCOPES["tree-parts"], SCOPES["both-session"]]
+
+
+@pytest.mark.parametrize("scope", WITH_FACTS, ids=lambda s: s.name)
+def test_facts_that_are_remembered_are_those_of_every_step(scope, monkeypatch):
+    """The system is put into the state before each step, and carries it out."""
+    system, asked = ReferenceInState(), 0
+
+    def step_of(*args):
+        nonlocal asked
+        step = Step(*args)
+        if step.done:
+            system.start_in(step.was)
+            assert facts_of(system.view(), scope.geometry) == step.before
+            now, _, effects = model.step_with_effects(step.was, step.command)
+            system.carry_out(type(step.command), now, effects)
+            assert facts_of(system.view(), scope.geometry) == step.after, step.command
+            asked += 1
+        return step
+
+    monkeypatch.setattr(inductive_check, "Step", step_of)
+    search.run(scope, states=100)
+    assert asked > 400
