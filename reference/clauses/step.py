@@ -164,7 +164,7 @@ class Step:
     @computed_once
     def cut_at(self) -> tuple[str, Cursors, int] | None:
         """(holder, cursors before, to where) when the command trims a session's row and keeps it."""
-        request = self.acted if isinstance(self.command, (Finish, Retract, Admit)) and self.done else None
+        request = self.acted if self.done else None
         if request is None or request.session is None or self.ended is not None:
             return None
         if isinstance(self.command, Finish) and request.cursors is not None:
