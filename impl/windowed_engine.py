@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from impl.adapter import Cursors, RequestView, View
 from impl.example_engine import ExampleEngine
 from reference.commands import (
@@ -95,7 +97,7 @@ class WindowedEngine(ExampleEngine):
             self.mapping[slot] = 0
 
     def view(self) -> View:
-        return replace(
+        return structs.replace(
             super().view(), free_swa=list(self.free_swa), full_to_swa=list(self.mapping),
             swa_stamps=list(self.swa_stamps),
             requests={name: self._cursors(name, shown) for name, shown in super().view().requests.items()},
@@ -105,7 +107,7 @@ class WindowedEngine(ExampleEngine):
         if shown.cursors is None:
             return shown
         computed = shown.cursors.kv_committed_len
-        return replace(shown, cursors=Cursors(computed, computed, self._swept(name), 0))
+        return structs.replace(shown, cursors=Cursors(computed, computed, self._swept(name), 0))
 
 
 make = WindowedEngine  # what `--impl` calls

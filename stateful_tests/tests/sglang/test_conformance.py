@@ -7,6 +7,7 @@ Skips, with the reason, where a release can be neither found nor fetched.
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from impl.adapter import System, UnusableImplementation
 from reference.commands import (
@@ -170,7 +171,7 @@ def test_a_refused_command_changes_nothing(real):
             assert isinstance(real.apply(command), Refused), command
             now = after = real.view()
             if isinstance(command, Submit):  # who is turned away computes a token, and gives it back
-                after = replace(
+                after = structs.replace(
                     after, full_stamps=before.full_stamps, swa_stamps=before.swa_stamps, tree=before.tree,
                     free_full=before.free_full, free_swa=before.free_swa, free_rows=before.free_rows,
                 )  # fmt: skip
