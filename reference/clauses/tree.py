@@ -177,7 +177,7 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
     """Who puts whole pages into the tree, their tokens, up to where it brings no SWA KV, and whether it goes
     on: then only if it could match all of them again."""
     size, bigram, command = step.config.geometry.page_size, step.config.geometry.bigram, step.command
-    if not step.done:
+    if not step.done or step.after.tree is None:
         return
     if isinstance(command, Insert):
         key = key_of(command.prompt, bigram)
