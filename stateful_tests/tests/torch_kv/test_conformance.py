@@ -16,6 +16,7 @@ from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import MACHINES, draw_geometry, draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep, replay
 from stateful_tests.lockstep.results import Trace
+from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import load
 
 REGRESSIONS = Path(__file__).parents[3] / "fixtures" / "regressions"
@@ -67,6 +68,12 @@ def test_without_a_tree_its_commands_are_refused():
     refused = tuple((at, Refused(Reason.NO_TREE)) for at in range(len(served), len(served) + len(tree)))
     trace = Trace(PRESETS["page4"], Mode.FAITHFUL, (*served, *tree), expected=refused)
     assert replay(TorchKV(), trace).violation is None
+
+
+def test_a_text_of_one_token_has_no_bigram():
+    commands = script("submit r (no session) +1; admit r; extend r +1; finish r keep 1")
+    sizes = replace(PRESETS["page1"], tree=True, bigram=True)
+    assert replay(TorchKV(), Trace(sizes, Mode.FAITHFUL, commands)).violation is None
 
 
 class KeepsLess(TorchKV):
