@@ -253,6 +253,8 @@ CASES = [
     fails("READ-2", "a row too short", reads(DECODED, "s1", swa_read=()), "reads 6 positions"),
     fails("READ-1", "a text too short", replace(PREFILLED, now=PREFILLED.now.with_request(
         PREFILLED.now.requests[0]._replace(origin=-3))), "reads 0 positions, not its row has 3"),
+    fails("READ-1", "a retracted turn's, which is more than the history", reads(
+        step_of(PLAIN, *TURN, "retract r1"), "s1", full_read=[1] * 5), "position 0"),
     fails("READ-2", "nobody", changed(DECODED, holders={}), "reads 6 positions"),
     holds("READ-2", "no window", step_of(BARE, *SERVE)),
     holds("READ-2", "below the frontier", reads(

@@ -106,6 +106,8 @@ CASES = [
     fails("LEN-2", "E of a sweep", slot(CUT_BELOW, swa_evicted_seqlen=8), "swa_evicted_seqlen 7"),
     fails("LEN-2", "stops inside a page", slot(
         CUT_BELOW, kv_committed_len=5, kv_allocated_len=5, swa_evicted_seqlen=5), "target 7"),
+    fails("LEN-2", "stops at the page past it", slot(
+        CUT_BELOW, kv_committed_len=8, kv_allocated_len=8, swa_evicted_seqlen=8), "target 7"),
     holds("LEN-2", "stops at a page, its window lost", slot(
         CUT_BELOW, kv_committed_len=6, kv_allocated_len=6, swa_evicted_seqlen=6)),
     holds("LEN-2", "all that counts", CUT),
