@@ -19,9 +19,9 @@ PAGE4 = Geometry(page_size=4, window=6, full_pages=12, swa_pages=9, rows=3, widt
 ONE_ROW = replace(PAGE4, full_pages=2, swa_pages=2, rows=1)
 
 
-def after(text: str, mode: Mode = Mode.FREE) -> State:
+def after(text: str, mode: Mode = Mode.FREE, sizes: Geometry = PAGE4) -> State:
     """The state after commands that must all be done."""
-    state = initial(PAGE4, mode)
+    state = initial(sizes, mode)
     for command in script(text):
         state, outcome = step(state, command)
         assert outcome == Done(), f"{command}: {outcome}"
@@ -95,6 +95,12 @@ def test_a_faithful_scheduler_would_not(given, command):
     assert step(after(given), *script(command))[1] == Done()
     state = after(given, Mode.FAITHFUL)
     assert step(state, *script(command)) == (state, Refused(Reason.UNFAITHFUL))
+
+
+@pytest.mark.parametrize("given, says", [("", Done()), ("; unlock_swa r1", Refused(Reason.UNFAITHFUL))])
+def test_who_has_unlocked_its_window_is_not_cut_below(given, says):
+    state = after(FIRST + 4 * "; decode r1" + given, Mode.FAITHFUL, replace(PAGE4, tree=True))
+    assert step(state, *script("retract r1 losing 1"))[1] == says
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
