@@ -72,10 +72,9 @@ def check(
             machines=machines or None,
         )  # fmt: skip
     writable(junit, "--junit")
-    narrowed = any((presets, machines, mode in ("free", "faithful"), examples, steps))
 
     def one(impl: str) -> tuple[Data, Callable[[], None]]:
-        return _driven(replace(asked, impl=impl), plan, narrowed, base, where, save_dir, html)
+        return _driven(replace(asked, impl=impl), plan, base, where, save_dir, html)
 
     if names := release_row.names(asked.impl):
         device = f"device {asked.device}"
@@ -101,9 +100,8 @@ def check(
 
 
 def _driven(
-    asked: Asked, plan: Plan, narrowed: bool, base: str | None, where: Callable[..., Any], save_dir: str,
-    html: bool,
-) -> tuple[Data, Callable[[], None]]:  # fmt: skip
+    asked: Asked, plan: Plan, base: str | None, where: Callable[..., Any], save_dir: str, html: bool
+) -> tuple[Data, Callable[[], None]]:
     """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
     from ci.report.progress import Progress
@@ -122,7 +120,7 @@ def _driven(
                     system, plan, progress, before, executor=executor, named=named, found=saved
                 )
         data = report.check_data(
-            result, plan, narrowed=narrowed, capabilities=system.capabilities,
+            result, plan, capabilities=system.capabilities,
             base=None if before is None else report.on_base(before, result.findings),
         )  # fmt: skip
 

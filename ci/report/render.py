@@ -100,6 +100,8 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     out.print()
     if detailed:
         _counted(out, data)
+    elif data["situations"]["fails"]:
+        _missing(out, data["situations"], 10)
     planned, more = data["examples_planned"], data["examples"] - data["examples_planned"]
     done = f"{'stopped after ' * data['stopped_early']}{min(data['examples'], planned)} of {planned} runs"
     done += f" and {more} more, {data['went_on']}" * (more > 0)
@@ -151,11 +153,26 @@ def _counted(out: Console, data: Data) -> None:
         say(out, f"situations left out: {len(group['situations'])}, {group['why']}")
     for row in situations["exempt"]:
         say(out, f"situation exempt: {row['situation']}: {row['reason']} (reached {row['times']} times)")
-    for text in situations["missing"]:
-        say(out, f"situation never reached: {text}", "yellow")
+    _missing(out, situations, len(situations["missing"]))
     if data["tier"] == "smoke" and situations["missing"]:
         say(out, "tier pr has to reach all of them")
     out.print()
+
+
+def _missing(out: Console, situations: Data, most: int) -> None:
+    """Situations that no run has reached, `most` of them."""
+    texts = situations["missing"]
+    for text in texts[:most]:
+        say(out, f"situation never reached: {text}", "yellow")
+    if texts[most:]:
+        say(out, f"and {len(texts) - most} more (-v)")
+    if situations["fails"]:
+        say(
+            out, "Runs that looked for them did not meet them either: the generator draws them no more, or"
+            " a rule has changed. situations.json names scopes of each; `kvspec explore --scope NAME` says"
+            " whether the rules still reach it.",
+        )  # fmt: skip
+        out.print()
 
 
 def releases(out: Console, data: Data) -> None:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, tee
 
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.commands import Mode
 from reference.geometry import GeometryError
-from stateful_tests.check.driving import Cell, Driven, Named, Stint, drive, drive_named
+from stateful_tests.check.driving import Cell, Driven, Named, Stint, begun, drive, drive_named
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.check.tiers import Plan, check_machine, for_system, sizes_for
+from stateful_tests.check.tiers import Plan, check_machine, for_system, must_meet, sizes_for
 from stateful_tests.check.ways import Needs, avoided, lacks, needs, other_ways
+from stateful_tests.coverage.required import Wanted, unmet
 from stateful_tests.lockstep.lockstep import new_tallies, replay, turned_away
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Trace, Violation, add_tallies, finding_name,
@@ -45,6 +46,8 @@ _STINT = 3  # runs of one cell before the next has its turn
 # A plan that goes on ends when no new situation has come up for _QUIET commands; at the latest after _FULL
 # commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
 _QUIET, _FULL, _MORE_S = 4_000, 20_000, 10
+# What a whole plan has missed is looked for in so many commands at most, and among so many runs of a cell.
+_LOOK, _AMONG = 200_000, 10_000
 
 
 def run(
@@ -117,6 +120,9 @@ class _Campaign:
     last_new: int = 0  # commands before the last new finding
     last_situation: int = 0  # commands before the last new situation
     commands: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    situations: Counter[str] = field(default_factory=Counter)
 
     def run(self, executor: Executor, work: Callable[[Stint], Driven]) -> CheckResult:
         plan, result = self.plan, CheckResult(self.system.name, self.plan.tier, self.plan.seed)
@@ -124,25 +130,28 @@ class _Campaign:
         machines = {cell: MachineResult(*cell, tallies=new_tallies(engine)) for cell in self.cells()}
         result.machines = list(machines.values())
         result.planned = sum(plan.examples[cell.machine] for cell in machines)
-        refusals, kinds, situations = Counter[str](), Counter[str](), Counter[str]()
-        try:
-            with closing(executor.map(work, self.stints(tuple(machines)))) as driven:
-                for stint in self.stints(tuple(machines)):
-                    if self._over(result):
+
+        def follow(stints: Iterator[Stint], over: Callable[[], bool]) -> None:
+            ahead, now = tee(stints)
+            with closing(executor.map(work, ahead)) as driven:
+                for stint in now:
+                    if over():
                         break
-                    seen = next(driven)
-                    refusals += seen.refusals
-                    kinds += seen.kinds
-                    self._take(machines[stint.cell], seen)
-                    if not seen.situations.keys() <= situations.keys():
-                        self.last_situation = self.commands
-                    situations += seen.situations
+                    self._take(machines[stint.cell], next(driven))
+
+        try:
+            follow(self.stints(tuple(machines)), partial(self._over, result))
+            asked = must_meet(plan, result.system) and not (self.caught or result.timed_out)
+            wanted = unmet(self.situations, result.machines, self.system.capabilities) if asked else []
+            if wanted:
+                result.went_on = "which looked for what was not met"
+                follow(self.looking(machines, wanted), partial(self._looked, result, wanted, self.commands))
         except KeyboardInterrupt:
             result.interrupted = True
             self.caught = self.shrinking | self.caught
-        result.refusals = dict(refusals.most_common())
-        result.commands_by_kind = dict(kinds.most_common())
-        result.situations = dict(sorted(situations.items()))
+        result.refusals = dict(self.refusals.most_common())
+        result.commands_by_kind = dict(self.kinds.most_common())
+        result.situations = dict(sorted(self.situations.items()))
         result.findings = [self._finding(name) for name in sorted(self.caught, key=evaluation_order)]
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
@@ -178,6 +187,25 @@ class _Campaign:
                 start = self.plan.examples[cell.machine] + more
                 yield Stint(cell, range(start, start + _STINT))
 
+    def looking(self, machines: Mapping[Cell, MachineResult], wanted: Sequence[Wanted]) -> Iterator[Stint]:
+        """Of the runs that come after the plan's, those that may meet one of these situations."""
+        for more in range(_AMONG):
+            for cell, machine in machines.items():
+                example = self.plan.examples[cell.machine] + more
+                profile = begun(self.system, self.plan, cell, example)[2]
+                if any(want.fits(machine, profile) for want in wanted):
+                    yield Stint(cell, range(example, example + 1))
+
+    def _looked(self, result: CheckResult, wanted: Sequence[Wanted], since: int) -> bool:
+        """Each of these situations was met, or something was found, or it has been enough."""
+        if self.caught:
+            result.went_on = "until something was found"
+        elif not {want.text for want in wanted} - self.situations.keys():
+            result.went_on = "until every situation was met"
+        else:
+            return self.commands - since >= _LOOK
+        return True
+
     def _over(self, result: CheckResult) -> bool:
         """The time limit was met, or nothing new came up for long enough after a finding or the plan."""
         seconds = time.monotonic() - self.started
@@ -198,6 +226,8 @@ class _Campaign:
 
     def _take(self, result: MachineResult, driven: Driven) -> None:
         """Enter what a stint met, and shrink what it violated."""
+        self.refusals += driven.refusals
+        self.kinds += driven.kinds
         add_tallies(result.tallies, driven.tallies)
         result.seconds += driven.seconds
         for commands, met in driven.runs:
@@ -208,6 +238,9 @@ class _Campaign:
                 result.violated.update(violation.clauses)
                 if not self._another_way(violation.clause, trace):
                     self._catch(violation, trace)
+        if not driven.situations.keys() <= self.situations.keys():
+            self.last_situation = self.commands
+        self.situations += driven.situations
         if self.progress is not None:
             where = f"{result.name} on {result.preset}, {result.mode.value}"
             self.progress(where, self.commands, len(self.caught))

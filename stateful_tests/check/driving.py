@@ -21,7 +21,7 @@ from stateful_tests.generate.engine_commands import (
     draw_engine_config, draw_engine_profile, engine_finale, propose_engine_command,
 )  # fmt: skip
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.run_profile import draw_geometry, draw_profile, with_settings
+from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.engine import EngineLockstep
 from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
@@ -95,11 +95,15 @@ def _system(named: Named) -> Any:
     return system
 
 
-def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
-    machine = cell.machine
+def begun(system: AnySystem, plan: Plan, cell: Cell, example: int) -> tuple[str, RandomChoices, RunProfile]:
+    """A run before its first command: its seed, who decides, and what it is like."""
     seed = f"{plan.seed}/{cell.preset}/{cell.mode}/{example}"
-    source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
-    profile = draw_profile(source, system.capabilities, machine)
+    source = RandomChoices(seed if cell.machine == "sessions" else f"{seed}/{cell.machine}")
+    return seed, source, draw_profile(source, system.capabilities, cell.machine)
+
+
+def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
+    machine, (seed, source, profile) = cell.machine, begun(system, plan, cell, example)
     geometry = sizes_for(machine, cell.preset)
     if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
         geometry = draw_geometry(source, geometry)

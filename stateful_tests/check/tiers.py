@@ -25,6 +25,7 @@ class Plan:
     `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
     after_finding: commands after the last new finding that end the check. time_limit_s: when to leave the
     rest of the plan. goes_on: a plan that is done soon, as a system offers little, is followed by more runs.
+    whole: it has all that its tier does.
     """
 
     tier: str
@@ -33,6 +34,7 @@ class Plan:
     time_limit_s: float
     after_finding: int
     goes_on: bool = False
+    whole: bool = True
     presets: tuple[str, ...] = tuple(PRESETS)
     modes: tuple[Mode, ...] = ()
     machines: tuple[str, ...] = tuple(MACHINES)
@@ -78,8 +80,10 @@ def plan(
         seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed
     if examples is not None:
         base = replace(base, examples=dict.fromkeys(base.examples, examples), goes_on=False)
+    half = modes is not None and {*modes} != {*Mode}
     return replace(
         base,
+        whole=not any((presets, half, examples, steps, machines)),
         presets=tuple(presets or base.presets),
         modes=tuple(modes or base.modes),
         steps=steps or base.steps,
@@ -97,6 +101,16 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
     if plan.presets == tuple(PRESETS):
         plan = replace(plan, presets=presets)
     return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan
+
+
+# Whose check fails where its runs have missed a situation: that says something of them, not of a stranger.
+_OWN = ("reference", "torch")
+
+
+def must_meet(plan: Plan, system: str) -> bool:
+    """Whether a check of a system has to meet every situation that it can have. One that does less than its
+    tier cannot be asked to."""
+    return plan.whole and plan.tier != "smoke" and system in _OWN
 
 
 def sizes_for(machine: str, name: str) -> Any:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import msgspec
 
 from impl.adapter import Capabilities
-from reference.commands import Mode, kind_name
+from reference.commands import COMMANDS, Mode, kind_name
 from reference.geometry import preset
 from stateful_tests.coverage.rule_cases import IN_FLIGHT
 from stateful_tests.coverage.scopes import SCOPES, Scope
-from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.generate.run_profile import MACHINES, RunProfile
 from stateful_tests.lockstep.results import MachineResult
 
 FILE = Path(__file__).with_name("situations.json")
@@ -105,6 +105,41 @@ _BY: dict[str, str] = {
 }
 
 
+_KINDS = {kind_name(kind): kind.__name__ for kind in COMMANDS}
+
+
+class Wanted(NamedTuple):
+    """A situation, and what a run must be like to meet it, as far as its scopes and words tell: in one of
+    these worlds, with these commands, with tails."""
+
+    text: str
+    worlds: list[_World]
+    commands: list[str]
+    tails: bool
+
+    @classmethod
+    def of(cls, text: str, scopes: Iterable[str]) -> Wanted:
+        spoken_of = [command for words, command in _BY.items() if re.search(words, text)]
+        return cls(
+            text, [_world(SCOPES[name]) for name in scopes if name in SCOPES],
+            [_KINDS[text.partition(",")[0]], *spoken_of], "of the last window alone" in text,
+        )  # fmt: skip
+
+    def fits(self, machine: MachineResult, profile: RunProfile) -> bool:
+        """Whether a run of this profile may meet it."""
+        enough = profile.disabled.isdisjoint(self.commands) and self.tails <= profile.tails
+        return enough and _driven(machine) in self.worlds
+
+
+def unmet(
+    met: Mapping[str, int], machines: Iterable[MachineResult], capabilities: Capabilities
+) -> list[Wanted]:
+    """What the runs of some machines have missed."""
+    known = load()
+    missing = coverage(met, machines, capabilities, known).missing
+    return [Wanted.of(text, known.required[text]) for text in missing]
+
+
 def coverage(
     met: Mapping[str, int],
     machines: Iterable[MachineResult],
@@ -114,13 +149,12 @@ def coverage(
     """What the runs of some machines have reached of what they can have."""
     driven: dict[_World, set[str]] = {}
     for m in machines:
-        world = _World(m.name != "sessions", preset(m.preset).window is not None, m.mode)
-        driven.setdefault(world, set()).update(
+        driven.setdefault(_driven(m), set()).update(
             kind_name(kind) for kind in MACHINES[m.name] if kind.__name__ in capabilities.commands
         )
     found = Coverage()
     for text, scopes in known.required.items():
-        why = _impossible(text, scopes, driven, capabilities)
+        why = _impossible(Wanted.of(text, scopes), driven, capabilities)
         if why:
             found.left_out.setdefault(why, []).append(text)
         elif text in known.exempt:
@@ -140,23 +174,24 @@ def _world(scope: Scope) -> _World:
     return _World(scope.geometry.tree, scope.geometry.window is not None, scope.mode)
 
 
-def _impossible(
-    text: str, scopes: list[str], driven: Mapping[_World, set[str]], capabilities: Capabilities
-) -> str:
+def _driven(machine: MachineResult) -> _World:
+    return _World(machine.name != "sessions", preset(machine.preset).window is not None, machine.mode)
+
+
+def _impossible(wanted: Wanted, driven: Mapping[_World, set[str]], capabilities: Capabilities) -> str:
     """Why runs in the worlds that were driven cannot have a situation; empty if they can."""
-    kind = text.partition(",")[0]
+    kind = wanted.text.partition(",")[0]
     if not any(kind in kinds for kinds in driven.values()):
         return f"no {kind} was driven"
-    for words, command in _BY.items():
-        if re.search(words, text) and command not in capabilities.commands:
+    for command in wanted.commands:
+        if command not in capabilities.commands:
             return f"{command} is not offered"
-    if "of the last window alone" in text and not capabilities.swa_tail:
+    if wanted.tails and not capabilities.swa_tail:
         return "no lane receives its tail"
-    worlds = [_world(s) for s in map(SCOPES.get, scopes) if s]
-    if any(kind in driven.get(world, ()) for world in worlds):
+    if any(kind in driven.get(world, ()) for world in wanted.worlds):
         return ""
-    if not worlds:
+    if not wanted.worlds:
         return "known in a scope that is no more"
-    w = worlds[0]
+    w = wanted.worlds[0]
     sizes = f"{'a' if w.tree else 'no'} radix tree and {'a' if w.window else 'no'} window"
     return f"known with {sizes} in {w.mode.value} mode"

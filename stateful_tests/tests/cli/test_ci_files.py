@@ -146,7 +146,7 @@ def written(tmp_path: Path, *findings: Any, base: report.OnBase | None = None, *
     plan = tiers.plan("smoke", modes=[Mode.FREE])
     can = Capabilities(waived={"MAP-4": "harmless"})
     result.tallies = new_tallies()
-    data = report.check_data(result, plan, narrowed=False, capabilities=can, base=base)
+    data = report.check_data(result, plan, capabilities=can, base=base)
     for told in data["findings"]:
         told["saved"], told["replay"] = "t.json", "kvspec replay t.json"
     junit.write(str(tmp_path / "junit.xml"), data)
