@@ -39,13 +39,12 @@ def asked(step: Step) -> tuple[Clause, ...]:
 def about(step: Step) -> tuple[Clause, ...]:
     """The clauses that are about this command, on what there is."""
     kind: type = type(step.command)
-    tree = step.before.tree is not None or step.after.tree is not None
-    return _about(kind, tree, step.config.geometry.window is not None, step.reported)
+    return _about(kind, step.after.tree is not None, step.config.geometry.window is not None)
 
 
 @lru_cache
-def _about(kind: type, tree: bool, window: bool, report: bool) -> tuple[Clause, ...]:
-    lacks = {name for name, there in (("tree", tree), ("window", window), ("report", report)) if not there}
+def _about(kind: type, tree: bool, window: bool) -> tuple[Clause, ...]:
+    lacks = {name for name, there in (("tree", tree), ("window", window)) if not there}
     return tuple(c for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs))
 
 
