@@ -158,7 +158,7 @@ class KVStore:
         return self._enter(span, *slots)
 
     def _places(self, span: BatchSpan, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each position its page among the one of each lane that may be open and then all that are new, and
+        """Of each position its page among the one of each lane that may be open and then all new ones, and
         its place in that: int64 [T] each."""
         size, position, opened = self.page_size, span.cell - span.each(span.origin), self.open_index(start)
         place = whole(position, size) - span.each(opened - 1)

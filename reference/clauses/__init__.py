@@ -33,21 +33,35 @@ def asked(step: Step) -> tuple[Clause, ...]:
     known: dict[str, tuple[Clause, ...]] = vars(step)
     if "asked" not in known:
         still = step.unchanged and not step.done and step.now is step.was
-        known["asked"] = _new(_OUTCOMES if still else about(step), step.news)
+        known["asked"] = _asked(still, *_what(step), step.news)
     return known["asked"]
 
 
 def about(step: Step) -> tuple[Clause, ...]:
     """The clauses that are about this command, on what there is."""
-    kind: type = type(step.command)
+    return _about(*_what(step))
+
+
+def _what(step: Step) -> tuple[type, bool, bool, bool]:
     tree = step.before.tree is not None or step.after.tree is not None
-    return _about(kind, tree, step.config.geometry.window is not None, step.reported)
+    return type(step.command), tree, step.config.geometry.window is not None, step.reported
 
 
 @lru_cache
 def _about(kind: type, tree: bool, window: bool, report: bool) -> tuple[Clause, ...]:
     lacks = {name for name, there in (("tree", tree), ("window", window), ("report", report)) if not there}
     return tuple(c for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs))
+
+
+@lru_cache(maxsize=1 << 12)
+def _asked(
+    still: bool, kind: type, tree: bool, window: bool, report: bool, news: tuple[bool, ...]
+) -> tuple[Clause, ...]:
+    new = {part for part, is_new in zip(PARTS, news) if is_new}
+    return tuple(
+        c for c in (_OUTCOMES if still else _about(kind, tree, window, report))
+        if all(not parts or not new.isdisjoint(parts) for parts in (c.reads, c.breaks_by))
+    )  # fmt: skip
 
 
 def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Failure]]:
@@ -66,13 +80,3 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
             if each.id in ("OUT-1", "SES-2"):
                 break
     return found
-
-
-@lru_cache(maxsize=1 << 12)
-def _new(clauses: tuple[Clause, ...], news: tuple[bool, ...]) -> tuple[Clause, ...]:
-    """Those of them that may say something else than they did before."""
-    new = {part for part, is_new in zip(PARTS, news) if is_new}
-    return tuple(
-        c for c in clauses
-        if all(not parts or not new.isdisjoint(parts) for parts in (c.reads, c.breaks_by))
-    )  # fmt: skip

@@ -97,7 +97,7 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
     if view.tree is not None:
         view.tree.nodes = sorted(view.tree.nodes, key=attrgetter("path"))
     if last is not None and _same(last.view, view):
-        return last._replace(view=view)
+        return Seen(view, *last[1:])
     reader = _Reader(view, geometry, last)
     rows = {name: reader.row(name, row, cursors) for name, row, cursors in _holders(view)}
     nodes: list[NodePart] = []
@@ -108,11 +108,17 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
     was, then = (NOTHING, _NO_FACTS) if last is None else (last.view, last.facts)
     sessions, requests = then.sessions, then.requests
     if view.sessions != was.sessions:
-        new = {n: SessionFacts(s.history, s.closing, s.cursors) for n, s in view.sessions.items()}
-        sessions = _kept(new, sessions)
+        sessions = {
+            name: sessions[name] if was.sessions.get(name) == shown
+            else SessionFacts(shown.history, shown.closing, shown.cursors)
+            for name, shown in view.sessions.items()
+        }  # fmt: skip
     if view.requests != was.requests:
-        named = {n: RequestFacts(r.session, r.origin, r.text, r.cursors) for n, r in view.requests.items()}
-        requests = _kept(named, requests)
+        requests = {
+            name: requests[name] if was.requests.get(name) == shown
+            else RequestFacts(shown.session, shown.origin, shown.text, shown.cursors)
+            for name, shown in view.requests.items()
+        }  # fmt: skip
     holders = _kept({name: part.holder for name, part in rows.items()}, then.holders)
     slots = [part.slots for part in rows.values()] + [part.slots for part in nodes]
     leftovers: Any
