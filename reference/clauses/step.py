@@ -87,8 +87,13 @@ class Step:
             ours != was.tree or tree != then,
             tree is not None and self.locks != self.locked_before,
             not self.done, isinstance(self.command, _ENDINGS),
-            after.holders != before.holders or self.held != self.held_before,
+            self.held_anew,
         )  # fmt: skip
+
+    @computed_once
+    def held_anew(self) -> bool:
+        """Some holder holds, reads or should read something else."""
+        return self.after.holders != self.before.holders or self.held != self.held_before
 
     @computed_once
     def new_holders(self) -> tuple[Holder, ...]:
@@ -263,7 +268,9 @@ class Step:
     @computed_once
     def owed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that must go back."""
-        goes = self.cut_at if self.ended is None else (*self.ended, 0)
+        goes = None
+        if isinstance(self.command, _ENDINGS):
+            goes = self.cut_at if self.ended is None else (*self.ended, 0)
         some = self.done and (goes is not None or self.after.tree is not None or self._swept)
         return {pool: self._owed_of(pool, goes) if some else {} for pool in self.after.pools}
 
@@ -297,12 +304,13 @@ class Step:
     @computed_once
     def _swept(self) -> list[tuple[str, Cursors, int]]:
         """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
-        shown = ((r.holder, r.cursors, self.after.requests.get(r.name)) for r in self.was.requests)
-        return [
-            (holder, c, now.cursors.swa_evicted_seqlen) for holder, c, now in shown
-            if c is not None and now is not None and now.cursors is not None
-            and now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen
-        ]
+        swept = []
+        for request in self.was.requests:
+            c, now = request.cursors, self.after.requests.get(request.name)
+            if c is not None and now is not None and now.cursors is not None:
+                if now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen:
+                    swept.append((request.holder, c, now.cursors.swa_evicted_seqlen))
+        return swept
 
     def _owed_of(self, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
         size, swa = self.config.geometry.page_size, pool == "swa"
