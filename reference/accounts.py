@@ -11,7 +11,7 @@ from __future__ import annotations
 from reference.commands import Account, Entry, Report
 from reference.cursors import counted_full, counted_swa
 from reference.ledger import IN_BATCH, Cursors, Request, State, free
-from reference.tree import Sizes, sizes
+from reference.tree import sizes
 
 HELD, UNCACHED = "session_held", "uncached"
 
@@ -51,14 +51,14 @@ def report(state: State) -> Report:
         for pool in totals
         for term, holder, cursors in rows
     )
-    cached = Sizes(0, 0, 0, 0) if state.tree is None else sizes(state.tree)
-    tree = {"full": cached[:2], "swa": cached[2:], "rows": (0, 0)}
+    cached = () if state.tree is None else sizes(state.tree)
+    tree = {"full": cached[:2], "swa": cached[2:]}
     accounts = []
     for pool, total in totals.items():
         held, uncached = (
             sum(e.amount for e in entries if e.pool == pool and e.term == term) for term in (HELD, UNCACHED)
         )
-        accounts.append(Account(pool, available[pool], *tree[pool], held, uncached, total))
+        accounts.append(Account(pool, available[pool], *(tree.get(pool) or (0, 0)), held, uncached, total))
     return Report(tuple(accounts), entries)
 
 

@@ -41,6 +41,16 @@ def floor_page(length: int, page_size: int) -> int:
     return length // page_size * page_size
 
 
+def page_ends(length: int, page_size: int, start: int = 0) -> range:
+    """The ends of the whole pages in [start, length). start: a page boundary.
+
+    pre: page_size > 0
+    pre: start % page_size == 0
+    post: all(start < end <= length and end % page_size == 0 for end in _)
+    """
+    return range(start + page_size, length + 1, page_size)
+
+
 def in_order(c: Cursors) -> bool:
     """0 <= R <= C <= A and 0 <= E <= A (LEN-1, without width and alignment)."""
     return (

@@ -12,6 +12,7 @@ from reference import tree as radix
 from reference.commands import (
     POSITION_BITS, SHARED, Freed, Prompt, Reason, shared_serial, token_of, tree_key,
 )  # fmt: skip
+from reference.cursors import page_ends
 from reference.ledger import State, Text, free, text_len, text_tokens
 from reference.tree import Key, Tree
 
@@ -70,7 +71,7 @@ def pages_of(tree: Tree) -> Pages:
     owned: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}
     size = tree.page_size
     for placed in radix.nodes(tree):
-        for end in range(placed.start + size, placed.end + 1, size):
+        for end in page_ends(placed.end, size, placed.start):
             page = page_name(placed.path[:end]), end // size - 1
             owned["full"].add(page)
             if placed.node.live and tree.window is not None:

@@ -350,7 +350,7 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
             recovered.append((placed.start, placed.end))
             tree = _changed(tree, placed.path, partial(_stamped, live=True))
     if len(there) < len(key):
-        tree = _grown(tree, key, len(there), max(len(there), live_from))
+        tree = _grown(tree, key, len(there), live_from)
     return _used(tree, key), Insertion(len(there), len(key), tuple(recovered))
 
 

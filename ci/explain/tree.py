@@ -34,9 +34,10 @@ def _count(m: Moment, path: Key, swa: bool) -> int | None:
     return None if node is None else node.swa_locks if swa else node.full_locks
 
 
-def _lock_counts(past: History, found: tuple[NodeFacts, list[str], list[str], bool]) -> str:
+def _lock_counts(past: History, found: tuple[NodeFacts, list[str], list[str]]) -> str:
     """TREE-6: a counter and the locks that it should count."""
-    node, full, swa, is_swa = found
+    node, full, swa = found
+    is_swa = node.full_locks == len(full)
     path, kind, want = node.path, "SWA" if is_swa else "full", swa if is_swa else full
     count, name = node.swa_locks if is_swa else node.full_locks, f"node {where(node)}"
     needs = [f"{h} {past.first_since(f'{h} needs {name}', _needed_by, h, path, is_swa)}" for h in want]

@@ -72,10 +72,14 @@ def renamed(run: RecordedRun) -> Asserts | None:
         seen = run.after.facts.holders.get(holder.name)
         if seen is None or tuple(seen.full_read[:length]) == text_tokens(holder.text, length):
             continue
+        if not handed:  # what it has allocated since is not in the row before
+            was = run.before.facts.holders.get(holder.name)
+            if was is None:
+                continue
+            length = min(length, was.cursors.kv_allocated_len)
         had, has = (row(run.whose(holder.name, m), end=str(length)) for m in (run.before, run.after))
-        if handed or holder.name in run.before.facts.holders:
-            notes = [f"row = {has if handed else had}.tolist()"]
-            return Asserts([f"self.assertEqual({has}.tolist(), row)"], notes, handed)
+        notes = [f"row = {has if handed else had}.tolist()"]
+        return Asserts([f"self.assertEqual({has}.tolist(), row)"], notes, handed)
     return None
 
 

@@ -135,7 +135,8 @@ def _counters(run: RecordedRun) -> Asserts | None:
     wrong = miscounted_locks(run.step)
     if wrong is None:
         return None
-    node, full, swa, is_swa = wrong
+    node, full, swa = wrong
+    is_swa = node.full_locks == len(full)
     found, lines = _node_at(run, node)
     counter = run.of_node(found, "swa" if is_swa else "full", "lock_ref")
     if not is_swa:

@@ -63,7 +63,8 @@ class LockHolders(Steps):
         tree = self.require_tree()
         if request is not None:
             holder = self.holder_of(request)
-            left = request.settled - (self.window or 0) >= request.cursors.cache_protected_len
+            assert self.window is not None
+            left = request.settled - self.window >= request.cursors.cache_protected_len
             require(left, Reason.BAD_LENGTH)
         if holder in self.locks:
             tree.unlock_swa(self.locks[holder])

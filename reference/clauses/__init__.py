@@ -42,24 +42,23 @@ def about(step: Step) -> tuple[Clause, ...]:
     return _about(*_what(step))
 
 
-def _what(step: Step) -> tuple[type, bool, bool, bool]:
-    tree = step.before.tree is not None or step.after.tree is not None
-    return type(step.command), tree, step.config.geometry.window is not None, step.reported
+def _what(step: Step) -> tuple[type, bool, bool]:
+    return type(step.command), step.after.tree is not None, step.config.geometry.window is not None
 
 
 @lru_cache
-def _about(kind: type, tree: bool, window: bool, report: bool) -> tuple[Clause, ...]:
-    lacks = {name for name, there in (("tree", tree), ("window", window), ("report", report)) if not there}
+def _about(kind: type, tree: bool, window: bool) -> tuple[Clause, ...]:
+    lacks = {name for name, there in (("tree", tree), ("window", window)) if not there}
     return tuple(c for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs))
 
 
 @lru_cache(maxsize=1 << 12)
 def _asked(
-    still: bool, kind: type, tree: bool, window: bool, report: bool, news: tuple[bool, ...]
+    still: bool, kind: type, tree: bool, window: bool, news: tuple[bool, ...]
 ) -> tuple[Clause, ...]:
     new = {part for part, is_new in zip(PARTS, news) if is_new}
     return tuple(
-        c for c in (_OUTCOMES if still else _about(kind, tree, window, report))
+        c for c in (_OUTCOMES if still else _about(kind, tree, window))
         if all(not parts or not new.isdisjoint(parts) for parts in (c.reads, c.breaks_by))
     )  # fmt: skip
 

@@ -24,9 +24,9 @@ PARTS: tuple[Part | Event, ...] = (
     "sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks",
     "refusal", "ending", "held",
 )  # fmt: skip
-# What there must be: a tree that the system shows, a window, a report of either side. Where that lacks, and
-# of other commands than a clause is about, it holds and its situation is not reached: it is not asked.
-Needs = Literal["tree", "window", "report"]
+# What there must be: a tree that the system shows, a window. Where that lacks, and of other commands than a
+# clause is about, it holds and its situation is not reached: it is not asked.
+Needs = Literal["tree", "window"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

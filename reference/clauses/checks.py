@@ -137,7 +137,7 @@ def _only_looks(step: Step) -> Failure | None:
     " finish that caps E inside a page.",
     assumption="If every swa_evicted_seqlen is a page boundary, ceil(A) - max(R, E) will do. A faithful"
     " scheduler keeps it so.",
-    needs=("report",),
+    of=(CheckBusy, CheckIdle),
     situation=_checked,
 )
 def _no_false_alarm(step: Step) -> Failure | None:
@@ -170,7 +170,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
     scope="Checks that are switched on. Requests in a batch: extending and running ones, recomputed at each"
     " check; a finished one that a batch still lists (overlap) has given its KV back and is skipped."
     " Entries are asked of a system that says that it lists holders.",
-    needs=("report",),
+    of=(CheckBusy, CheckIdle),
     situation=_checked,
 )
 def _terms(step: Step) -> Failure | None:

@@ -81,9 +81,10 @@ def _capped(step: Step) -> Failure | None:
     ),
 )
 def _restored(step: Step) -> Failure | None:
-    request = step.acted
-    if not isinstance(step.command, Admit) or not step.done or request is None:
+    if not isinstance(step.command, Admit) or not step.done:
         return None
+    request = step.acted
+    assert request is not None
     session = step.was.session(request.session)
     if session is None or session.slot is None:
         return None
@@ -184,8 +185,8 @@ def _moved(step: Step) -> Failure | None:
         if was.name in asked:
             committed, allocated = asked[was.name]
             now = step.now.request(was.name)
-            if now is not None and now.cursors is not None:  # allocating further is a choice
-                allocated = max(allocated, now.cursors.kv_allocated_len)
+            assert now is not None and now.cursors is not None
+            allocated = max(allocated, now.cursors.kv_allocated_len)  # to allocate further is a choice
             protected = want.cache_protected_len
             if step.now.tree is not None and facts.cursors is not None:
                 session = step.was.session(was.session)

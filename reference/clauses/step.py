@@ -53,13 +53,6 @@ class Step:
         self.done = isinstance(self.outcome, Done) and isinstance(self.expected, Done)
 
     @computed_once
-    def reported(self) -> bool:
-        """Either side gives a report."""
-        want, got = self.expected, self.outcome
-        asked = isinstance(want, Done) and want.report is not None
-        return asked or (isinstance(got, Done) and got.report is not None)
-
-    @computed_once
     def held_before(self) -> tuple[Holder, ...]:
         return holders(self.was)
 
@@ -155,8 +148,7 @@ class Step:
                 return session.name, session.slot
             return None
         request = self.acted
-        if request is None:
-            return None
+        assert request is not None
         if request.session is None:
             return None if request.cursors is None else (request.name, request.cursors)
         session = self.was.session(request.session)
@@ -173,12 +165,14 @@ class Step:
         request = self.acted if self.done else None
         if request is None or request.session is None or self.ended is not None:
             return None
-        if isinstance(self.command, Finish) and request.cursors is not None:
-            target = request.origin + self.command.finished_len
-            return request.session, request.cursors, self._stop(request.session, request.cursors, target)
-        if isinstance(self.command, Retract) and request.cursors is not None:
-            target = request.origin + request.output - self.command.in_flight
-            return request.session, request.cursors, self._stop(request.session, request.cursors, target)
+        if isinstance(self.command, (Finish, Retract)):
+            assert request.cursors is not None
+            kept = (
+                self.command.finished_len if isinstance(self.command, Finish)
+                else request.output - self.command.in_flight
+            )  # fmt: skip
+            stop = self._stop(request.session, request.cursors, request.origin + kept)
+            return request.session, request.cursors, stop
         session = self.was.session(request.session)
         if isinstance(self.command, Admit) and session is not None and session.slot is not None:
             after = self.after.requests.get(request.name)
@@ -216,16 +210,17 @@ class Step:
             return asked
         for name, committed, ahead in lanes:
             request = self.was.request(name)
-            if request is not None and request.cursors is not None:
-                most = request.settled_len + sum(r.allocate for r in request.in_flight) + ahead
-                asked[name] = (committed, max(request.cursors.kv_allocated_len, most))
+            assert request is not None and request.cursors is not None
+            most = request.settled_len + sum(r.allocate for r in request.in_flight) + ahead
+            asked[name] = (committed, max(request.cursors.kv_allocated_len, most))
         return asked
 
     @computed_once
     def swept_after(self) -> frozenset[str]:
-        """Requests that the system has swept after the forward pass, by what it says, or that have received
-        SWA KV of the last window alone."""
-        choices = self.outcome.choices if isinstance(self.outcome, Done) else ()
+        """Requests that the system has swept after the forward pass of this step, which is done, by what it
+        says, or that have received SWA KV of the last window alone."""
+        assert isinstance(self.outcome, Done)
+        choices = self.outcome.choices
         lanes = self.command.lanes if isinstance(self.command, Extend) else ()
         return frozenset([*(c.request for c in choices if c.after), *(n.request for n in lanes if n.tail)])
 
@@ -246,7 +241,8 @@ class Step:
             return self.locked_before
         command, request = self.command, self.acted
         again = None
-        if isinstance(command, Admit) and request is not None:
+        if isinstance(command, Admit):
+            assert request is not None
             session = self.was.session(request.session)
             again = request.holder if session is None or session.slot is None else None
         return locks_after(
@@ -291,7 +287,7 @@ class Step:
 
     def _name_in_tree(self, holder: str, at: int) -> str | None:
         """What a page of a row is called once the tree has taken it over."""
-        if self.after.tree is None or holder not in self._paths:
+        if holder not in self._paths:
             return None
         return page_name(self._paths[holder][: (at + 1) * self.config.geometry.page_size])
 
@@ -361,7 +357,8 @@ class Step:
         handed = []
         for name in self.progress if isinstance(self.command, Extend) else ():
             was, now = self.was.request(name), self.after.requests.get(name)
-            if was is not None and was.cursors is not None and now is not None and now.cursors is not None:
+            assert was is not None and was.cursors is not None
+            if now is not None and now.cursors is not None:
                 end, frontier = now.cursors.cache_protected_len, now.cursors.swa_evicted_seqlen
                 handed.append((was.holder, was.cursors.cache_protected_len, end, frontier))
         return handed

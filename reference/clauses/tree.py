@@ -8,7 +8,7 @@ from reference.clauses.base import Failure, clause
 from reference.clauses.facts import NodeFacts, TreeFacts
 from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode, token_of, tree_key
-from reference.cursors import ceil_page
+from reference.cursors import ceil_page, page_ends
 from reference.ledger import Phase, Request, text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
@@ -91,8 +91,7 @@ def _live_or_dead(step: Step) -> Failure | None:
 def half_dead(step: Step) -> NodeFacts | None:
     """The first live node without an SWA slot for each token, or with others than are mapped."""
     for node in step.new_nodes if "swa" in step.after.pools else ():
-        lacks = len(node.swa_slots) != len(node.slots) or not all(node.swa_slots)
-        if node.live and (lacks or list(node.swa_slots) != list(node.mapped)):
+        if node.live and not (all(node.swa_slots) and list(node.swa_slots) == list(node.mapped)):
             return node
     return None
 
@@ -147,15 +146,16 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     source="#26919, kvspec",
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
     of=(Insert, Finish, Extend), needs=("tree",),
-    situation=lambda s: any(True for _ in _inserted(s)),
+    situation=lambda s: s.after.tree is not None and any(True for _ in _inserted(s)),
 )
 def _inserted_found(step: Step) -> Failure | None:
-    if step.after.tree is None or step.before.tree is None or step.tree_policy_is_free:
+    if step.after.tree is None or step.tree_policy_is_free:
         return None
+    assert step.before.tree is not None
     known, pages, geometry = step.before.tree.pages, step.after.tree.pages, step.config.geometry
     for holder, key, brought, goes_on in _inserted(step):
         others = (*step.locked_before.values(), *(k for name, k in step.locks.items() if name != holder))
-        ends = range(geometry.page_size, len(key) + 1, geometry.page_size)
+        ends = page_ends(len(key), geometry.page_size)
         dead = {  # tombstones that may be, for want of SWA KV or as somebody reads through them
             end for end in ends
             if not pages.get(key[:end], (None, False))[1]
@@ -177,7 +177,7 @@ def _inserted(step: Step) -> Iterator[tuple[str, Key, int, bool]]:
     """Who puts whole pages into the tree, their tokens, up to where it brings no SWA KV, and whether it goes
     on: then only if it could match all of them again."""
     size, bigram, command = step.config.geometry.page_size, step.config.geometry.bigram, step.command
-    if not step.done or step.after.tree is None:
+    if not step.done:
         return
     if isinstance(command, Insert):
         key = key_of(command.prompt, bigram)
@@ -230,7 +230,7 @@ def _whole(key: Key, size: int) -> Key:
     " those before each round are; not what they had from the tree (TREE-8), nor where memory pressure takes"
     " something in the same step.",
     of=(Finish,), needs=("tree", "window"),
-    situation=lambda s: isinstance(s.command, Finish) and "swa" in s.after.pools
+    situation=lambda s: isinstance(s.command, Finish) and s.after.tree is not None and "swa" in s.after.pools
     and any(brought > 0 and key for _, key, brought, _ in _inserted(s)),
 )
 def _resumable(step: Step) -> Failure | None:
@@ -247,20 +247,18 @@ def lost_end(step: Step) -> tuple[Key, int, bool] | None:
     """(key, end of the page, whether that is there) of the first page that a match of all that a request has
     handed in would read, and cannot."""
     was, window, command = step.acted, step.config.geometry.window, step.command
-    if not isinstance(command, Finish) or step.after.tree is None or lost(step):
+    if not isinstance(command, Finish) or not step.done or step.after.tree is None or window is None:
         return None
-    if was is None or was.cursors is None or window is None:
-        return None
-    if was.session is not None or not step.done:
-        return None
-    if was.swept >= min(was.cursors.kv_committed_len, was.origin + command.finished_len):
+    assert was is not None and was.cursors is not None
+    length = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
+    if was.session is not None or was.swept >= length or lost(step):
         return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
-    locks = [k.key for name, k in step.locks.items() if name != was.holder]
+    locks = [k.key for k in step.locks.values()]
     found = None
     for key in _finished_keys(step, was, command):  # if all is in the tree, all of it is to be resumed
         first = max(was.cursors.cache_protected_len, len(key) - window) // size * size
-        ends = range(first + size, len(key) + 1, size)
+        ends = page_ends(len(key), size, first)
         gone = next((end for end in ends if not _readable(pages.get(key[:end]), key[:end], locks)), None)
         if gone is None:
             return None
@@ -298,15 +296,20 @@ def _capped(step: Step) -> Failure | None:
 def long_leaf(step: Step) -> tuple[NodeFacts, int] | None:
     """The first fresh leaf that has more tokens than a window needs, and how many it needs."""
     geometry = step.config.geometry
-    need = ceil_page(geometry.window or 0, geometry.page_size)
-    return next(((node, need) for node in _fresh(step) if len(node.slots) > need), None)
+    for node in _fresh(step):
+        assert geometry.window is not None
+        need = ceil_page(geometry.window, geometry.page_size)
+        if len(node.slots) > need:
+            return node, need
+    return None
 
 
 def _fresh(step: Step) -> Iterator[NodeFacts]:
     """Live leaves whose tokens were not in the tree."""
     tree, size = step.after.tree, step.config.geometry.page_size
-    if tree is None or step.before.tree is None or step.config.geometry.window is None or not step.done:
+    if tree is None or step.config.geometry.window is None or not step.done:
         return
+    assert step.before.tree is not None
     # A prompt may also come with the first round after its prefill.
     if isinstance(step.command, (Extend, Decode, SpecDecode, Launch, Finish, Insert)):
         known = step.before.tree.pages
@@ -317,9 +320,10 @@ def _fresh(step: Step) -> Iterator[NodeFacts]:
 
 
 def lost(step: Step) -> bool:
-    """The system's tree has given up pages, or their SWA KV."""
+    """The system's tree, which it shows before and after, has given up pages, or their SWA KV."""
     before, after = step.before.tree, step.after.tree
-    if before is None or after is None or before.pages is after.pages:
+    assert before is not None and after is not None
+    if before.pages is after.pages:
         return False
     kept = after.pages
     return any(path not in kept or (live and not kept[path][1]) for path, (_, live) in before.pages.items())

@@ -65,8 +65,9 @@ def _sizes_text(amounts: Sequence[int]) -> str:
 )
 def _as_asked(step: Step) -> Failure | None:
     command = step.command
-    if not isinstance(command, Evict) or not step.done or step.before.tree is None or step.after.tree is None:
+    if not isinstance(command, Evict) or not step.done or step.after.tree is None:
         return None
+    assert step.before.tree is not None
     size = step.config.geometry.page_size
     asked, said = {"full": command.full, "swa": command.swa}, getattr(step.outcome, "freed", None)
     for pool in step.after.pools:
@@ -99,8 +100,9 @@ def _as_asked(step: Step) -> Failure | None:
     situation=shrank,
 )
 def _in_order(step: Step) -> Failure | None:
-    if step.tree_policy_is_free or step.now.tree is None or step.after.tree is None:
+    if step.tree_policy_is_free or step.after.tree is None:
         return None
+    assert step.was.tree is not None and step.now.tree is not None
     if not lost(step) and not _must_shrink(step.was.tree, step.now.tree):
         return None
     want = {(p.path, p.node.live) for p in nodes(step.now.tree)}
@@ -108,8 +110,8 @@ def _in_order(step: Step) -> Failure | None:
     return _difference(want, got)
 
 
-def _must_shrink(was: Tree | None, now: Tree) -> bool:
-    return was is not None and any(not had <= pages_of(now)[pool] for pool, had in pages_of(was).items())
+def _must_shrink(was: Tree, now: Tree) -> bool:
+    return any(not had <= pages_of(now)[pool] for pool, had in pages_of(was).items())
 
 
 def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Failure | None:
@@ -140,8 +142,9 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     situation=lambda s: s.grew,
 )
 def _ends(step: Step) -> Failure | None:
-    if step.tree_policy_is_free or step.now.tree is None or step.after.tree is None:
+    if step.tree_policy_is_free or step.after.tree is None:
         return None
+    assert step.now.tree is not None
     want = {p.path for p in nodes(step.now.tree)}
     got = {n.path for n in step.after.tree.nodes}
     for path in sorted(want ^ got):

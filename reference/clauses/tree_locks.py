@@ -7,6 +7,7 @@ from reference.clauses.facts import NodeFacts
 from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, shrank, where
 from reference.commands import Admit, Match, tree_key
+from reference.cursors import page_ends
 from reference.ledger import text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
@@ -63,12 +64,12 @@ def _kept(step: Step) -> Failure | None:
 
 def unpinned(step: Step) -> tuple[str, Key, int, bool] | None:
     """(holder, its key, end of the page, whether that is there) of the first page that a lock should keep."""
-    size, has_swa = step.config.geometry.page_size, "swa" in step.after.pools
+    size = step.config.geometry.page_size
     pages = step.after.tree.pages if step.after.tree is not None else {}
     for holder, (key, pinned_from, _) in sorted(step.locks.items()):
-        for end in range(size, len(key) + 1, size):
+        for end in page_ends(len(key), size):
             page = pages.get(key[:end])
-            if page is None or (has_swa and end > pinned_from and not page[1]):
+            if page is None or (end > pinned_from and not page[1]):
                 return holder, key, end, page is not None
     return None
 
@@ -104,8 +105,8 @@ def other_slots(step: Step) -> tuple[str, Key, tuple[int, ...], tuple[int, ...]]
     named = {**{name: h.prefix for name, h in step.after.holders.items()}, **step.after.tree.lock_holders}
     for name, (key, *_) in sorted(step.locks.items()):
         slots = named.get(name, ())
-        for end in range(size, len(key) + 1, size) if name in named else ():  # who has no row yet names none
-            want, got = pages.get(key[:end], ((), False))[0], tuple(slots[end - size : end])
+        for end in page_ends(len(key), size) if name in named else ():  # who has no row yet names none
+            want, got = pages.get(key[:end], ((),))[0], tuple(slots[end - size : end])
             if want != got:
                 return name, key[:end], want, got
     return None
@@ -118,10 +119,10 @@ def usable_length(step: Step, key: Key) -> int:
     assert step.before.tree is not None
     pages = step.before.tree.pages
     best, run, whole = 0, 0, True
-    for end in range(size, len(key) + 1, size):
+    for end in page_ends(len(key), size):
         if key[:end] not in pages:
             break
-        live = pages[key[:end]][1] or window is None or getattr(step.command, "full_only", False)
+        live = pages[key[:end]][1] or getattr(step.command, "full_only", False)
         run, whole = (run + size, whole) if live else (0, False)
         if whole or window is None or run >= window:
             best = end
@@ -130,14 +131,15 @@ def usable_length(step: Step, key: Key) -> int:
 
 def match_of(step: Step) -> tuple[str, Key, int] | None:
     """(holder, key, length handed out) of a match."""
-    if not step.done or step.before.tree is None or step.after.tree is None:
+    if not step.done or step.after.tree is None:
         return None
     bigram = step.config.geometry.bigram
     if isinstance(step.command, Match):
         key = key_of(step.command.prompt, bigram)
         return step.command.holder, key, len(step.after.tree.lock_holders.get(step.command.holder, ()))
     request = step.acted
-    if isinstance(step.command, Admit) and request is not None:
+    if isinstance(step.command, Admit):
+        assert request is not None
         session = step.was.session(request.session)
         facts = step.after.requests.get(request.name)
         if (session is None or session.slot is None) and facts is not None and facts.cursors is not None:
@@ -171,16 +173,15 @@ def _ledger(step: Step) -> Failure | None:
     found = miscounted_locks(step)
     if found is None:
         return None
-    node, full, swa, _ = found
+    node, full, swa = found
     return (
         f"{where(node)}: {_names(full)} full, {_names(swa)} SWA",
         f"counters {node.full_locks} full, {node.swa_locks if 'swa' in step.after.pools else 0} SWA",
     )
 
 
-def miscounted_locks(step: Step) -> tuple[NodeFacts, list[str], list[str], bool] | None:
-    """(node, who needs its full KV, who its SWA KV, whether its full counter is right) of the first node
-    whose counters are wrong."""
+def miscounted_locks(step: Step) -> tuple[NodeFacts, list[str], list[str]] | None:
+    """(node, who needs its full KV, who its SWA KV) of the first node whose counters are wrong."""
     has_swa = "swa" in step.after.pools
     for node in step.after.tree.nodes if step.after.tree is not None else ():
         end = len(node.path)
@@ -188,7 +189,7 @@ def miscounted_locks(step: Step) -> tuple[NodeFacts, list[str], list[str], bool]
         full, swa = [name for name, _ in mine], [name for name, k in mine if k.pinned_from < end]
         most = sum(k.reaches < end for _, k in mine)
         if node.full_locks != len(full) or not len(swa) <= node.swa_locks * has_swa <= most:
-            return node, full, swa, node.full_locks == len(full)
+            return node, full, swa
     return None
 
 

@@ -68,9 +68,10 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
 def _relocked(tree: radix.Tree, was: State, holder: str, key: radix.Key) -> radix.Tree:
     """The holder's lock ends with `key`. Where it did so before it is that lock, whose SWA part may have
     been given back."""
+    assert was.tree is not None
     without = radix.unlock(tree, holder)
     for earlier in (tree, was.tree):
-        held = radix.lock_of(earlier, holder) if earlier is not None else None
+        held = radix.lock_of(earlier, holder)
         if held is not None and held.key == key:
             return without._replace(locks=tuple(sorted((*without.locks, held))))
     return radix.lock(without, holder, key)

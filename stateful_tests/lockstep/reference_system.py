@@ -16,6 +16,7 @@ from reference import tree as radix
 from reference.commands import (
     Command, Decode, Done, Extend, Launch, Mode, Outcome, SpecDecode, UnlockSwa, token_of, tree_key,
 )  # fmt: skip
+from reference.cursors import page_ends
 from reference.geometry import Geometry
 from reference.ledger import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
@@ -95,7 +96,7 @@ class ReferenceSystem:
         """Whoever hands pages over has computed them: they hold what their path says."""
         size, tree = self.geometry.page_size, self.state.tree
         for placed in radix.nodes(tree) if tree is not None else ():
-            for end in range(placed.start + size, placed.end + 1, size):
+            for end in page_ends(placed.end, size, placed.start):
                 key = page_name(placed.path[:end]), end // size - 1
                 for pool, pages in self.pages.items():
                     if key in pages:
@@ -162,7 +163,7 @@ class ReferenceSystem:
         """Slots of what the tree has for `path` from `start` on."""
         size = self.geometry.page_size
         slots: list[int] = []
-        for end in range(start + size, len(path) + 1, size):
+        for end in page_ends(len(path), size, start):
             slots += self._slots(pool, (page_name(tuple(path[:end])), end // size - 1))
         return slots
 

@@ -10,7 +10,7 @@ from impl.vocabulary import CommandRefused
 from reference import tree as radix
 from reference.clauses.step import Step
 from reference.commands import (
-    Admit, Chunk, Command, Decode, Draft, Extend, Freed, Insert, Launch, Mode, Piece, Submit,
+    Admit, Chunk, Command, Decode, Draft, Extend, Freed, Insert, Launch, Mode, Piece, Submit, UnlockSwa,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
 from reference.ledger import Cursors
@@ -178,6 +178,12 @@ def test_how_far_a_lock_holder_goes_is_followed_within_bounds(length, followed_t
     facts = step.after._replace(tree=step.after.tree._replace(lock_holders={"h": range(length)}))
     now = followed(step.was, step.now, step.command, facts)
     assert len(radix.lock_of(now.tree, "h").key) == followed_to
+
+
+def test_a_lock_that_stays_where_it_is_keeps_what_was_given_back():
+    insert = Insert("h", (Piece("a", 4),), 0, chunked=True)
+    tree = step_of(insert, UnlockSwa("h"), insert).now.tree
+    assert radix.lock_of(tree, "h").swa_from == 4
 
 
 @pytest.mark.parametrize("rules, system, want", [(0, 4, 4), (4, 0, 0), (6, 0, 6), (0, 6, 0), (6, 8, 6)])

@@ -41,6 +41,7 @@ class Planted:
     fault: str = ""
     window: int = 1
     tree: bool = True
+    name: str = ""
 
     def trace(self) -> Trace:
         size = self.page_size

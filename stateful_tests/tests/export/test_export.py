@@ -128,8 +128,8 @@ MENDS: Mends = {
 
 @dataclass(frozen=True)
 class Exported:
-    """The tests that were made on a release with planted faults, by the name of the trace, or the clause that
-    was planted; where they are, and what they are to pass on."""
+    """The tests that were made on a release with planted faults, by the name of the trace, of the fault that
+    was planted, or of its clause; where they are, and what they are to pass on."""
 
     texts: dict[str, str]
     files: list[Path]
@@ -143,7 +143,7 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
     fixed = export.target(str(mended({"0.5.10": "0.5.14"}.get(version, version), folder / "checkout", MENDS)))
     system = SGLangSystem(path=faulty, calls=True)
     planted = [fault for fault in PLANTED if version in fault.places]
-    traces = {**traces, **{fault.clause: fault.trace() for fault in planted}}
+    traces = {**traces, **{fault.name or fault.clause: fault.trace() for fault in planted}}
     texts = {n: export.unit_test(trace, f"{n}.json", system, fixed) for n, trace in traces.items()}
     files = [folder / f"test_{name}.py" for name in texts]
     for file, text in zip(files, texts.values(), strict=True):

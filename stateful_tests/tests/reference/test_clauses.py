@@ -9,12 +9,13 @@ import pytest
 
 from reference.clauses import CLAUSES
 from reference.clauses.facts import NodeFacts, Owned
+from reference.clauses.step import Step
 from reference.clauses.tree_locks import usable_length
 from reference.commands import (
     Choice, Done, Draft, Evict, Freed, Insert, Launch,
     SpecDecode, Unlock,
 )  # fmt: skip
-from reference.ledger import ZERO, Cursors
+from reference.ledger import ZERO
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, cursors, end_of, fails, freed_less, holds, in_tree,
@@ -33,6 +34,8 @@ CROWDED = step_of(
 KEPT = step_of(TREE, "insert h1 a8 (goes on)")
 MATCHED = step_of(ONE, "insert h1 a5; match h2 a5")
 EVICTED = step_of(TREE, "insert h1 a8; insert h2 b2; evict full 2")
+SWA_EVICTED = step_of(TREE, "insert h1 a8; evict full 0 swa 2")
+UNLOCKED_ALL = step_of(TREE, "insert h1 a8 (goes on); unlock h1")
 UNLOCKED = step_of(TREE, "insert h1 a4 (goes on); evict full 2 swa 2")
 LEFT = step_of(TREE, *BY_TREE, "decode r1; finish r1 keep 2")
 TOO_LATE = step_of(TREE, *BY_TREE, *(SpecDecode((Draft("r1", n, n),)) for n in (4, 1)), "finish r1 keep 5")
@@ -45,6 +48,7 @@ IN_FLIGHT = *SERVE, Launch((Draft("r1", 3, 1),))
 BEHIND = step_of(PLAIN, *IN_FLIGHT, "launch r1 +2 accept 1")
 SETTLED = step_of(PLAIN, *IN_FLIGHT, "settle r1")
 BATCH = step_of(PLAIN, *SERVE, *OTHER, "extend r2 +2")
+SHORT = step_of(PLAIN, "submit r1 (no session) +2; admit r1; extend r1 +2")
 PREFILLED = step_of(PLAIN, *SERVE)
 LONG_PROMPT = step_of(TREE, "submit r1 (no session) a8 +1; admit r1; extend r1 +9")
 ENDED = step_of(PLAIN, *TURN, "finish r1 keep 1")
@@ -52,8 +56,16 @@ AGAIN = step_of(PLAIN, *TURN, "finish r1 keep 1; submit r2 in s1 +2; admit r2")
 EMPTY = step_of(PLAIN, *SERVE, "abort r1")
 LEAF = step_of(TREE, "insert h1 a2")
 LONG_LEAF = node(LEAF, 0, path=path("a6"), slots=range(2, 8))
-ALLOCATED = replace(DECODED, now=DECODED.now.with_request(
-    DECODED.now.requests[0]._replace(cursors=Cursors(6, 8, 0, 0))))  # further than it was asked: a choice
+
+
+def allocated(step: Step, length: int) -> Step:
+    """The reference has followed a choice: slots for another length than it was asked for."""
+    request = step.now.requests[0]
+    return replace(step, now=step.now.with_request(
+        request._replace(cursors=request.cursors._replace(kv_allocated_len=length))))  # fmt: skip
+
+
+ALLOCATED = allocated(DECODED, 8)
 BARE = replace(PLAIN, window=None, swa_pages=0)
 FIRST = script("open s1; submit r1 in s1 a4; admit r1; extend r1 +4")
 LATER = (*FIRST, *script("finish r1 keep 1; submit r2 in s1 +2; admit r2"))
@@ -81,12 +93,21 @@ CASES = [
     holds("TREE-2", "a tombstone", node(INSERTED, 1, swa_slots=())),
     holds("TREE-2", "no such pool", node(NO_SWA, 0, swa_slots=(7,))),
     holds("TREE-2", "no tree", SWEPT),
+    fails("TREE-2", "a slot more", node(INSERTED, 0, swa_slots=range(2, 9)), "6 SWA slots at [0, 6)"),
+    fails("TREE-3", "no SWA KV", node(INSERTED, 0, swa_read=(0,) * 6),
+          "SWA KV of a6 at position 0, not its slot holds that of no committed token"),
     # What was inserted is there.
-    fails("TREE-12", "a page is not", pages(INSERTED, "LLL-"), "[6, 8)"),
+    fails("TREE-12", "a page is not", pages(INSERTED, "LLL-"), "[6, 8) of a8 in the tree"),
+    fails("TREE-12", "kept though its first part was swept", pages(step_of(
+        TREE, "insert h1 a8 SWA from 6 (goes on)"), "TTT-"), "[6, 8)"),
     fails("TREE-12", "a tombstone", pages(INSERTED, "TLLL"), "[0, 2) of a8 live"),
     fails("TREE-12", "a new tombstone, others evicted", pages(CROWDED, "LLT"), "[4, 6) of a6 live"),
+    fails("TREE-12", "an old tombstone, nothing evicted", pages(step_of(
+        TREE, "insert h1 a8 SWA from 4; insert h2 a8"), "TTLL"), "[0, 2) of a8 live"),
     holds("TREE-12", "an old tombstone, others evicted", pages(CROWDED, "TLL")),
     fails("TREE-12", "of what was kept", pages(KEPT, "LLL-"), "[6, 8)"),
+    fails("TREE-12", "swept, but another had it", pages(step_of(
+        TREE, "insert h1 a8 (goes on); insert h2 a8 SWA from 8 (goes on)"), "LL-L"), "[4, 6)"),
     fails("TREE-12", "of a prefill", pages(ENTERED, "L-"), "[2, 4)"),
     fails("TREE-12", "a tombstone of what is left", pages(step_of(
         TREE, *BY_TREE, "spec_decode r1 +8 accept 1; evict_swa r1 at length 13; finish r1 keep 2"),
@@ -95,13 +116,26 @@ CASES = [
     fails("TREE-12", "of what is left", pages(LEFT, "LL-"), "[4, 6)"),
     holds("TREE-12", "the last round was in flight", pages(TOO_LATE, "LLLL-")),
     holds("TREE-12", "of what is there", LEFT),
-    fails("TREE-14", "the end is not there", pages(LEFT, "LL-"), "[4, 6)"),
-    fails("TREE-14", "the end a tombstone", pages(LEFT, "LLT"), "[4, 6)"),
+    fails("TREE-14", "the end is not there", pages(LEFT, "LL-"), "6 tokens, not it is not there"),
+    fails("TREE-14", "the end a tombstone", pages(LEFT, "LLT"), "6 tokens, not a tombstone"),
+    holds("TREE-14", "refused", as_refused(pages(LEFT, "LL-"))),
     holds("TREE-14", "what it had from the tree", pages(LEFT, "LTL")),
     holds("TREE-14", "of what is there", LEFT),
     holds("TREE-14", "a window behind the last round", pages(TOO_LATE, "LLLTL")),
     holds("TREE-14", "the last round was in flight", pages(TOO_LATE, "LLLL-")),
+    fails("TREE-14", "the last round was not needed", pages(step_of(
+        TREE, *BY_TREE, "spec_decode r1 +3 accept 3; spec_decode r1 +2 accept 2; finish r1 keep 4"), "LLLT"),
+        "[6, 8)"),
     fails("TREE-14", "a window behind neither", pages(TOO_LATE, "LLLT-"), "[6, 8)"),
+    holds("TREE-14", "under pressure", pages(LEFT, "TL-")),
+    holds("TREE-14", "a retract", pages(step_of(TREE, *BY_TREE, "retract r1"), "--")),
+    holds("TREE-14", "no tree", changed(LEFT, tree=None)),
+    holds("TREE-14", "driven with all that it hands in", pages(step_of(
+        TREE, *BY_TREE, "decode r1; evict_swa r1 at length 6; finish r1 keep 2"), "LLT")),
+    holds("TREE-14", "driven with more than it hands in", pages(step_of(TREE, *BY_TREE,
+        "spec_decode r1 +8 accept 5; evict_swa r1 at length 8; finish r1 keep 1"), "LLT")),
+    holds("TREE-14", "tombstones that are read", step_of(TREE, "submit r1 (no session) a6 +1; admit r1",
+        "insert h1 a6 (goes on); unlock_swa h1; evict full 0 swa 6; extend r1 +7; finish r1 keep 1")),
     holds("TREE-14", "no window", step_of(
         replace(TREE, window=None, swa_pages=0), *BY_TREE, "decode r1; finish r1 keep 2")),
     holds("SWA-1", "of who shows no cursors", replace(changed(
@@ -130,7 +164,6 @@ CASES = [
     holds("TREE-7", "refused", as_refused(LONG_LEAF)),
     holds("TREE-7", "no window", node(NO_SWA, 0, swa_slots=(7,))),
     holds("TREE-7", "no tree", changed(LONG_LEAF, tree=None)),
-    holds("TREE-7", "no tree before", changed(LONG_LEAF, before=True, tree=None)),
     holds("TREE-7", "a window in whole pages", step_of(replace(TREE, window=3), "insert h1 a4")),
     # A match can be resumed from.
     fails("TREE-5", "less", in_tree(MATCHED, lock_holders={"h2": range(4)}), "h2: 5 tokens"),
@@ -151,8 +184,13 @@ CASES = [
     holds("TREE-5", "no cursors", changed(
         ADMITTED, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)})),
     holds("TREE-5", "no tree", changed(MATCHED, tree=None)),
-    holds("TREE-5", "no tree before", changed(MATCHED, before=True, tree=None)),
     holds("TREE-5", "refused", as_refused(in_tree(MATCHED, lock_holders={"h2": range(4)}))),
+    # Whoever reads it names its slots.
+    fails("TREE-4", "a lock holder", in_tree(MATCHED, lock_holders={"h2": (9,) * 5}), "h2 at [0, 1)"),
+    fails("TREE-4", "a request", reads(ENTERED, "r1", prefix=(*ENTERED.after.holders["r1"].prefix[:2], 9, 9)),
+          "r1 at [2, 4)"),
+    holds("TREE-4", "no row yet", changed(ENTERED, holders={})),
+    holds("TREE-4", "no tree", changed(ENTERED, tree=None)),
     # What is locked stays.
     fails("TREE-8", "a page went", pages(KEPT, "LLL-"), "[6, 8) of a8, locked by h1, is there"),
     fails("TREE-8", "a tombstone", pages(KEPT, "LLLT"), "has SWA KV"),
@@ -172,7 +210,6 @@ CASES = [
     holds("TREE-10", "refused", as_refused(freed_less(EVICTED, "full"))),
     holds("TREE-10", "SWA alone is not locked", step_of(TREE, "insert h1 a8 (goes on); evict full 8 swa 2")),
     holds("TREE-10", "no tree", changed(EVICTED, tree=None)),
-    holds("TREE-10", "no tree before", changed(EVICTED, before=True, tree=None)),
     fails("TREE-10", "SWA alone is not locked", freed_less(step_of(
         TREE, "insert h1 a8 (goes on); evict full 0 swa 6"), "swa"), "6 swa tokens freed, of 6"),
     holds("TREE-10", "full is locked", step_of(TREE, "insert h1 a8 (goes on); evict full 6")),
@@ -184,6 +221,19 @@ CASES = [
     fails("TREE-11", "a tombstone", node(EVICTED, 0, swa_slots=()), "a6 is live, not it is a tombstone"),
     fails("TREE-11", "it is gone", in_tree(EVICTED, nodes=[]), "a6 is live, not it is not there"),
     fails("TREE-11", "one stays", in_tree(EVICTED, nodes=lambda ns: [*ns, LONG]), "no node ends a10"),
+    fails("TREE-11", "nothing goes", changed(EVICTED, tree=EVICTED.before.tree), "a8, not one does, live"),
+    fails("TREE-11", "no SWA KV goes", changed(SWA_EVICTED, tree=SWA_EVICTED.before.tree),
+          "a6 is a tombstone, not it is live"),
+    holds("TREE-11", "nothing should go", in_tree(UNLOCKED_ALL, nodes=lambda ns: [*ns, LONG])),
+    holds("TREE-11", "a shape of its own", replace(in_tree(EVICTED, nodes=[]), tree_policy_is_free=True)),
+    holds("TREE-11", "no tree", changed(EVICTED, tree=None)),
+    holds("TREE-9", "no counters", in_tree(INSERTED, sizes=None)),
+    holds("TREE-9", "no tree", changed(INSERTED, tree=None)),
+    holds("TREE-13", "a shape of its own", replace(in_tree(INSERTED, nodes=[]), tree_policy_is_free=True)),
+    holds("TREE-13", "no tree", changed(INSERTED, tree=None)),
+    fails("TREE-13", "one is gone", in_tree(INSERTED, nodes=lambda ns: ns[1:]), "ends a6, not none does"),
+    fails("TREE-13", "one too many", in_tree(
+        INSERTED, nodes=lambda ns: [*ns, LONG]), "none does, not a node ends a10"),
     # Cursors.
     fails("LEN-1", "C above A", cursors(DECODED, kv_committed_len=7), "r1"),
     fails("LEN-1", "A past the row", cursors(DECODED, kv_allocated_len=17), "r1"),
@@ -196,6 +246,9 @@ CASES = [
     fails("LEN-4", "R", cursors(DECODED, cache_protected_len=2), "cache_protected_len 0"),
     fails("LEN-5", "slots for one round", cursors(BEHIND, kv_allocated_len=9), "kv_allocated_len 10 or more"),
     holds("LEN-5", "slots further ahead", cursors(BEHIND, kv_allocated_len=12)),
+    holds("LEN-5", "nobody", changed(BEHIND, requests={})),
+    holds("LEN-5", "no cursors", changed(
+        BEHIND, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)})),
     fails("LEN-4", "a result takes nothing back", cursors(SETTLED, kv_committed_len=8), "kv_committed_len 6"),
     fails("LEN-4", "a sweep moves C", cursors(SWEPT, kv_committed_len=9), "kv_committed_len 10"),
     fails("LEN-4", "a bystander", cursors(BATCH, kv_committed_len=4), "r1: "),
@@ -210,6 +263,8 @@ CASES = [
     fails("LEN-4", "no cursors", changed(
         ENTERED, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)}), "no cursors"),
     holds("LEN-4", "allocates further", cursors(ALLOCATED, kv_allocated_len=8)),
+    fails("LEN-4", "allocates less, as the reference does", cursors(
+        allocated(DECODED, 5), kv_allocated_len=5), "kv_allocated_len 6"),
     holds("LEN-4", "a retract", step_of(PLAIN, *SERVE, "retract r1")),
     holds("LEN-4", "nobody", changed(DECODED, requests={})),
     holds("LEN-4", "somebody waits", step_of(PLAIN, *SERVE, *OTHER[:1], "decode r1")),
@@ -247,6 +302,15 @@ CASES = [
     holds("SWA-1", "no window", cursors(step_of(BARE, *SERVE), swa_evicted_seqlen=4)),
     holds("SWA-1", "nobody", changed(SWEPT, requests={})),
     holds("SWA-1", "refused", as_refused(cursors(SWEPT, swa_evicted_seqlen=10))),
+    # Windows.
+    fails("SWA-2", "its first position", reads(SHORT, "r1", swa_read=(None, 1)), "[0]"),
+    fails("SWA-2", "its last position", reads(DECODED, "s1", swa_read=(1,) * 5 + (None,)), "[5]"),
+    holds("SWA-2", "behind it", reads(DECODED, "s1", swa_read=(None,) * 3 + (1,) * 3)),
+    holds("SWA-2", "nobody", reads(changed(DECODED, requests={}), "s1", swa_read=(None,) * 6)),
+    holds("SWA-2", "no cursors", reads(changed(
+        DECODED, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)}), "s1", swa_read=(None,) * 6)),
+    holds("SWA-2", "no row", changed(DECODED, holders={})),
+    holds("SWA-2", "somebody waits", step_of(PLAIN, *SERVE[:1])),
     # Reads.
     fails("READ-2", "another's", reads(DECODED, "s1", swa_read=[1] * 6), "SWA KV at position 0"),
     fails("READ-2", "no slot", reads(SWEPT, "r1", swa_read=[None] * 10), "SWA KV at position 6"),

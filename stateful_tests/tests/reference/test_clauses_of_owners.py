@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from reference.clauses import broken
+from reference.clauses import CLAUSES, broken
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
 from reference.commands import (
-    Abort, Admit, Command, Draft, EvictSwa, Insert, SpecDecode,
+    Abort, Admit, Command, Draft, EvictSwa, Finish, Insert, SpecDecode,
 )  # fmt: skip
 from reference.ledger import ZERO, Cursors, Round
 from stateful_tests.tests.support.commands import script
@@ -39,6 +39,8 @@ CUT_BELOW = step_of(PLAIN, *SWEPT, "finish r1 keep 2")
 JUST_THERE = step_of(  # resumed at 6, its window begins at 4
     PLAIN, *TURN, "spec_decode r1 +3 accept 1; evict_swa r1 at length 8; finish r1 keep 2")  # fmt: skip
 RETRIED = step_of(PLAIN, *TURN, "decode r1; decode r1; retract r1 losing 1; admit r1")
+JUST_LOST = (replace(PLAIN, page_size=1), "open s1; submit r1 in s1 +1; admit r1; extend r1 +1",
+             "spec_decode r1 +3 accept 1; evict_swa r1 at length 4")  # fmt: skip
 RESTARTED = step_of(PLAIN, *SWEPT, "finish r1 keep 2; submit r2 in s1 +2; admit r2")
 
 
@@ -115,6 +117,11 @@ CASES = [
         WAITS, was=WAITS.was.with_request(LAUNCHED))),
     fails("LEN-2", "the same with no round in flight", replace(
         WAITS, was=WAITS.was.with_request(LAUNCHED._replace(in_flight=()))), "target 6"),
+    fails("LEN-2", "more than it computes first", slot(replace(
+        WAITS, was=WAITS.was.with_request(LAUNCHED), command=Finish("r1", 2)),
+        kv_committed_len=7, kv_allocated_len=7), "target 7: kv_committed_len 6"),
+    fails("LEN-2", "less than is settled", slot(replace(
+        WAITS, was=WAITS.was.with_request(LAUNCHED)), kv_committed_len=4), "target 6: kv_committed_len 5"),
     holds("LEN-2", "refused", as_refused(slot(CUT, kv_committed_len=8))),
     holds("LEN-2", "no slot", has(CUT, "sessions", "s1", slot=None)),
     holds("LEN-2", "no session", changed(CUT, sessions={})),
@@ -125,16 +132,22 @@ CASES = [
     fails("LEN-3", "both less", ends_at(RETRIED, "r1", 5), "prefix 6"),
     fails("LEN-3", "both more", ends_at(RETRIED, "r1", 7), "prefix 6"),
     fails("LEN-3", "from R, its window there", ends_at(RETRIED, "r1", 0), "prefix 6"),
+    fails("LEN-3", "from R, its window just there", ends_at(step_of(PLAIN, *TURN,
+        "spec_decode r1 +3 accept 3; evict_swa r1 at length 8; retract r1; admit r1"),
+        "r1", 0, swa_evicted_seqlen=0), "prefix 8"),
     holds("LEN-3", "at its key", RETRIED),
     holds("LEN-3", "from R, its window lost", RESTARTED),
     holds("LEN-3", "at the prefix, its window lost", ends_at(RESTARTED, "r2", 7, swa_evicted_seqlen=7)),
     fails("LEN-3", "at neither", ends_at(RESTARTED, "r2", 6, swa_evicted_seqlen=6), "prefix 7"),
+    holds("LEN-3", "from R, one token of its window lost", step_of(*JUST_LOST, "retract r1; admit r1")),
+    holds("LEN-3", "no window", step_of(BARE, *TURN, "decode r1; retract r1 losing 1; admit r1")),
+    holds("SWA-2", "swept past its commit by one token", step_of(*JUST_LOST)),
     holds("LEN-3", "refused", as_refused(slot(RETRIED, kv_allocated_len=7))),
     holds("LEN-3", "another command", replace(slot(RETRIED, kv_allocated_len=7), command=Abort("r1"))),
     holds("LEN-3", "nobody", changed(RETRIED, requests={})),
     holds("LEN-3", "no slot", has(RETRIED, "sessions", "s1", slot=None)),
     holds("LEN-3", "no session", changed(RETRIED, sessions={})),
-    holds("LEN-3", "a first turn", step_of(PLAIN, *TURN[:3])),
+    holds("LEN-3", "a first turn", has(step_of(PLAIN, *TURN[:3]), "sessions", "s1", slot=ZERO)),
     holds("LEN-3", "an ordinary request", step_of(PLAIN, *SERVE[:2])),
     # Admitted again.
     fails("SES-3", "something has changed", AGAIN, "the first admission left"),
@@ -164,7 +177,8 @@ CASES = [
     fails("SES-2", "a submit moves another's", slot(step_of(PLAIN, *TURN,
         "finish r1 keep 1; submit r3 (no session) +1"), kv_committed_len=4), "as it was"),
     holds("SES-2", "of a slot that is lent", slot(LENT, kv_committed_len=4)),
-    holds("SES-2", "another command", slot(ENDED, kv_committed_len=4)),
+    holds("SES-2", "another command", slot(step_of(
+        PLAIN, *TURN, "finish r1 keep 1; open s2"), kv_committed_len=4)),
     holds("SES-2", "not as it should be before", changed(
         slot(GIVEN_UP, kv_committed_len=4), before=True, sessions=moved("s1", kv_committed_len=4))),
     holds("SES-2", "nobody before", changed(slot(GIVEN_UP, kv_committed_len=4), before=True, sessions={})),
@@ -288,6 +302,7 @@ def test_what_is_waived_is_not_asked():
     step = slot(CUT, kv_committed_len=8)
     told = {clause.id for clause, _ in broken(step)}
     assert "LEN-2" in told and "LEN-2" not in {clause.id for clause, _ in broken(step, frozenset({"LEN-2"}))}
+    assert CLAUSES["REF-1"].check(step) is not None and "REF-1" not in told, "another clause speaks"
 
 
 def test_a_model_without_a_window_frees_no_swa_page():

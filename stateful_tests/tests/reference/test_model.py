@@ -3,11 +3,13 @@
 What each rule does is in test_rules.py, on every transition of small scopes, and drawn in SPEC.md.
 """
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from reference.commands import Choice, Done, Mode, Reason, Refused
+from reference.cursors import in_order
 from reference.geometry import Geometry, GeometryError, preset
 from reference.ledger import Cursors, State, text_cut, text_tokens
 from reference.model import ChoiceNotAllowed, initial, step
@@ -166,6 +168,13 @@ def test_a_cut_may_keep_less_where_its_window_was_swept():
     for state, stop in ((live, 20), (swept, 18), (swept, 24)):
         with pytest.raises(ChoiceNotAllowed):
             step(state, finish, [Choice("r1", kv_allocated_len=stop)])
+
+
+def test_cursors_are_in_order():
+    for c in itertools.starmap(Cursors, itertools.product(range(-1, 3), repeat=4)):
+        committed, allocated, swept, protected = c
+        chains = [0, protected, committed, allocated], [0, swept, allocated]
+        assert in_order(c) == all(chain == sorted(chain) for chain in chains), c
 
 
 def test_texts():

@@ -70,10 +70,24 @@ def test_without_a_tree_its_commands_are_refused():
     assert replay(TorchKV(), trace).violation is None
 
 
-def test_a_text_of_one_token_has_no_bigram():
-    commands = script("submit r (no session) +1; admit r; extend r +1; finish r keep 1")
-    sizes = replace(PRESETS["page1"], tree=True, bigram=True)
-    assert replay(TorchKV(), Trace(sizes, Mode.FAITHFUL, commands)).violation is None
+@pytest.mark.parametrize(
+    ("sizes", "commands"),
+    [
+        pytest.param(
+            Geometry(1, 3, 30, 30, 4, 24, tree=True, bigram=True),
+            "submit r1 (no session) +1; admit r1; extend r1 +1; finish r1 keep 1",
+            id="a text of one token has no bigram",
+        ),
+        pytest.param(
+            Geometry(1, 3, 30, 30, 4, 24, tree=True),
+            "submit r1 (no session) a4; submit r2 (no session) a7; admit r1; admit r2; extend r1 +4;"
+            "extend r2 +7 tail; finish r1 keep 1; evict full 0 swa 4; decode r2; finish r2 keep 2",
+            id="a tombstone in front of R is not cut where E falls into it",
+        ),
+    ],
+)
+def test_a_scene_that_random_runs_seldom_meet(sizes, commands):
+    assert replay(TorchKV(), Trace(sizes, Mode.FAITHFUL, script(commands))).violation is None
 
 
 class KeepsLess(TorchKV):
