@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 
-from reference.commands import Choice, Done, Freed, Prompt, Reason, Report, shared_serial, token_id
+from reference.commands import DONE, Choice, Done, Freed, Prompt, Reason, Report, shared_serial, token_id
 
 # What a command's method returns when it is done: what was chosen, or what it reports; None: a plain "done".
 Played = Sequence[Choice] | Report | Freed | None
@@ -33,13 +33,10 @@ def require(condition: object, reason: Reason) -> None:
         raise CommandRefused(reason)
 
 
-_DONE = Done()
-
-
 def done(played: Played) -> Done:
     """The outcome of a command that was carried out."""
     if not played:
-        return _DONE
+        return DONE
     if isinstance(played, Report):
         return Done(report=played)
     return Done(freed=played) if isinstance(played, Freed) else Done(tuple(played))

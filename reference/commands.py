@@ -418,6 +418,9 @@ class Done:
     freed: Freed | None = None
 
 
+DONE = Done()  # and nothing to say
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """The rules forbid the command; nothing changed."""

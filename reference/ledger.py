@@ -215,21 +215,6 @@ class Holder(NamedTuple):
     request: Request | None
 
 
-def rows_owned(state: State) -> Iterator[tuple[Session | None, Request | None, Cursors]]:
-    """Whose each row is: a session's, lent to its turn or not, or a request's."""
-    requests = {request.name: request for request in state.requests}
-    for session in state.sessions:
-        turn = requests.get(session.turn or "")
-        if turn is not None and turn.cursors is not None:
-            if session.slot is not None or turn.phase in IN_BATCH:
-                yield session, turn, turn.cursors
-        elif session.slot is not None:
-            yield session, None, session.slot
-    for request in state.requests:
-        if request.session is None and request.cursors is not None and request.phase in IN_BATCH:
-            yield None, request, request.cursors
-
-
 def holders(state: State) -> tuple[Holder, ...]:
     """All holders that have a row. A session and its running turn are one holder, by session name."""
     known: dict[str, tuple[Holder, ...]] = vars(state)
@@ -239,13 +224,18 @@ def holders(state: State) -> tuple[Holder, ...]:
 
 
 def _holders(state: State) -> Iterator[Holder]:
-    for session, request, cursors in rows_owned(state):
-        if request is not None:
-            yield Holder(request.holder, cursors, request.text, request)
-        elif session is not None:
-            turn = state.request(session.turn or "")
+    requests = {request.name: request for request in state.requests}
+    for session in state.sessions:
+        turn = requests.get(session.turn or "")
+        if turn is not None and turn.cursors is not None:
+            if session.slot is not None or turn.phase in IN_BATCH:
+                yield Holder(session.name, turn.cursors, turn.text, turn)
+        elif session.slot is not None:
             text = turn.text if turn is not None and turn.started else session.history
-            yield Holder(session.name, cursors, text, None)
+            yield Holder(session.name, session.slot, text, None)
+    for request in state.requests:
+        if request.session is None and request.cursors is not None and request.phase in IN_BATCH:
+            yield Holder(request.holder, request.cursors, request.text, request)
 
 
 def full_pages(cursors: Cursors, page_size: int) -> range:
@@ -278,7 +268,7 @@ def free(state: State) -> Free:
 def _free(state: State) -> Free:
     geometry = state.config.geometry
     full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
-    for _, _, cursors in rows_owned(state):
+    for _, cursors, _, _ in holders(state):
         full -= len(full_pages(cursors, geometry.page_size))
         if geometry.window is not None:
             swa -= len(swa_pages(cursors, geometry.page_size))

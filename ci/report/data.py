@@ -112,7 +112,7 @@ def check_data(
                 "sentence": sentence(clause),
                 "waived": _waived(clause, capabilities),
                 "evaluated": tally.evaluated,
-                "times_reached": tally.reached,
+                "runs_reached": tally.reached,
                 "reached": clause not in result.unreached,
             }
             for clause, tally in result.tallies.items()
@@ -156,7 +156,7 @@ def _situations(result: CheckResult, plan: Plan, capabilities: Capabilities) -> 
 
 
 def _by_machine(name: str, result: CheckResult) -> Data:
-    """How often each clause was evaluated, and its situation met, by one machine."""
+    """How often each clause was evaluated, and in how many runs its situation was met, by one machine."""
     runs = [m for m in result.machines if m.name == name]
     tallies: dict[str, Tally] = {}
     for run in runs:
@@ -165,7 +165,7 @@ def _by_machine(name: str, result: CheckResult) -> Data:
         "machine": name,
         "seconds": round(sum(m.seconds for m in runs), 3),
         "evaluated": {clause: tally.evaluated for clause, tally in tallies.items()},
-        "times_reached": {clause: tally.reached for clause, tally in tallies.items()},
+        "runs_reached": {clause: tally.reached for clause, tally in tallies.items()},
         "violated": sorted(set().union(*(m.violated for m in runs))),
     }
 

@@ -137,10 +137,10 @@ def _counted(out: Console, data: Data) -> None:
     if waiting := len(data["machines"]) - len(begun):
         say(out, f"not begun when the check ended: {waiting} more")
     out.print()
-    counts = ("evaluated", "situation reached")
+    counts = ("evaluated", "runs in its situation")
     clauses = table("clause", "about", *counts, right=counts)
     for c in data["clauses"]:
-        reached = str(c["times_reached"]) if c["reached"] else "never"
+        reached = str(c["runs_reached"]) if c["reached"] else "never"
         about = f"{c['title']} (waived: {c['waived']})" if c["waived"] else c["title"]
         evaluated = "-" if c["waived"] else str(c["evaluated"])
         clauses.add_row(c["id"], Text(about), evaluated, "-" if c["waived"] else reached)

@@ -16,7 +16,7 @@ from reference.blocks.commands import ENGINE_COMMANDS, EngineCommand
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import (
-    COMMANDS, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
+    COMMANDS, DONE, Broken, Choice, Command, Done, Freed, Outcome, Reason, Refused, Report,
 )  # fmt: skip
 from reference.geometry import Geometry
 
@@ -95,7 +95,6 @@ def _plain(value: object) -> object:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
-_DONE = Done()
 _OUTCOMES: dict[type, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (Done, Refused, Broken)
 }
@@ -129,7 +128,7 @@ def checked(given: object) -> Outcome:
     """What `apply` gave. Raises TypeError where it is no outcome, or holds what no outcome has."""
     if type(given) not in _OUTCOMES:
         raise TypeError(f"apply(): gave {given!r:.60}, not Done, Refused or Broken")
-    outcome: Outcome = given if given == _DONE else _copied("apply()", _OUTCOMES[type(given)], given)
+    outcome: Outcome = given if given is DONE else _copied("apply()", _OUTCOMES[type(given)], given)
     return outcome
 
 

@@ -99,24 +99,17 @@ class MemoryChecks(PrefixRules):
         """Count both pools and the rows. Waits for the device once."""
         store, size = self.store, self.page_size
         held, uncached = self.held(), self.uncached()
-        amounts = self.amounts(held, uncached)
-        if log:
-            each = amounts.tolist()
-            sums = [(sum(pool[: len(held)]), sum(pool[len(held) :])) for pool in each]
-        else:
-            each = []
-            parts = (amounts[:, : len(held)].sum(1), amounts[:, len(held) :].sum(1))
-            sums = torch.stack(parts, 1).tolist()
+        each = self.amounts(held, uncached).tolist()
         accounts, entries = [], []
         names = [(HELD, name) for name, _ in held] + [(UNCACHED, name) for name, _ in uncached]
         pools = [("full", store.full)] + ([("swa", store.swa)] if store.swa is not None else [])
         for at, (name, pool) in enumerate(pools):
             evictable, protected = self.sizes()[2 * at : 2 * at + 2]
-            terms = evictable, protected, *sums[at]
+            terms = evictable, protected, sum(each[at][: len(held)]), sum(each[at][len(held) :])
             accounts.append(Account(name, pool.available * size, *terms, pool.pages * size))
             if log:
                 entries += [Entry(name, *who, count) for who, count in zip(names, each[at], strict=True)]
-        rows = len(store.free_rows), 0, 0, len(held), len(uncached), len(store.req_to_token)
+        rows = len(store.free_rows), 0, 0, len(held), len(uncached), store.req_to_token.shape[0]
         accounts.append(Account("rows", *rows))
         if log:
             entries += [Entry("rows", *who, 1) for who in names]

@@ -9,6 +9,7 @@ from the other, so a side that drifts stays visible. Everything that writes curs
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -81,7 +82,8 @@ class Lanes:
         for argument in arguments:
             numbers += argument
         numbers += tail
-        flat = torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+        # torch.tensor would look at each number to find a type.
+        flat = torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device, non_blocking=True)
         sizes = [len(holders)] * (1 + len(arguments))
         self.row, *self.columns, self.tail = flat.split_with_sizes([*sizes, len(tail)])
 

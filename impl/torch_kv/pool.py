@@ -38,7 +38,7 @@ class PagePool:
     @property
     def available(self) -> int:
         """Free pages (host count, duplicates counted as they lie in the list)."""
-        return len(self._stack) - self._top
+        return self._stack.numel() - self._top
 
     def free_pages(self) -> Tensor:
         """int64 [available] on the device: the free list as it stands, the next to go first; a view."""

@@ -25,13 +25,13 @@ def each(values: Tensor, count: Tensor, total: int) -> Tensor:
     values, count: int64 [B] on one device; total: sum of count, known on the host so that nothing waits
     for the device.
     """
-    return values if len(values) == 1 else torch.repeat_interleave(values, count, output_size=total)
+    return values if values.numel() == 1 else torch.repeat_interleave(values, count, output_size=total)
 
 
 def ragged(start: Tensor, count: Tensor, total: int, step: int = 1) -> Tensor:
     """start[i], start[i] + step, ... of all lanes, count[i] of them, end to end: int64 [total]; see each."""
     steps = torch.arange(0, total * step, step, dtype=torch.int64, device=start.device)
-    if len(start) > 1:
+    if start.numel() > 1:
         start = start - (count.cumsum(0) - count) * step
     return steps.add_(each(start, count, total))
 
@@ -54,10 +54,18 @@ class BatchSpan:
         return self._row * self._width
 
     @cached_property
+    def first(self) -> Tensor:
+        """Where the first position of each lane stands there: int64 [B]."""
+        return self.origin + self._start
+
+    @cached_property
     def cell(self) -> Tensor:
         """Where the positions stand there: int64 [T]."""
-        first = self.origin + self._start
-        return first if self._count is None else ragged(first, self._count, sum(self.counts))
+        return self.first if self._count is None else ragged(self.first, self._count, sum(self.counts))
+
+    def each(self, values: Tensor) -> Tensor:
+        """What holds of a lane, int64 [B], for each of its positions: as `each`."""
+        return values if self._count is None else each(values, self._count, sum(self.counts))
 
 
 class KVStore:
@@ -114,7 +122,7 @@ class KVStore:
 
     def span_of_one(self, row: Tensor, start: Tensor) -> BatchSpan:
         """Position start[i] of each row."""
-        return BatchSpan(row, self.width, start, None, [1] * len(row))
+        return BatchSpan(row, self.width, start, None, [1] * row.numel())
 
     # Allocation. Arithmetic on single lanes (ints) and batches (tensors) alike.
 
@@ -142,21 +150,24 @@ class KVStore:
             return filled
         if size == 1:
             return self._enter(span, *(self._take(pool, start, end, pages) for pool in self.pools))
-        opened = self.open_index(start)
-        fresh = whole(end + (size - 1), size) - opened
-        offset = fresh.cumsum(0) - fresh
-        # Pages in the order of positions: of each lane the one that may be open, then its new ones.
-        lane = torch.arange(len(row), dtype=torch.int64, device=self.device)
-        first = offset + lane
-        new = torch.arange(1, pages + 1, dtype=torch.int64, device=self.device).add_(each(lane, fresh, pages))
-        # From a cell to its place among the slots of these pages.
-        place = span.cell + each((first + 1 - opened) * size - span.origin, end - start, len(span.cell))
+        place, offset = self._places(span, start, end)
         slots = []
-        for pool, last in zip(self.pools, self._last(span.origin + start)):
-            table = torch.empty(len(row) + pages, dtype=torch.int64, device=self.device)
-            table.put_(first, whole(last, size)).put_(new, self._take(pool, start, end, pages))
-            slots.append(self._slots_of(table).take(place))
+        for pool, last in zip(self.pools, self._last(span.first)):
+            table = torch.cat((whole(last, size), self._take(pool, start, end, pages)))
+            slots.append(table.take(place).mul_(size).add_(offset))
         return self._enter(span, *slots)
+
+    def _places(self, span: BatchSpan, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each position its page among the one of each lane that may be open and then all new ones, and
+        its place in that: int64 [T] each."""
+        size, position, opened = self.page_size, span.cell - span.each(span.origin), self.open_index(start)
+        place = whole(position, size) - span.each(opened - 1)
+        if (lanes := start.numel()) > 1:
+            fresh = whole(end + (size - 1), size) - opened
+            others = span.each(fresh.cumsum(0) - fresh + (lanes - 1))
+            lane = span.each(torch.arange(lanes, dtype=torch.int64, device=self.device))
+            place = torch.where(place > 0, place + others, lane)
+        return place, position.remainder(size)
 
     def alloc_decode(self, row: Tensor, start: Tensor, span: BatchSpan, pages: int) -> Tensor:
         """One slot in both pools at position start[i] of each row: alloc_extend by one token."""
@@ -164,9 +175,9 @@ class KVStore:
         if self.use_kernel:
             filled: Tensor = self._kernels.fill(self, row, start, start, 1, span.counts, pages)
             return filled
-        if pages == len(row):
+        if pages == row.numel():
             return self._enter(span, *(pool.take(pages) * size for pool in self.pools))
-        slots = [last + 1 for last in self._last(span.cell)]
+        slots = [last + 1 for last in self._last(span.first)]
         if pages:
             full = start % size == 0
             for after, pool in zip(slots, self.pools):
@@ -189,11 +200,8 @@ class KVStore:
 
     def _new(self, pool: PagePool, span: BatchSpan, start: Tensor, end: Tensor, pages: int) -> Tensor:
         """Slots of `pages` new pages of a pool for the positions of `span`."""
-        size = self.page_size
-        first = whole(start, size)
-        fresh = whole(end + (size - 1), size) - first
-        skip = (fresh.cumsum(0) - fresh - first) * size - span.origin
-        return self._slots_of(pool.take(pages)).take(span.cell + each(skip, end - start, len(span.cell)))
+        place, offset = self._places(span, start, end)
+        return pool.take(pages).take(place - start.numel()).mul_(self.page_size).add_(offset)
 
     def _take(self, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:  # noqa: ARG002
         """`pages` new pages of a pool for positions [start[i], end[i]) of every lane, end to end."""
@@ -322,5 +330,5 @@ class KVStore:
     def _page_starts(self, row: Tensor, first: Tensor, end: Tensor, pages: int) -> Tensor:
         """First full slot of each page [first, end) of each row: int64 [pages]."""
         size = self.page_size
-        count = (end - first).clamp_(min=0) if len(row) > 1 else end  # of a single lane it is not asked
+        count = (end - first).clamp_(min=0) if row.numel() > 1 else end  # of a single lane it is not asked
         return self._cells.take(ragged(row * self.width + first * size, count, pages, size)).long()

@@ -28,18 +28,22 @@ _OUTCOMES = tuple(c for c in CLAUSES.values() if c.id.startswith("OUT-"))
 
 
 def asked(step: Step) -> tuple[Clause, ...]:
-    """The clauses that this step can break: after a refusal that changed nothing, those of outcomes."""
+    """The clauses that this step can break: after a refusal that changed nothing, those of outcomes. Those
+    that read nothing new, or break by nothing that is new, held before."""
     known: dict[str, tuple[Clause, ...]] = vars(step)
     if "asked" not in known:
         still = step.unchanged and not step.done and step.now is step.was
-        known["asked"] = _OUTCOMES if still else about(step)
+        known["asked"] = _asked(still, *_what(step), step.news)
     return known["asked"]
 
 
 def about(step: Step) -> tuple[Clause, ...]:
     """The clauses that are about this command, on what there is."""
-    kind: type = type(step.command)
-    return _about(kind, step.after.tree is not None, step.config.geometry.window is not None)
+    return _about(*_what(step))
+
+
+def _what(step: Step) -> tuple[type, bool, bool]:
+    return type(step.command), step.after.tree is not None, step.config.geometry.window is not None
 
 
 @lru_cache
@@ -48,30 +52,30 @@ def _about(kind: type, tree: bool, window: bool) -> tuple[Clause, ...]:
     return tuple(c for c in CLAUSES.values() if kind in c.of and lacks.isdisjoint(c.needs))
 
 
+@lru_cache(maxsize=1 << 12)
+def _asked(
+    still: bool, kind: type, tree: bool, window: bool, news: tuple[bool, ...]
+) -> tuple[Clause, ...]:
+    new = {part for part, is_new in zip(PARTS, news) if is_new}
+    return tuple(
+        c for c in (_OUTCOMES if still else _about(kind, tree, window))
+        if all(not parts or not new.isdisjoint(parts) for parts in (c.reads, c.breaks_by))
+    )  # fmt: skip
+
+
 def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Failure]]:
     """All clauses but the waived that fail at this step, in the order of evaluation.
 
     When outcomes differ states are not comparable and only that is said; when names differ (SES-2)
-    the clauses after it are not asked; the backstop REF-1 speaks only when no other does. Clauses that read
-    nothing new, or break by nothing that is new, are not asked: they held before.
+    the clauses after it are not asked; the backstop REF-1 speaks only when no other does.
     """
     found: list[tuple[Clause, Failure]] = []
-    for each in _due(asked(step), step.news, waived):
+    for each in asked(step):
         if found and each.id == "REF-1":
             break
-        failure = each.check(step)
+        failure = each.check(step) if each.id not in waived else None
         if failure is not None:
             found.append((each, failure))
             if each.id in ("OUT-1", "SES-2"):
                 break
     return found
-
-
-@lru_cache(maxsize=1 << 12)
-def _due(clauses: tuple[Clause, ...], news: tuple[bool, ...], waived: frozenset[str]) -> tuple[Clause, ...]:
-    """Those of them that are not waived, and may say something else than they did before."""
-    new = {part for part, is_new in zip(PARTS, news) if is_new}
-    return tuple(
-        c for c in clauses if c.id not in waived
-        and all(not parts or not new.isdisjoint(parts) for parts in (c.reads, c.breaks_by))
-    )  # fmt: skip

@@ -17,13 +17,12 @@ Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine'
 # verdict is the same for all steps that end so: where it held before, it is not asked while these parts are
 # as they were, and may ask what is new alone (Step.judged).
 Part = Literal["sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks"]
-# What else may be new at a step, for Clause.breaks_by: either side refuses; a choice was not allowed; the
-# command is one that ends, cuts or hands over what a holder has; a holder holds, reads or should read
-# something else.
-Event = Literal["refusal", "overreach", "ending", "held"]
+# What else may be new at a step, for Clause.breaks_by: either side refuses; the command ends, cuts or hands
+# over what a holder has; a holder holds, reads or should read something else.
+Event = Literal["refusal", "ending", "held"]
 PARTS: tuple[Part | Event, ...] = (
     "sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks",
-    "refusal", "overreach", "ending", "held",
+    "refusal", "ending", "held",
 )  # fmt: skip
 # What there must be: a tree that the system shows, a window. Where that lacks, and of other commands than a
 # clause is about, it holds and its situation is not reached: it is not asked.

@@ -123,8 +123,9 @@ def _agree(step: Step) -> Failure | None:
         got_locked = {name: len(slots) for name, slots in step.after.tree.lock_holders.items()}
         if locked != got_locked:
             return f"lock holders and what they have locked: {locked}", f"{got_locked}"
+    still = step.judged and not step.held_anew and step.now.tree is None
     for pool, of in (("full", full_pages), ("swa", swa_pages)):
-        if pool in step.after.pools:
+        if pool in (step.new_pools if still else step.after.pools):
             due = {*cached[pool]}
             for holder in step.held:
                 due.update(zip(repeat(holder.name), of(holder.cursors, page_size)))

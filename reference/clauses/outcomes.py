@@ -87,7 +87,6 @@ def difference(before: Facts, after: Facts) -> str:
     "allowed choices",
     "Where the specification leaves a choice (how far to sweep, how far to allocate ahead, how much a cut"
     " keeps of what nothing can be resumed from), the system stays within it.",
-    breaks_by=("overreach",),
     why="Servers differ in policy; only what no correct server may do is a violation.",
     rule="rules.base.ChoiceNotAllowed, rules.evict_swa.swept",
     source="kvspec",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reference.clauses.base import PARTS
-from reference.clauses.facts import LEFTOVERS, Facts, NodeFacts, Pool, computed_once
+from reference.clauses.facts import Facts, NodeFacts, Pool, computed_once
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Launch, Outcome, Retract,
@@ -73,14 +73,20 @@ class Step:
             now.sessions != was.sessions or after.sessions != before.sessions,
             now.requests != was.requests or after.requests != before.requests,
             after.holders != before.holders, after.pools != before.pools,
-            after.free_rows != before.free_rows, after[LEFTOVERS] != before[LEFTOVERS],
+            after.free_rows != before.free_rows,
+            True,  # leftovers: what there is of them is wrong, so that little is asked
             (ours and ours.children) != (was.tree and was.tree.children)
             or (tree and tree.nodes) != (then and then.nodes),
             ours != was.tree or tree != then,
             tree is not None and self.locks != self.locked_before,
-            not self.done, self.overreach != "", isinstance(self.command, _ENDINGS),
-            after.holders != before.holders or self.held != self.held_before,
+            not self.done, isinstance(self.command, _ENDINGS),
+            self.held_anew,
         )  # fmt: skip
+
+    @computed_once
+    def held_anew(self) -> bool:
+        """Some holder holds, reads or should read something else."""
+        return self.after.holders != self.before.holders or self.held != self.held_before
 
     @computed_once
     def new_holders(self) -> tuple[Holder, ...]:
@@ -258,7 +264,9 @@ class Step:
     @computed_once
     def owed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that must go back."""
-        goes = self.cut_at if self.ended is None else (*self.ended, 0)
+        goes = None
+        if isinstance(self.command, _ENDINGS):
+            goes = self.cut_at if self.ended is None else (*self.ended, 0)
         some = self.done and (goes is not None or self.after.tree is not None or self._swept)
         return {pool: self._owed_of(pool, goes) if some else {} for pool in self.after.pools}
 
@@ -292,12 +300,13 @@ class Step:
     @computed_once
     def _swept(self) -> list[tuple[str, Cursors, int]]:
         """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
-        shown = ((r.holder, r.cursors, self.after.requests.get(r.name)) for r in self.was.requests)
-        return [
-            (holder, c, now.cursors.swa_evicted_seqlen) for holder, c, now in shown
-            if c is not None and now is not None and now.cursors is not None
-            and now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen
-        ]
+        swept = []
+        for request in self.was.requests:
+            c, now = request.cursors, self.after.requests.get(request.name)
+            if c is not None and now is not None and now.cursors is not None:
+                if now.cursors.swa_evicted_seqlen > c.swa_evicted_seqlen:
+                    swept.append((request.holder, c, now.cursors.swa_evicted_seqlen))
+        return swept
 
     def _owed_of(self, pool: str, goes: tuple[str, Cursors, int] | None) -> PagesByHolder:
         size, swa = self.config.geometry.page_size, pool == "swa"

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from reference.commands import Choice, Done, Reason
+from reference.commands import DONE, Choice, Done, Reason
 from reference.ledger import Cursors, Request, State
 from reference.prefix_cache import Effects, lock_holders, with_room
 
-DONE = Done()
 Span = tuple[str, str]  # [start, end) in tokens; empty where end <= start
 NOTHING: Span = ("0", "0")
 

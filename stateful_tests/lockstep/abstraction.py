@@ -97,7 +97,7 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
     if view.tree is not None:
         view.tree.nodes = sorted(view.tree.nodes, key=attrgetter("path"))
     if last is not None and _same(last.view, view):
-        return last._replace(view=view)
+        return Seen(view, *last[1:])
     reader = _Reader(view, geometry, last)
     rows = {name: reader.row(name, row, cursors) for name, row, cursors in _holders(view)}
     nodes: list[NodePart] = []
@@ -108,11 +108,17 @@ def look(view: View, geometry: Geometry, last: Seen | None = None) -> Seen:
     was, then = (NOTHING, _NO_FACTS) if last is None else (last.view, last.facts)
     sessions, requests = then.sessions, then.requests
     if view.sessions != was.sessions:
-        new = {n: SessionFacts(s.history, s.closing, s.cursors) for n, s in view.sessions.items()}
-        sessions = _kept(new, sessions)
+        sessions = {
+            name: sessions[name] if was.sessions.get(name) == shown
+            else SessionFacts(shown.history, shown.closing, shown.cursors)
+            for name, shown in view.sessions.items()
+        }  # fmt: skip
     if view.requests != was.requests:
-        named = {n: RequestFacts(r.session, r.origin, r.text, r.cursors) for n, r in view.requests.items()}
-        requests = _kept(named, requests)
+        requests = {
+            name: requests[name] if was.requests.get(name) == shown
+            else RequestFacts(shown.session, shown.origin, shown.text, shown.cursors)
+            for name, shown in view.requests.items()
+        }  # fmt: skip
     holders = _kept({name: part.holder for name, part in rows.items()}, then.holders)
     slots = [part.slots for part in rows.values()] + [part.slots for part in nodes]
     leftovers: Any
@@ -255,24 +261,25 @@ class _Reader:
     def _read(self, name: str, row: int, cursors: Cursors, cells: Sequence[int]) -> RowPart:
         view, page_size = self.view, self.page_size
         length = max(0, min(cursors.kv_allocated_len, len(cells)))
-        slots = [s if 0 <= s < len(view.full_stamps) else 0 for s in cells[:length]]
+        slots = _within(cells[:length], len(view.full_stamps))
         first, wrong = max(0, cursors.cache_protected_len), Wrong([], [], [], [], [])
         full = self._pages(name, "full", slots, first, wrong.torn)
         swa: list[Owned] = []
-        full_read = [view.full_stamps[s] for s in slots]
-        mapped: list[int] = []
+        full_read = [*map(view.full_stamps.__getitem__, slots)]
+        mapped: Sequence[int] = []
         swa_read: list[int | None] = []
         live: list[tuple[int, int]] = []
         looked = slots
         if self.has_swa:
-            size = len(view.swa_stamps)
-            mapped = [m if 0 <= (m := view.full_to_swa[s]) < size else 0 for s in slots]
+            mapped = _within([*map(view.full_to_swa.__getitem__, slots)], len(view.swa_stamps))
             swa_read = [view.swa_stamps[m] if m else None for m in mapped]
             dead = max(first, cursors.swa_evicted_seqlen)
             start = -(-dead // page_size) * page_size
-            wrong.unmapped.extend((name, p) for p in range(start, length) if not mapped[p])
             swa = self._pages(name, "swa", mapped, start, wrong.torn_swa)
-            live = [(s, m) for s, m in zip(slots[start:], mapped[start:]) if m]
+            live = [*zip(slots[start:], mapped[start:])]
+            if not all(mapped[start:]):
+                wrong.unmapped.extend((name, p) for p in range(start, length) if not mapped[p])
+                live = [(s, m) for s, m in live if m]
             wrong.swept_mapped.extend((s, m) for s, m in zip(slots[first:start], mapped[first:start]) if m)
             if length % page_size:
                 rest = range(slots[-1] + 1, (slots[-1] // page_size + 1) * page_size)
@@ -294,8 +301,8 @@ class _Reader:
                 pinned = known.node._replace(full_locks=full_locks, swa_locks=swa_locks)
                 return NodePart(node, pinned, known.slots, known.pages)
         view, size = self.view, self.page_size
-        slots = [s if 0 <= s < len(view.full_stamps) else 0 for s in node.slots]
-        swa = [s if 0 <= s < len(view.swa_stamps) else 0 for s in node.swa_slots]
+        slots = _within(node.slots, len(view.full_stamps))
+        swa = _within(node.swa_slots, len(view.swa_stamps))
         mapped = [view.full_to_swa[s] for s in slots] if self.has_swa else []
         start, wrong = len(path) - len(slots), Wrong([], [], [], [], [])
         full, swa_pages = (
@@ -348,6 +355,13 @@ class _Reader:
             if head:
                 owned.append(Owned(name, at // page_size, head // page_size))
         return owned
+
+
+def _within(slots: Sequence[int], size: int) -> Sequence[int]:
+    """The slots, 0 for those that there are not."""
+    if not slots or (min(slots) >= 0 and max(slots) < size):
+        return slots
+    return [s if 0 <= s < size else 0 for s in slots]
 
 
 def _differ(then: Sequence[int], now: Sequence[int]) -> set[int]:

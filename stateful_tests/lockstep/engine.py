@@ -12,7 +12,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.ledger import Ledger
 from reference.commands import Broken, Done, Outcome, Refused
-from stateful_tests.lockstep.results import KEPT, EngineMoment, Row, Run, Tally, Trace, Violation
+from stateful_tests.lockstep.results import KEPT, EngineMoment, Row, Run, Tally, Trace, Violation, tally_up
 
 
 class EngineLockstep:
@@ -33,6 +33,7 @@ class EngineLockstep:
         self.violation: Violation | None = None
         self.steps = 0
         self._tallies, self._refusals = tallies, refusals
+        self._reached: set[str] = set()  # clauses whose situation this run has reached
         can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         system.reset(config)
@@ -64,10 +65,7 @@ class EngineLockstep:
         )
         failures = broken(step, self.waived)
         if self._tallies is not None:
-            for clause in BLOCK_CLAUSES.values():
-                tally = self._tallies[clause.id]
-                tally.evaluated += 1
-                tally.reached += clause.situation(step)
+            tally_up(self._tallies, BLOCK_CLAUSES.values(), step, self._reached)
         if failures:
             (first, (want, got)), *more = failures
             also, details = tuple(c.id for c, _ in more), tuple(failure for _, failure in more)

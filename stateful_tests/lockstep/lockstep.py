@@ -7,7 +7,7 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.abstraction import Seen
 from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed
-from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation
+from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation, tally_up
 from stateful_tests.lockstep.tree_diff import tree_changes
 
 
@@ -66,7 +66,7 @@ class Lockstep:
         self.steps = 0
         self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
         self._tallies = tallies
-        self._tallied: dict[tuple[Clause, ...], list[tuple[Callable[[Step], bool], Tally]]] = {}
+        self._reached: set[str] = set()  # clauses whose situation this run has reached
         self._refusals = refusals
         can = self._can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
@@ -136,29 +136,32 @@ class Lockstep:
         )  # fmt: skip
         self.state, self._seen, self._step = now, seen, step
         if together:
-            self._locks = step.locks
+            if seen.facts.tree is not None:
+                self._locks = step.locks
             failures = broken(step, waived=self.waived)
             if self._tallies is not None:
-                self._tally(step)
+                comparable = type(step.expected) is type(step.outcome)
+                tally_up(self._tallies, asked(step), step, self._reached if comparable else None)
             if failures:
                 self.violation = violation_of(failures, index)
             self._judged = self._judged or step.done
-        self._ask_alone(step, index)
+        if self._alone is not None:
+            self._ask_alone(self._alone, step, index)
         return self._count(expected)
 
     def go_on(self, clause: str) -> None:
         """The run has ended with a violation: from here on `clause` is asked, alone."""
         self.parted, self.violation, self._alone = self.violation, None, CLAUSES[clause]
 
-    def _ask_alone(self, step: Step, index: int) -> None:
-        if self._alone is None or (self.violation is not None and self._alone.id in self.violation.clauses):
+    def _ask_alone(self, clause: Clause, step: Step, index: int) -> None:
+        if self.violation is not None and clause.id in self.violation.clauses:
             return
         if self.parted is None:
             self.parted = self.violation
         self.violation = None
-        failure = self._alone.check(step) if self.parted is not None else None
+        failure = clause.check(step) if self.parted is not None else None
         if failure is not None:
-            self.violation = replace(violation_of([(self._alone, failure)], index), parted=self.parted)
+            self.violation = replace(violation_of([(clause, failure)], index), parted=self.parted)
 
     def _look(self) -> Seen:
         """The system's view now, and what it comes down to; the last, where that is as it was."""
@@ -175,16 +178,6 @@ class Lockstep:
         if self._refusals is not None and isinstance(expected, Refused):
             self._refusals[expected.reason.value] += 1
         return expected
-
-    def _tally(self, step: Step) -> None:
-        assert self._tallies is not None
-        comparable, clauses = type(step.expected) is type(step.outcome), asked(step)
-        if clauses not in self._tallied:
-            self._tallied[clauses] = [(clause.situation, self._tallies[clause.id]) for clause in clauses]
-        for situation, tally in self._tallied[clauses]:
-            tally.evaluated += 1
-            if comparable and situation(step):
-                tally.reached += 1
 
 
 def violation_of(failures: Sequence[tuple[Clause, Failure]], index: int) -> Violation:

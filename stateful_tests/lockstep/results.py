@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from impl.adapter import View
 from reference.blocks.clauses import BlockStep
 from reference.blocks.facts import BlockFacts
+from reference.clauses import Clause
 from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
@@ -155,10 +156,23 @@ def finding_name(clause: str, without: Sequence[str] = ()) -> str:
 
 @dataclass(slots=True)
 class Tally:
-    """How often a clause was evaluated, and how often its situation was reached."""
+    """How often a clause was evaluated, and in how many runs its situation was reached."""
 
     evaluated: int = 0
     reached: int = 0
+
+
+def tally_up(
+    tallies: dict[str, Tally], clauses: Iterable[Clause], step: object, reached: set[str] | None
+) -> None:
+    """Count that some clauses were asked of a step. reached: whose situation this run has reached already;
+    None where the step can reach none, as system and reference do not compare."""
+    for clause in clauses:
+        tally = tallies[clause.id]
+        tally.evaluated += 1
+        if reached is not None and clause.id not in reached and clause.situation(step):
+            tally.reached += 1
+            reached.add(clause.id)
 
 
 def add_tallies(kept: dict[str, Tally], more: dict[str, Tally]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from impl.sglang.server import events as log
 from reference import given, model
 from reference.commands import Abort, Finish, Mode, Retract
-from reference.ledger import Cursors, Phase, Request, Session, free, rows_owned, text_cut, text_len
+from reference.ledger import Cursors, Phase, Request, Session, free, holders, text_cut, text_len
 from stateful_tests.watched import deviations as known
 from stateful_tests.watched.beside import TABLE, reads
 from stateful_tests.watched.judging import Shown, Verdict
@@ -160,7 +160,7 @@ class Validator(Rounds):
         self._counted("SES-2", "requests wait", waiting, e.queued)
         self._counted("SES-2", "sessions are open", len(self.state.sessions), e.sessions)
         self.result.compared += 1
-        held = sum(c.cache_protected_len for _, _, c in rows_owned(self.state)) if e.tree_locked else 0
+        held = sum(h.cursors.cache_protected_len for h in holders(self.state)) if e.tree_locked else 0
         if e.tree_locked > held + self._locked:
             self._locked = e.tree_locked - held
             want = f"at most {held} tokens of the tree locked: who has a row protects no more"

@@ -126,7 +126,7 @@ def test_json_has_every_figure(finds, kvspec):
     assert data["machines"][0]["commands_per_s"] == 800
     told = {"id": "FREE-2", "title": "SWA pages freed as owed", "sentence": report.sentence("FREE-2")}
     told |= {"waived": None}
-    assert data["clauses"][1] == {**told, "evaluated": 400, "times_reached": 0, "reached": False}
+    assert data["clauses"][1] == {**told, "evaluated": 400, "runs_reached": 0, "reached": False}
     [found] = data["findings"]
     assert found["saved"] == "traces/len-2-torch-pr22900.json"
     assert found["violation"]["observed"] == BAD.observed

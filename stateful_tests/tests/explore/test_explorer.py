@@ -180,7 +180,8 @@ def test_a_violation_is_reported_by_a_shortest_trace(monkeypatch):
         return ("no finish", "one") if isinstance(step.command, Finish) and step.done else None
 
     monkeypatch.setitem(CLAUSES, "LEN-2", replace(CLAUSES["LEN-2"], check=never))
-    monkeypatch.setattr(clauses, "_about", clauses._about.__wrapped__)  # which remembers the clauses
+    for remembers in ("_about", "_asked"):
+        monkeypatch.setattr(clauses, remembers, getattr(clauses, remembers).__wrapped__)
     monkeypatch.setattr(search, "SPREAD", 1)
     processes = Processes(2)
     try:
