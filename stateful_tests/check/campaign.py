@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, tee
+from itertools import count, islice, tee
 
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
@@ -46,8 +46,8 @@ _STINT = 3  # runs of one cell before the next has its turn
 # A plan that goes on ends when no new situation has come up for _QUIET commands; at the latest after _FULL
 # commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
 _QUIET, _FULL, _MORE_S = 4_000, 20_000, 10
-# What a whole plan has missed is looked for in so many commands at most, and among so many runs of a cell.
-_LOOK, _AMONG = 200_000, 10_000
+# What a whole plan has missed is looked for in so many runs that may meet it, among so many of each cell.
+_LOOK, _AMONG = 3_000, 10_000
 
 
 def run(
@@ -145,7 +145,8 @@ class _Campaign:
             wanted = unmet(self.situations, result.machines, self.system.capabilities) if asked else []
             if wanted:
                 result.went_on = "which looked for what was not met"
-                follow(self.looking(machines, wanted), partial(self._looked, result, wanted, self.commands))
+                looks = islice(self.looking(machines, wanted), _LOOK)
+                follow(looks, partial(self._looked, result, wanted))
         except KeyboardInterrupt:
             result.interrupted = True
             self.caught = self.shrinking | self.caught
@@ -189,21 +190,22 @@ class _Campaign:
 
     def looking(self, machines: Mapping[Cell, MachineResult], wanted: Sequence[Wanted]) -> Iterator[Stint]:
         """Of the runs that come after the plan's, those that may meet one of these situations."""
+        texts = frozenset(want.text for want in wanted)
         for more in range(_AMONG):
             for cell, machine in machines.items():
                 example = self.plan.examples[cell.machine] + more
-                profile = begun(self.system, self.plan, cell, example)[2]
+                profile = begun(self.system, self.plan, cell, example).profile
                 if any(want.fits(machine, profile) for want in wanted):
-                    yield Stint(cell, range(example, example + 1))
+                    yield Stint(cell, range(example, example + 1), texts)
 
-    def _looked(self, result: CheckResult, wanted: Sequence[Wanted], since: int) -> bool:
-        """Each of these situations was met, or something was found, or it has been enough."""
+    def _looked(self, result: CheckResult, wanted: Sequence[Wanted]) -> bool:
+        """Each of these situations was met, or something was found."""
         if self.caught:
             result.went_on = "until something was found"
-        elif not {want.text for want in wanted} - self.situations.keys():
+        elif self.situations.keys() >= {want.text for want in wanted}:
             result.went_on = "until every situation was met"
         else:
-            return self.commands - since >= _LOOK
+            return False
         return True
 
     def _over(self, result: CheckResult) -> bool:
