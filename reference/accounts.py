@@ -29,7 +29,7 @@ def counted(state: State) -> list[tuple[str, str, Cursors]]:
     """
     found = []
     for session in state.sessions:
-        turn = None if session.turn is None else state.request(session.turn)
+        turn = state.request(session.turn)
         if session.slot is not None and not (turn is not None and in_batch(turn)):
             found.append((HELD, session.name, session.slot))
     for request in state.requests:

@@ -42,12 +42,7 @@ def floor_page(length: int, page_size: int) -> int:
 
 
 def page_ends(length: int, page_size: int, start: int = 0) -> range:
-    """The ends of the whole pages in [start, length). start: a page boundary.
-
-    pre: page_size > 0
-    pre: start % page_size == 0
-    post: all(start < end <= length and end % page_size == 0 for end in _)
-    """
+    """The ends of the whole pages in [start, length). start: a page boundary."""
     return range(start + page_size, length + 1, page_size)
 
 

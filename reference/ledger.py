@@ -182,7 +182,7 @@ class State(_State):
                 return s
         return None
 
-    def request(self, name: str) -> Request | None:
+    def request(self, name: str | None) -> Request | None:
         for r in self.requests:
             if r.name == name:
                 return r

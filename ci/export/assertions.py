@@ -121,7 +121,7 @@ def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:
         if seen is not None:
             code = f"getattr(server.sessions.get({quoted(session.name)}), \"close_on_finish\", False)"
             yield "SES", Equality(code, str(session.closing), str(seen.closing))
-        turn = state.request(session.turn) if session.turn is not None else None
+        turn = state.request(session.turn)
         if seen is None:
             continue
         if turn is None or turn.phase in (Phase.QUEUED, Phase.ADMITTED):

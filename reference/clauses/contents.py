@@ -58,7 +58,8 @@ def reads(
 ) -> tuple[int, tuple[int, ...], tuple[int | None, ...]]:
     """A position, the tokens that a holder must read from there on, and those that it reads."""
     length, start = min(holder.cursors.kv_committed_len, text_len(holder.text)), 0
-    if pool == "swa" and window is not None:
+    if pool == "swa":
+        assert window is not None
         start = max(swept_below(holder.cursors), min(holder.cursors.cache_protected_len, length - window), 0)
     found = (facts.full_read if pool == "full" else facts.swa_read) if facts is not None else ()
     return start, text_tokens(holder.text, length)[start:], tuple(found[start:length])
@@ -111,7 +112,7 @@ def _agree(step: Step) -> Failure | None:
         if (got or ZERO) != (request.cursors or ZERO):  # admitted without a slot: nothing either way
             return f"{request.name}: {cursors_text(request.cursors)}", cursors_text(got)
     for session in step.now.sessions:
-        turn = step.now.request(session.turn) if session.turn is not None else None
+        turn = step.now.request(session.turn)
         if turn is not None and turn.phase in (Phase.EXTENDING, Phase.RUNNING):
             continue
         slot = step.after.sessions[session.name].slot

@@ -30,7 +30,10 @@ from reference.ledger import Request
     " says that it sweeps a prefill after its forward pass, the length committed then.",
     of=(EvictSwa, Extend, Decode, SpecDecode, Launch),
     needs=("window",),
-    situation=lambda s: any(sweeps(s, moved=True)),
+    situation=lambda s: any(
+        was.cursors is not None and s.frontier(was.name) > was.cursors.swa_evicted_seqlen
+        for was, _ in sweeps(s)
+    ),
 )
 def _sweep_bounds(step: Step) -> Failure | None:
     found = oversweep(step)
@@ -55,7 +58,7 @@ def oversweep(step: Step) -> tuple[Request, int, int, int, int] | None:
     return None
 
 
-def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
+def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
     """(request before, driving length) for each sweep that the command was or may contain."""
     if not step.done or step.config.geometry.window is None:
         return
@@ -64,15 +67,15 @@ def sweeps(step: Step, *, moved: bool = False) -> Iterator[tuple[Request, int]]:
     )
     for name in names:
         was = step.was.request(name)
-        if was is None or was.cursors is None or name not in step.after.requests:
+        assert was is not None and was.cursors is not None
+        if name not in step.after.requests:
             continue
         length = was.settled_len
         if isinstance(step.command, EvictSwa):
             length = step.command.length
         elif isinstance(step.command, Extend) and name in step.swept_after:
             length += step.progress[name][0]
-        if not moved or step.frontier(name) > was.cursors.swa_evicted_seqlen:
-            yield was, length
+        yield was, length
 
 
 @clause(

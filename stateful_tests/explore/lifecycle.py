@@ -40,7 +40,7 @@ def life(state: State, session: Session) -> Life:
     """Where a session is in a state."""
     if session.closing:
         return Life.CLOSING
-    turn = state.request(session.turn) if session.turn is not None else None
+    turn = state.request(session.turn)
     if turn is None:
         return Life.EMPTY if session.slot is None else Life.IDLE
     if session.slot is None:

@@ -60,7 +60,7 @@ def followed(was: State, state: State, command: Command, facts: Facts) -> State:
         for k in tree.locks:
             end = len(k.key)
             needed = sum(o.swa_from < end and o.key[:end] == k.key for o in tree.locks)
-            if past.get(k.holder, -1) >= end and needed > pins.get(k.key, 0):
+            if k.holder in past and past[k.holder] >= end and needed > pins.get(k.key, needed):
                 tree = radix.unlock_swa(tree, k.holder)
     return state._replace(tree=tree)
 

@@ -18,6 +18,7 @@ from stateful_tests.check import campaign
 from stateful_tests.check.tiers import plan
 from stateful_tests.lockstep.follow import followed
 from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.tests.support.commands import script
 
 PLAN = plan("smoke", presets=["page2"], machines=["both"], examples=40, seed=3)
 
@@ -178,6 +179,30 @@ def test_how_far_a_lock_holder_goes_is_followed_within_bounds(length, followed_t
     facts = step.after._replace(tree=step.after.tree._replace(lock_holders={"h": range(length)}))
     now = followed(step.was, step.now, step.command, facts)
     assert len(radix.lock_of(now.tree, "h").key) == followed_to
+
+
+def test_a_later_turn_is_outside_of_the_tree():
+    first = script("open s; submit q in s +4; admit q; extend q +4; finish q keep 1")
+    step = step_of(*first, *script("submit r in s +4; admit r; extend r +4"))
+    found = followed_with(step, {"cache_protected_len": 4}, {"cache_protected_len": 6})
+    assert found.cache_protected_len == 4
+
+
+@pytest.mark.parametrize("shown", [{}, {"r": None}])
+def test_whom_a_system_does_not_show_is_not_followed(shown):
+    step = step_of(*BEGUN)
+    requests = {name: step.after.requests[name]._replace(cursors=cursors) for name, cursors in shown.items()}
+    now = followed(step.was, step.now, step.command, step.after._replace(requests=requests))
+    assert now.requests == step.now.requests
+
+
+@pytest.mark.parametrize("rounds, given_back", [(0, False), (1, False), (2, True), (3, True)])
+def test_what_a_window_has_left_behind_may_be_given_back(rounds, given_back):
+    step = step_of(*BEGUN, Extend((Chunk("r", 1),)), *[Decode(("r",))] * rounds)
+    tree = step.after.tree
+    facts = step.after._replace(tree=tree._replace(nodes=[n._replace(swa_locks=0) for n in tree.nodes]))
+    lock = radix.lock_of(followed(step.was, step.now, step.command, facts).tree, "r")
+    assert (lock.swa_from == len(lock.key) == 6) is given_back
 
 
 def test_a_lock_that_stays_where_it_is_keeps_what_was_given_back():

@@ -48,7 +48,6 @@ IN_FLIGHT = *SERVE, Launch((Draft("r1", 3, 1),))
 BEHIND = step_of(PLAIN, *IN_FLIGHT, "launch r1 +2 accept 1")
 SETTLED = step_of(PLAIN, *IN_FLIGHT, "settle r1")
 BATCH = step_of(PLAIN, *SERVE, *OTHER, "extend r2 +2")
-SHORT = step_of(PLAIN, "submit r1 (no session) +2; admit r1; extend r1 +2")
 PREFILLED = step_of(PLAIN, *SERVE)
 LONG_PROMPT = step_of(TREE, "submit r1 (no session) a8 +1; admit r1; extend r1 +9")
 ENDED = step_of(PLAIN, *TURN, "finish r1 keep 1")
@@ -287,6 +286,9 @@ CASES = [
         cursors(PREFILLED, swa_evicted_seqlen=2),
         outcome=Done((Choice("r1", swa_evicted_seqlen=2, after=True),)))),
     fails("SWA-1", "before it", cursors(PREFILLED, swa_evicted_seqlen=2), "in [0, 0]"),
+    fails("SWA-1", "after the forward pass of a chunk, too far", replace(
+        cursors(step_of(PLAIN, *SERVE[:2], "extend r1 +4; extend r1 +1"), swa_evicted_seqlen=4),
+        outcome=Done((Choice("r1", swa_evicted_seqlen=4, after=True),))), "in [0, 2]"),
     holds("SWA-1", "into the tree's, by a shape of its own", replace(
         cursors(SWEPT, swa_evicted_seqlen=10, cache_protected_len=10), tree_policy_is_free=True)),
     fails("SWA-1", "into what is the tree's", cursors(
@@ -303,18 +305,32 @@ CASES = [
     holds("SWA-1", "nobody", changed(SWEPT, requests={})),
     holds("SWA-1", "refused", as_refused(cursors(SWEPT, swa_evicted_seqlen=10))),
     # Windows.
-    fails("SWA-2", "its first position", reads(SHORT, "r1", swa_read=(None, 1)), "[0]"),
+    fails("SWA-2", "its first position", reads(step_of(
+        PLAIN, "submit r1 (no session) +1; admit r1; extend r1 +1"), "r1", swa_read=(None,)),
+        "positions [0]"),
     fails("SWA-2", "its last position", reads(DECODED, "s1", swa_read=(1,) * 5 + (None,)), "[5]"),
+    fails("SWA-2", "with rounds in flight", reads(BEHIND, "r1", swa_read=(1,) * 4 + (None,) * 2), "[4]"),
+    fails("SWA-2", "a row too short", reads(DECODED, "s1", swa_read=(1,) * 4 + (None,)), "[4]"),
+    fails("SWA-2", "after a sweep", reads(SWEPT, "r1", swa_read=(None,) * 10), "[8, 9]"),
+    holds("SWA-2", "less is committed than a round claims", reads(cursors(
+        BEHIND, kv_committed_len=0), "r1", swa_read=(None,) * 10)),
+    holds("SWA-2", "no window", step_of(BARE, *SERVE)),
     holds("SWA-2", "behind it", reads(DECODED, "s1", swa_read=(None,) * 3 + (1,) * 3)),
     holds("SWA-2", "nobody", reads(changed(DECODED, requests={}), "s1", swa_read=(None,) * 6)),
     holds("SWA-2", "no cursors", reads(changed(
         DECODED, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)}), "s1", swa_read=(None,) * 6)),
+    holds("SWA-2", "no cursors by the rules", changed(step_of(
+        PLAIN, *SERVE[:1]), requests=PREFILLED.after.requests, holders=PREFILLED.after.holders)),
     holds("SWA-2", "no row", changed(DECODED, holders={})),
     holds("SWA-2", "somebody waits", step_of(PLAIN, *SERVE[:1])),
     # Reads.
     fails("READ-2", "another's", reads(DECODED, "s1", swa_read=[1] * 6), "SWA KV at position 0"),
     fails("READ-2", "no slot", reads(SWEPT, "r1", swa_read=[None] * 10), "SWA KV at position 6"),
     fails("READ-2", "a row too short", reads(DECODED, "s1", swa_read=()), "reads 6 positions"),
+    fails("READ-1", "another's, swept", reads(SWEPT, "r1", full_read=(1,) * 10), "position 0"),
+    fails("READ-1", "another's at the end", reads(
+        DECODED, "s1", full_read=(*DECODED.after.holders["s1"].full_read[:5], 1)), "position 5"),
+    fails("READ-1", "no window", reads(step_of(BARE, *SERVE), "r1", full_read=(1,) * 5), "position 0"),
     fails("READ-1", "a text too short", replace(PREFILLED, now=PREFILLED.now.with_request(
         PREFILLED.now.requests[0]._replace(origin=-3))), "reads 0 positions, not its row has 3"),
     fails("READ-1", "a retracted turn's, which is more than the history", reads(

@@ -351,6 +351,7 @@ def by_itself(*commands: Command) -> Step:
     return replace(step_of(TREE, *commands), locks_before=step_of(TREE, *commands[:-1]).locks)
 
 
+ORDINARY = script("submit r1 (no session) a4 +1; admit r1; extend r1 +5")
 BEGUN = script("submit r1 (no session) a3c1; admit r1")
 ALIKE = step_of(  # r2 splits what r1 has locked
     ONE, "submit r2 (no session) a1b2; admit r2; insert h1 a5", *BEGUN, "extend r1 +1, r2 +3"
@@ -365,6 +366,17 @@ LOCKED = [
     holds("TREE-6", "a node that another of the batch has split", ALIKE),
     fails("TREE-6", "pinned by more than the batch", node(ALIKE, 0, swa_locks=3), "2 (r1, r2) full, 0 SWA"),
     fails("TREE-6", "prompts that begin otherwise", node(UNLIKE, 0, swa_locks=1), "1 (r1) full, 0 SWA"),
+    holds("TREE-6", "the window of an ordinary request is given back", step_of(
+        TREE, *ORDINARY, "spec_decode r1 +8 accept 5; unlock_swa r1")),
+    holds("TREE-6", "a tree that gives it back", node(of_its_own(step_of(
+        TREE, *ORDINARY, "decode r1")), 1, swa_locks=0)),
+    holds("TREE-6", "a tree without a lock", of_its_own(step_of(TREE, *SERVE[:1], "admit r3; extend r3 +1"))),
+    holds("TREE-6", "a tree without a window", of_its_own(step_of(
+        replace(TREE, window=None, swa_pages=0), *ORDINARY))),
+    holds("TREE-6", "a tree, and its holder waits", of_its_own(step_of(TREE, "open s1; submit r1 in s1 a4",
+        "admit r1; extend r1 +4; finish r1 keep 1; submit r2 in s1 +2"))),
+    holds("TREE-6", "a tree that pins a window alone", of_its_own(A8)),
+    holds("TREE-6", "a tree that pins the first token", of_its_own(A1)),
     holds("TREE-6", "a tree's own split", node(of_its_own(A8), 0, swa_locks=1)),
     fails("TREE-6", "a tree that pins no window", node(of_its_own(A8), 1, swa_locks=0), "1 (h1) SWA"),
     fails("TREE-6", "a tree that pins too little", node(of_its_own(A1), 0, swa_locks=0), "1 (h1) SWA"),
