@@ -142,7 +142,7 @@ def _situations(result: CheckResult, plan: Plan, capabilities: Capabilities) -> 
     return {
         "reached": len(found.reached),
         "asked": len(found.reached) + len(found.missing),
-        "missing": found.missing,
+        "missing": [wanted.text for wanted in found.missing],
         "fails": must_meet(plan, result.system)
         and bool(found.missing)
         and not (result.findings or result.timed_out or result.interrupted),

@@ -23,7 +23,7 @@ from stateful_tests.check.driving import Cell, Driven, Named, Stint, begun, driv
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.tiers import Plan, check_machine, for_system, must_meet, sizes_for
 from stateful_tests.check.ways import Needs, avoided, lacks, needs, other_ways
-from stateful_tests.coverage.required import Wanted, unmet
+from stateful_tests.coverage.required import Wanted, coverage, load
 from stateful_tests.lockstep.lockstep import new_tallies, replay, turned_away
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Trace, Violation, add_tallies, finding_name,
@@ -141,11 +141,11 @@ class _Campaign:
 
         try:
             follow(self.stints(tuple(machines)), partial(self._over, result))
-            asked = must_meet(plan, result.system) and not (self.caught or result.timed_out)
-            wanted = unmet(self.situations, result.machines, self.system.capabilities) if asked else []
-            if wanted:
+            if must_meet(plan, result.system) and not (self.caught or result.timed_out):
+                can = self.system.capabilities
+                wanted = coverage(self.situations, result.machines, can, load()).missing
                 result.went_on = "which looked for what was not met"
-                looks = islice(self.looking(machines, wanted), _LOOK)
+                looks = islice(self.looking(machines, wanted), _LOOK if wanted else 0)
                 follow(looks, partial(self._looked, result, wanted))
         except KeyboardInterrupt:
             result.interrupted = True

@@ -78,7 +78,7 @@ class Coverage:
     left_out: why -> those that the system, or the machines that were run, cannot have."""
 
     reached: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+    missing: list[Wanted] = field(default_factory=list)
     exempt: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
@@ -131,15 +131,6 @@ class Wanted(NamedTuple):
         return enough and _driven(machine) in self.worlds
 
 
-def unmet(
-    met: Mapping[str, int], machines: Iterable[MachineResult], capabilities: Capabilities
-) -> list[Wanted]:
-    """What the runs of some machines have missed."""
-    known = load()
-    missing = coverage(met, machines, capabilities, known).missing
-    return [Wanted.of(text, known.required[text]) for text in missing]
-
-
 def coverage(
     met: Mapping[str, int],
     machines: Iterable[MachineResult],
@@ -154,13 +145,16 @@ def coverage(
         )
     found = Coverage()
     for text, scopes in known.required.items():
-        why = _impossible(Wanted.of(text, scopes), driven, capabilities)
+        wanted = Wanted.of(text, scopes)
+        why = _impossible(wanted, driven, capabilities)
         if why:
             found.left_out.setdefault(why, []).append(text)
         elif text in known.exempt:
             found.exempt[text] = known.exempt[text]
+        elif met.get(text):
+            found.reached.append(text)
         else:
-            (found.reached if met.get(text) else found.missing).append(text)
+            found.missing.append(wanted)
     return found
 
 

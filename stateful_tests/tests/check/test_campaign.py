@@ -110,7 +110,8 @@ TAIL = "extend, resumes a slot, last chunks, SWA KV of the last window alone, op
 
 def missing_one(monkeypatch, text, scope):
     """A small plan that has to meet one situation, and does not."""
-    monkeypatch.setattr(required, "load", lambda: required.Known({}, {text: [scope]}))
+    for module in (campaign, required):
+        monkeypatch.setattr(module, "load", lambda: required.Known({}, {text: [scope]}))
     small = replace(plan("pr", seed=1), presets=("page1", "no-swa"), machines=("sessions", "tree"))
     return replace(small, examples=dict.fromkeys(small.examples, 1))
 
