@@ -170,7 +170,7 @@ def _missing(out: Console, situations: Data, most: int) -> None:
         say(
             out, "Runs that looked for them did not meet them either: the generator draws them no more, or"
             " a rule has changed. situations.json names scopes of each; `kvspec explore --scope NAME` says"
-            " whether the rules still reach it.",
+            " whether the rules still reach them.",
         )  # fmt: skip
         out.print()
 
