@@ -104,7 +104,7 @@ class MemoryChecks(PrefixRules):
         names = [(HELD, name) for name, _ in held] + [(UNCACHED, name) for name, _ in uncached]
         pools = [("full", store.full)] + ([("swa", store.swa)] if store.swa is not None else [])
         for at, (name, pool) in enumerate(pools):
-            evictable, protected = self.sizes()[2 * at : 2 * at + 2]
+            evictable, protected = self.sizes()[2 * at :][:2]
             terms = evictable, protected, sum(each[at][: len(held)]), sum(each[at][len(held) :])
             accounts.append(Account(name, pool.available * size, *terms, pool.pages * size))
             if log:

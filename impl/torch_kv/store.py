@@ -134,8 +134,6 @@ class KVStore:
     def pages(self, starts: Sequence[int], ends: Sequence[int]) -> int:
         """Pages that positions [starts[i], ends[i]) take anew: the open page is filled first."""
         size = self.page_size
-        if size == 1:
-            return sum(ends) - sum(starts)
         return sum([-(-end // size) for end in ends]) - sum([self.open_index(start) for start in starts])
 
     def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int) -> Tensor:
