@@ -47,7 +47,7 @@ _STINT = 3  # runs of one cell before the next has its turn
 # commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
 _QUIET, _FULL, _MORE_S = 4_000, 20_000, 10
 # What a whole plan has missed is looked for in so many runs that may meet it, among so many of each cell.
-_LOOK, _AMONG = 3_000, 10_000
+_LOOK, _AMONG = 5_000, 10_000
 
 
 def run(
