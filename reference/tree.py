@@ -331,7 +331,7 @@ def unlock_swa(tree: Tree, holder: str) -> Tree:
 
 @remembered
 def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
-    """Put the whole pages of `key` into the tree. `evicted`: SWA KV of the pages below it is gone.
+    """Put `key`, whole pages, into the tree. `evicted`: SWA KV of the pages below it is gone.
 
     What is there stays; a tombstone for which the key brings SWA KV gets it, unless a lock reads
     through it. What is new becomes a leaf: a tombstone below `evicted`, live from there on, and of the
@@ -339,7 +339,6 @@ def insert(tree: Tree, key: Key, evicted: int) -> tuple[Tree, Insertion]:
 
     For a request that has ended; one that goes on uses `insert_and_continue`.
     """
-    key = whole_pages(tree, key)
     live_from = min(ceil_page(evicted, tree.page_size), len(key)) if tree.window is not None else 0
     tree, there = _entered(tree, key)
     if any(not p.node.live and p.start < live_from < p.end for p in path_of(tree, there)):

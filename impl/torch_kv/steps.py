@@ -240,7 +240,7 @@ class Steps(MemoryChecks):
 
     def _lanes(self, names: Sequence[str], *phases: RequestPhase) -> list[KVRequest]:
         """The requests of a batch, if they can be one."""
-        require(len(names) < 2 or len(set(names)) == len(names), Reason.DUPLICATE_LANE)
+        require(len(set(names)) == len(names), Reason.DUPLICATE_LANE)
         found = [self.requests[name] for name in names if name in self.requests]
         require(len(found) == len(names), Reason.UNKNOWN_REQUEST)
         require(all(request.phase in phases for request in found), Reason.WRONG_PHASE)

@@ -16,7 +16,7 @@ def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]
         trees = {o.page for o in step.after.pools[pool].owned if o.holder.startswith("tree ")}
         taken = {(o.holder, o.at) for o in step.before.pools[pool].owned if o.page in trees}
         owed, freed = ({h: p for h, p in pages.items() if h in slots} for pages in (owed, freed))
-        owed = {h: p for h, pages in owed.items() if (p := [at for at in pages if (h, at) not in taken])}
+        owed = {h: [at for at in pages if (h, at) not in taken] for h, pages in owed.items()}
     return owed, freed
 
 

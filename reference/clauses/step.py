@@ -133,8 +133,7 @@ class Step:
     @computed_once
     def acted(self) -> Request | None:
         """The request that a command for one request is about, as it was before."""
-        name = getattr(self.command, "request", None)
-        return self.was.request(name) if isinstance(name, str) else None
+        return self.was.request(getattr(self.command, "request", None))
 
     @computed_once
     def ended(self) -> tuple[str, Cursors] | None:
@@ -174,7 +173,8 @@ class Step:
             stop = self._stop(request.session, request.cursors, request.origin + kept)
             return request.session, request.cursors, stop
         session = self.was.session(request.session)
-        if isinstance(self.command, Admit) and session is not None and session.slot is not None:
+        assert session is not None
+        if isinstance(self.command, Admit) and session.slot is not None:
             after = self.after.requests.get(request.name)
             if after is not None and after.cursors is not None:
                 return request.session, session.slot, after.cursors.kv_committed_len
@@ -217,11 +217,10 @@ class Step:
 
     @computed_once
     def swept_after(self) -> frozenset[str]:
-        """Requests that the system has swept after the forward pass of this step, which is done, by what it
+        """Requests that the system has swept after the forward pass of this extend, which is done, by what it
         says, or that have received SWA KV of the last window alone."""
-        assert isinstance(self.outcome, Done)
-        choices = self.outcome.choices
-        lanes = self.command.lanes if isinstance(self.command, Extend) else ()
+        assert isinstance(self.command, Extend) and isinstance(self.outcome, Done)
+        choices, lanes = self.outcome.choices, self.command.lanes
         return frozenset([*(c.request for c in choices if c.after), *(n.request for n in lanes if n.tail)])
 
     def frontier(self, name: str) -> int:

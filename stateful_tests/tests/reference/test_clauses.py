@@ -57,14 +57,16 @@ LEAF = step_of(TREE, "insert h1 a2")
 LONG_LEAF = node(LEAF, 0, path=path("a6"), slots=range(2, 8))
 
 
-def allocated(step: Step, length: int) -> Step:
-    """The reference has followed a choice: slots for another length than it was asked for."""
+def followed(step: Step, **cursors: int) -> Step:
+    """The reference has followed a choice: the first request has other cursors."""
     request = step.now.requests[0]
     return replace(step, now=step.now.with_request(
-        request._replace(cursors=request.cursors._replace(kv_allocated_len=length))))  # fmt: skip
+        request._replace(cursors=request.cursors._replace(**cursors))))  # fmt: skip
 
 
-ALLOCATED = allocated(DECODED, 8)
+ALLOCATED = followed(DECODED, kv_allocated_len=8)
+WIDE = followed(step_of(replace(TREE, window=6), "submit r1 (no session) a8 +1; admit r1; extend r1 +9"),
+                swa_evicted_seqlen=6)  # fmt: skip
 BARE = replace(PLAIN, window=None, swa_pages=0)
 FIRST = script("open s1; submit r1 in s1 a4; admit r1; extend r1 +4")
 LATER = (*FIRST, *script("finish r1 keep 1; submit r2 in s1 +2; admit r2"))
@@ -115,6 +117,7 @@ CASES = [
     fails("TREE-12", "of what is left", pages(LEFT, "LL-"), "[4, 6)"),
     holds("TREE-12", "the last round was in flight", pages(TOO_LATE, "LLLL-")),
     holds("TREE-12", "of what is there", LEFT),
+    holds("TREE-12", "of who is not shown", changed(ENTERED, requests={})),
     fails("TREE-14", "the end is not there", pages(LEFT, "LL-"), "6 tokens, not it is not there"),
     fails("TREE-14", "the end a tombstone", pages(LEFT, "LLT"), "6 tokens, not a tombstone"),
     holds("TREE-14", "refused", as_refused(pages(LEFT, "LL-"))),
@@ -262,8 +265,13 @@ CASES = [
     fails("LEN-4", "no cursors", changed(
         ENTERED, requests=lambda rs: {"r1": rs["r1"]._replace(cursors=None)}), "no cursors"),
     holds("LEN-4", "allocates further", cursors(ALLOCATED, kv_allocated_len=8)),
+    fails("LEN-4", "gives up slots, as the reference does", cursors(followed(step_of(
+        PLAIN, *TURN, "spec_decode r1 +8 accept 1; decode r1"), kv_allocated_len=7), kv_allocated_len=7),
+        "kv_allocated_len 13"),
+    fails("LEN-4", "launches with less, as the reference does", cursors(
+        followed(BEHIND, kv_allocated_len=9), kv_allocated_len=9), "kv_allocated_len 10"),
     fails("LEN-4", "allocates less, as the reference does", cursors(
-        allocated(DECODED, 5), kv_allocated_len=5), "kv_allocated_len 6"),
+        followed(DECODED, kv_allocated_len=5), kv_allocated_len=5), "kv_allocated_len 6"),
     holds("LEN-4", "a retract", step_of(PLAIN, *SERVE, "retract r1")),
     holds("LEN-4", "nobody", changed(DECODED, requests={})),
     holds("LEN-4", "somebody waits", step_of(PLAIN, *SERVE, *OTHER[:1], "decode r1")),
@@ -341,9 +349,13 @@ CASES = [
         SWEPT, "r1", swa_read=[None] * 6 + list(SWEPT.after.holders["r1"].swa_read[6:]))),
     holds("READ-2", "the tree's, out of the window", reads(
         LONG_PROMPT, "r1", swa_read=[None] * 7 + list(LONG_PROMPT.after.holders["r1"].swa_read[7:]))),
+    fails("READ-2", "the tree's, in the window, and the sweep ends with it", reads(
+        LIFTED, "r1", swa_read=(None,) * 4 + tuple(LIFTED.after.holders["r1"].swa_read[4:])), "position 3"),
     fails("READ-2", "the tree's, in the window", reads(
         LONG_PROMPT, "r1", swa_read=[None] * 8 + list(LONG_PROMPT.after.holders["r1"].swa_read[8:])),
         "SWA KV at position 7"),
+    fails("READ-2", "the tree's, in the window, and a sweep ends there", reads(
+        WIDE, "r1", swa_read=(*WIDE.after.holders["r1"].swa_read[:5], None, 1, 1, 1)), "position 5"),
     # The backstop.
     fails("REF-1", "cursors", cursors(DECODED, swa_evicted_seqlen=2), "r1: "),
     fails("REF-1", "a slot", changed(ENDED, sessions=moved("s1", swa_evicted_seqlen=2)), "slot of s1"),
@@ -365,6 +377,8 @@ CASES = [
     fails("END-1", "a full page", one_lost(EMPTY, "full"), "12 of 12 pages of the full pool"),
     fails("END-1", "an SWA page", one_lost(EMPTY, "swa"), "12 of 12 pages of the swa pool"),
     fails("END-1", "a page, another twice", one_twice(EMPTY, "full"), "12 of 12 pages"),
+    fails("END-1", "a page of who is gone", also_owned(one_lost(EMPTY, "full"), "full", Owned(
+        "r1", 0, EMPTY.after.pools["full"].free[0])), "12 of 12 pages of the full pool"),
     fails("END-1", "a row", changed(EMPTY, free_rows=(0, 1, 1)), "all 3 rows"),
     fails("END-1", "beside the tree's", one_lost(INSERTED, "full"), "8 of 12 pages of the full pool"),
     fails("END-1", "somebody waits", one_lost(

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from reference.clauses import CLAUSES, broken
+from reference.clauses import CLAUSES, asked, broken
+from reference.clauses.base import PARTS
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
 from reference.commands import (
     Abort, Admit, Command, Draft, EvictSwa, Finish, Insert, SpecDecode,
 )  # fmt: skip
-from reference.ledger import ZERO, Cursors, Round
+from reference.ledger import ZERO, Cursors, Round, text_tokens
+from reference.prefix_cache import page_name
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, fails, freed_less, holds, in_tree, is_told, moved,
@@ -39,6 +41,8 @@ CUT_BELOW = step_of(PLAIN, *SWEPT, "finish r1 keep 2")
 JUST_THERE = step_of(  # resumed at 6, its window begins at 4
     PLAIN, *TURN, "spec_decode r1 +3 accept 1; evict_swa r1 at length 8; finish r1 keep 2")  # fmt: skip
 RETRIED = step_of(PLAIN, *TURN, "decode r1; decode r1; retract r1 losing 1; admit r1")
+SHORT = step_of(replace(PLAIN, page_size=1), *TURN, "spec_decode r1 +3 accept 1; evict_swa r1 at length 8",
+                "finish r1 keep 2")  # fmt: skip
 JUST_LOST = (replace(PLAIN, page_size=1), "open s1; submit r1 in s1 +1; admit r1; extend r1 +1",
              "spec_decode r1 +3 accept 1; evict_swa r1 at length 4")  # fmt: skip
 RESTARTED = step_of(PLAIN, *SWEPT, "finish r1 keep 2; submit r2 in s1 +2; admit r2")
@@ -112,6 +116,13 @@ CASES = [
         CUT_BELOW, kv_committed_len=8, kv_allocated_len=8, swa_evicted_seqlen=8), "target 7"),
     holds("LEN-2", "stops at a page, its window lost", slot(
         CUT_BELOW, kv_committed_len=6, kv_allocated_len=6, swa_evicted_seqlen=6)),
+    fails("LEN-2", "stops short, its window reaches to the start", slot(step_of(
+        replace(PLAIN, page_size=1, window=4), "open s1; submit r1 in s1 +1; admit r1; extend r1 +1",
+        "spec_decode r1 +3 accept 1; finish r1 keep 1"), kv_committed_len=1, kv_allocated_len=1), "target 2"),
+    holds("LEN-2", "stops at 1, its first token lost", slot(step_of(
+        *JUST_LOST, "finish r1 keep 1"), kv_committed_len=1, kv_allocated_len=1, swa_evicted_seqlen=1)),
+    *(holds("LEN-2", f"stops at {end}, its window lost by a token", slot(
+        SHORT, kv_committed_len=end, kv_allocated_len=end, swa_evicted_seqlen=end)) for end in (0, 5)),
     holds("LEN-2", "all that counts", CUT),
     holds("LEN-2", "what a round in flight computes first, and nobody has claimed", replace(
         WAITS, was=WAITS.was.with_request(LAUNCHED))),
@@ -246,6 +257,7 @@ FREEING: dict[str, tuple[Step, dict[str, list[int]], dict[str, list[int]]]] = {
     "a close of nothing": (step_of(PLAIN, *TURN, "open s2; close s2"), {}, {}),
     "a close that waited": (step_of(PLAIN, *TURN, "close s1; finish r1 keep 1"), ALL, ALL),
     "a close that waits": (step_of(PLAIN, *TURN, "close s1"), {}, {}),
+    "a close that waits for a later turn": (step_of(PLAIN, *LATER, "close s1"), {}, {}),
     "abort": (step_of(PLAIN, *TURN, "abort r1"), ALL, ALL),
     "an abort after a retract": (step_of(PLAIN, *TURN, "retract r1; abort r1"), ALL, ALL),
     "an abort that closes": (step_of(PLAIN, *LATER, "close s1; abort r2"), ALL, ALL),
@@ -265,6 +277,8 @@ FREEING: dict[str, tuple[Step, dict[str, list[int]], dict[str, list[int]]]] = {
     "a prompt in the tree": (step_of(TREE, *CHUNK, "insert h1 a4; extend r1 +4"), {"r1": [0]}, {"r1": [0]}),
     "a prompt in the tree, in part": (step_of(TREE, *CHUNK, "insert h1 a2; extend r1 +4"),
         {"r1": [0]}, {"r1": [0]}),
+    "a prompt of two in one batch": (step_of(TREE, *CHUNK, "submit r2 (no session) a5; admit r2",
+        "extend r2 +1; extend r1 +4, r2 +4"), {"r2": [0]}, {"r2": [0]}),
     "a prompt taken over": (step_of(TREE, *CHUNK, "extend r1 +4"), {}, {}),
     "a finish into the tree": (step_of(TREE, *IN_TREE,
         "extend r1 +1; decode r1; decode r1; finish r1 keep 2"), {"r1": [3]}, {"r1": [3]}),
@@ -286,7 +300,8 @@ def leaked(step: Step, pool: str) -> Step | None:
 @pytest.mark.parametrize("name", FREEING)
 def test_a_page_more_or_less_is_told(name, clause, pool):
     step, *goes = FREEING[name]
-    assert step.owed[pool] == goes[pool == "swa"]
+    assert step.owed[pool] == goes[pool == "swa"] and as_refused(step).owed[pool] == {}
+    assert not as_refused(step).progress
     is_told(clause, step, None)
     spoilt = [found] if (found := leaked(step, pool)) is not None else []
     if any(not holder.startswith("tree ") for holder in step.owed[pool]):
@@ -303,6 +318,14 @@ def test_what_is_waived_is_not_asked():
     told = {clause.id for clause, _ in broken(step)}
     assert "LEN-2" in told and "LEN-2" not in {clause.id for clause, _ in broken(step, frozenset({"LEN-2"}))}
     assert CLAUSES["REF-1"].check(step) is not None and "REF-1" not in told, "another clause speaks"
+
+
+@pytest.mark.parametrize("shown", [{}, {"r1": None}])
+def test_who_is_not_shown_is_cut_nowhere_and_hands_nothing_over(shown):
+    for step in (RETRIED, step_of(TREE, *CHUNK, "extend r1 +4")):
+        seen = step.after.requests
+        hidden = changed(step, requests={name: seen[name]._replace(cursors=at) for name, at in shown.items()})
+        assert hidden.cut_at is None and hidden.owed["full"] == {}
 
 
 def test_a_model_without_a_window_frees_no_swa_page():
@@ -322,6 +345,8 @@ LOCKS: dict[str, tuple[Step, list[tuple[int, int]]]] = {
     "of who was matched again": (step_of(TREE, *IN_TREE, "admit r1"), [(1, 0), (1, 1)]),
     "of who was matched again after a split": (step_of(TREE, "insert h1 a8", *IN_TREE[1:],
         "match h2 a2; admit r1"), [(2, 1), (1, 1), (0, 0), (0, 0)]),
+    "of a first turn that was matched again after a split": (step_of(TREE, "insert h1 a8; open s1",
+        "submit r1 in s1 a4 +1; admit r1; match h2 a2; admit r1"), [(2, 1), (1, 1), (0, 0), (0, 0)]),
     "over a node that was split": (step_of(TREE, "insert h1 a8 (goes on); match h2 a4"),
         [(2, 1), (1, 0), (1, 1)]),
     "given back": (step_of(TREE, "insert h1 a8 (goes on); unlock h1"), [(0, 0), (0, 0)]),
@@ -362,7 +387,48 @@ OF_A_SESSION = step_of(
 A8, A1 = (step_of(sizes, Insert("h1", text(key), 0, True)) for sizes, key in ((TREE, "a8"), (ONE, "a1")))
 SPLIT = by_itself(*script("insert h1 a8; insert h1 b4; match h1 a6; match h2 a4"))
 KEPT = in_tree(node(step_of(TREE, "insert h1 a8"), 0, full_locks=1), lock_holders={"h1": range(8)})
+UNLOCKED = step_of(TREE, "insert h1 a8 (goes on); unlock h1")
+OF_TREE = UNLOCKED.after.pools["full"].owned[0].page
+DUPLICATE = freed_less(step_of(TREE, *CHUNK, "insert h1 a4; extend r1 +4"), "full")
+
+
+def handed_over(step: Step, holder: str, at: int) -> Step:
+    """A full page that the step freed is the tree's."""
+    page = next(o.page for o in step.before.pools["full"].owned if o[:2] == (holder, at))
+    text = next(h.text for h in step.held_before if h.name == holder)
+    name = page_name(tuple(text_tokens(text))[: 2 * at + 2])
+    return also_owned(without(step, "full", page), "full", Owned(name, at, page))
+
+
+CLOSED = of_its_own(step_of(
+    TREE, "open s1; submit r1 in s1 a4 +1; admit r1; extend r1 +5; finish r1 keep 1; close s1"))
+TURNED_AWAY, REFUSED = (step_of(TREE, *TURN, command) for command in ("submit r1 in s1 +1", "decode r9"))
+FREED_TWICE = free_pages(TURNED_AWAY, 1)
 LOCKED = [
+    fails("OUT-2", "cursors", changed(TURNED_AWAY, requests=moved("r1", kv_committed_len=4)), "r1: "),
+    fails("OUT-2", "pages", FREED_TWICE, "page assignment"),
+    fails("OUT-2", "another command", REFUSED, "contents"),
+    holds("OUT-2", "contents of what is free", TURNED_AWAY),
+    holds("OUT-2", "a tree's own pages", of_its_own(FREED_TWICE)),
+    fails("OUT-2", "pages, without a tree", of_its_own(free_pages(step_of(
+        PLAIN, *TURN, "submit r1 in s1 +1"), 1)), "page assignment"),
+    fails("FREE-1", "a slot's, by a tree's own", freed_less(CLOSED, "full"), "full pages of s1"),
+    holds("FREE-1", "a slot's, by a tree's own", CLOSED),
+    fails("FREE-1", "a duplicate stays, and nothing moves", changed(
+        DUPLICATE, before=True, pools=DUPLICATE.after.pools), "full pages of r1"),
+    fails("FREE-1", "what an abort hands over", handed_over(step_of(
+        TREE, *SERVE, "decode r3; abort r3"), "r3", 2), "full pages of r3"),
+    fails("FREE-1", "the tree's, by an unlock", free_pages(without(UNLOCKED, "full", OF_TREE), OF_TREE),
+          "full pages of tree"),
+    fails("FREE-1", "what is still there", free_pages(RUNS, RUNS.after.pools["full"].owned[0].page),
+          "full pages of s1"),
+    holds("FREE-1", "what a slot hands over, to a tree's own", handed_over(CLOSED, "s1", 2)),
+    fails("FREE-1", "an ordinary row's, without a tree", freed_less(of_its_own(step_of(
+        PLAIN, *SERVE, "finish r3 keep 1")), "full"), "full pages of r3"),
+    holds("FREE-1", "a first turn's, by a tree's own", freed_less(of_its_own(step_of(
+        TREE, "open s1; submit r1 in s1 a4 +1; admit r1; extend r1 +5", AHEAD, "finish r1 keep 1")), "full")),
+    holds("FREE-1", "an ordinary row's, by a tree's own", freed_less(of_its_own(step_of(
+        TREE, *SERVE, "finish r3 keep 1")), "full")),
     holds("TREE-6", "a node that another of the batch has split", ALIKE),
     fails("TREE-6", "pinned by more than the batch", node(ALIKE, 0, swa_locks=3), "2 (r1, r2) full, 0 SWA"),
     fails("TREE-6", "prompts that begin otherwise", node(UNLIKE, 0, swa_locks=1), "1 (r1) full, 0 SWA"),
@@ -392,3 +458,33 @@ LOCKED = [
 @pytest.mark.parametrize("clause, step, says", [*CASES, *LOCKED])
 def test_a_spoilt_fact_is_told(clause, step, says):
     is_told(clause, step, says)
+
+
+STILL = replace(step_of(TREE, "open s1; submit r1 in s1 a4 +1; admit r1; extend r1 +5; finish r1 keep 1",
+                        "submit r2 (no session) +1; check_busy level 0"), judged=True)  # fmt: skip
+
+
+def rules_have(**parts: Any) -> Step:
+    return replace(STILL, now=STILL.now._replace(**parts))
+
+
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [
+        ("sessions", slot(STILL, kv_committed_len=9)), ("sessions", rules_have(sessions=())),
+        ("requests", has(STILL, "requests", "r2", origin=9)), ("requests", rules_have(requests=())),
+        ("holders", changed(STILL, holders={})), ("pools", one_lost(STILL, "full")),
+        ("rows", changed(STILL, free_rows=())), ("refusal", as_refused(STILL)),
+        ("nodes", in_tree(STILL, nodes=[])), ("nodes", rules_have(tree=STILL.now.tree._replace(children=()))),
+        ("tree", in_tree(STILL, sizes=None)), ("tree", rules_have(tree=STILL.now.tree._replace(clock=99))),
+        ("locks", replace(STILL, locks_before={})), ("ending", replace(STILL, command=Abort("r2"))),
+    ],
+)  # fmt: skip
+def test_what_is_new_is_seen(part, step):
+    news = [{name for name, is_new in zip(PARTS, of.news) if is_new} for of in (STILL, step)]
+    assert news[0] == {"leftovers"} and part in news[1]
+
+
+def test_what_a_refusal_may_have_overwritten_is_asked():
+    still = replace(TURNED_AWAY, unchanged=True)
+    assert CLAUSES["READ-1"] in asked(TURNED_AWAY) and CLAUSES["READ-1"] not in asked(still)

@@ -142,6 +142,8 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
         assert settled.kv_committed_len == 22, "of the first all is known now"
         kept, _ = step(first, finish, [Choice("r1", kv_committed_len=21)])
         assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "the round computes that token first"
+        with pytest.raises(ChoiceNotAllowed):
+            step(first, finish, [Choice("r1", kv_committed_len=19)])
     for claimed in (19, 24):
         with pytest.raises(ChoiceNotAllowed):
             step(state, launch, [Choice("r1", kv_committed_len=claimed)])
