@@ -393,3 +393,5 @@ def test_an_interrupt_while_processes_end_leaves_none(monkeypatch):
         processes.close()
     mine.join(10)
     assert mine.exitcode is not None
+    monkeypatch.undo()
+    processes.close()  # the pool's own pipes and thread
