@@ -155,6 +155,7 @@ def test_a_prefill_may_be_swept_after_its_forward_pass():
     state, command = after(TWENTY), "extend r1 +20"
     swept = does(state, command, Choice("r1", swa_evicted_seqlen=12, after=True))
     assert swept == Cursors(20, 20, 12, 0)
+    assert does(state, f"{command} tail", Choice("r1", swa_evicted_seqlen=12)) == swept
     for choice in (Choice("r1", swa_evicted_seqlen=16, after=True), Choice("r1", swa_evicted_seqlen=12)):
         with pytest.raises(ChoiceNotAllowed):
             does(state, command, choice)
