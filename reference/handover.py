@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from reference import tree as radix
 from reference.commands import tree_key
-from reference.cursors import ceil_page, floor_page
+from reference.cursors import floor_page
 from reference.ledger import Cursors, Request, State, text_tokens
 from reference.prefix_cache import Effects, page_name, unlocked
 from reference.tree import Key
@@ -85,13 +85,13 @@ def _hand_over(
         tree, insertion = done
     else:
         return state
-    size, live_from = tree.page_size, ceil_page(swept, tree.page_size)
+    size = tree.page_size
     for start, end in (*insertion.recovered, (insertion.matched, insertion.end)):
         for page in range(start // size, end // size):
             if start < insertion.matched:
                 effects.gone["full"].add((page_name(key[: (page + 1) * size]), page))
             if row:
                 effects.adopted["full"].add((holder, page))
-                if tree.window is not None and page * size >= live_from:
+                if tree.window is not None and page * size >= swept:
                     effects.adopted["swa"].add((holder, page))
     return state._replace(tree=tree)

@@ -113,9 +113,9 @@ class RadixTree:
         for node in path:
             if self.recoverable(node, live_from):
                 self.recover(node, slots[node.start : node.end], owed)
-            elif node.end > prefix:
-                first = max(node.start, prefix)
-                self.duplicate(slots[first : node.end], slots[max(first, live_from) : node.end], owed)
+            elif node.start >= prefix:  # where a node ends, for it is locked
+                first = max(node.start, live_from)
+                self.duplicate(slots[node.start : node.end], slots[first : node.end], owed)
         self._grow(path, key, slots, live_from)
         self.refresh(path)
         self._settle(owed)

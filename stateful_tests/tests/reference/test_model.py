@@ -121,6 +121,8 @@ def test_choices_are_followed_within_their_bounds():
     sweep, ahead = "evict_swa r1 at length 20", "spec_decode r1 +2 accept 1"
     for chosen in (0, 4, 8, 12):  # less than the default, the default, all that no window reaches
         assert does(state, sweep, Choice("r1", swa_evicted_seqlen=chosen)).swa_evicted_seqlen == chosen
+    shared = after("submit r1 (no session) a8 +1; admit r1; extend r1 +9", sizes=replace(PAGE4, tree=True))
+    assert does(shared, "evict_swa r1 at length 9", Choice("r1", swa_evicted_seqlen=0)) == Cursors(9, 9, 0, 8)
     assert does(state, ahead, Choice("r1", kv_allocated_len=28)) == Cursors(21, 28, 0, 0)
     for text, choice in (
         (sweep, {"swa_evicted_seqlen": 16}), (sweep, {"swa_evicted_seqlen": 6}),
@@ -155,6 +157,7 @@ def test_a_prefill_may_be_swept_after_its_forward_pass():
     state, command = after(TWENTY), "extend r1 +20"
     swept = does(state, command, Choice("r1", swa_evicted_seqlen=12, after=True))
     assert swept == Cursors(20, 20, 12, 0)
+    assert does(state, f"{command} tail", Choice("r1", swa_evicted_seqlen=12)) == swept
     for choice in (Choice("r1", swa_evicted_seqlen=16, after=True), Choice("r1", swa_evicted_seqlen=12)):
         with pytest.raises(ChoiceNotAllowed):
             does(state, command, choice)
