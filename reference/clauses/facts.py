@@ -6,24 +6,12 @@ other. The facts are gathered elsewhere; here is their shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
+from reference.computed_once import computed_once
 from reference.ledger import Cursors
-
-T = TypeVar("T")
-
-
-class computed_once(Generic[T]):  # noqa: N801 (as functools has it)
-    """`functools.cached_property` without the lock that it takes in Python 3.11."""
-
-    def __init__(self, compute: Callable[[Any], T]) -> None:
-        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
-
-    def __get__(self, of: Any, _owner: type) -> T:
-        value = of.__dict__[self.name] = self.compute(of)
-        return value
 
 
 class SessionFacts(NamedTuple):

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reference.clauses.base import PARTS
-from reference.clauses.facts import Facts, NodeFacts, Pool, computed_once
+from reference.clauses.facts import Facts, NodeFacts, Pool
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Launch, Outcome, Retract,
     SpecDecode, UnlockSwa, tree_key,
 )  # fmt: skip
+from reference.computed_once import computed_once
 from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
 from reference.prefix_cache import page_name
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 from reference.blocks.commands import EngineCommand
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, Table
 from reference.blocks.ledger import Bearer, LaneNote, OutputNote
 from reference.clauses.base import Clause, register
+from reference.computed_once import computed_once
 
 BLOCK_CLAUSES: dict[str, Clause] = {}
 clause = partial(register, BLOCK_CLAUSES)
@@ -31,7 +32,7 @@ class BlockStep:
     outputs: list[OutputNote]
     bearers: dict[str, Bearer]
 
-    @cached_property
+    @computed_once
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
         """Of each block that a table names: (request, group, index in the table), null blocks left out."""
         named: dict[int, list[tuple[str, int, int]]] = {}
