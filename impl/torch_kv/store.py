@@ -134,6 +134,8 @@ class KVStore:
     def pages(self, starts: Sequence[int], ends: Sequence[int]) -> int:
         """Pages that positions [starts[i], ends[i]) take anew: the open page is filled first."""
         size = self.page_size
+        if size == 1:
+            return sum(ends) - sum(starts)
         return sum([-(-end // size) for end in ends]) - sum([self.open_index(start) for start in starts])
 
     def alloc_extend(self, row: Tensor, start: Tensor, end: Tensor, span: BatchSpan, pages: int) -> Tensor:
@@ -148,24 +150,28 @@ class KVStore:
             return filled
         if size == 1:
             return self._enter(span, *(self._take(pool, start, end, pages) for pool in self.pools))
-        place, offset = self._places(span, start, end)
+        # A table of pages in the order of positions: of each lane the one that may be open, then new ones.
+        lanes, opened = row.numel(), self.open_index(start)
+        begin = 1 - opened
+        if lanes > 1:
+            fresh = whole(end + (size - 1), size) - opened
+            lane = torch.arange(lanes, dtype=torch.int64, device=self.device)
+            first = fresh.cumsum(0) - fresh + lane
+            new = torch.arange(1, pages + 1, dtype=torch.int64, device=self.device)
+            new.add_(each(lane, fresh, pages))
+            begin += first
+        # From a cell to its place among the slots of these pages.
+        place = span.cell + span.each(begin * size - span.origin)
         slots = []
         for pool, last in zip(self.pools, self._last(span.first)):
-            table = torch.cat((whole(last, size), self._take(pool, start, end, pages)))
-            slots.append(table.take(place).mul_(size).add_(offset))
+            last_page, taken = whole(last, size), self._take(pool, start, end, pages)
+            if lanes == 1:
+                table = torch.cat((last_page, taken))
+            else:
+                table = torch.empty(lanes + pages, dtype=torch.int64, device=self.device)
+                table.put_(first, last_page).put_(new, taken)
+            slots.append(self._slots_of(table).take(place))
         return self._enter(span, *slots)
-
-    def _places(self, span: BatchSpan, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each position its page among the one of each lane that may be open and then all new ones, and
-        its place in that: int64 [T] each."""
-        size, position, opened = self.page_size, span.cell - span.each(span.origin), self.open_index(start)
-        place = whole(position, size) - span.each(opened - 1)
-        if (lanes := start.numel()) > 1:
-            fresh = whole(end + (size - 1), size) - opened
-            others = span.each(fresh.cumsum(0) - fresh + (lanes - 1))
-            lane = span.each(torch.arange(lanes, dtype=torch.int64, device=self.device))
-            place = torch.where(place > 0, place + others, lane)
-        return place, position.remainder(size)
 
     def alloc_decode(self, row: Tensor, start: Tensor, span: BatchSpan, pages: int) -> Tensor:
         """One slot in both pools at position start[i] of each row: alloc_extend by one token."""
@@ -198,8 +204,11 @@ class KVStore:
 
     def _new(self, pool: PagePool, span: BatchSpan, start: Tensor, end: Tensor, pages: int) -> Tensor:
         """Slots of `pages` new pages of a pool for the positions of `span`."""
-        place, offset = self._places(span, start, end)
-        return pool.take(pages).take(place - start.numel()).mul_(self.page_size).add_(offset)
+        size = self.page_size
+        first = whole(start, size)
+        fresh = whole(end + (size - 1), size) - first
+        skip = (fresh.cumsum(0) - fresh - first) * size - span.origin
+        return self._slots_of(pool.take(pages)).take(span.cell + span.each(skip))
 
     def _take(self, pool: PagePool, start: Tensor, end: Tensor, pages: int) -> Tensor:  # noqa: ARG002
         """`pages` new pages of a pool for positions [start[i], end[i]) of every lane, end to end."""
