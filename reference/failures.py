@@ -1,0 +1,146 @@
+"""What a clause that does not hold returns: expected, observed, and the things that the failure is about.
+
+Explanations, the marks of the step table and exported tests are made from these places. They read no prose.
+A place names one thing of a run. Page, row and block numbers are the run's own: an export that runs elsewhere
+names the owner and the positions instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Path = tuple[int, ...]  # the tokens (bigrams) from the root to the end of a tree node
+
+
+class Page(NamedTuple):
+    """A physical page of a pool ("full" or "swa")."""
+
+    pool: str
+    page: int
+
+
+class Row(NamedTuple):
+    """A row of req_to_token."""
+
+    row: int
+
+
+class Cursor(NamedTuple):
+    """A field of Cursors. owner: "r1" or "slot of s1"; must: the value it has to have now (tokens)."""
+
+    owner: str
+    field: str
+    must: int | None = None
+
+
+class Position(NamedTuple):
+    """A position of a row (tokens), as attention reads it in a pool."""
+
+    owner: str
+    pool: str
+    position: int
+
+
+class Node(NamedTuple):
+    """A tree node, by the path to its end. pool: whose lock count; must: the count it has to have now."""
+
+    path: Path
+    pool: str = "full"
+    must: int | None = None
+
+
+class TreePage(NamedTuple):
+    """The page of the tree that ends where `path` does. start: its first position (tokens)."""
+
+    path: Path
+    start: int
+
+
+class Lock(NamedTuple):
+    """The tree lock of an owner, such as "s1"."""
+
+    owner: str
+
+
+class Named(NamedTuple):
+    """A request, a session or a session's slot by name. kind: "request", "session" or "slot"."""
+
+    kind: str
+    name: str
+
+
+class Entry(NamedTuple):
+    """The full-to-SWA mapping entry of a full slot."""
+
+    slot: int
+
+
+class Counter(NamedTuple):
+    """A number of a memory check's report. name: such as "session_held"; must: its value by the reference."""
+
+    pool: str
+    name: str
+    must: int | None = None
+
+
+class Text(NamedTuple):
+    """The token history of a session or request. at: the first position that differs (tokens)."""
+
+    owner: str
+    at: int | None = None
+
+
+class Block(NamedTuple):
+    """A block of an engine that schedules by itself."""
+
+    block: int
+
+
+class TablePlace(NamedTuple):
+    """The place of a block in a request's table. at: in blocks."""
+
+    request: str
+    group: int
+    at: int
+
+
+Place = (
+    Page | Row | Cursor | Position | Node | TreePage | Lock
+    | Named | Entry | Counter | Text | Block | TablePlace
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A clause that does not hold.
+
+    expected, observed: one line each. find: computes the places. Only an explanation, a page or an export
+    calls it, so a search for places costs a check nothing.
+    """
+
+    expected: str
+    observed: str
+    find: Callable[[], Iterable[Place]] | None = None
+
+    @property
+    def at(self) -> tuple[Place, ...]:
+        """The places, the thing itself first; empty where facts are too odd to find them in."""
+        try:
+            return tuple(self.find()) if self.find is not None else ()
+        except (LookupError, AssertionError, StopIteration, TypeError, ValueError):
+            return ()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Failures travel between processes: their places are found before that."""
+        return _rebuilt, (self.expected, self.observed, self.at)
+
+
+def _rebuilt(expected: str, observed: str, at: tuple[Place, ...]) -> Failure:
+    return Failure(expected, observed, lambda: at)
+
+
+def failure(expected: str, observed: str, *at: Place) -> Failure:
+    """A Failure whose places are known at once."""
+    return Failure(expected, observed, (lambda: at) if at else None)
