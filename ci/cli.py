@@ -15,7 +15,7 @@ from types import FrameType
 
 import click
 
-from ci.commands import authoring, catalogue, documents, mutants, running, searching, servers, traces
+from ci.commands import authoring, catalogue, documents, running, searching, servers, traces
 from ci.commands.shared import Unusable
 
 _EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}  # what brings a package that is not there
@@ -49,10 +49,10 @@ def cli(context: click.Context) -> None:
 
 for _command in (
     running.check, running.replay, traces.tree, traces.export,
-    authoring.shrink, authoring.record, authoring.new_fixture,
+    authoring.shrink, authoring.new_fixture,
     searching.explore, searching.tour, searching.prove,
     servers.validate, servers.serve_check, servers.setup_server,
-    catalogue.bugs, catalogue.clauses, catalogue.blind_spots, mutants.mutants, documents.spec,
+    catalogue.bugs, catalogue.clauses, documents.spec,
 ):  # fmt: skip
     cli.add_command(_command)
 

@@ -14,20 +14,20 @@ from typing import NamedTuple
 Path = tuple[int, ...]  # the tokens (bigrams) from the root to the end of a tree node
 
 
-class Page(NamedTuple):
+class AtPage(NamedTuple):
     """A physical page of a pool ("full" or "swa")."""
 
     pool: str
     page: int
 
 
-class Row(NamedTuple):
+class AtRow(NamedTuple):
     """A row of req_to_token."""
 
     row: int
 
 
-class Cursor(NamedTuple):
+class AtCursor(NamedTuple):
     """A field of Cursors. owner: "r1" or "slot of s1"; must: the value it has to have now (tokens)."""
 
     owner: str
@@ -35,7 +35,7 @@ class Cursor(NamedTuple):
     must: int | None = None
 
 
-class Position(NamedTuple):
+class AtPosition(NamedTuple):
     """A position of a row (tokens), as attention reads it in a pool."""
 
     owner: str
@@ -43,7 +43,7 @@ class Position(NamedTuple):
     position: int
 
 
-class Node(NamedTuple):
+class AtNode(NamedTuple):
     """A tree node, by the path to its end. pool: whose lock count; must: the count it has to have now."""
 
     path: Path
@@ -51,33 +51,33 @@ class Node(NamedTuple):
     must: int | None = None
 
 
-class TreePage(NamedTuple):
+class AtTreePage(NamedTuple):
     """The page of the tree that ends where `path` does. start: its first position (tokens)."""
 
     path: Path
     start: int
 
 
-class Lock(NamedTuple):
+class AtLock(NamedTuple):
     """The tree lock of an owner, such as "s1"."""
 
     owner: str
 
 
-class Named(NamedTuple):
+class AtNamed(NamedTuple):
     """A request, a session or a session's slot by name. kind: "request", "session" or "slot"."""
 
     kind: str
     name: str
 
 
-class Entry(NamedTuple):
+class AtEntry(NamedTuple):
     """The full-to-SWA mapping entry of a full slot."""
 
     slot: int
 
 
-class Counter(NamedTuple):
+class AtCounter(NamedTuple):
     """A number of a memory check's report. name: such as "session_held"; must: its value by the reference."""
 
     pool: str
@@ -85,20 +85,20 @@ class Counter(NamedTuple):
     must: int | None = None
 
 
-class Text(NamedTuple):
+class AtText(NamedTuple):
     """The token history of a session or request. at: the first position that differs (tokens)."""
 
     owner: str
     at: int | None = None
 
 
-class Block(NamedTuple):
+class AtBlock(NamedTuple):
     """A block of an engine that schedules by itself."""
 
     block: int
 
 
-class TablePlace(NamedTuple):
+class AtTable(NamedTuple):
     """The place of a block in a request's table. at: in blocks."""
 
     request: str
@@ -107,8 +107,8 @@ class TablePlace(NamedTuple):
 
 
 Place = (
-    Page | Row | Cursor | Position | Node | TreePage | Lock
-    | Named | Entry | Counter | Text | Block | TablePlace
+    AtPage | AtRow | AtCursor | AtPosition | AtNode | AtTreePage | AtLock
+    | AtNamed | AtEntry | AtCounter | AtText | AtBlock | AtTable
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from ci import cli
-from ci.bench import allocators, watcher
+from ci.bench import watcher
 from ci.commands.shared import Asked, ReportOut, Unusable, json_option
 from ci.report import render
 from impl.adapter import System
@@ -182,7 +182,6 @@ def explore(out: ReportOut, scopes: tuple[str, ...], jobs: int) -> None:
     out.end(rows)
 
 
-bench.add_command(allocators.allocators)
 bench.add_command(watcher.watcher)
 
 

@@ -1,22 +1,16 @@
-"""kvspec shrink, new-fixture and record: traces that are worth keeping."""
+"""kvspec shrink and new-fixture: traces that are worth keeping."""
 
 from __future__ import annotations
 
-import sys
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from ci.commands.shared import (
     Asked, ReportOut, Unusable, force_option, load_trace, save_trace, system_options, target_file, unusable,
 )  # fmt: skip
-
-if TYPE_CHECKING:
-    from reference.geometry import Geometry
-    from stateful_tests.traces.recording import Parting, Recorder
 
 
 @click.command()
@@ -130,118 +124,3 @@ def new_fixture(
     out.console.print(f"saved   {path}" + (f" ({data['note']})" if data["note"] else ""), soft_wrap=True)
     out.end(data)
     return 0
-
-
-def _sizes(preset: str | None, sizes: dict[str, int | bool | None]) -> Geometry:
-    """The preset with what else was asked for; a window of 0 is none."""
-    from reference.geometry import PRESETS, GeometryError
-    from reference.geometry import preset as named
-
-    try:
-        given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-        if given.get("window") == 0:
-            given |= {"window": None, "swa_pages": 0}
-        return replace(named(preset or next(iter(PRESETS))), **given)
-    except GeometryError as error:
-        raise Unusable(f"--{error.field.replace('_', '-')}: {error.reason}") from error
-
-
-class _Typed(click.Command):
-    """A command whose help lists what can be typed."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from stateful_tests.traces.notation import USAGES
-
-        del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, usage[len(name) + 1 :]) for name, usage in USAGES.items()])
-
-
-@click.command(cls=_Typed)
-@click.option("--out", required=True, metavar="FILE", help="Where the trace goes.")
-@click.option("--from", "log", metavar="LOG", help="A server's log in JSON Lines (fixtures/README.md).")
-@click.option("--preset", metavar="NAME", help="Sizes to start from. [default: page1]")
-@click.option("--page-size", type=int, metavar="TOKENS", help="Instead of the preset's, as the next five.")
-@click.option("--window", type=int, metavar="TOKENS", help="0: a model without a window.")
-@click.option("--full-pages", type=int, metavar="PAGES")
-@click.option("--swa-pages", type=int, metavar="PAGES")
-@click.option("--rows", type=int, metavar="ROWS")
-@click.option("--width", type=int, metavar="TOKENS")
-@click.option("--tree", is_flag=True, default=None, help="With a radix tree.")
-@click.option("--mode", type=click.Choice(["free", "faithful"]), help="How far a sweep may go.")
-@force_option
-def record(
-    out: str, log: str | None, preset: str | None, mode: str | None, force: bool, **sizes: int | bool | None
-) -> int:
-    """Write a trace: type commands, and the reference answers each; or read a server's log.
-
-    \b
-    open s1
-    submit r1 in s1 +10
-    admit r1
-    extend r1 +10
-    """
-    from reference.commands import Mode
-    from stateful_tests.traces.files import TraceError
-    from stateful_tests.traces.recording import Recorder, read_log
-
-    target = target_file(Path(out), force)
-    partings: list[Parting] = []
-    if log is None:
-        recorder = Recorder(_sizes(preset, sizes), Mode(mode or "faithful"))
-        with unusable("record: "):
-            _typed(recorder)
-        trace = recorder.trace("hand-written")
-        if not trace.commands:
-            raise Unusable("record: no command was given; nothing was written")
-    else:
-        if preset or mode or any(size is not None for size in sizes.values()):
-            raise Unusable("--from: a log states sizes and mode itself")
-        with unusable("--from ", TraceError), unusable(f"--from {log}: "):
-            trace, partings = read_log(log)
-    save_trace(trace, target)
-
-    from ci.report import render
-    from stateful_tests.traces.notation import format_command, format_outcome
-
-    text = render.console()
-    for line, command, *said in partings:
-        server, rules = map(format_outcome, said)
-        text.print(f"line {line}: {format_command(command)}: server {server}, rules {rules}", soft_wrap=True)
-    against = f", {len(partings)} against the rules" if partings else ""
-    text.print(f"saved   {target} ({len(trace.commands)} commands{against})", soft_wrap=True)
-    return 0
-
-
-def _typed(recorder: Recorder) -> None:
-    """Answer each line until the input ends. After a wrong line a terminal goes on; a pipe is refused."""
-    from ci.report import data as report
-    from ci.report import render
-    from stateful_tests.traces.notation import USAGES, NotationError, format_command, parse
-
-    terminal = sys.stdin.isatty()
-    out = render.console()
-    if terminal:
-        out.print("Commands as reports print them; `help` lists them, `undo` takes one back, Ctrl-D ends.")
-    number = 0
-    # An interrupt ends the typing; what was typed is kept.
-    with suppress(EOFError, KeyboardInterrupt) if terminal else suppress(EOFError):
-        while True:
-            line = input("> " if terminal else "").strip()
-            number += 1
-            if not line or line.startswith("#"):
-                continue
-            if line == "help":
-                out.print("\n".join(USAGES.values()), soft_wrap=True)
-            elif line == "undo":
-                row = recorder.undo()
-                out.print("nothing to undo" if row is None else f"undone: {format_command(row.command)}")
-            else:
-                try:
-                    data = report.row_data(number, recorder.do(parse(line)), False)
-                except NotationError as error:
-                    if not terminal:
-                        raise Unusable(f"line {number}: {error}; nothing was written") from error
-                    out.print(str(error))
-                else:
-                    out.print("; ".join([data["outcome"], *render.changes(data)]), soft_wrap=True)

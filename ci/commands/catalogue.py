@@ -1,8 +1,8 @@
-"""kvspec bugs, clauses and blindspots: lists, and which check sees which bug."""
+"""kvspec bugs and clauses: lists, or some in full."""
 
 import click
 
-from ci.commands.shared import ReportOut, Unusable, json_option, list_rows, unusable
+from ci.commands.shared import ReportOut, json_option, list_rows
 
 
 @click.command()
@@ -34,25 +34,3 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
         row["catches"] = [f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]]
     headings = {"id": "clause", "sentence": "what it says", "settled": "how it was settled"}
     return list_rows(rows, out, headings, names)
-
-
-@click.command("blindspots")
-@click.option("--bug", "names", multiple=True, metavar="NAME", help="Bug to measure (repeatable).")
-@click.option("--runs", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Runs per bug.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Where random decisions start from.")
-@json_option
-def blind_spots(names: tuple[str, ...], runs: int, seed: int, out: ReportOut) -> int:
-    """Measure which run-time check sees which named bug, and when."""
-    from impl.bugs import BUGS
-
-    for name in names:
-        if name not in BUGS:
-            raise Unusable(f"--bug {name}: unknown bug; `kvspec bugs` lists them")
-
-    from ci.report import blindspots
-    from ci.report.progress import Progress
-
-    with unusable("blindspots: "), Progress() as progress:
-        data = blindspots.collect(tuple(dict.fromkeys(names)), runs, seed, progress)
-    blindspots.text(out.console, data, detailed=bool(names))
-    return out.end(data)

@@ -24,7 +24,6 @@ from reference.ledger import Phase, State, text_len
 from reference.rules import RULES
 from reference.rules.base import NOTHING, Rule, Span
 from reference.rules.sessions import TURNS
-from stateful_tests.blindspots.monitors import MONITORS
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
@@ -90,7 +89,6 @@ def collect() -> Data:
         ],
         "commands": [_command(RULES[kind], fixtures) for kind in COMMANDS],
         "tree": _tree_steps(),
-        "monitors": list(MONITORS.values()),
         "families": (families := _families()),
         "clauses": [_clause(clause, shown_by, fixtures) for f in families for clause in f["clauses"]],
         "asked": list(CLAUSES),

@@ -151,7 +151,7 @@ class WorkerSystem:
         )  # fmt: skip
         reply = self._receive(self.limits.start_s, "to start")
         if not isinstance(reply, wire.Ready):
-            error = str(reply.error if isinstance(reply, wire.Failure) else self._broken)
+            error = str(reply.error if isinstance(reply, wire.WorkerFailure) else self._broken)
             self.close()
             if self._started:
                 raise SystemFailed(error)
@@ -166,11 +166,11 @@ class WorkerSystem:
         with contextlib.suppress(OSError):  # where nobody reads, there is no answer either
             wire.send(self._process.stdin, message)
         reply = self._receive(self.limits.timeout_s, what)
-        if isinstance(reply, wire.Failure):
+        if isinstance(reply, wire.WorkerFailure):
             if reply.unusable:
                 raise UnusableImplementation(reply.error)
             self._broken = reply.error
-        if isinstance(reply, wire.Failure | wire.StepReply):
+        if isinstance(reply, wire.WorkerFailure | wire.StepReply):
             self.noted = reply.noted
         return reply
 

@@ -63,7 +63,7 @@ class StepReply(msgspec.Struct, tag=True, frozen=True):
     noted: Noted = Noted()
 
 
-class Failure(msgspec.Struct, tag=True, frozen=True):
+class WorkerFailure(msgspec.Struct, tag=True, frozen=True):
     """The system failed, or cannot be used at all (`unusable`): one line says why."""
 
     error: str
@@ -79,7 +79,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 Ask = Reset | EngineReset | Apply
-Reply = StepReply | Failure | Ready
+Reply = StepReply | WorkerFailure | Ready
 
 
 def _plain(value: object) -> object:

@@ -65,13 +65,13 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     os._exit(0)  # at once, whatever else it has running
 
 
-def _answer(system: Any, ask: wire.Ask) -> wire.StepReply | wire.Failure:
+def _answer(system: Any, ask: wire.Ask) -> wire.StepReply | wire.WorkerFailure:
     if isinstance(ask, wire.Reset | wire.EngineReset):
         system.reset(ask.geometry)
         return wire.StepReply(_seen(system))
     outcome = wire.checked(system.apply(wire.unpack_command(ask)))
     if isinstance(outcome, Broken):
-        return wire.Failure(outcome.error)
+        return wire.WorkerFailure(outcome.error)
     view = _seen(system)
     if isinstance(outcome, Refused):
         return wire.StepReply(view, outcome.reason)
@@ -83,10 +83,10 @@ def _seen(system: Any) -> View | BlockFacts:
     return view if isinstance(view, BlockFacts) else wire.copied(view)
 
 
-def _failure(error: BaseException, root: Path | None) -> wire.Failure:
+def _failure(error: BaseException, root: Path | None) -> wire.WorkerFailure:
     if isinstance(error, UnusableImplementation):
-        return wire.Failure(str(error), unusable=True)
-    return wire.Failure(described(error, root))
+        return wire.WorkerFailure(str(error), unusable=True)
+    return wire.WorkerFailure(described(error, root))
 
 
 def end_with_parent() -> None:

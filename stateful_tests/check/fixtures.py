@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 
 from impl.adapter import System
+from reference import model
 from reference.blocks.config import EngineConfig
-from reference.commands import Broken
-from stateful_tests.lockstep.lockstep import replay
+from reference.commands import Broken, Done
+from stateful_tests.lockstep.lockstep import check_serial, replay
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.shrink.minimise import minimise
-from stateful_tests.traces.recording import stated
 
 SHORT = 8  # commands of a fixture are fewer: what a reader takes in at a glance
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+){2,}", re.ASCII)
@@ -48,10 +48,21 @@ def _stating(system: System, trace: Trace, clause: str) -> Run:
         rows = replay(system, replace(trace, expected=())).rows
         told = tuple((at, row.outcome) for at, row in enumerate(rows) if not isinstance(row.outcome, Broken))
         return replay(system, replace(trace, expected=told))
-    run = replay(system, stated(trace))
+    run = replay(system, _stated(trace))
     if run.violation is not None and clause in run.violation.clauses:
         return run
     return replay(system, replace(trace, expected=()))
+
+
+def _stated(trace: Trace) -> Trace:
+    """The trace with the reference's own outcome at every step."""
+    state = model.initial(trace.geometry, trace.mode)
+    expected = []
+    for at, command in enumerate(trace.commands):
+        state, outcome = model.step(state, command)
+        check_serial(state)
+        expected.append((at, Done() if isinstance(outcome, Done) else outcome))
+    return replace(trace, expected=tuple(expected))
 
 
 def check_name(name: str) -> str:
@@ -87,7 +98,7 @@ def fixture(trace: Trace, faulty: System | None, healthy: tuple[System, ...], cl
         if run.violation.clause != clause:
             raise NotPossible(f"violates {run.violation.clause} first on {faulty.name}, not {clause}")
         made = replace(made, clause=clause, commands=made.commands[: run.violation.step + 1])
-    made = made if isinstance(made.geometry, EngineConfig) else stated(made)
+    made = made if isinstance(made.geometry, EngineConfig) else _stated(made)
     for system in healthy:
         violation = replay(system, made).violation
         if violation is not None:

@@ -98,15 +98,10 @@ def read(path: str | os.PathLike[str]) -> bytes:
         raise TraceError(path, "", getattr(error, "strerror", None) or str(error)) from None
 
 
-def check_size(data: bytes, name: str) -> None:
-    """Raise TraceError for more than a file may hold."""
-    if len(data) > MAX_BYTES:
-        raise TraceError(name, "", f"larger than {MAX_BYTES >> 20} MiB")
-
-
 def loads(data: bytes, name: str) -> Trace:
     """Parse a trace; `name` is what errors call it. Raises TraceError."""
-    check_size(data, name)
+    if len(data) > MAX_BYTES:
+        raise TraceError(name, "", f"larger than {MAX_BYTES >> 20} MiB")
     if data.startswith(codecs.BOM_UTF8):
         raise TraceError(name, "", "starts with a byte order mark; save it as plain UTF-8")
     if data.startswith(b"\x1f\x8b"):
@@ -140,14 +135,11 @@ def _one_line_errors(data: bytes, name: str) -> Iterator[None]:
         raise TraceError(name, "", f"is not JSON: {_position(str(error), data)}") from None
 
 
-def loads_as(kind: Any, data: bytes, name: str, ignored: str | None = None) -> Any:
-    """One JSON object as a struct of `kind`, but for the key `ignored`. Raises TraceError."""
+def loads_as(kind: Any, data: bytes, name: str) -> Any:
+    """One JSON object as a struct of `kind`. Raises TraceError."""
     with _one_line_errors(data, name):
-        raw = msgspec.json.decode(data)
         _reject_repeated_keys(data, name)
-        if isinstance(raw, dict):
-            raw.pop(ignored, None)
-        return msgspec.convert(raw, kind)
+        return msgspec.json.decode(data, type=kind)
 
 
 def _check_header(header: _Header, name: str) -> None:

@@ -22,8 +22,6 @@ from reference.commands import COMMANDS, Choice, Mode, Piece, Prompt, Reason, ki
 from reference.geometry import LIMITS, SETTING
 
 FORMAT = "kvspec-trace"
-LOG_FORMAT = "kvspec-log"
-LOG_IGNORED = "log"  # the key of a log's line under which a server writes what it likes
 VERSION = 1  # of both
 MAX_BYTES = 16 << 20
 MAX_STEPS = 100_000
@@ -183,12 +181,3 @@ class EngineTraceFile(Struct, frozen=True, forbid_unknown_fields=True):
     steps: Annotated[list[EngineStep], Meta(max_length=MAX_STEPS)]
     clause: Annotated[str, Meta(max_length=16, pattern=r"^[A-Z]+(-[0-9]+)?" + _END)] | None = None
     story: Annotated[str, Meta(max_length=4000, pattern=_PROSE)] = ""
-
-
-class LogHeader(Struct, frozen=True, forbid_unknown_fields=True):
-    """The first line of a server's log in JSON Lines; every other line is a step."""
-
-    format: str
-    version: int
-    geometry: GeometryBody
-    mode: Mode = Mode.FAITHFUL

@@ -1,6 +1,5 @@
-"""kvspec shrink, new-fixture and record."""
+"""kvspec shrink and new-fixture."""
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -80,11 +79,6 @@ def test_a_trace_becomes_a_fixture(kvspec, long):
 WHOLE = ("--name", "a_b_c", "--story", STORY)
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -114,73 +108,3 @@ def test_a_fixture_that_is_there_stays(kvspec, long):
     assert kvspec("new-fixture", str(long), *options, "--force")[0] == 0
 
 
-# -- record --------------------------------------------------------------------------------------------
-
-
-def record(kvspec, monkeypatch, typed, *options):
-    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-    return kvspec("record", "--out", "made.json", *options)
-
-
-def test_what_is_typed_and_no_text_is_refused(kvspec, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"open s1\nopen \xff\n"), encoding="utf-8"))
-    code, _, err = kvspec("record", "--out", "made.json")
-    assert (code, err.startswith("kvspec: line 2: "), Path("made.json").exists()) == (2, True, False)
-
-
-def test_what_is_typed_is_answered_and_written(kvspec, monkeypatch):
-    typed = "open s1\n# a turn\nsubmit r1 in s1 +4\n\nadmit r1\nextend r1 +9\nundo\nextend r1 +4\nadmit r1\n"
-    code, out, _ = record(kvspec, monkeypatch, typed)
-    assert code == 0
-    assert out.splitlines() == [
-        "done", "done", "done", "refused: bad_length", "undone: extend r1 +9",
-        "done; s1 kv_committed_len 0 -> 4; s1 kv_allocated_len 0 -> 4", "refused: wrong_phase",
-        "saved   made.json (5 commands)",
-    ]  # fmt: skip
-    assert kvspec("replay", "made.json")[0] == 0
-
-
-def test_sizes_are_options(kvspec, monkeypatch):
-    options = ("--preset", "page4", "--window", "0", "--rows", "2", "--tree", "--mode", "free")
-    assert record(kvspec, monkeypatch, "match h1 a8\n", *options)[0] == 0
-    made = load("made.json")
-    sizes = made.geometry
-    assert (sizes.page_size, sizes.window, sizes.swa_pages, sizes.rows, sizes.tree) == (4, None, 0, 2, True)
-    assert made.mode == "free"
-
-
-@pytest.mark.parametrize(
-    ("typed", "options", "says"),
-    [
-        ("open s1\nopne s2\n", [], "line 2: 'opne' is no command; commands: open, "),
-        ("", [], "no command was given"),
-        ("open s1\n", ["--preset", "huge"], "--preset: unknown 'huge'; one of page1, "),
-        ("open s1\n", ["--from", "no.jsonl"], "--from no.jsonl: No such file"),
-        ("open s1\n", ["--from", "no.jsonl", "--rows", "2"], "--from: a log states sizes and mode itself"),
-    ],
-)
-def test_an_unusable_recording_writes_nothing(kvspec, monkeypatch, typed, options, says):
-    code, _, err = record(kvspec, monkeypatch, typed, *options)
-    assert (code, Path("made.json").exists()) == (2, False)
-    assert says in err
-
-
-def test_a_terminal_goes_on_after_a_wrong_line(kvspec, monkeypatch):
-    monkeypatch.setattr("sys.stdin", Terminal("opne s1\nhelp\nopen s1\n"))
-    code, out, _ = kvspec("record", "--out", "made.json")
-    assert code == 0
-    assert "'opne' is no command" in out
-    assert "extend REQUEST +TOKENS" in out
-    assert load("made.json").commands == (Open("s1"),)
-
-
-def test_a_log_becomes_a_trace(kvspec):
-    log = FIXTURES / "recorded" / "two_turns_of_a_chat.jsonl"
-    lines = log.read_text().splitlines()
-    Path("bad.jsonl").write_text("\n".join([*lines[:3], lines[5], *lines[3:]]))
-    code, out, _ = kvspec("record", "--from", "bad.jsonl", "--out", "bad.json")
-    assert code == 0
-    assert "line 4: spec_decode turn-1 +4 accept 3: server done, rules refused: wrong_phase" in out
-    assert "saved   bad.json (14 commands, 1 against the rules)" in out
-    assert kvspec("record", "--from", str(log), "--out", "good.json")[0] == 0
-    assert kvspec("replay", "good.json")[0] == 0

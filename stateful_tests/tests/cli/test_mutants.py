@@ -6,9 +6,10 @@ import pytest
 
 from ci.cli import run
 from stateful_tests.check.tiers import plan
-from stateful_tests.mutants import judging
-from stateful_tests.mutants.judging import Noticed, accepted, judge, sample
-from stateful_tests.mutants.operators import Mutant, mutants_of
+from ci.mutants import judging
+from ci.mutants.judging import Noticed, accepted, judge, sample
+from ci.mutants.__main__ import mutants
+from ci.mutants.operators import Mutant, mutants_of
 
 SOURCE = b'''
 def cut(a, b=2):
@@ -94,7 +95,7 @@ def test_no_new_one_survives(tmp_path):
     """A small sample of fixed seed; the larger one is for the night."""
     file = tmp_path / "mutants.json"
     only = ("--only=impl/torch_kv", "--only=reference/rules", "--only=reference/clauses")
-    assert run(["mutants", *only, "--sample", "9", "--seed", "1", "-j", "1", "--json", str(file)]) == 0
+    assert run([*only, "--sample", "9", "--seed", "1", "-j", "1", "--json", str(file)], mutants) == 0
     data = json.loads(file.read_text())
     assert (data["survived"], len(data["mutants"])) == (0, 9)
 
@@ -102,11 +103,11 @@ def test_no_new_one_survives(tmp_path):
 def test_a_survivor_is_shown(monkeypatch, capsys):
     monkeypatch.setattr(judging, "judge", lambda plan, limit, mutant: Noticed(""))
     name = "reference/cursors.py cut: min(c.swa_evicted_seqlen, target) -> c.swa_evicted_seqlen"
-    assert run(["mutants", "--only", name, "-j", "1"]) == 1
+    assert run(["--only", name, "-j", "1"], mutants) == 1
     out = capsys.readouterr().out
     assert out.startswith("1 of 1 mutants (seed 0, tier smoke): 0 noticed, 0 accepted, 1 survived")
     assert "  -        min(c.swa_evicted_seqlen, target),\n  +        c.swa_evicted_seqlen,\n" in out
-    assert f"again: kvspec mutants --only '{name}'" in out
+    assert f"again: python -m ci.mutants --only '{name}'" in out
 
 
 @pytest.mark.parametrize(
@@ -118,5 +119,5 @@ def test_a_survivor_is_shown(monkeypatch, capsys):
     ],
 )
 def test_bad_input_is_one_line(arguments, says, capsys):
-    assert run(["mutants", *arguments]) == 2
+    assert run(arguments, mutants) == 2
     assert says in capsys.readouterr().err

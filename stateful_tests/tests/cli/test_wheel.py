@@ -122,7 +122,6 @@ MISSING = {
         "check": "--impl torch needs torch: pip install 'kvspec[torch]'",
         "check --impl sglang==0.5.23": "--impl sglang==0.5.23 needs torch: pip install",
         "export @a_trim_frees_the_tail --as pytest": "needs torch: pip install 'kvspec[torch]'",
-        "blindspots": "needs torch: pip install 'kvspec[torch]'",
     },
     "z3": {
         "prove": "needs z3: pip install 'kvspec[prove]'",

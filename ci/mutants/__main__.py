@@ -1,26 +1,28 @@
-"""kvspec mutants: put small faults in, one at a time, and see what notices each."""
+"""`python -m ci.mutants`: put small faults in, one at a time, and see what notices each. For a checkout."""
 
 from __future__ import annotations
 
 import difflib
 import shlex
 import statistics
+import sys
 from collections import defaultdict
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
+from ci import Data, cli
 from ci.commands.parallel import executor
-from ci.commands.shared import ReportOut, Unusable, json_option, unusable
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ci import Data
-    from stateful_tests.mutants.judging import Noticed
-    from stateful_tests.mutants.operators import Mutant
+from ci.commands.shared import ReportOut, json_option, unusable
+from ci.mutants import judging
+from ci.mutants.judging import ROOT, Noticed
+from ci.mutants.operators import Mutant
+from ci.report import render
+from ci.report.progress import Progress
+from stateful_tests.check import tiers
 
 
 @click.command()
@@ -48,16 +50,8 @@ def mutants(
     """Change the built-in implementation, the rules and the clauses, one small change at a time, and see what
     notices each: random runs, the fixtures of the named bugs, tests.
 
-    Ends with 1 if one survives that stateful_tests/mutants/accepted.json does not have. For a checkout.
+    Ends with 1 if one survives that ci/mutants/accepted.json does not have.
     """
-    from dataclasses import replace
-
-    from ci.report.progress import Progress
-    from stateful_tests.check import tiers
-    from stateful_tests.mutants import judging
-
-    if not (judging.ROOT / "stateful_tests" / "tests").is_dir():
-        raise Unusable("mutants: they are judged by the tests as well, which only a checkout of kvspec has")
     with unusable("", judging.NoMutants):
         drawn, of = judging.sample(only, size, seed)
         accepted = judging.accepted()
@@ -89,8 +83,6 @@ def mutants(
 
 
 def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
-    from stateful_tests.mutants.judging import ROOT
-
     source = (ROOT / mutant.path).read_bytes()
     old, new = (text.decode().splitlines() for text in (source, mutant.applied(source)))
     diff = list(difflib.unified_diff(old, new, n=0, lineterm=""))[3:]
@@ -103,8 +95,6 @@ def _row(mutant: Mutant, reason: str, noticed: Noticed | None) -> Data:
 
 
 def _text(out: Console, data: Data) -> None:
-    from ci.report import render
-
     done = len(data["mutants"])
     said = f"{data['noticed']} noticed, {data['accepted']} accepted, {data['survived']} survived"
     drawn = f"{done} of {data['of']} mutants (seed {data['seed']}, tier {data['tier']})"
@@ -115,7 +105,7 @@ def _text(out: Console, data: Data) -> None:
         render.say(out, f"SURVIVED {row['path']}:{row['line']}", style="bold")
         for line in row["diff"]:
             render.say(out, f"  {line}", "red" if line.startswith("-") else "green", whole=True)
-        render.say(out, f"  again: kvspec mutants --only {shlex.quote(row['name'])}", whole=True)
+        render.say(out, f"  again: python -m ci.mutants --only {shlex.quote(row['name'])}", whole=True)
     by: dict[str, list[Data]] = defaultdict(list)
     for row in (row for row in data["mutants"] if row["verdict"] == "noticed"):
         by[row["by"]].append(row)
@@ -130,5 +120,9 @@ def _text(out: Console, data: Data) -> None:
         out.print()
         render.say(
             out, "A survivor is a hole: a test, a clause, or a draw is missing. One that changes nothing that"
-            " could be noticed goes by its name into stateful_tests/mutants/accepted.json, with the reason.",
+            " could be noticed goes by its name into ci/mutants/accepted.json, with the reason.",
         )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(command=mutants, name="mutants"))

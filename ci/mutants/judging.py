@@ -34,7 +34,7 @@ from stateful_tests.check.tiers import Plan
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.mutants.operators import Mutant, files, mutants_of
+from ci.mutants.operators import Mutant, files, mutants_of
 from stateful_tests.traces.files import load
 
 ROOT = Path(__file__).parents[2]
