@@ -41,7 +41,10 @@ while (body := wire.receive(0)) is not None:
     [
         ("sys.stderr.write('out of luck'); sys.exit(7)", ("exit status 7", "out of luck")),
         ("time.sleep(60)", ("hang: nothing in answer to Open in 0.3 s",)),
-        ("wire.send(out, wire.Failure('ValueError: x at a.py:3')); continue", ("ValueError: x at a.py:3",)),
+        (
+            "wire.send(out, wire.WorkerFailure('ValueError: x at a.py:3')); continue",
+            ("ValueError: x at a.py:3",),
+        ),
         ("out.write(b'\\xff' * 400); out.flush()", ("unreadable",)),
     ],
     ids=["dies", "hangs", "raises", "talks nonsense"],
