@@ -8,7 +8,7 @@ names the owner and the positions instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Path = tuple[int, ...]  # the tokens (bigrams) from the root to the end of a tree node
@@ -78,7 +78,10 @@ class AtEntry(NamedTuple):
 
 
 class AtCounter(NamedTuple):
-    """A number of a memory check's report. name: such as "session_held"; must: its value by the reference."""
+    """A number of a memory check's report, or a counter of the radix tree ("evictable", "protected").
+
+    pool: "full", "swa" or "rows". name: such as "session_held"; must: its value by the reference (tokens).
+    """
 
     pool: str
     name: str
@@ -122,7 +125,7 @@ class Failure:
 
     expected: str
     observed: str
-    find: Callable[[], Iterable[Place]] | None = None
+    find: Callable[[], Iterable[Place]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def at(self) -> tuple[Place, ...]:

@@ -9,6 +9,7 @@ the order of the imports: the first that fails names the violation.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 # isort: off
 from reference.clauses import outcomes, checks, lengths, lifecycle, tree, tree_locks
@@ -63,13 +64,13 @@ def _asked(
     )  # fmt: skip
 
 
-def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Failure]]:
+def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
     """All clauses but the waived that fail at this step, in the order of evaluation.
 
     When outcomes differ states are not comparable and only that is said; when names differ (SES-2)
     the clauses after it are not asked; the backstop REF-1 speaks only when no other does.
     """
-    found: list[tuple[Clause, Failure]] = []
+    found: list[tuple[Clause, Any]] = []
     for each in asked(step):
         if found and each.id == "REF-1":
             break

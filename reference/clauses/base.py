@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from reference.commands import COMMANDS
 
-# What a predicate that does not hold returns: what was expected, what was observed.
+# Expected and observed of a predicate that does not hold. Without places, until each
+# clause returns a reference.failures.Failure.
 Failure = tuple[str, str]
-Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine's BlockStep
+Check = Callable[[Any], Any]  # of a Step, or of a block-pool engine's BlockStep
 # What a clause about states reads: both sides at the end of a step alone. `locks`: who has locked what;
 # `leftovers`: what Facts has from `torn` to `shared`; `nodes`: those of the tree; `tree`: the rest of it. Its
 # verdict is the same for all steps that end so: where it held before, it is not asked while these parts are

@@ -348,8 +348,7 @@ class _Campaign:
             run = replay(self.system, replace(caught.first, clause=clause))
         if run.violation is None:
             # Reported all the same: a fault that comes and goes is one, and so is a reset that forgets.
-            told = replace(caught.violation, observed=f"{caught.violation.observed} {ONCE}")
-            run = replace(run, violation=told)
+            run = replace(run, violation=caught.violation.noted(ONCE))
         modes = tuple(m for m in Mode if m in caught.modes)
         times, met = caught.times, (caught.after_s, caught.after_commands)
         return Finding(clause, run, modes, times, *met, caught.without)

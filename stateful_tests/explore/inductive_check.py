@@ -19,7 +19,7 @@ from reference.ledger import State, text_tokens
 from reference.prefix_cache import Effects, no_effects
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem, layout, rows_of
-from stateful_tests.lockstep.results import Violation
+from stateful_tests.lockstep.results import Violation, violation_of
 
 # Clauses whose situations a refusal that changes nothing can reach.
 _REFUSALS = CLAUSES["OUT-1"], CLAUSES["OUT-2"]
@@ -176,10 +176,7 @@ class InductiveStepCheck:
 
 
 def _violation(step: Step) -> Violation:
-    failures = broken(step)
-    clause, (expected, observed) = failures[0]
-    also, details = tuple(c.id for c, _ in failures[1:]), tuple(failure for _, failure in failures[1:])
-    return Violation(clause.id, 0, expected, observed, also, details)
+    return violation_of(broken(step), 0)
 
 
 class _Numbers(dict[int, int]):

@@ -288,8 +288,8 @@ class Explorer:
             smallest = minimise(system, trace, run.violation.clause)
             run = replay(system, replace(smallest, origin="exhaustive", clause=run.violation.clause))
         else:
-            said = f"{violation.observed} (not from the empty state: the start in this state is at fault)"
-            run = replace(run, violation=replace(violation, step=len(commands) - 1, observed=said))
+            noted = violation.noted("(not from the empty state: the start in this state is at fault)")
+            run = replace(run, violation=replace(noted, step=len(commands) - 1))
         modes = (Mode.FREE,) if scope.mode is Mode.FREE else tuple(Mode)
         assert run.violation is not None
         return Finding(run.violation.clause, run, modes, 1, self.seconds, self.found.transitions)

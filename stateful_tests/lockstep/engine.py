@@ -12,7 +12,10 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.ledger import Ledger
 from reference.commands import Broken, Done, Outcome, Refused
-from stateful_tests.lockstep.results import KEPT, EngineMoment, Row, Run, Tally, Trace, Violation, tally_up
+from reference.failures import Failure
+from stateful_tests.lockstep.results import (
+    KEPT, EngineMoment, Row, Run, Tally, Trace, Violation, tally_up, violation_of,
+)  # fmt: skip
 
 
 class EngineLockstep:
@@ -54,7 +57,9 @@ class EngineLockstep:
         except Exception as error:
             outcome = Broken(described(error))
         if isinstance(outcome, Broken):
-            self.violation = Violation("BROKEN", index, "the engine carries it out", outcome.error)
+            self.violation = Violation(
+                "BROKEN", index, Failure("the engine carries it out", outcome.error)
+            )
             return outcome
         done = isinstance(outcome, Done)
         if isinstance(outcome, Refused) and self._refusals is not None:
@@ -67,9 +72,7 @@ class EngineLockstep:
         if self._tallies is not None:
             tally_up(self._tallies, BLOCK_CLAUSES.values(), step, self._reached)
         if failures:
-            (first, (want, got)), *more = failures
-            also, details = tuple(c.id for c, _ in more), tuple(failure for _, failure in more)
-            self.violation = Violation(first.id, index, want, got, also, details)
+            self.violation = violation_of(failures, index)
         return outcome
 
 
@@ -85,7 +88,9 @@ def replay_engine(system: EngineSystem, trace: Trace) -> Run:
         rows.append(Row(command, outcome, tree=tuple(_said(before, lockstep.facts))))
         if lockstep.violation is None and index in stated and type(stated[index]) is not type(outcome):
             want, got = (type(o).__name__.lower() for o in (stated[index], outcome))
-            lockstep.violation = Violation("TRACE", index, f"the trace states {want}", got)
+            lockstep.violation = Violation(
+                "TRACE", index, Failure(f"the trace states {want}", got)
+            )
         if lockstep.violation is not None:
             break
     return Run(trace, system.name, tuple(rows), lockstep.violation, tuple(history), lockstep.waived)

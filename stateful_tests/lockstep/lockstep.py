@@ -7,7 +7,6 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +16,23 @@ from impl.process.wire import checked, copied
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.config import EngineConfig
-from reference.clauses import CLAUSES, Clause, Failure, asked, broken
+from reference.clauses import CLAUSES, Clause, asked, broken
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
     SHARED, Broken, CheckBusy, Command, Done, Extend, Mode, Outcome, Reason, Refused, Report, Submit,
 )  # fmt: skip
 from reference.cursors import ceil_page
+from reference.failures import Failure
 from reference.geometry import Geometry
 from reference.ledger import Phase, State, full_pages, holders, swa_pages
 from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.abstraction import Seen
 from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed
-from stateful_tests.lockstep.results import KEPT, Moment, Row, Run, Tally, Trace, Violation, tally_up
+from stateful_tests.lockstep.results import (
+    KEPT, Moment, Row, Run, Tally, Trace, Violation, tally_up, violation_of,
+)  # fmt: skip
 from stateful_tests.lockstep.tree_diff import tree_changes
 
 
@@ -108,7 +110,9 @@ class Lockstep:
         except (Exception, SystemExit) as error:
             outcome = Broken(described(error))
         if isinstance(outcome, Broken):
-            self.violation = self.parted or Violation("BROKEN", index, _say(expected), outcome.error)
+            self.violation = self.parted or Violation(
+                "BROKEN", index, Failure(_say(expected), outcome.error)
+            )
             return expected
         overreach = ""
         together = self.parted is None
@@ -178,13 +182,6 @@ class Lockstep:
         if self._refusals is not None and isinstance(expected, Refused):
             self._refusals[expected.reason.value] += 1
         return expected
-
-
-def violation_of(failures: Sequence[tuple[Clause, Failure]], index: int) -> Violation:
-    """The first clause that fails at a step, and what else does."""
-    (clause, (want, got)), *more = failures
-    also, details = tuple(c.id for c, _ in more), tuple(failure for _, failure in more)
-    return Violation(clause.id, index, want, got, also, details)
 
 
 def new_tallies(engine: bool = False) -> dict[str, Tally]:
@@ -281,9 +278,8 @@ def replay(system: AnySystem, trace: Trace) -> Run:
         history.append(lockstep.moment())
         rows.append(row_of(command, outcome, was, lockstep.state))
         if lockstep.violation is None and index in stated and _say(stated[index]) != _say(outcome):
-            lockstep.violation = Violation(
-                "TRACE", index, f"the trace states {_say(stated[index])}", f"the rules say {_say(outcome)}"
-            )
+            told = Failure(f"the trace states {_say(stated[index])}", f"the rules say {_say(outcome)}")
+            lockstep.violation = Violation("TRACE", index, told)
         if lockstep.violation is not None:
             break
     violation = lockstep.violation

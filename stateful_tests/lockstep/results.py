@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from impl.adapter import View
@@ -14,6 +14,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
+from reference.failures import Failure
 from reference.ledger import State
 
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
@@ -44,23 +45,51 @@ class Violation:
 
     clause: id of the first clause broken at this step (see reference/clauses.py), or "BROKEN" when
         the system itself failed. also: further clauses broken at the same step.
-    expected, observed: one line each, in the field's terms; details has the same for each of `also`.
+    failure: of that clause, with the places that it is about; others: of each of `also`.
     since: the first step after which this very check, had it run there, fails as well.
     parted: the violation before, past which this clause was asked alone.
     """
 
     clause: str
     step: int
-    expected: str
-    observed: str
+    failure: Failure
     also: tuple[str, ...] = ()
-    details: tuple[tuple[str, str], ...] = ()
+    others: tuple[Failure, ...] = ()
     since: int | None = None
     parted: Violation | None = None
 
     @property
     def clauses(self) -> tuple[str, ...]:
         return (self.clause, *self.also)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """One for each of `clauses`."""
+        return (self.failure, *self.others)
+
+    @property
+    def expected(self) -> str:
+        return self.failure.expected
+
+    @property
+    def observed(self) -> str:
+        return self.failure.observed
+
+    def noted(self, note: str) -> Violation:
+        """The same, with a note behind what was observed."""
+        return replace(self, failure=replace(self.failure, observed=f"{self.observed} {note}"))
+
+    @property
+    def details(self) -> tuple[tuple[str, str], ...]:
+        """Expected and observed of each of `also`."""
+        return tuple((failure.expected, failure.observed) for failure in self.others)
+
+
+def violation_of(failures: Sequence[tuple[Clause, Failure | tuple[str, str]]], index: int) -> Violation:
+    """The first clause that fails at a step, and what else does."""
+    first, *more = [each if isinstance(each, Failure) else Failure(*each) for _, each in failures]
+    clause, *also = [clause.id for clause, _ in failures]
+    return Violation(clause, index, first, tuple(also), tuple(more))
 
 
 @dataclass(frozen=True, slots=True)

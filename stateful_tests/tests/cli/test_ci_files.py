@@ -18,6 +18,7 @@ from ci.report import data as report
 from ci.report import junit
 from impl.adapter import Capabilities
 from reference.commands import Mode
+from reference.failures import Failure as Failed
 from stateful_tests.check import tiers
 from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.results import Tally, Violation
@@ -187,7 +188,7 @@ def test_what_was_there_before_is_skipped(tmp_path):
 
 
 def test_a_system_that_broke_is_an_error_and_lost_time_is_none(tmp_path):
-    run = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[1m"))
+    run = replace(RUN, violation=Violation("BROKEN", 5, Failed("done", "\x1b[1m")))
     document, cases = written(tmp_path, finding("BROKEN", run))
     assert isinstance(cases["BROKEN the system fails nowhere"].result[0], Error)
     assert document.errors == 1

@@ -15,6 +15,7 @@ from ci.report import progress
 from impl.adapter import Capabilities
 from impl.sglang.releases.catalogue import TABLE
 from reference.commands import Mode, Open, Reason, Refused
+from reference.failures import Failure
 from stateful_tests.check import campaign, tiers
 from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep import lockstep
@@ -196,7 +197,7 @@ def test_a_base_that_is_none_is_refused_before_anything_starts(kvspec, monkeypat
 
 
 ALL = dict.fromkeys(coverage.load().required, 1)
-BROKE = replace(RUN, violation=Violation("BROKEN", 5, "done", "\x1b[2JIndexError"))
+BROKE = replace(RUN, violation=Violation("BROKEN", 5, Failure("done", "\x1b[2JIndexError")))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,8 @@ def test_an_interrupt_is_one_line(fake, kvspec, monkeypatch):
 
 def test_replay(fake, kvspec, monkeypatch):
     traces.save(replace(TRACE, bug="pr22900", clause="LEN-2", story="First this.\nThen that."), "t.json")
-    runs = iter([BAD, None, replace(BAD, clause="OWN-1"), Violation("BROKEN", 5, "done", "KeyError: 1")])
+    broke = Violation("BROKEN", 5, Failure("done", "KeyError: 1"))
+    runs = iter([BAD, None, replace(BAD, clause="OWN-1"), broke])
 
     def run(system, trace):
         return Run(trace, system.name, ROWS, next(runs))

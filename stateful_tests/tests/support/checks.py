@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from reference.commands import Done, Mode, Reason, Refused
+from reference.failures import Failure
 from reference.geometry import PRESETS
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Row, Run, Tally, Trace, Violation,
@@ -25,7 +26,10 @@ ROWS = (
     ),
 )  # fmt: skip
 TRACE = Trace(PRESETS["page2"], Mode.FAITHFUL, COMMANDS, "minimised")
-BAD = Violation("LEN-2", 5, "swa_evicted_seqlen 38", "swa_evicted_seqlen 40", ("FREE-2",))
+BAD = Violation(
+    "LEN-2", 5, Failure("swa_evicted_seqlen 38", "swa_evicted_seqlen 40"),
+    ("FREE-2",), (Failure("swa pages of s1 freed", "freed nothing"),),
+)  # fmt: skip
 RUN = Run(TRACE, "torch+pr22900", ROWS, BAD)
 
 
