@@ -1,11 +1,8 @@
 """The command line: what it prints, into a pipe, and what it returns."""
 
 import json
-import os
-import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,90 +11,19 @@ from ci.report import data as report
 from ci.report import progress
 from impl.adapter import Capabilities
 from impl.sglang.releases.catalogue import TABLE
-from reference.commands import Mode, Open, Reason, Refused
+from reference.commands import Open, Reason, Refused
 from reference.failures import Failure
-from stateful_tests.check import campaign, tiers
+from stateful_tests.check import campaign
 from stateful_tests.coverage import required as coverage
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Row, Run, Violation
-from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.checks import BAD, ROWS, RUN, TRACE, checked, finding
 from stateful_tests.traces import files as traces
 
 
 def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
-
-
-def coverage_of(kvspec, options):
-    kvspec(*options, "--json", "coverage.json")
-    return json.loads(Path("coverage.json").read_text())["situations"]
-
-
-def test_check_that_conforms(finds, fake, kvspec):
-    plans = finds(checked())
-    options = ("check", "--tier", "pr", "--seed", "7", "--examples", "10", "--mode", "both")
-    code, out, err = kvspec(*options)
-    assert (code, err, fake.closed) == (0, "", 1)
-    assert plans == [tiers.plan("pr", seed=7, examples=10, modes=tuple(Mode))]
-    asked = coverage_of(kvspec, options)["asked"]
-    head = ["torch+pr22900: conforms (400 commands in 2.0 s)", ""]
-    last = f"smoke, seed 7: 10 of 10 runs; 0 of {asked} situations, 1 of 2 clauses met"
-    assert lines(out) == [*head, f"{last} (-v)"]
-    seen = lines(kvspec(*options, "-v")[1])
-    assert (seen[:2], seen[-1]) == (head, last)
-    assert "sessions page2 free 10 400 800" in seen
-    assert "all 10 400 800" in seen
-    assert any(line.startswith("LEN-2 ") and line.endswith(" 400 21") for line in seen)
-    assert any(line.startswith("FREE-2 ") and line.endswith(" 400 never") for line in seen)
-    assert "refusals met: out_of_full 30, no_row 2" in seen
-    assert max(map(len, out.splitlines())) <= 100
-    assert not os.path.exists("traces")
-
-
-def test_check_that_fails(finds, kvspec):
-    other = replace(RUN, trace=replace(TRACE, clause="FREE-2"))
-    faithful = finding("FREE-2", other, tuple(Mode))
-    finds(checked(finding(), faithful))
-    code, out, _ = kvspec("check", "--impl", "torch+pr22900")
-    assert code == 1
-    assert lines(out)[:6] == [
-        "torch+pr22900: violates LEN-2, FREE-2 (400 commands in 2.0 s)", "", "violation: LEN-2, FREE-2",
-        "rule finish and retract cap at target; met in free mode alone so far; polite clients",
-        "because swa_evicted_seqlen 40, not swa_evicted_seqlen 38", "",
-    ]  # fmt: skip
-    assert out.splitlines()[-4:-1] == [
-        "saved   traces/len-2-torch-pr22900.json",
-        "replay  kvspec replay traces/len-2-torch-pr22900.json --impl torch+pr22900",
-        "",
-    ]
-    assert report.sentence("LEN-2") not in " ".join(out.split())
-
-    code, text, _ = kvspec("check", "--impl", "torch+pr22900", "-v")
-    assert code == 1
-    assert max(map(len, text.splitlines())) <= 100
-    text = text[: text.index("  plan ")]
-    flat = " ".join(text.split())
-    assert report.sentence("LEN-2") in flat
-    assert report.sentence("FREE-2") in flat
-    assert "met in free mode alone so far (modes: free); polite clients; met 3 times" in flat
-    assert "first after 1234 commands, 1.2 s" in flat
-    assert "reachable by a faithful scheduler (modes: free, faithful);" in flat
-    assert [line for line in lines(text) if re.match("[0-9] |>", line)] == [
-        "0 open s1 done",
-        "1 submit r1 in s1 +40 done",
-        "2 admit r1 refused: out_of_full",
-        "3 extend r1 +40 done s1 kv_committed_len 0 -> 40",
-        "4 spec_decode r1 +4 accept 3 done s1 kv_allocated_len 40 -> 44",
-        "> 5 finish r1 keep 1 done s1 kv_allocated_len 44 -> 38",
-    ]
-    assert "s1 freed full [38, 44) swa [42, 44) violates LEN-2, FREE-2" in flat
-    assert "violated at step 5: LEN-2." in flat
-    assert "expected swa_evicted_seqlen 38 observed swa_evicted_seqlen 40" in flat
-    assert "also FREE-2 at the same step" in flat
-    saved = traces.load("traces/len-2-torch-pr22900.json")
-    assert saved == replace(TRACE, clause="LEN-2", bug="pr22900")
 
 
 def test_a_finding_that_cannot_be_saved_is_reported(finds, kvspec, monkeypatch):
@@ -145,33 +71,6 @@ def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
     assert "conforms; known faults were passed over: FREE-2 (400 commands" in " ".join(lines(out))
     told = [c["waived"] for c in json.loads(Path("out.json").read_text())["clauses"]]
     assert told == ["harmless", "known fault: #1, some_trace.json"]
-
-
-@pytest.mark.parametrize(
-    ("base", "code", "says"),
-    [
-        ("torch+pr22900", 0, "torch+pr22900: nothing new; LEN-2 also in torch+pr22900 ("),
-        ("torch", 1, "torch+pr22900: violates LEN-2 ("),
-    ],
-)
-def test_what_was_there_before_is_no_failure(finds, kvspec, monkeypatch, base, code, says):
-    """By the smallest traces, so that nothing depends on how far a check of the base would have come."""
-    name = "finish_behind_the_window_sweep_caps_all_three_lengths"
-    trace = traces.load(Path(__file__).parents[3] / f"fixtures/regressions/{name}.json")
-    run = lockstep.replay(resolve("torch+pr22900"), trace)
-    monkeypatch.setattr(registry, "resolve", resolve)
-    finds(checked(finding("LEN-2", run)))
-    found, out, _ = kvspec("check", "--impl", "torch+pr22900", "--base", base, "--html")
-    assert found == code
-    assert says in " ".join(out.split())
-    heads = {0: "also in torch+pr22900 (what else breaks the same may hide behind it)", 1: "NEW: LEN-2"}
-    assert [line for line in out.splitlines() if line in heads.values()] == [heads[code]]
-    assert ("\n  LEN-2: traces/len-2-torch-pr22900.json\n" in out, "because" in out) == (not code, bool(code))
-    badge = {0: ">also in torch+pr22900<", 1: ">NEW: not in torch<"}
-    assert badge[code] in Path("traces/len-2-torch-pr22900.html").read_text()
-    traces.save(trace, "t.json")
-    found, out, _ = kvspec("replay", "t.json", "--impl", "torch+pr22900", "--base", base)
-    assert (found, "(torch+pr22900 violates it as well)" in out) == (code, code == 0)
 
 
 @pytest.mark.parametrize(
@@ -246,56 +145,6 @@ def test_missed_situations_fail_the_whole_check_of_our_own(finds, kvspec, tier, 
     assert brief.count("situation never reached: ") == (10 if code else 0)
     if code:
         assert f"situation never reached: {told['missing'][9]} and {count - 10} more (-v)" in brief
-
-
-def unusable(*arguments: str, says: str) -> Any:
-    return pytest.param(arguments, says, id=" ".join(arguments)[:60])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        unusable("fly", says="No such command 'fly'"),
-        unusable("check", "--examples", "0", says="--examples"),
-        unusable("check", "--examples", "99999999999", says="--examples: must be between"),
-        unusable("explore", "--situations", "no/such/list.json", says="list.json: there is no folder"),
-        unusable("check", "--preset", "page\n3", says="--preset: unknown"),
-        unusable("check", "--machine", "m", says="--machine: unknown"),
-        unusable("check", "--json", "no/such/folder.json", says="folder.json: there is no folder"),
-        unusable("check", "--json", ".", says="--json .: is a directory"),
-        unusable("check", "--save", "file", says="--save file: is not a directory"),
-        unusable("bugs", "--json", "pr22900", says="--json pr22900: is a bug, not a file"),
-        unusable("clauses", "LEN2", says="unknown clause 'LEN2'; without a name all are listed; is it LEN-2"),
-        unusable("replay", "missing.json", says="missing.json: No such file"),
-        unusable("replay", "file", says="file: is not JSON"),
-    ],
-)
-def test_unusable_input_is_one_line(fake, kvspec, arguments, says):
-    Path("file").write_text("text")
-    code, out, err = kvspec(*arguments)
-    assert code == 2
-    assert out == ""
-    assert err.startswith("kvspec: ")
-    assert err.count("\n") == 1
-    assert says in err
-    assert len(err) < 700
-
-
-@pytest.mark.parametrize(
-    ("impl", "says"),
-    [
-        ("nothing", "--impl 'nothing'"),
-        ("torch+nothing", "torch+nothing: unknown bug"),
-        ("no.such.module:factory", "no.such.module:factory: No module"),
-        ("bad_module:factory", "--impl bad_module:factory: ZeroDivisionError"),
-    ],
-)
-def test_unusable_implementations(kvspec, monkeypatch, tmp_path, impl, says):
-    monkeypatch.chdir(tmp_path)
-    Path("bad_module.py").write_text("1 / 0")
-    code, out, err = kvspec("check", "--impl", impl)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert says in err
 
 
 def test_what_should_not_break_is_no_traceback_either(fake, kvspec, monkeypatch):
@@ -409,8 +258,3 @@ def test_what_cannot_be_had_is_a_line_and_the_worst_exit_code_counts(kvspec, mon
     assert data["releases"][2]["check"]["implementation"] == "torch"
     monkeypatch.setattr(release_row, "names", lambda impl: ["torch+pr22900", "torch"])
     assert kvspec(*ASKED)[0] == 1
-
-
-def test_what_is_of_one_system_is_refused(kvspec):
-    code, _, err = kvspec(*ASKED, "--junit", "x.xml")
-    assert (code, err) == (2, "kvspec: --junit: goes with one system, not with --impl sglang==all\n")

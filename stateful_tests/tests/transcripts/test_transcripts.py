@@ -1,0 +1,79 @@
+"""Runs each transcript beside this file, in an empty folder, and compares what the commands print.
+
+    # A remark, for the reader.
+    $ kvspec replay @a_trim_frees_the_tail
+    what is printed; a line of stderr begins with "! "
+    (exit 1)
+
+`kvspec` runs in this process, anything else in a shell. The exit code stands there unless it is 0.
+KVSPEC/ is the root of the repository. Seconds, speeds and absolute paths are replaced: they differ between runs.
+"""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ci import cli
+
+HERE = Path(__file__).parent
+ROOT = Path(cli.__file__).parents[1]
+VOLATILE = (
+    (r"\b\d+(\.\d+)? (s|ms|us)\b", "N \\2"),
+    (r"\(?\b[\d,]+ commands/s\)?", "N commands/s"),
+    (r'"(seconds|\w+_s|commands_per_s)": [\d.]+', '"\\1": N'),
+    (r"(?m)^((?:sessions|tree|both|all) .*?) +\d+$", "\1 N"),  # commands/s of a row
+    (r"(?m)^(machine .*) +(commands/s)$", "\1 \2"),
+    (r"(?m)^─+$", "───"),  # as wide as the table
+)
+
+
+def steady(text: str, folder: Path) -> str:
+    """The text without what differs between two runs."""
+    text = text.replace(str(folder), ".").replace(str(ROOT), "KVSPEC")
+    for pattern, becomes in VOLATILE:
+        text = re.sub(pattern, becomes, text)
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def typed(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Run one line. Returns its exit code, stdout and stderr."""
+    name, _, rest = line.partition(" ")
+    if name != "kvspec":
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+    code = cli.run(shlex.split(rest.replace("KVSPEC/", f"{ROOT}/")))
+    said = capsys.readouterr()
+    for text in said:
+        assert text.replace("\n", "").isprintable(), "control characters in a pipe"
+        assert "Traceback" not in text
+    return code, said.out, said.err
+
+
+def played(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The transcript with what its commands print now."""
+    told = []
+    for block in re.split(r"^(?=\$ )", script, flags=re.MULTILINE):
+        if not block.startswith("$ "):
+            told.append(block)
+            continue
+        line = block.partition("\n")[0]
+        remarks = re.search(r"\n\n((?:# \S.*\n)+)\Z", block)
+        code, out, err = typed(line.removeprefix("$ "), capsys)
+        marked = "".join(f"! {text}\n" for text in err.splitlines())
+        ended = f"(exit {code})\n" if code else ""
+        told.append(f"{line}\n{steady(out + marked, folder)}{ended}\n{remarks[1] if remarks else ''}")
+    return "".join(told).rstrip() + "\n"
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("*.txt")), ids=lambda path: path.stem)
+def test_transcript(path, tmp_path, capsys, monkeypatch, request):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    expected = path.read_text(encoding="utf-8")
+    seen = played(expected, tmp_path, capsys)
+    if request.config.getoption("accept"):
+        path.write_text(seen, encoding="utf-8")
+    assert seen == expected, f"accept what is right: pytest {Path(__file__).parent} --accept"
