@@ -6,7 +6,7 @@
     (exit 1)
 
 `kvspec` runs in this process, anything else in a shell. The exit code stands there unless it is 0.
-KVSPEC/ is the root of the repository. Seconds, speeds and absolute paths are replaced: they differ between runs.
+KVSPEC/ is the root of the repository. Seconds, speeds and absolute paths are replaced: runs differ in them.
 """
 
 import re
