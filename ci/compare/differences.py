@@ -170,10 +170,11 @@ def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]
     for clause, entries in (("MAP-3", facts.swept_mapped), ("MAP-4", facts.unused_mapped)):
         for full, swa in entries if clause not in waived else ():
             yield difference(("mapping",), f"mapping entry of full slot {full}", 0, f"SWA slot {swa}")
-    for slot in facts.shared:
+    for slot in sorted({swa for _, swa in facts.shared}):
         yield difference(("mapping",), f"SWA slot {slot}", "mapped from one full slot", "from several")
-    for sentence in (*facts.torn, *facts.torn_swa):
-        yield difference(("torn",), sentence.split(":")[0], "whole pages, in order", sentence.split(": ")[1])
+    for torn in (*facts.torn, *facts.torn_swa):
+        about, slots = str(torn).split(": ")
+        yield difference(("torn",), about, "whole pages, in order", slots)
 
 
 def _pages(pool: str) -> str:

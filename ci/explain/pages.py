@@ -74,8 +74,9 @@ def _of_row(past: History, row: int, times: int) -> str:
 def _torn(past: History) -> str | None:
     """OWN-5, MAP-1: slots of a page that are not in order."""
     for name in ("torn", "torn_swa") if past.violation.clause == "OWN-5" else ("torn_swa",):
-        for told in getattr(past.now.facts, name):
-            since = past.first_since(told, lambda m, said, where: said in getattr(m.facts, where), told, name)
+        for torn in getattr(past.now.facts, name):
+            told = str(torn)
+            since = past.first_since(told, lambda m, said, where: said in getattr(m.facts, where), torn, name)
             slots = told.replace("swa slots", "SWA slots").replace(": [", " are [")
             return f"a page is {past.page_size} slots in a row, but the {slots} {since}"
     return None
@@ -135,7 +136,7 @@ def _shared(past: History) -> str | None:
     """MAP-1: an SWA slot that several positions lead to."""
     if past.now.facts.torn_swa:
         return _torn(past)
-    for swa in past.now.facts.shared:
+    for _, swa in past.now.facts.shared:
         slots = [s for s, to in enumerate(past.now.view.full_to_swa) if to == swa]
         each = [f"full slot {s} {past.first_since(f'{s} leads to {swa}', _leads, s, swa)}" for s in slots]
         return f"two tokens write to SWA slot {swa}: it is mapped from {' and from '.join(each)}"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from reference.accounts import HELD, UNCACHED, account_text
-from reference.clauses.base import Failure, clause
-from reference.clauses.outcomes import difference
+from reference.clauses.base import clause
+from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, span
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
+from reference.failures import AtCounter, Failure, failure
 from reference.ledger import IN_BATCH, Holder
+
+TERMS = ("available", "evictable", "protected", "session_held", "uncached", "total")
 
 
 def _reports(step: Step) -> tuple[Report | None, Report | None]:
@@ -117,7 +120,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
 def _only_looks(step: Step) -> Failure | None:
     if step.unchanged or not step.done or not isinstance(step.command, (CheckBusy, CheckIdle)):
         return None
-    return "the same state as before", difference(step.before, step.after)
+    return unchanged_failure("the same state as before", step)
 
 
 @clause(
@@ -155,7 +158,11 @@ def _no_false_alarm(step: Step) -> Failure | None:
         lines = [report.alarm]
     if not lines:
         return None
-    return "every pool adds up, as every page has its one owner", "\n".join(["a false alarm", *lines])
+    return Failure(
+        "every pool adds up, as every page has its one owner",
+        "\n".join(["a false alarm", *lines]),
+        lambda: _wrong_terms(due(step), report),
+    )
 
 
 @clause(
@@ -176,21 +183,34 @@ def _no_false_alarm(step: Step) -> Failure | None:
 def _terms(step: Step) -> Failure | None:
     want, got = _reports(step)
     if want is None:
-        return ("none: level 0 is off", "a report") if got else None
+        return failure("none: level 0 is off", "a report") if got else None
     if got is None:
-        return "a report", "none"
+        return failure("a report", "none")
     listed = isinstance(step.command, CheckBusy) and step.command.level == 2 and want.entries
     want = due(step)
     mine = {a.pool: a for a in got.accounts}
     if len(mine) < len(got.accounts):
-        return "one account of each pool", f"{len(got.accounts)} accounts of {len(mine)} pools"
+        observed = f"{len(got.accounts)} accounts of {len(mine)} pools"
+        return failure("one account of each pool", observed)
     for account in want.accounts:
         if mine.get(account.pool) != account:
             other = mine.get(account.pool)
-            return account_text(account), account_text(other) if other else f"{account.pool}: not counted"
+            observed = account_text(other) if other else f"{account.pool}: not counted"
+            return failure(account_text(account), observed, *_wrong_terms(want, got))
     if (got.entries or listed) and _merged(got) != _merged(want):
-        return _entries_text(want), _entries_text(got)
+        return failure(_entries_text(want), _entries_text(got))
     return None
+
+
+def _wrong_terms(want: Report, got: Report) -> list[AtCounter]:
+    """The terms of a report that are not what they must be."""
+    mine = {account.pool: account for account in got.accounts}
+    return [
+        AtCounter(account.pool, term, must)
+        for account in want.accounts if account.pool in mine
+        for term in TERMS
+        if (must := getattr(account, term)) != getattr(mine[account.pool], term)
+    ]  # fmt: skip
 
 
 def _merged(report: Report) -> Counter[tuple[str, str, str]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from itertools import repeat
 
-from reference.clauses.base import Failure, clause
+from reference.clauses.base import clause
 from reference.clauses.facts import HolderFacts
+from reference.clauses.lengths import cursors_off
 from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import POSITION_BITS, SHARED
+from reference.failures import AtLock, AtPage, AtPosition, Failure, Place, failure
 from reference.ledger import ZERO, Holder, Phase, full_pages, swa_pages, text_len, text_tokens
 from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
 
@@ -38,9 +42,14 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
         return None
     name, start, want, got = found
     if len(got) != len(want):
-        return f"{name} reads {len(want)} positions", f"its row has {len(got)}"
+        place = AtPosition(name, pool, start + min(len(want), len(got)))
+        return failure(f"{name} reads {len(want)} positions", f"its row has {len(got)}", place)
     at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
-    return f"{name} reads its own {POOL[pool]} KV at position {start + at}", stamp_text(got[at])
+    return failure(
+        f"{name} reads its own {POOL[pool]} KV at position {start + at}",
+        stamp_text(got[at]),
+        AtPosition(name, pool, start + at),
+    )
 
 
 def misread(step: Step, pool: str) -> tuple[str, int, tuple[int, ...], tuple[int | None, ...]] | None:
@@ -110,20 +119,34 @@ def _agree(step: Step) -> Failure | None:
     for request in step.now.requests:
         got = step.after.requests[request.name].cursors
         if (got or ZERO) != (request.cursors or ZERO):  # admitted without a slot: nothing either way
-            return f"{request.name}: {cursors_text(request.cursors)}", cursors_text(got)
+            return failure(
+                f"{request.name}: {cursors_text(request.cursors)}",
+                cursors_text(got),
+                *cursors_off(request.name, request.cursors, got),
+            )
     for session in step.now.sessions:
         turn = step.now.request(session.turn)
         if turn is not None and turn.phase in (Phase.EXTENDING, Phase.RUNNING):
             continue
         slot = step.after.sessions[session.name].slot
         if slot != session.slot:
-            return f"slot of {session.name}: {cursors_text(session.slot)}", cursors_text(slot)
+            name = f"slot of {session.name}"
+            return failure(
+                f"{name}: {cursors_text(session.slot)}",
+                cursors_text(slot),
+                *cursors_off(name, session.slot, slot),
+            )
     cached = pages_of(step.now.tree) if step.now.tree is not None else NO_PAGES
     if step.after.tree is not None:
         locked = {name: len(key) for name, key in lock_holders(step.now).items()}
         got_locked = {name: len(slots) for name, slots in step.after.tree.lock_holders.items()}
         if locked != got_locked:
-            return f"lock holders and what they have locked: {locked}", f"{got_locked}"
+            names = sorted({*locked.items()} ^ {*got_locked.items()})
+            return failure(
+                f"lock holders and what they have locked: {locked}",
+                f"{got_locked}",
+                *(AtLock(name) for name in dict.fromkeys(name for name, _ in names)),
+            )
     still = step.judged and not step.held_anew and step.now.tree is None
     for pool, of in (("full", full_pages), ("swa", swa_pages)):
         if pool in (step.new_pools if still else step.after.pools):
@@ -132,7 +155,22 @@ def _agree(step: Step) -> Failure | None:
                 due.update(zip(repeat(holder.name), of(holder.cursors, page_size)))
             owned = step.after.pools[pool].places
             if due != owned:
-                return f"{POOL[pool]} pages owned as in the reference", f"differ at {sorted(due ^ owned)[:4]}"
+                wrong = sorted(due ^ owned)
+                return Failure(
+                    f"{POOL[pool]} pages owned as in the reference",
+                    f"differ at {wrong[:4]}",
+                    partial(_owned_otherwise, step, pool, wrong),
+                )
     return None
+
+
+def _owned_otherwise(step: Step, pool: str, places: list[tuple[str, int]]) -> Iterator[Place]:
+    """The pages at these places of sequences; where the system has none, the place in the row."""
+    pages = {(o.holder, o.at): o.page for o in step.after.pools[pool].owned}
+    for holder, at in places:
+        if (holder, at) in pages:
+            yield AtPage(pool, pages[holder, at])
+        elif not holder.startswith("tree "):
+            yield AtPosition(holder, pool, at * step.config.geometry.page_size)
 
 

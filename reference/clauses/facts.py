@@ -118,15 +118,33 @@ class Pool(_Pool):
         return dict(zip(map(_PAGE, self.owned), self.owned))
 
 
+class Torn(NamedTuple):
+    """Slots of one page of a sequence that are no page, in order.
+
+    holder: whose row it is, or "the tree"; pool: "full" or "swa"; start: the position of the first
+    (tokens); path: of a tree node, to the last of these slots.
+    """
+
+    holder: str
+    pool: str
+    start: int
+    slots: Sequence[int]
+    path: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        end = self.start + len(self.slots)
+        return f"{self.pool} slots of {self.holder} at [{self.start}, {end}): {list(self.slots)}"
+
+
 class Facts(NamedTuple):
     """A system at rest.
 
-    torn, torn_swa: rows whose slots do not fill whole pages in order, as sentences.
+    torn, torn_swa: pages of rows and tree nodes whose slots are not one page in order.
     unmapped: (holder, position) of live SWA positions without an SWA slot.
     swept_mapped: (full slot, SWA slot) of entries at positions whose SWA slot was swept.
     unused_mapped: the same of free full slots, and of slots past kv_allocated_len whose entry is not
     the one that follows in their page.
-    shared: SWA slots that several live positions are mapped to.
+    shared: (full slot, SWA slot) of entries of live positions that lead where another one leads.
     """
 
     sessions: dict[str, SessionFacts]
@@ -135,12 +153,12 @@ class Facts(NamedTuple):
     pools: dict[str, Pool]
     rows: int
     free_rows: Sequence[int]
-    torn: Sequence[str] = ()
-    torn_swa: Sequence[str] = ()
+    torn: Sequence[Torn] = ()
+    torn_swa: Sequence[Torn] = ()
     unmapped: Sequence[tuple[str, int]] = ()
     swept_mapped: Sequence[tuple[int, int]] = ()
     unused_mapped: Sequence[tuple[int, int]] = ()
-    shared: Sequence[int] = ()
+    shared: Sequence[tuple[int, int]] = ()
     tree: TreeFacts | None = None
 
 

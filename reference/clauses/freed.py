@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from reference.clauses.base import Failure, clause
+from reference.clauses.base import clause
 from reference.clauses.step import PagesByHolder, Step, span
+from reference.failures import AtPage, AtRow, Failure, failure
 from reference.ledger import Phase
 
 
@@ -24,7 +25,15 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
     if (found := wrongly_freed(step, pool)) is None:
         return None
     (holder, owed, freed), size = found, step.config.geometry.page_size
-    return f"{pool} pages of {holder} at {span(owed, size)} freed", f"freed {span(freed, size)}"
+    wrong = {*owed} ^ {*freed}
+
+    def pages() -> list[AtPage]:
+        had = sorted(step.before.pools[pool].owned)
+        return [AtPage(pool, o.page) for o in had if o.holder == holder and o.at in wrong]
+
+    return Failure(
+        f"{pool} pages of {holder} at {span(owed, size)} freed", f"freed {span(freed, size)}", pages
+    )
 
 
 def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | None:
@@ -97,9 +106,20 @@ def _all_back(step: Step) -> Failure | None:
     if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):  # may have a row already
         return None
     for name, pool in step.after.pools.items():
-        want = pool.size - len({o.page for o in pool.owned if o.holder.startswith("tree ")})
+        of_tree = {o.page for o in pool.owned if o.holder.startswith("tree ")}
+        want = pool.size - len(of_tree)
         if len(pool.free_pages) < want:
-            return f"{want} of {pool.size} pages of the {name} pool free", f"{len(pool.free_pages)} are"
+            kept = sorted({*range(1, pool.size + 1)} - of_tree - pool.free_pages)
+            return failure(
+                f"{want} of {pool.size} pages of the {name} pool free",
+                f"{len(pool.free_pages)} are",
+                *(AtPage(name, page) for page in kept),
+            )
     if len(set(step.after.free_rows)) < step.after.rows:
-        return f"all {step.after.rows} rows free", f"{len(set(step.after.free_rows))} are"
+        kept = sorted({*range(step.after.rows)} - {*step.after.free_rows})
+        return failure(
+            f"all {step.after.rows} rows free",
+            f"{len(set(step.after.free_rows))} are",
+            *map(AtRow, kept),
+        )
     return None

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from reference.clauses.base import Failure, clause
+from reference.clauses.base import clause
 from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import Admit, EvictSwa, Finish, Launch, Retract, Settle, SpecDecode
+from reference.failures import AtCursor, Failure, failure
+from reference.geometry import Geometry
 from reference.ledger import ZERO, Cursors
+
+
+def cursors_off(owner: str, want: Cursors | None, got: Cursors | None) -> list[AtCursor]:
+    """The fields in which cursors are not what they must be."""
+    fields = zip(Cursors._fields, want or ZERO, got or ZERO)
+    return [AtCursor(owner, field, must) for field, must, has in fields if must != has]
 
 
 def capped(c: Cursors, target: int) -> Cursors:
@@ -57,7 +65,12 @@ def _capped(step: Step) -> Failure | None:
         want = want._replace(kv_committed_len=max(want.kv_committed_len, first))
     if session.slot == want:
         return None
-    return f"target {target}: {cursors_text(want)}", f"slot of {holder}: {cursors_text(session.slot)}"
+    slot = f"slot of {holder}"
+    return failure(
+        f"target {target}: {cursors_text(want)}",
+        f"{slot}: {cursors_text(session.slot)}",
+        *cursors_off(slot, want, session.slot),
+    )
 
 
 @clause(
@@ -101,9 +114,11 @@ def _restored(step: Step) -> Failure | None:
         allowed.append(capped(session.slot, session.slot.cache_protected_len))
     if got in allowed and slot_after.slot == got:
         return None
-    return (
+    return failure(
         f"request and slot both at prefix {literal}: {cursors_text(want)}",
         f"request: {cursors_text(got)}; slot: {cursors_text(slot_after.slot)}",
+        *cursors_off(request.name, want, got),
+        *cursors_off(f"slot of {session.name}", want, slot_after.slot),
     )
 
 
@@ -128,7 +143,11 @@ def _covered(step: Step) -> Failure | None:
             continue
         most = request.settled_len + sum(r.allocate for r in request.in_flight)
         if facts.cursors.kv_allocated_len < most:
-            return f"{request.name}: kv_allocated_len {most} or more", cursors_text(facts.cursors)
+            return failure(
+                f"{request.name}: kv_allocated_len {most} or more",
+                cursors_text(facts.cursors),
+                AtCursor(request.name, "kv_allocated_len", most),
+            )
     return None
 
 
@@ -151,11 +170,22 @@ def _order(step: Step) -> Failure | None:
     shown = [("", n, r.cursors) for n, r in step.after.requests.items() if r.cursors is not None]
     shown += [("slot of ", n, s.slot) for n, s in step.after.sessions.items() if s.slot is not None]
     for what, name, c in shown:
-        committed, allocated, swept, protected = c
-        rising = 0 <= protected <= committed <= allocated <= geometry.width and 0 <= swept <= allocated
-        if not rising or protected % geometry.page_size:
-            return "cursors in order and in bounds", f"{what}{name}: {cursors_text(c)}"
+        if wrong := _out_of_bounds(c, geometry):
+            return failure(
+                "cursors in order and in bounds",
+                f"{what}{name}: {cursors_text(c)}",
+                *(AtCursor(f"{what}{name}", field) for field in wrong),
+            )
     return None
+
+
+def _out_of_bounds(c: Cursors, geometry: Geometry) -> list[str]:
+    """The fields that are negative or above what bounds them, or no whole pages."""
+    most = Cursors(c.kv_allocated_len, geometry.width, c.kv_allocated_len, c.kv_committed_len)
+    wrong = [field for field, value, bound in zip(c._fields, c, most) if not 0 <= value <= bound]
+    if c.cache_protected_len % geometry.page_size and "cache_protected_len" not in wrong:
+        wrong.append("cache_protected_len")
+    return wrong
 
 
 @clause(
@@ -204,6 +234,10 @@ def _moved(step: Step) -> Failure | None:
         elif was.name == one:
             continue
         if (facts.cursors or ZERO) != want:  # admitted without a slot: nothing either way
-            return f"{was.name}: {cursors_text(want)}", cursors_text(facts.cursors)
+            return failure(
+                f"{was.name}: {cursors_text(want)}",
+                cursors_text(facts.cursors),
+                *cursors_off(was.name, want, facts.cursors),
+            )
     return None
 

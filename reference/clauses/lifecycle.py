@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from reference.clauses.base import Failure, clause
-from reference.clauses.outcomes import difference
+from reference.clauses.base import clause
+from reference.clauses.lengths import cursors_off
+from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Abort, Admit, Close, Finish, Submit
-from reference.ledger import Phase, text_len, text_tokens
+from reference.failures import AtNamed, AtText, Failure, failure
+from reference.ledger import Phase, text_tokens
 
 
 @clause(
@@ -24,7 +26,7 @@ from reference.ledger import Phase, text_len, text_tokens
 def _idempotent(step: Step) -> Failure | None:
     if not _readmitted(step) or step.unchanged:
         return None
-    return "the state that the first admission left", difference(step.before, step.after)
+    return unchanged_failure("the state that the first admission left", step)
 
 
 def _readmitted(step: Step) -> bool:
@@ -58,7 +60,11 @@ def _close_happens(step: Step) -> Failure | None:
         if name not in {request.session for request in requests}:
             slot = step.after.sessions[name].slot
             has = cursors_text(slot) if slot is not None else "no slot"
-            return f"{name} is gone: it is closed, and no turn is left", f"it is there, with {has}"
+            return failure(
+                f"{name} is gone: it is closed, and no turn is left",
+                f"it is there, with {has}",
+                AtNamed("session", name),
+            )
     return None
 
 
@@ -81,26 +87,42 @@ def _close_happens(step: Step) -> Failure | None:
 )
 def _lives(step: Step) -> Failure | None:
     after, now = step.after, step.now
-    want = {r.name for r in now.requests}
-    if want != after.requests.keys():
-        return f"requests {_names(want)}", f"requests {_names(after.requests)}"
-    want = {s.name for s in now.sessions}
-    if want != after.sessions.keys():
-        return f"open sessions {_names(want)}", f"open sessions {_names(after.sessions)}"
+    names = {r.name for r in now.requests}
+    if names != after.requests.keys():
+        return _others("request", "requests", names, after.requests)
+    names = {s.name for s in now.sessions}
+    if names != after.sessions.keys():
+        return _others("session", "open sessions", names, after.sessions)
     for session in now.sessions:
         facts = after.sessions[session.name]
         if facts.closing != session.closing:
-            return f"{session.name} closing: {session.closing}", f"closing: {facts.closing}"
+            return failure(
+                f"{session.name} closing: {session.closing}",
+                f"closing: {facts.closing}",
+                AtNamed("session", session.name),
+            )
         if (facts.slot is None) != (session.slot is None):
-            return f"slot of {session.name}: {cursors_text(session.slot)}", cursors_text(facts.slot)
+            return failure(
+                f"slot of {session.name}: {cursors_text(session.slot)}",
+                cursors_text(facts.slot),
+                AtNamed("slot", session.name),
+                AtNamed("session", session.name),
+            )
         before = step.before.sessions.get(session.name)
         if isinstance(step.command, (Abort, Submit)) and before and session.turn is None:
             if facts.slot != session.slot and before.slot == session.slot:
-                return (
+                return failure(
                     f"slot of {session.name} as it was: {cursors_text(session.slot)}",
                     cursors_text(facts.slot),
+                    *cursors_off(f"slot of {session.name}", session.slot, facts.slot),
                 )
     return None
+
+
+def _others(kind: str, what: str, want: Iterable[str], got: Iterable[str]) -> Failure:
+    """It is about those that only one side has."""
+    places = [AtNamed(kind, name) for name in sorted({*want} ^ {*got})]
+    return failure(f"{what} {_names(want)}", f"{what} {_names(got)}", *places)
 
 
 def _names(names: Iterable[str]) -> str:
@@ -126,20 +148,27 @@ def _history(step: Step) -> Failure | None:
     for session in step.now.sessions:
         got = tuple(step.after.sessions[session.name].history)
         if got != text_tokens(session.history):
-            length = text_len(session.history)
-            return f"history of {session.name}: {length} tokens", _text_difference(got, length)
+            want = text_tokens(session.history)
+            return _other_text(f"history of {session.name}", session.name, want, got)
     for request in step.now.requests:
         facts = step.after.requests[request.name]
         if (facts.session, facts.origin) != (request.session, request.origin):
-            want = f"{request.name}: session {request.session}, {request.origin} tokens of input"
-            return want, f"session {facts.session}, {facts.origin} tokens"
+            return failure(
+                f"{request.name}: session {request.session}, {request.origin} tokens of input",
+                f"session {facts.session}, {facts.origin} tokens",
+                AtNamed("request", request.name),
+            )
         got = tuple(facts.text)
         if got != text_tokens(request.text):
-            length = text_len(request.text)
-            return f"text of {request.name}: {length} tokens", _text_difference(got, length)
+            want = text_tokens(request.text)
+            return _other_text(f"text of {request.name}", request.name, want, got)
     return None
 
 
-def _text_difference(got: tuple[int, ...], length: int) -> str:
-    return f"{len(got)} tokens" if len(got) != length else "as many, but others"
+def _other_text(what: str, owner: str, want: tuple[int, ...], got: tuple[int, ...]) -> Failure:
+    """owner: a request, or the session whose history it is."""
+    observed = f"{len(got)} tokens" if len(got) != len(want) else "as many, but others"
+    pairs = enumerate(zip(want, got))
+    first = next((at for at, (a, b) in pairs if a != b), min(len(want), len(got)))
+    return failure(f"{what}: {len(want)} tokens", observed, AtText(owner, first))
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from reference.clauses.base import Failure, clause
+from collections.abc import Iterator
+
+from reference.clauses.base import clause
 from reference.clauses.facts import Facts
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Done, EvictSwa, Launch, Refused, SpecDecode, Submit
+from reference.failures import AtCursor, AtNamed, AtPage, AtRow, AtText, Failure, Place, failure
+from reference.ledger import Cursors
 
 
 @clause(
@@ -22,7 +26,7 @@ from reference.commands import Done, EvictSwa, Launch, Refused, SpecDecode, Subm
 def _outcome(step: Step) -> Failure | None:
     if step.done or step.expected == step.outcome:
         return None
-    return _outcome_text(step.expected), _outcome_text(step.outcome)
+    return failure(_outcome_text(step.expected), _outcome_text(step.outcome))
 
 
 def _outcome_text(outcome: object) -> str:
@@ -47,7 +51,7 @@ def _outcome_text(outcome: object) -> str:
 def _refused_unchanged(step: Step) -> Failure | None:
     if step.done or step.unchanged or (isinstance(step.command, Submit) and _turned_away(step)):
         return None
-    return "the same state as before", difference(step.before, step.after)
+    return unchanged_failure("the same state as before", step)
 
 
 def _turned_away(step: Step) -> bool:
@@ -60,6 +64,46 @@ def _turned_away(step: Step) -> bool:
         (sorted(f.free_rows), its_own or [sorted(p.free) for p in f.pools.values()]) for f in (before, after)
     )
     return then == now
+
+
+def unchanged_failure(expected: str, step: Step) -> Failure:
+    """The step should have changed nothing, and did."""
+    before, after = step.before, step.after
+    return Failure(expected, difference(before, after), lambda: _changes(before, after))
+
+
+def _changes(before: Facts, after: Facts) -> Iterator[Place]:
+    """What is not as it was; of cursors with what they were."""
+    for name in sorted({*before.requests, *after.requests}):
+        a, b = before.requests.get(name), after.requests.get(name)
+        if a is None or b is None:
+            yield AtNamed("request", name)
+        else:
+            yield from _moved(name, AtNamed("request", name), a.cursors, b.cursors)
+            if a.text != b.text:
+                yield AtText(name)
+    for name in sorted({*before.sessions, *after.sessions}):
+        was, now = before.sessions.get(name), after.sessions.get(name)
+        if was is None or now is None or was.closing != now.closing:
+            yield AtNamed("session", name)
+        else:
+            yield from _moved(f"slot of {name}", AtNamed("slot", name), was.slot, now.slot)
+            if was.history != now.history:
+                yield AtText(name)
+    for name, pool in after.pools.items():
+        pages = {*before.pools[name].free} ^ {*pool.free}
+        yield from (AtPage(name, page) for page in sorted(pages))
+    yield from map(AtRow, sorted({*before.free_rows} ^ {*after.free_rows}))
+
+
+def _moved(
+    owner: str, itself: AtNamed, was: Cursors | None, now: Cursors | None
+) -> Iterator[Place]:
+    if was is not None and now is not None:
+        fields = zip(was._fields, was, now)
+        yield from (AtCursor(owner, field, must) for field, must, has in fields if must != has)
+    elif was is not now:
+        yield itself
 
 
 def difference(before: Facts, after: Facts) -> str:
@@ -94,5 +138,5 @@ def difference(before: Facts, after: Facts) -> str:
     situation=lambda s: isinstance(s.command, (EvictSwa, SpecDecode, Launch)) and s.done,
 )
 def _allowed(step: Step) -> Failure | None:
-    return None if not step.overreach else ("a choice within bounds", step.overreach)
+    return failure("a choice within bounds", step.overreach) if step.overreach else None
 

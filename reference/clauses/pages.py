@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from reference.clauses.base import Failure, clause
+from reference.clauses.base import clause
+from reference.clauses.facts import Torn
 from reference.clauses.step import Step, span
+from reference.failures import (
+    AtCursor, AtEntry, AtPage, AtPosition, AtRow, AtTreePage, Failure, Place, failure,
+)  # fmt: skip
 
 
 @clause(
@@ -24,9 +28,14 @@ from reference.clauses.step import Step, span
     ),
 )  # fmt: skip
 def _whole_pages(step: Step) -> Failure | None:
-    if not step.after.torn:
-        return None
-    return "slots of a page, in order", step.after.torn[0]
+    return _torn("slots", step.after.torn[0]) if step.after.torn else None
+
+
+def _torn(slots: str, torn: Torn) -> Failure:
+    place: Place = AtPosition(torn.holder, torn.pool, torn.start)
+    if torn.path:
+        place = AtTreePage(torn.path, torn.start)
+    return failure(f"{slots} of a page, in order", str(torn), place)
 
 
 @clause(
@@ -44,9 +53,11 @@ def _rows(step: Step) -> Failure | None:
     seen = [*step.after.free_rows, *held]
     if len(seen) == step.after.rows and len(set(seen)) == len(seen):
         return None
-    return (
+    wrong = [row for row in sorted({*seen, *range(step.after.rows)}) if seen.count(row) != 1]
+    return failure(
         f"{step.after.rows} rows, each free or held once",
         f"free {sorted(step.after.free_rows)}, held {sorted(held)}",
+        *map(AtRow, wrong),
     )
 
 
@@ -66,10 +77,15 @@ def _rows(step: Step) -> Failure | None:
 )
 def _one_to_one(step: Step) -> Failure | None:
     if step.after.torn_swa:
-        return "SWA slots of a page, in order", step.after.torn_swa[0]
+        return _torn("SWA slots", step.after.torn_swa[0])
     if not step.after.shared:
         return None
-    return "each SWA slot mapped from one full slot", f"SWA slots {list(step.after.shared)} from several"
+    shared = sorted({swa for _, swa in step.after.shared})
+    return failure(
+        "each SWA slot mapped from one full slot",
+        f"SWA slots {shared} from several",
+        *(AtEntry(slot) for slot, _ in step.after.shared),
+    )
 
 
 @clause(
@@ -88,7 +104,12 @@ def _mapped(step: Step) -> Failure | None:
     if not step.after.unmapped:
         return None
     holder, position = step.after.unmapped[0]
-    return f"position {position} of {holder} has an SWA slot", "its mapping entry is 0"
+    return failure(
+        f"position {position} of {holder} has an SWA slot",
+        "its mapping entry is 0",
+        AtPosition(holder, "swa", position),
+        AtCursor(step.name_of_cursors(holder), "swa_evicted_seqlen"),
+    )
 
 
 @clause(
@@ -130,7 +151,11 @@ def _unused(step: Step) -> Failure | None:
 def _stale(what: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
     if not entries:
         return None
-    return f"entry of every {what} is 0", f"{len(entries)} lead on, one to SWA slot {entries[0][1]}"
+    return failure(
+        f"entry of every {what} is 0",
+        f"{len(entries)} lead on, one to SWA slot {entries[0][1]}",
+        *(AtEntry(slot) for slot, _ in entries),
+    )
 
 
 @lru_cache
@@ -154,10 +179,16 @@ def _free_is_set(step: Step) -> Failure | None:
         free = pool.free_pages
         if len(free) != len(pool.free):
             twice = sorted({p for p in free if list(pool.free).count(p) > 1})
-            return f"each page once in the {name} free list", f"pages {twice} twice or more"
+            told = f"each page once in the {name} free list"
+            return failure(told, f"pages {twice} twice or more", *_pages(name, twice))
         if wrong := sorted(free - _every_page(pool.size)):
-            return f"pages 1 to {pool.size} in the {name} free list", f"pages {wrong}"
+            told = f"pages 1 to {pool.size} in the {name} free list"
+            return failure(told, f"pages {wrong}", *_pages(name, wrong))
     return None
+
+
+def _pages(pool: str, pages: Iterable[int]) -> list[AtPage]:
+    return [AtPage(pool, page) for page in pages]
 
 
 @clause(
@@ -179,11 +210,16 @@ def _one_owner(step: Step) -> Failure | None:
         for holder, index, page in pool.owned:
             if page in free:
                 at = span([index], step.config.geometry.page_size)
-                return f"{name} page of {holder} at {at} is not free", f"page {page} is in the free list"
+                return failure(
+                    f"{name} page of {holder} at {at} is not free",
+                    f"page {page} is in the free list",
+                    AtPage(name, page),
+                )
             if page in owner:
-                return (
+                return failure(
                     f"{name} page {page} belongs to {owner[page][0]} alone",
                     f"{holder} has it too",
+                    AtPage(name, page),
                 )
             owner[page] = (holder, index)
     return None
@@ -201,7 +237,8 @@ def _one_owner(step: Step) -> Failure | None:
 )
 def _none_lost(step: Step) -> Failure | None:
     for name, pool in step.new_pools.items():
-        lost = _every_page(pool.size).difference(pool.free_pages, pool.owner_of)
+        lost = sorted(_every_page(pool.size).difference(pool.free_pages, pool.owner_of))
         if lost:
-            return f"every {name} page free or owned", f"pages {sorted(lost)} are neither"
+            told = f"every {name} page free or owned"
+            return failure(told, f"pages {lost} are neither", *_pages(name, lost))
     return None

@@ -136,6 +136,13 @@ class Step:
         """The request that a command for one request is about, as it was before."""
         return self.was.request(getattr(self.command, "request", None))
 
+    def name_of_cursors(self, holder: str) -> str:
+        """Whose the cursors of a holder are, for AtCursor: its running request, or "slot of s1"."""
+        for held in self.held:
+            if held.name == holder:
+                return held.request.name if held.request is not None else f"slot of {holder}"
+        return holder
+
     @computed_once
     def ended(self) -> tuple[str, Cursors] | None:
         """(holder, its cursors before) when the command gives back everything a holder has."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference.clauses.base import Failure, clause
+from reference.clauses.base import clause
 from reference.clauses.facts import NodeFacts, TreeFacts
 from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode, token_of, tree_key
 from reference.cursors import ceil_page, page_ends
+from reference.failures import AtNode, AtTreePage, Failure, failure
 from reference.ledger import Phase, Request, text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
@@ -51,12 +52,16 @@ def _shape(step: Step) -> Failure | None:
     first: set[Key] = set()
     for node in tree.nodes:
         if not node.slots or node.start < 0 or node.start % size or len(node.path) % size:
-            return f"nodes of whole pages, {size} tokens each", f"a node {where(node)}"
+            told = f"nodes of whole pages, {size} tokens each"
+            return failure(told, f"a node {where(node)}", AtNode(node.path))
         if node.start and node.path[: node.start] not in ends:
-            return f"a node that ends at {node.start}, above {where(node)}", "there is none"
+            told = f"a node that ends at {node.start}, above {where(node)}"
+            above = AtNode(node.path[: node.start])
+            return failure(told, "there is none", AtNode(node.path), above)
         page = node.path[: node.start + size]
         if page in first:
-            return f"one node that goes on with {path_text(page)}", "there are two"
+            twins = [AtNode(n.path) for n in tree.nodes if n.path[: n.start + size] == page]
+            return failure(f"one node that goes on with {path_text(page)}", "there are two", *twins)
         first.add(page)
     return None
 
@@ -84,8 +89,10 @@ def _live_or_dead(step: Step) -> Failure | None:
         return None
     have = sum(1 for slot in node.swa_slots if slot)
     if have < len(node.slots) or len(node.swa_slots) != len(node.slots):
-        return f"{len(node.slots)} SWA slots at {where(node)}, or none", f"{have}"
-    return f"SWA slots of {where(node)} as mapped: {list(node.mapped)}", f"{list(node.swa_slots)}"
+        told = f"{len(node.slots)} SWA slots at {where(node)}, or none"
+        return failure(told, f"{have}", AtNode(node.path, "swa"))
+    told = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
+    return failure(told, f"{list(node.swa_slots)}", AtNode(node.path, "swa"))
 
 
 def half_dead(step: Step) -> NodeFacts | None:
@@ -114,9 +121,13 @@ def _contents(step: Step) -> Failure | None:
         return None
     node, pool, at = found
     got = (node.full_read if pool == "full" else node.swa_read)[at]
-    return (
+    size = step.config.geometry.page_size
+    start = (node.start + at) // size * size
+    return failure(
         f"{pool} KV of {path_text(node.path)} at position {node.start + at}",
         f"its slot holds that of {path_text((got,)) if got else 'no committed token'}",
+        AtTreePage(node.path[: start + size], start),
+        AtNode(node.path, pool.lower()),
     )
 
 
@@ -167,9 +178,11 @@ def _inserted_found(step: Step) -> Failure | None:
             page, evicted = pages.get(key[:end]), key[:end] in known and lost(step)
             live = page is not None and (page[1] or geometry.window is None or end in dead or evicted)
             if not live:  # what was there may be evicted on the way: TREE-11
-                where = f"[{end - geometry.page_size}, {end}) of {path_text(key)}"
-                return (f"{where} in the tree", "it is not") if page is None else (
-                    f"{where} live in the tree", "a tombstone")  # fmt: skip
+                start = end - geometry.page_size
+                where, place = f"[{start}, {end}) of {path_text(key)}", AtTreePage(key[:end], start)
+                if page is None:
+                    return failure(f"{where} in the tree", "it is not", place)
+                return failure(f"{where} live in the tree", "a tombstone", place)
     return None
 
 
@@ -240,7 +253,8 @@ def _resumable(step: Step) -> Failure | None:
     key, end, there = found
     size = step.config.geometry.page_size
     told = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
-    return told, "a tombstone" if there else "it is not there"
+    observed = "a tombstone" if there else "it is not there"
+    return failure(told, observed, AtTreePage(key[:end], end - size))
 
 
 def lost_end(step: Step) -> tuple[Key, int, bool] | None:
@@ -290,7 +304,7 @@ def _capped(step: Step) -> Failure | None:
         return None
     (node, need), size = found, step.config.geometry.page_size
     told = f"a lock on {where(node)} pins {need // size} SWA pages, as one window needs"
-    return told, f"{len(node.slots) // size} SWA pages"
+    return failure(told, f"{len(node.slots) // size} SWA pages", AtNode(node.path, "swa"))
 
 
 def long_leaf(step: Step) -> tuple[NodeFacts, int] | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference.clauses.base import Failure, clause
+from reference.clauses.base import clause
 from reference.clauses.facts import TreeFacts
 from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, lost, shrank, tree_of
 from reference.clauses.tree_locks import locked
 from reference.commands import Evict
+from reference.failures import AtCounter, AtNode, Failure, failure
 from reference.prefix_cache import pages_of, path_text
 from reference.tree import Key, Tree, nodes
 
 SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  # the counters of a tree
+_COUNTERS = (("full", "evictable"), ("full", "protected"), ("swa", "evictable"), ("swa", "protected"))
 
 
 @clause(
@@ -35,7 +37,15 @@ def _sums(step: Step) -> Failure | None:
     want = walked(tree)
     if want == list(tree.sizes):
         return None
-    return _sizes_text(want), _sizes_text(tree.sizes)
+    return failure(
+        _sizes_text(want),
+        _sizes_text(tree.sizes),
+        *(
+            AtCounter(*counter, must)
+            for counter, must, has in zip(_COUNTERS, want, tree.sizes)
+            if must != has
+        ),
+    )
 
 
 def walked(tree: TreeFacts) -> list[int]:
@@ -77,9 +87,11 @@ def _as_asked(step: Step) -> Failure | None:
         freed = sum(len(p) for h, p in step.freed[pool].items() if h.startswith("tree ")) * size
         want = min(asked[pool], could)
         if freed < want:
-            return f"{want} {pool} tokens freed, of {could} that are not locked", f"{freed}"
+            told = f"{want} {pool} tokens freed, of {could} that are not locked"
+            return failure(told, f"{freed}")
         if said is not None and getattr(said, pool) != freed:
-            return f"{freed} {pool} tokens reported, as were freed", f"{getattr(said, pool)}"
+            told = f"{freed} {pool} tokens reported, as were freed"
+            return failure(told, f"{getattr(said, pool)}")
     return None
 
 
@@ -121,9 +133,9 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
         if (path, live) in want:
             others = [is_live for p, is_live in got if p == path]
             other = "not there" if not others else "live" if others[0] else "a tombstone"
-            return f"the node that ends {name} is {kind}", f"it is {other}"
+            return failure(f"the node that ends {name} is {kind}", f"it is {other}", AtNode(path))
         if not any(p == path for p, _ in want):
-            return f"no node ends {name}", f"one does, {kind}"
+            return failure(f"no node ends {name}", f"one does, {kind}", AtNode(path))
     return None
 
 
@@ -149,5 +161,5 @@ def _ends(step: Step) -> Failure | None:
     got = {n.path for n in step.after.tree.nodes}
     for path in sorted(want ^ got):
         told = f"a node ends {path_text(path)}", "none does"
-        return told if path in want else told[::-1]
+        return failure(*(told if path in want else told[::-1]), AtNode(path))
     return None

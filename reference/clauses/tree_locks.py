@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from reference.clauses.base import Failure, clause
+from reference.clauses.base import clause
 from reference.clauses.facts import NodeFacts
 from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, shrank, where
 from reference.commands import Admit, Match, tree_key
 from reference.cursors import page_ends
+from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, failure
 from reference.ledger import text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
@@ -38,7 +39,8 @@ def _usable(step: Step) -> Failure | None:
     want = usable_length(step, key)
     if length == want:
         return None
-    return f"{holder}: {want} tokens of {path_text(key)} to resume from", f"{length}"
+    told = f"{holder}: {want} tokens of {path_text(key)} to resume from"
+    return failure(told, f"{length}", AtLock(holder))
 
 
 @clause(
@@ -58,8 +60,12 @@ def _kept(step: Step) -> Failure | None:
     if found is None:
         return None
     holder, key, end, there = found
-    where = f"[{end - step.config.geometry.page_size}, {end}) of {path_text(key)}, locked by {holder}"
-    return (f"{where}, has SWA KV", "it is a tombstone") if there else (f"{where}, is there", "it is not")
+    start = end - step.config.geometry.page_size
+    told = f"[{start}, {end}) of {path_text(key)}, locked by {holder}"
+    page = AtTreePage(key[:end], start)
+    if there:
+        return failure(f"{told}, has SWA KV", "it is a tombstone", AtLock(holder), page)
+    return failure(f"{told}, is there", "it is not", AtLock(holder), page)
 
 
 def unpinned(step: Step) -> tuple[str, Key, int, bool] | None:
@@ -93,8 +99,14 @@ def _prefixes(step: Step) -> Failure | None:
     if found is None:
         return None
     name, path, want, got = found
-    at = f"[{len(path) - step.config.geometry.page_size}, {len(path)})"
-    return f"{name} at {at}: the tree's slots {list(want)}", f"{list(got)}"
+    start = len(path) - step.config.geometry.page_size
+    return failure(
+        f"{name} at [{start}, {len(path)}): the tree's slots {list(want)}",
+        f"{list(got)}",
+        *([AtPosition(name, "full", start)] if name in step.after.holders else []),
+        AtLock(name),
+        AtTreePage(path, start),
+    )
 
 
 def other_slots(step: Step) -> tuple[str, Key, tuple[int, ...], tuple[int, ...]] | None:
@@ -174,9 +186,12 @@ def _ledger(step: Step) -> Failure | None:
     if found is None:
         return None
     node, full, swa = found
-    return (
+    pool, due = ("full", full) if node.full_locks != len(full) else ("swa", swa)
+    return failure(
         f"{where(node)}: {_names(full)} full, {_names(swa)} SWA",
         f"counters {node.full_locks} full, {node.swa_locks if 'swa' in step.after.pools else 0} SWA",
+        AtNode(node.path, pool, len(due)),
+        *map(AtLock, due),
     )
 
 

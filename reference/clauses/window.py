@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reference.clauses.base import Failure, clause
+from reference.clauses.base import clause
 from reference.clauses.step import Step, swept_below
 from reference.commands import Decode, EvictSwa, Extend, Launch, SpecDecode
+from reference.failures import AtCursor, AtPosition, Failure, failure
 from reference.ledger import Request
 
 
@@ -37,7 +38,11 @@ from reference.ledger import Request
 )
 def _sweep_bounds(step: Step) -> Failure | None:
     found = oversweep(step)
-    return found and (f"{found[0].name}: swa_evicted_seqlen in [{found[2]}, {found[3]}]", f"{found[4]}")
+    if found is None:
+        return None
+    request, _, low, high, got = found
+    told = f"{request.name}: swa_evicted_seqlen in [{low}, {high}]"
+    return failure(told, f"{got}", AtCursor(request.name, "swa_evicted_seqlen"))
 
 
 def oversweep(step: Step) -> tuple[Request, int, int, int, int] | None:
@@ -106,7 +111,11 @@ def _window(step: Step) -> Failure | None:
     if found is None:
         return None
     request, p, start, dead = found
-    return f"{request.name} at {p}: window from {start} live", f"no SWA KV for positions {dead}"
+    return failure(
+        f"{request.name} at {p}: window from {start} live",
+        f"no SWA KV for positions {dead}",
+        *(AtPosition(request.holder, "swa", position) for position in dead),
+    )
 
 
 def lost_window(step: Step) -> tuple[Request, int, int, list[int]] | None:

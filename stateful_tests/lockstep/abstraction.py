@@ -16,7 +16,8 @@ import msgspec
 
 from impl.adapter import NodeView, View
 from reference.clauses.facts import (
-    LEFTOVERS, Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, TreeFacts,
+    LEFTOVERS, Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, Torn,
+    TreeFacts,
 )  # fmt: skip
 from reference.geometry import Geometry
 from reference.ledger import Cursors
@@ -30,8 +31,8 @@ _OWNED: Callable[[tuple[str, int, int]], Owned] = partial(tuple.__new__, Owned)
 class Wrong(msgspec.Struct, frozen=True):
     """What should not be, as in Facts."""
 
-    torn: list[str]
-    torn_swa: list[str]
+    torn: list[Torn]
+    torn_swa: list[Torn]
     unmapped: list[tuple[str, int]]
     swept_mapped: list[tuple[int, int]]
     gap_mapped: list[tuple[int, int]]
@@ -158,8 +159,8 @@ def _owners(
     """The pools, and what Facts has as LEFTOVERS."""
     full: list[Owned] = []
     swa: list[Owned] = []
-    torn: list[str] = []
-    torn_swa: list[str] = []
+    torn: list[Torn] = []
+    torn_swa: list[Torn] = []
     unmapped: list[tuple[str, int]] = []
     swept: list[tuple[int, int]] = []
     unused: list[tuple[int, int]] = []
@@ -181,8 +182,11 @@ def _owners(
         mapped = compress(count(), view.full_to_swa)
         unused = [(slot, view.full_to_swa[slot]) for slot in mapped if slot // size in free] + unused
     led_to = [entry for _, entry in live]
-    shared = {} if len(set(led_to)) == len(led_to) else Counter(led_to)
-    return pools, (torn, torn_swa, unmapped, swept, unused, sorted(s for s, n in shared.items() if n > 1))
+    shared: list[tuple[int, int]] = []
+    if len(set(led_to)) < len(led_to):
+        times = Counter(led_to)
+        shared = sorted((slot, entry) for slot, entry in live if times[entry] > 1)
+    return pools, (torn, torn_swa, unmapped, swept, unused, shared)
 
 
 def _kept(now: dict[str, Part], then: dict[str, Part]) -> dict[str, Part]:
@@ -312,6 +316,11 @@ class _Reader:
             ]
             for pool, own, into in (("full", slots, wrong.torn), ("swa", swa, wrong.torn_swa))
         )
+        for into in (wrong.torn, wrong.torn_swa):
+            into[:] = [
+                torn._replace(start=(at := start + torn.start), path=path[: at + len(torn.slots)])
+                for torn in into
+            ]
         pairs = [(s, m) for s, m in zip(slots, swa or mapped) if m]
         facts = NodeFacts(
             path, slots, swa, mapped, [view.full_stamps[s] for s in slots],
@@ -333,7 +342,7 @@ class _Reader:
         return [(at, entry) for at, entry in entries if entry and (not swa or entry - swa != at - slot)]
 
     def _pages(
-        self, name: str, pool: str, slots: Sequence[int], start: int, torn: list[str]
+        self, name: str, pool: str, slots: Sequence[int], start: int, torn: list[Torn]
     ) -> list[Owned]:
         """Pages of the positions from `start` on; zero slots belong to no page."""
         page_size = self.page_size
@@ -350,8 +359,7 @@ class _Reader:
                 cells = slots[at : at + page_size]
                 if head % page_size or list(cells) != list(range(head, head + len(cells))):
                     if all(cells):
-                        end = at + len(cells)
-                        torn.append(f"{pool} slots of {name} at [{at}, {end}): {list(cells)}")
+                        torn.append(Torn(name, pool, at, cells))
             if head:
                 owned.append(Owned(name, at // page_size, head // page_size))
         return owned

@@ -59,7 +59,7 @@ def verdict(
     for clause in _OF_LENGTHS:
         failure = clause.check(step)
         if failure is not None:
-            return Verdict(clause.id, *failure)
+            return Verdict(clause.id, failure.expected, failure.observed)
     for name, got in shown.requests.items():
         request = now.request(name)
         if request is not None and request.cursors is not None and request.cursors != got:
@@ -149,7 +149,7 @@ class PageJudge:
         for clause in _OF_PAGES:
             failure = clause.check(step)
             if failure is not None:
-                yield Verdict(clause.id, *failure)
+                yield Verdict(clause.id, failure.expected, failure.observed)
         for name, (_, cells, slots) in e.owners.items():
             cursors = Cursors(*cells)
             before, had = self._rows.get(name, (cursors, slots))

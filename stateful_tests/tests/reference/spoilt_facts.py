@@ -139,7 +139,7 @@ def is_told(clause: str, step: Step, says: str | None) -> None:
     if says is None:
         assert failure is None
     else:
-        assert failure is not None and says in ", not ".join(failure)
+        assert failure is not None and says in f"{failure.expected}, not {failure.observed}"
     if CLAUSES[clause].reads:
         assert CLAUSES[clause].check(end_of(step)) == failure, "it reads the end of the step alone"
 

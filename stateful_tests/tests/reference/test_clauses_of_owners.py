@@ -8,7 +8,7 @@ import pytest
 
 from reference.clauses import CLAUSES, asked, broken
 from reference.clauses.base import PARTS
-from reference.clauses.facts import Owned
+from reference.clauses.facts import Owned, Torn
 from reference.clauses.step import Step
 from reference.commands import (
     Abort, Admit, Command, Draft, EvictSwa, Finish, Insert, SpecDecode,
@@ -203,7 +203,7 @@ CASES = [
     holds("SES-1", "what it saw", ENDED),
     holds("SES-1", "what it sees", RUNS),
     # Rows.
-    fails("OWN-5", "torn", changed(RUNS, torn=("s1 at 2",)), "s1 at 2"),
+    fails("OWN-5", "torn", changed(RUNS, torn=(Torn("s1", "full", 2, (5, 7)),)), "s1 at [2, 4)"),
     holds("OWN-5", "whole", RUNS),
     fails("OWN-4", "a row less", changed(RUNS, free_rows=RUNS.after.free_rows[1:]), "3 rows, each"),
     fails("OWN-4", "a row more", changed(RUNS, free_rows=lambda rows: (*rows, 3)), "3 rows, each"),
@@ -213,8 +213,8 @@ CASES = [
         "r3": hs["r3"]._replace(row=hs["s1"].row)}), "3 rows, each"),
     holds("OWN-4", "two hold one each", BOTH),
     # The mapping.
-    fails("MAP-1", "torn", changed(RUNS, torn_swa=("s1 at 2",)), "s1 at 2"),
-    fails("MAP-1", "two lead to one", changed(RUNS, shared=(7,)), "SWA slots [7] from several"),
+    fails("MAP-1", "torn", changed(RUNS, torn_swa=(Torn("s1", "swa", 2, (5, 7)),)), "s1 at [2, 4)"),
+    fails("MAP-1", "two lead to one", changed(RUNS, shared=((3, 7), (4, 7))), "SWA slots [7] from several"),
     fails("MAP-2", "no slot", changed(RUNS, unmapped=(("s1", 3), ("s1", 4))), "position 3 of s1"),
     fails("MAP-3", "leads on", changed(RUNS, swept_mapped=((3, 5), (4, 6))), "2 lead on, one to SWA slot 5"),
     fails("MAP-4", "leads on", changed(RUNS, unused_mapped=((3, 5),)), "1 lead on, one to SWA slot 5"),
