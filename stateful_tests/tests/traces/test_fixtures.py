@@ -3,6 +3,7 @@
 A fixture is the memory of a fault; this file is what makes it one.
 """
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from stateful_tests.traces.files import dump, load
 
 FOLDER = Path(__file__).parents[3] / "fixtures" / "regressions"
 FIXTURES = sorted(FOLDER.glob("*.json"))
+ABOUT_NO_PLACE = {"OUT-1", "OUT-3", "BROKEN", "TREE-10"}  # an answer, a choice, an amount
 SHORT = 8  # commands: what a reader takes in at a glance
 
 
@@ -33,6 +35,9 @@ def test_fails_by_its_clause_with_its_bug(path):
     assert violation.clause == trace.clause == BUGS[trace.bug].clause
     assert violation.step == len(trace.commands) - 1 < SHORT
     assert trace.mode in BUGS[trace.bug].modes
+    places = {c: f.at for c, f in zip(violation.clauses, violation.failures)}
+    assert {clause for clause, at in places.items() if not at} <= ABOUT_NO_PLACE
+    assert [f.at for f in pickle.loads(pickle.dumps(violation)).failures] == [*places.values()]
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda p: p.stem)
