@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 
 import click
 
+from ci.output import lasting_output
 from ci.commands import authoring, catalogue, documents, running, searching, servers, traces
 from ci.commands.shared import Unusable
 
@@ -65,9 +66,19 @@ def run(
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal's encoding may be narrow
+    with lasting_output() as lost:
+        code = _run(arguments, command, name, complain)
+        sys.stdout.flush()
+        if lost.error is not None and not isinstance(lost.error, BrokenPipeError):
+            complain(f"standard output: {lost.error.strerror or lost.error}", code)
+    return code
+
+
+def _run(
+    arguments: Sequence[str] | None, command: click.Command, name: str, complain: Callable[[str, int], int]
+) -> int:
     try:
         code = command.main(list(arguments) if arguments is not None else None, name, standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except Unusable as error:
         return complain(str(error), 2)
@@ -75,12 +86,8 @@ def run(
         return complain(error.format_message(), 2)
     except (KeyboardInterrupt, click.Abort):
         return complain("interrupted", 130)
-    except BrokenPipeError:
-        # The reader has seen enough. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
-        return complain(f"{error.filename or 'standard output'}: {error.strerror or error}", 2)
+        return complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
             return complain(f"this needs {error.name}: pip install 'kvspec[{_EXTRAS[error.name]}]'", 2)
@@ -98,6 +105,9 @@ def _complain(name: str, message: str, code: int) -> int:
 
 def main() -> None:
     """Entry point of the console script. A signal to end is an interrupt: what was found is reported."""
+    if not __debug__:  # an assertion of the system under test is a finding
+        os.environ.pop("PYTHONOPTIMIZE", None)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "kvspec", *sys.argv[1:]])
     last = -math.inf
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -152,6 +153,8 @@ force_option = click.option("--force", is_flag=True, help="Overwrite an existing
 
 
 def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+    if isinstance(value, float) and math.isnan(value):  # it compares as inside of any range
+        raise click.BadParameter("is not a number", context, option)
     context.meta[f"kvspec.{option.name}"] = value
 
 
@@ -162,8 +165,9 @@ _worker_options = (
         help="Drive module:factory in this process: for debuggers and prints.",
     ),
     click.option(
-        "--timeout", type=click.FloatRange(0, min_open=True), expose_value=False, callback=_keep,
-        metavar="SECONDS", help="For one command, before a worker process counts as hung. [default: 30]",
+        "--timeout", type=click.FloatRange(0, 86_400, min_open=True), expose_value=False,
+        callback=_keep, metavar="SECONDS",
+        help="For one command, before a worker process counts as hung. [default: 30]",
     ),
     click.option(
         "--memory", type=click.IntRange(1), expose_value=False, callback=_keep, metavar="MB",

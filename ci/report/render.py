@@ -20,17 +20,11 @@ PIPE_WIDTH = 100
 MAX_ROWS = 60  # of a replayed trace; what led to the end is at the end
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave it to the command line what a reader who has seen enough means: no failure."""
-        raise BrokenPipeError
-
-
 def console(file: IO[str] | None = None) -> Console:
     """A console that takes text as it is, and writes no control characters unless to a terminal."""
     out = file if file is not None else sys.stdout
     terminal = out.isatty()
-    return _Console(
+    return Console(
         file=out,
         force_terminal=terminal,
         color_system="auto" if terminal else None,

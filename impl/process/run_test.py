@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from impl import HOME
+from impl.process import child
 
 FAILS = 3
 Run = tuple[Path, str, Sequence[Path]]  # the files of a release, its version, and tests
@@ -34,8 +35,7 @@ def outcomes(
 
     The processes are forked from one that has imported torch, which takes longer than most tests.
     """
-    search = [str(HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search), "OMP_NUM_THREADS": "1"}
+    environment = child.environment([HOME, os.environ.get("PYTHONPATH", "")], OMP_NUM_THREADS="1")
     asked = [[hook, str(root), version, *map(str, files)] for root, version, files in runs]
     with subprocess.Popen(
         [sys.executable, "-m", "impl.process.run_test", json.dumps(asked)], env=environment,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
@@ -18,7 +19,7 @@ from typing import IO, Any, ClassVar
 
 from impl import HOME
 from impl.adapter import Capabilities, UnusableImplementation, View
-from impl.process import wire
+from impl.process import child, wire
 from impl.process.failures import SystemFailed, stack
 from impl.process.worker import WHERE
 from reference.blocks.config import EngineConfig
@@ -126,8 +127,9 @@ class WorkerSystem:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=0 if self._broken else 2)  # it closes its system
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            child.end_all(self._mark)
         if self._errors is not None:
             self._errors.close()
             self._errors = None
@@ -141,8 +143,8 @@ class WorkerSystem:
     def start(self) -> wire.Ready:
         """Start the worker anew."""
         self.close()
-        search = os.pathsep.join(dict.fromkeys([str(HOME), *filter(None, sys.path)]))
-        environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+        self._mark = uuid.uuid4().hex
+        environment = child.environment([HOME, *sys.path], OMP_NUM_THREADS="1", **{child.MARK: self._mark})
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the worker)
         fcntl.fcntl(self._errors, fcntl.F_SETFL, os.O_APPEND)  # so that it can be cut
         self._process = self.launch(

@@ -36,8 +36,10 @@ def resolve(
     engine, _, version = package.partition("==")
     if engine in ("torch", *ENGINES) and importlib.util.find_spec("torch") is None:
         raise UnusableImplementation(f"--impl {spec} needs torch: pip install 'kvspec[torch]'")
-    if spec == "torch" or spec.startswith("torch+"):
-        return _torch(spec.removeprefix("torch").removeprefix("+"), device)
+    if spec == "torch":
+        return _torch(None, device)
+    if spec.startswith("torch+"):
+        return _torch(spec.removeprefix("torch+"), device)
     if engine in ENGINES:
         if device != "cpu" and (engine, device) != ("sglang", "cuda"):
             raise UnusableImplementation(f"--device: releases of {engine} are not driven on {device}")
@@ -76,7 +78,7 @@ def resolve(
     )
 
 
-def _torch(bug: str, device: str) -> System:
+def _torch(bug: str | None, device: str) -> System:
     import torch
 
     from impl.bugs import BUGS
@@ -85,7 +87,7 @@ def _torch(bug: str, device: str) -> System:
     if device == "cuda" and not torch.cuda.is_available():
         raise UnusableImplementation("--device cuda: torch sees no CUDA device here")
     torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
-    if bug and bug not in BUGS:
+    if bug is not None and bug not in BUGS:
         raise UnusableImplementation(f"torch+{bug}: unknown bug; `kvspec bugs` lists them")
     system = BUGS[bug].system if bug else TorchKV
     if device != "counting":

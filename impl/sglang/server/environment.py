@@ -21,6 +21,7 @@ from pathlib import Path
 
 from impl.adapter import UnusableImplementation
 from impl.fetch import cache_folder, pip_trouble
+from impl.process import child
 
 RELEASES = ("0.5.14", "0.5.18", "0.5.20", "0.5.23")  # what was tried
 DISK_MB, DOWNLOAD_MB, MINUTES = 1500, 400, 2
@@ -170,9 +171,9 @@ def _pip(folder: Path, packages: Sequence[str]) -> None:
 
 def _try(folder: Path) -> None:
     """The release's scheduler must import."""
-    home = str(Path(__file__).resolve().parents[3])
+    home = Path(__file__).resolve().parents[3]
     code = "from impl.sglang.server import boot; boot.install(); import sglang.srt.managers.scheduler"
-    environment = {**os.environ, "PYTHONPATH": home, "PYTHONWARNINGS": "ignore"}
+    environment = child.environment([home], PYTHONWARNINGS="ignore")
     _run([str(_python(folder)), "-c", code], "its scheduler does not import", environment)
 
 

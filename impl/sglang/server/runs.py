@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import IO
 import msgspec
 
 from impl.adapter import UnusableImplementation
+from impl.process import child
 from impl.sglang.server.worker import Job
 from impl.sglang.server.whole_scheduler import RunOutcome
 
@@ -20,9 +20,9 @@ HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `refere
 
 def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a process in a server environment; root: a folder with another `sglang/`."""
-    search = [str(HOME), *([str(root)] if root else [])]
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_")}
-    return {**kept, **(settings or {}), "PYTHONPATH": os.pathsep.join(search), "PYTHONWARNINGS": "ignore"}
+    made = child.environment([HOME, *([root] if root else [])], PYTHONWARNINGS="ignore")
+    kept = {name: value for name, value in made.items() if not name.startswith("SGLANG_")}
+    return kept | (settings or {})
 
 
 def last_words(said: bytes) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -115,3 +116,14 @@ class OffByOne(ExampleEngine):
 class _OneMore(list[int]):
     def __len__(self):
         return super().__len__() + 1
+
+
+class LeavesAChild(ExampleEngine):
+    """Starts a process with a session of its own, which notes its id."""
+
+    def reset(self, geometry):
+        super().reset(geometry)
+        code = "import os, time; open('child', 'w').write(str(os.getpid())); time.sleep(60)"
+        subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
+        while not os.path.exists("child") or not os.path.getsize("child"):
+            time.sleep(0.01)

@@ -1,5 +1,6 @@
 """Whatever an adapter does, `kvspec check` ends with a finding, and its trace is on disk."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,13 @@ def test_a_crash_of_a_partial_adapter_shrinks_to_what_it_offers(where, kvspec):
     assert len(trace.commands) <= 4
     seen = replay(bad_adapters.OffByOne(), trace).violation
     assert seen is not None and seen.observed.startswith("IndexError: pop from empty list")
+
+
+def test_what_an_adapter_has_started_ends_with_it(kvspec):
+    assert kvspec("check", "--impl", f"{bad_adapters.__name__}:LeavesAChild", *QUICK[:2], "-j", "1")[0] == 0
+    child = Path("/proc", Path("child").read_text())
+    for _ in range(100):
+        if not child.exists() or "Z (zombie)" in (child / "status").read_text():
+            return
+        time.sleep(0.01)
+    pytest.fail("it is still running")
