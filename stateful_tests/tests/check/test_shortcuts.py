@@ -26,7 +26,7 @@ from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Violation
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.mutants.judging import regressions
+from ci.mutants.judging import regressions
 
 
 class Thorough(Lockstep):
