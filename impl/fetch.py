@@ -5,6 +5,8 @@ Whatever goes wrong here is the user's to mend, so it is one line: UnusableImple
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.util
 import os
 import re
@@ -38,22 +40,51 @@ def release_root(package: str, version: str, unpacked: Callable[[Path, Path], No
 
     unpacked: puts them into a new folder, the second; the first is for its own use. Raises
     UnusableImplementation: not a version, no index to be reached, no such release, a cache folder that cannot
-    be written, a broken wheel.
+    be written, a broken wheel, files that were changed since they were fetched.
     """
     if not VERSION.fullmatch(version):
         raise UnusableImplementation(f"{package}=={version[:40]}: not a version number")
     root = cache_folder() / f"{package}-{version}"
     if (root / package).is_dir():
+        if not _seal(root).is_file():  # from before seals were written
+            seal(root)
+        elif _seal(root).read_text(encoding="ascii") != _digest(root):
+            why = f"files in {root} were changed since they were fetched"
+            remedy = f"delete that folder, or drive it as a checkout (--{package}-path {root})"
+            raise UnusableImplementation(f"{package}=={version}: {why}; {remedy}")
         return root
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
             unpacked(Path(work), Path(work) / "unpacked")
             _move_in(Path(work) / "unpacked", root, package)
+        seal(root)
     except OSError as error:
         why = f"cannot be fetched into {root.parent}: {error}"
         raise UnusableImplementation(f"{package}=={version}: {why}") from None
     return root
+
+
+def seal(root: Path) -> None:
+    """Note what is in the folder of a release, so that a change to it is seen; where it can be written."""
+    with contextlib.suppress(OSError):
+        with tempfile.NamedTemporaryFile("w", dir=root.parent, delete=False) as made:
+            made.write(_digest(root))
+        os.replace(made.name, _seal(root))
+
+
+def _seal(root: Path) -> Path:
+    return root.with_name(f"{root.name}.sha256")
+
+
+def _digest(root: Path) -> str:
+    """SHA-256 of the names and contents of all files but compiled ones."""
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            found.update(f"{path.relative_to(root).as_posix()}\0".encode())
+            found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
 
 
 def unpack(what: str, wheel: Path | IO[bytes], target: Path, needed: Callable[[PurePosixPath], bool]) -> None:

@@ -9,7 +9,8 @@ from ci.commands.shared import ReportOut, json_option, list_rows
 @click.argument("names", nargs=-1)
 @json_option
 def bugs(names: tuple[str, ...], out: ReportOut) -> int:
-    """List the named bugs: each puts one fault into the torch implementation. With NAMES: those, in full."""
+    """List the named bugs: each puts one fault into the torch implementation. NAMES: those, in full. A
+    word: those with it."""
     from impl.bugs import BUGS
 
     fields = ("id", "title", "clause", "modes", "source", "story")
@@ -24,7 +25,7 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
 @click.argument("names", nargs=-1)
 @json_option
 def clauses(names: tuple[str, ...], out: ReportOut) -> int:
-    """List the clauses of the specification. With NAMES: those, in full."""
+    """List the clauses of the specification. NAMES: those, in full. A word: those with it."""
     from impl.bugs import BUGS
     from reference.blocks.clauses import EVERY_CLAUSE
 

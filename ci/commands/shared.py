@@ -336,13 +336,23 @@ def near(name: str, names: Iterable[str]) -> str:
     return f"; is it {' or '.join(close)}?" if close else ""
 
 
+def _mentions(row: Data, word: str) -> bool:
+    """The word stands in a text of the row."""
+    return any(word.lower() in text.lower() for text in row.values() if isinstance(text, str))
+
+
 def list_rows(
     rows: list[Data], out: ReportOut, columns: dict[str, str], names: tuple[str, ...] = ()
 ) -> int:
-    """Rows as a table, or those called `names` in full."""
+    """Rows as a table, or those called `names` in full. One unknown name: the rows that mention the word."""
     from ci.report import render
 
     known = {row["id"]: row for row in rows}
+    if len(names) == 1 and names[0] not in known:
+        found = [row for row in rows if _mentions(row, names[0])]
+        if found:
+            render.listing(out.console, found, columns)
+            return out.end(found)
     for name in names:
         if name not in known:
             listed = f"without a name all are listed{near(name, known)}"

@@ -74,6 +74,7 @@ def release_root(version: str, v2: bool = False) -> Path:
             for file in filter(lambda file: (whole / file).is_file(), RUNNER_V2):
                 (root / file).parent.mkdir(parents=True, exist_ok=True)
                 (whole / file).replace(root / file)
+            fetch.seal(root)
     return root
 
 

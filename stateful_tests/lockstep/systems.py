@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from difflib import get_close_matches
 from typing import Any
 
 from impl.adapter import System, UnusableImplementation
@@ -88,7 +89,9 @@ def _torch(bug: str | None, device: str) -> System:
         raise UnusableImplementation("--device cuda: torch sees no CUDA device here")
     torch.set_num_threads(1)  # the tensors are tiny; threads only wait for each other
     if bug is not None and bug not in BUGS:
-        raise UnusableImplementation(f"torch+{bug}: unknown bug; `kvspec bugs` lists them")
+        close = " or ".join(get_close_matches(bug, BUGS, 3))
+        meant = f"; is it {close}?" if close else ""
+        raise UnusableImplementation(f"torch+{bug}: unknown bug, `kvspec bugs` lists them{meant}")
     system = BUGS[bug].system if bug else TorchKV
     if device != "counting":
         return system(device)

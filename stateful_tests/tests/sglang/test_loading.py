@@ -96,7 +96,9 @@ def test_a_download_is_unpacked_once_and_leaves_nothing_else(cache, monkeypatch)
     assert not (root / "sglang/srt/models").exists()
     assert fetch.release_root("0.5.10") == root
     assert len(calls) == 1
-    assert [p.name for p in cache.iterdir()] == ["sglang-0.5.10"]
+    assert {p.name for p in cache.iterdir()} == {"sglang-0.5.10", "sglang-0.5.10.sha256"}
+    (root / "sglang/srt/environ.py").write_text("A = 2")
+    assert "were changed since they were fetched" in unusable(fetch.release_root, "0.5.10")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_two_processes_at_once_end_with_one_complete_folder(cache, monkeypatch):
     for thread in threads:
         thread.join()
     assert roots == [cache / "sglang-0.5.10"] * 2
-    assert [p.name for p in cache.iterdir()] == ["sglang-0.5.10"]
+    assert {p.name for p in cache.iterdir()} == {"sglang-0.5.10", "sglang-0.5.10.sha256"}
 
 
 @pytest.mark.parametrize(
