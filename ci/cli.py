@@ -16,7 +16,7 @@ from types import FrameType
 import click
 
 from ci.output import lasting_output
-from ci.commands import authoring, catalogue, documents, running, searching, servers, traces
+from ci.commands import adapters, authoring, catalogue, documents, running, searching, servers, traces
 from ci.commands.shared import Unusable
 
 _EXTRAS = {"numpy": "torch", "torch": "torch", "z3": "prove"}  # what brings a package that is not there
@@ -50,7 +50,7 @@ def cli(context: click.Context) -> None:
 
 for _command in (
     running.check, running.replay, traces.tree, traces.export,
-    authoring.shrink, authoring.new_fixture,
+    adapters.init_adapter, authoring.shrink, authoring.new_fixture,
     searching.explore, searching.tour, searching.prove,
     servers.validate, servers.serve_check, servers.setup_server,
     catalogue.bugs, catalogue.clauses, documents.spec,
