@@ -35,7 +35,7 @@ def _(self: TorchKV, request: KVRequest) -> int:
     return 0
 
 
-@bug("launch-sweeps-by-the-claim", "OUT-3", "a sweep goes by what rounds in flight have claimed",
+@bug("launch-sweeps-by-the-claim", "SWA-1", "a sweep goes by what rounds in flight have claimed",
      TorchKV.launch_ahead)
 def _(self: TorchKV, command: Launch) -> Played:
     """SWA layers lose the oldest tokens of the window. A launch sweeps with kv_committed_len, which counts

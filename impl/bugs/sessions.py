@@ -11,7 +11,7 @@ from impl.lazy import Tensor, torch
 from impl.torch_kv.sessions import KVRequest, KVSession, Slot
 from impl.torch_kv.system import TorchKV
 from impl.vocabulary import CommandRefused, Played, RequestPhase
-from reference.commands import MEMORY_REASONS, Choice, Draft, Extend
+from reference.commands import MEMORY_REASONS, Choice, Draft, EvictSwa, Extend
 
 
 @bug("restore-not-idempotent", "SES-3", "lending empties the slot", TorchKV.lend)
@@ -57,7 +57,7 @@ def _(self: TorchKV, command: Extend) -> Played:
         raise
 
 
-@bug("sweep-off-the-page", "OUT-3", "the sweep does not round")
+@bug("sweep-off-the-page", "SWA-1", "the sweep does not round")
 class _SweepOffThePage(TorchKV):
     """A page is swept in part. The policy stops exactly window and page behind the length and says so,
     without rounding down to a page. Visible with page_size above 1. Fix: round down."""
@@ -68,6 +68,19 @@ class _SweepOffThePage(TorchKV):
 
     def sweep_choice(self, request: KVRequest) -> Played:
         return (Choice(request.name, swa_evicted_seqlen=request.cursors.swa_evicted_seqlen),)
+
+
+@bug("sweep-reports-what-it-aimed-at", "OUT-3", "the reported frontier is not rounded")
+class _SweepReportsWhatItAimedAt(TorchKV):
+    """Whoever goes by the report takes a page for swept in part. The sweep rounds down to a page, what it
+    reports does not. Visible with page_size above 1. Fix: report where the sweep stopped."""
+
+    def evict_swa(self, command: EvictSwa) -> Played:
+        super().evict_swa(command)
+        assert self.window is not None
+        aimed = command.length - self.window - self.page_size
+        swept = self.requests[command.request].cursors.swa_evicted_seqlen
+        return (Choice(command.request, swa_evicted_seqlen=max(aimed, swept)),)
 
 
 @bug("decode-commits-without-slot", "LEN-1", "decode trusts that slots are ahead", TorchKV.decoded)

@@ -142,7 +142,7 @@ class _RecoversHalf(RadixTree):
         return self.unread(node) and node.end > live_from
 
 
-@bug("tombstone-keeps-its-mapping", "TREE-10", "a tombstone's SWA pages are counted as freed and kept",
+@bug("tombstone-keeps-its-mapping", "FREE-2", "a tombstone's SWA pages are counted as freed and kept",
      RadixTree.entomb)
 def _(self: RadixTree, node: TreeNode, owed: Owed) -> None:
     """SWA eviction frees nothing. The node is marked a tombstone and its size taken off the counters, but its

@@ -3,7 +3,7 @@
 A clause says what must be so from the command, the reference's roles (who runs, which text) and the
 system's facts. It shares no rule with the model: nothing here calls one, and a clause that leans on
 the reference for more than roles says so in its scope. `CLAUSES` is in the order of evaluation, which is
-the order of the imports: the first that fails names the violation.
+the order of the imports. Of several that fail, `by_cause` picks the one that names the violation.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from reference.clauses import outcomes, checks, lengths, lifecycle, tree, tree_l
 from reference.clauses import tree_evictions, freed, pages, window, contents
 
 # isort: on
-from reference.clauses.base import CLAUSES, PARTS, Clause, Failure
+from reference.clauses.base import CLAUSES, PARTS, Clause, Failure, by_cause
 from reference.clauses.step import Step
 
-__all__ = ["CLAUSES", "Clause", "Failure", "about", "asked", "broken"]
+__all__ = ["CLAUSES", "Clause", "Failure", "about", "asked", "broken", "by_cause"]
 _MODULES = (
     outcomes, checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window, contents,
 )  # fmt: skip
@@ -65,7 +65,7 @@ def _asked(
 
 
 def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
-    """All clauses but the waived that fail at this step, in the order of evaluation.
+    """All clauses but the waived that fail at this step, the headline first (by_cause).
 
     When outcomes differ states are not comparable and only that is said; when names differ (SES-2)
     the clauses after it are not asked; the backstop REF-1 speaks only when no other does.
@@ -79,4 +79,4 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
             found.append((each, failure))
             if each.id in ("OUT-1", "SES-2"):
                 break
-    return found
+    return by_cause(found)

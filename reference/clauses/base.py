@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from reference.commands import COMMANDS
 
@@ -25,6 +25,10 @@ PARTS: tuple[Part | Event, ...] = (
     "sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks",
     "refusal", "ending", "held",
 )  # fmt: skip
+# What a failure concerns. Of several at one step the first of these is the headline: a page that is wrong says
+# more than a counter or an answer that is wrong with it. Lengths that bound who owns what count as ownership.
+Concern = Literal["contents and ownership", "cursors and locks", "outcomes, choices and order"]
+CONCERNS: tuple[Concern, ...] = get_args(Concern)
 # What there must be: a tree that the system shows, a window. Where that lacks, and of other commands than a
 # clause is about, it holds and its situation is not reached: it is not asked.
 Needs = Literal["tree", "window"]
@@ -40,7 +44,8 @@ class Clause:
     that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
     reads: of a clause about states what it reads; none: it is about a whole step. breaks_by: where all held
     before, one of these must be new for it to break; none: anything may do. of: the commands that it is
-    about; needs: what there must be. alone: it asks the system's names alone, so it may be asked where
+    about; needs: what there must be. concerns: see by_cause.
+    alone: it asks the system's names alone, so it may be asked where
     another clause was violated before, and the reference is somewhere else.
     """
 
@@ -57,9 +62,18 @@ class Clause:
     breaks_by: tuple[Part | Event, ...]
     of: tuple[type, ...]
     needs: tuple[Needs, ...]
+    concerns: Concern
     alone: bool
     check: Check
     situation: Callable[[Any], bool]
+
+
+Failed = TypeVar("Failed")
+
+
+def by_cause(failures: list[tuple[Clause, Failed]]) -> list[tuple[Clause, Failed]]:
+    """The failures of one step, the headline first: by what they concern, then as they were evaluated."""
+    return sorted(failures, key=lambda failure: CONCERNS.index(failure[0].concerns))
 
 
 CLAUSES: dict[str, Clause] = {}
@@ -79,6 +93,7 @@ def register(
     breaks_by: tuple[Part | Event, ...] = (),
     of: tuple[type, ...] = COMMANDS,
     needs: tuple[Needs, ...] = (),
+    concerns: Concern = "contents and ownership",
     alone: bool = False,
     scope: str = "Every step.",
     settled: str = "",
@@ -89,7 +104,7 @@ def register(
     def add(check: Check) -> Check:
         into[id] = Clause(
             id, title, sentence, scope, why, settled, assumption, rule, source, reads, breaks_by,
-            of, needs, alone, check, situation,
+            of, needs, concerns, alone, check, situation,
         )  # fmt: skip
         return check
 

@@ -131,6 +131,7 @@ def _only_looks(step: Step) -> Failure | None:
     why="A check that cries wolf is switched off, or takes a healthy server down.",
     rule="accounts.report",
     source="#22213, #22753",
+    concerns="outcomes, choices and order",
     scope="Checks that are switched on, at any moment. Pages that are wrong while sums are right are not"
     " seen by sums: OWN-1 to OWN-3 are there for them. Whether a check alarms when it should is not asked"
     " here: no correct state can show it.",
@@ -174,6 +175,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
     why="Terms that are wrong by the same amount balance, and hide the next leak of that size.",
     rule="accounts.report, cursors.counted_full, cursors.counted_swa",
     source="#21499, #22562",
+    concerns="outcomes, choices and order",
     scope="Checks that are switched on. Requests in a batch: extending and running ones, recomputed at each"
     " check; a finished one that a batch still lists (overlap) has given its KV back and is skipped."
     " Entries are asked of a system that says that it lists holders.",

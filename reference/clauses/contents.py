@@ -111,6 +111,7 @@ def _swa_reads(step: Step) -> Failure | None:
     why="A rule that no clause states is still a rule of the operational model.",
     rule="model.step",
     source="kvspec",
+    concerns="outcomes, choices and order",
     scope="A lent slot's own cursors are compared only while its request has not extended.",
     situation=lambda s: bool(s.after.holders),
 )

@@ -198,6 +198,7 @@ def _out_of_bounds(c: Cursors, geometry: Geometry) -> list[str]:
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
     rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode, rules.decode.settle",
     source="#22753",
+    concerns="cursors and locks",
     situation=lambda s: (
         len(s.progress) > 1 or (isinstance(s.command, (SpecDecode, Launch, Settle)) and s.done)
     ),

@@ -46,6 +46,7 @@ def _readmitted(step: Step) -> bool:
     why="Nobody can close it again, and nobody frees its row and its pages until the server ends.",
     rule="rules.sessions.end_turn",
     source="kvspec, #31765",
+    concerns="cursors and locks",
     scope="Every step. It asks who is there, and nothing else: where another clause was violated a check ends"
     " every turn, closes every session and asks this one again, and a trace that names it is replayed past"
     " all others.",
@@ -81,6 +82,7 @@ def _close_happens(step: Step) -> Failure | None:
     " does not have.",
     rule="rules.sessions.end_turn, rules.abort.abort, rules.sessions.close",
     source="#22273, #22790",
+    concerns="cursors and locks",
     situation=lambda s: (
         isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests)
     ),

@@ -20,6 +20,7 @@ from reference.ledger import Cursors
     why="An operation that a server wrongly accepts corrupts; one it wrongly refuses starves.",
     rule="model.step",
     source="#22273",
+    concerns="outcomes, choices and order",
     scope="The reason is compared only for systems that declare exact reasons.",
     situation=lambda s: isinstance(s.expected, Refused),
 )
@@ -134,6 +135,7 @@ def difference(before: Facts, after: Facts) -> str:
     why="Servers differ in policy; only what no correct server may do is a violation.",
     rule="rules.base.ChoiceNotAllowed, rules.evict_swa.swept",
     source="kvspec",
+    concerns="outcomes, choices and order",
     scope="Systems that report choices.",
     situation=lambda s: isinstance(s.command, (EvictSwa, SpecDecode, Launch)) and s.done,
 )

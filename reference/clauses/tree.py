@@ -294,6 +294,7 @@ def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> 
     " others are retracted for want of it.",
     rule="tree._grown",
     source="#26919",
+    concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
     of=(Extend, Decode, SpecDecode, Launch, Finish, Insert), needs=("tree", "window"),
     situation=lambda s: s.grew and any(True for _ in _fresh(s)),

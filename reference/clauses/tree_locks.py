@@ -172,6 +172,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     assumption="If no pinned node is ever split, unlock may walk up again.",
     rule="tree.lock, tree.unlock",
     source="kvspec",
+    concerns="cursors and locks",
     scope=f"{WITH_TREE} Locks follow from facts: who protects or has locked how much, and where nodes ended"
     " when the lock was taken. SWA counters are asked within bounds where prompts of one batch begin alike,"
     " and of systems whose tree splits by rules of its own, which may also give back the SWA part of a lock"
