@@ -55,6 +55,8 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
             yield difference(("outcome",), "outcome", want, said)
         elif reported[0] != reported[1] and not step.tree_policy_is_free and "TREE-10" not in waived:
             yield difference(("outcome",), "reported as freed", want, said)
+        if step.overreach:
+            yield difference(("outcome",), "choice", "within bounds", step.overreach)
         if (found := lost_end(step)) is not None:
             key, about = path_text(found[0]), f"{len(found[0])} tokens to be resumed from"
             yield difference(("match", key), f"match of {key}", about, "fewer")

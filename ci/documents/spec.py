@@ -14,6 +14,7 @@ from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.clauses import CLAUSES, Clause
+from reference.clauses.base import CONCERNS
 from reference.commands import (
     COMMANDS, Admit, CheckIdle, Chunk, Command, Done, Draft, Evict, EvictSwa, Extend, Finish, Insert, Match,
     Mode, Open, Piece, Reason, SpecDecode, Submit, Unlock,
@@ -92,6 +93,7 @@ def collect() -> Data:
         "families": (families := _families()),
         "clauses": [_clause(clause, shown_by, fixtures) for f in families for clause in f["clauses"]],
         "asked": list(CLAUSES),
+        "concerns": CONCERNS,
         "engine_clauses": [*BLOCK_CLAUSES.values()],
         "engine_commands": {kind_name(k): " ".join(str(k.__doc__).split()) for k in ENGINE_COMMANDS},
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},

@@ -102,10 +102,12 @@ def _order(past: History) -> str | None:
 
 
 def _sweep(past: History, found: tuple[Request, int, int, int, int]) -> str | None:
-    """SWA-1: a frontier past what a later token still reads."""
-    (was, length, _, limit, got), window = found, past.step.config.geometry.window
+    """SWA-1: a frontier past what a later token still reads, or inside a page."""
+    (was, length, _, limit, got), geometry = found, past.step.config.geometry
+    window = geometry.window
     if window is None or got <= limit:
-        return None
+        inside = f"inside a page of {some(geometry.page_size, 'token')}"
+        return f"{past.here} sweeps {was.name} up to {got}, {inside}" if got % geometry.page_size else None
     return (
         f"{past.here} sweeps {was.name} up to {got}, and a token at {length} still reads"
         f" [{max(0, length - window)}, {length}), a window of {window} back: no sweep may pass {limit}"

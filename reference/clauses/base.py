@@ -25,8 +25,8 @@ PARTS: tuple[Part | Event, ...] = (
     "sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks",
     "refusal", "ending", "held",
 )  # fmt: skip
-# What a failure concerns. Of several at one step the first of these is the headline: a page that is wrong says
-# more than a counter or an answer that is wrong with it. Lengths that bound who owns what count as ownership.
+# What a failure concerns. Of several at one step the first of these is the headline: a page that is wrong
+# says more than a counter or an answer that is wrong with it. Lengths that bound who owns what are ownership.
 Concern = Literal["contents and ownership", "cursors and locks", "outcomes, choices and order"]
 CONCERNS: tuple[Concern, ...] = get_args(Concern)
 # What there must be: a tree that the system shows, a window. Where that lacks, and of other commands than a

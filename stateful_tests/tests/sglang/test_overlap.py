@@ -278,13 +278,13 @@ class Mutant(SGLangSystem):
         pytest.param(
             "results.LateResults.before_round = lambda self, turn: None",
             verify(3, 3, 3),
-            "OUT-3",
+            "LEN-1",
             id="the result of N still waits when N+2 is launched",
         ),
         pytest.param(
             "server.LiveRequest.untold = property(lambda t: [r for r in t.pending if not r.told][::-1])",
             (*launch(2, 1), Settle("a")),
-            "LEN-4",
+            "SES-1",
             id="the result of N+1 is told before that of N",
         ),
     ],
