@@ -10,7 +10,7 @@ from ci import Data
 from ci.report.render import labelled, say, table
 from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
-from stateful_tests.watched.deviations import KNOWN
+from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.watched.live import LiveRun
 from stateful_tests.watched.results import LogParting, Validated
 from stateful_tests.watched.serving import JudgedRun, Served
@@ -37,7 +37,10 @@ def validation(name: str, header: WatchHeader, found: Validated, seconds: float,
         "values_compared": found.compared, "given": found.given, "seconds": round(seconds, 3),
         "events_per_s": round(found.events / seconds) if seconds else 0, "skipped": skipped,
         "refused_by_policy": dict(found.policy),
-        "known": [{"name": n, "times": c, "says": KNOWN[n].says} for n, c in found.known.most_common()],
+        "known": [
+            {"name": name, "times": times, "says": known_faults()[name].told}
+            for name, times in found.known.most_common()
+        ],
         "partings": [parting(p) for p in found.found], "more_partings": found.more,
     }  # fmt: skip
 
@@ -173,7 +176,7 @@ def served_text(out: Console, data: Data) -> None:
             say(out, f"  again: {each['again']}", whole=True)
     out.print()
     for name, times in data["known"].items():
-        say(out, f"known {name}, {times} times: {KNOWN[name].says}")
+        say(out, f"known {name}, {times} times: {known_faults()[name].told}")
     if data["reached"]:
         reached = ", ".join(f"{what} {count}" for what, count in data["reached"].items())
         say(out, f"reached: {reached}")

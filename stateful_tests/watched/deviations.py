@@ -1,4 +1,5 @@
-"""Known faults of releases that a log can show, by name, and which state follows from each.
+"""Known faults of releases that a log can show, and which state follows from each; their labels, sentences and
+releases are in fixtures/releases/known.toml.
 
 Without them one known fault would drown the rest: the reference would part from the server at every line
 after it. Each is told as a parting with its name, and fails nothing by itself.
@@ -7,78 +8,17 @@ after it. Each is told as a parting with its name, and fails nothing by itself.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from impl.sglang.server.clients import Config
 from impl.sglang.server.events import WatchHeader
 from reference.commands import Command, Finish, Retract
 from reference.ledger import Cursors, Request, Session, State, text_cut
+from stateful_tests.lockstep.known_faults import label
 from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.results import Validated
 
 
-class Deviation(NamedTuple):
-    """first, last: releases that have it."""
-
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-    says: str
-
-
-KNOWN = {
-    "last-token": Deviation(
-        (0, 5, 15), (0, 5, 23),
-        "after a verify round the slot counts the last sampled token as committed; nobody ever computes it",
-    ),
-    "retract-ends-turn": Deviation(
-        (0, 5, 11), (0, 5, 23), "a retract counts as the end of the turn (upstream #40252)",
-    ),
-    "queue-abort-keeps-turn": Deviation(
-        (0, 5, 11), (0, 5, 20),
-        "an abort in the queue leaves the session busy: it takes no turn and is never closed (#31765)",
-    ),
-    "rejection-ends-turn": Deviation(
-        (0, 5, 11), (0, 5, 23), "a rejected second turn clears the mark of the one that runs (#40250)",
-    ),
-    "swept-too-far": Deviation(
-        (0, 5, 18), (0, 5, 22),
-        "a prompt is swept too far before its insert, and row and tree own its pages (fixed in 0.5.23)",
-    ),
-    "parked-chunk": Deviation(
-        (0, 5, 12), (0, 5, 21),
-        "the busy check does not count a request that waits between two chunks while others decode; from"
-        " 0.5.20 on it counts that of a session twice",
-    ),
-    "nothing-to-resume": Deviation(
-        (0, 5, 11), (0, 5, 23),
-        "a session's first turn of one token, retracted before its first result, comes back to a row without"
-        " KV: an assertion ends the server",
-    ),
-    "mixed-round-not-counted": Deviation(
-        (0, 5, 20), (0, 5, 23),
-        "with speculation, a request that ends in a mixed batch does not count the token that it has computed"
-        " there",
-    ),
-    "mixed-without-room": Deviation(
-        (0, 5, 14), (0, 5, 21),
-        "a mixed batch decodes without a look at the room that its prefill has left: the server is out of"
-        " memory, and ends (fixed in 0.5.22)",
-    ),
-    "rejection-takes-slot": Deviation(
-        (0, 5, 11), (0, 5, 23),
-        "a turn that is rejected while the session's first one runs counts as the session's: a row is lost,"
-        " or an assertion ends the server",
-    ),
-}  # fmt: skip
-
-
 _WITHOUT_KV = re.compile("a reused row must carry allocated KV|reusing request must be chunked or have")
-
-
-def _has(release: str, name: str) -> str | None:
-    """The deviation's name if this release has it."""
-    numbers = tuple(int(part) for part in release.split(".") if part.isdigit())[:3]
-    return name if KNOWN[name].first <= numbers <= KNOWN[name].last else None
 
 
 def explains_end(release: str, error: str, config: Config, seen: Validated) -> str:
@@ -95,7 +35,7 @@ def explains_end(release: str, error: str, config: Config, seen: Validated) -> s
         name = "parked-chunk"
     elif "Mem Leak Detected" in error and config.tree and _sweeps_too_far(config.window, config.page_size):
         name = "swept-too-far"
-    return (_has(release, name) or "") if name else ""
+    return (label(release, name) or "") if name else ""
 
 
 def _sweeps_too_far(window: int, page: int) -> bool:
@@ -105,7 +45,7 @@ def _sweeps_too_far(window: int, page: int) -> bool:
 def owned_twice(header: WatchHeader, more: int) -> str | None:
     """More tokens are free or the tree's than rows leave."""
     if header.tree and more > 0 and _sweeps_too_far(header.window or 0, header.page_size):
-        return _has(header.release, "swept-too-far")
+        return label(header.release, "swept-too-far")
     return None
 
 
@@ -122,30 +62,30 @@ def explained(header: WatchHeader, command: Command, was: State, now: State, sho
             else:
                 target = request.origin + request.output - command.in_flight
             if got == session.slot._replace(kv_committed_len=target) and target <= got.kv_allocated_len:
-                return _has(header.release, "last-token")
+                return label(header.release, "last-token")
     return None
 
 
 def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | None:
     """A turn that was retracted no longer counts as its session's, nor one while another was rejected."""
     if retracted:
-        return _has(header.release, "retract-ends-turn")
-    return _has(header.release, "rejection-ends-turn") if rejected else None
+        return label(header.release, "retract-ends-turn")
+    return label(header.release, "rejection-ends-turn") if rejected else None
 
 
 def rejected_as_turn(header: WatchHeader) -> str | None:
     """A rejected turn ends as its session's: from here on two turns have one slot."""
-    return _has(header.release, "rejection-takes-slot")
+    return label(header.release, "rejection-takes-slot")
 
 
 def ends_in_mixed_batch(header: WatchHeader) -> str | None:
     """kv_committed_len stays behind by the token of a mixed batch that was a request's last."""
-    return _has(header.release, "mixed-round-not-counted")
+    return label(header.release, "mixed-round-not-counted")
 
 
 def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
     """After an abort in the queue a session is never closed, and may take no turn."""
-    return _has(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
+    return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
 def without_turn(state: State, session: Session) -> State:

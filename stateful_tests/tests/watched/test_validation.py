@@ -7,10 +7,10 @@ from typing import Any, get_args
 import pytest
 
 from impl.sglang.server.events import Event
+from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
 from stateful_tests.watched.beside import TABLE
-from stateful_tests.watched.deviations import KNOWN
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.validator import Validator
@@ -47,7 +47,7 @@ def test_a_real_scheduler_conforms(path):
     found = validate(path)
     assert not found.found, found.found[0]
     assert found.steps > 25 and found.compared > 200 and not found.skipped
-    assert {p.deviation for p in found.partings} <= KNOWN.keys()
+    assert {p.deviation for p in found.partings} <= known_faults().keys()
 
 
 def test_every_event_has_a_row():

@@ -1,0 +1,151 @@
+"""Known faults of releases: fixtures/releases/known.toml, the one place where a verdict stands."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from impl.adapter import UnusableImplementation
+
+FOLDER = Path(__file__).parents[2] / "fixtures" / "releases"
+PATH = FOLDER / "known.toml"
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?")
+
+Engine = Literal["sglang", "vllm", "transformers"]
+Verdict = Literal["known", "cause known", "none found", "fixed"]
+
+
+class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A fault that releases of an engine have.
+
+    id: the label under which reports name it; says: one or two sentences.
+    first: the first release that has it; fixed: the first that does not, None where the newest has it still.
+    only: settings that it takes. not_unified: from this release on `+unified` does not have it.
+    clauses: those that it violates; ends_server: the scheduler process ends.
+    verdict: whether upstream knows it; reports, cause: numbers of upstream's issues and pull requests, of the
+        fault and of its cause; note: what else is to be said.
+    traces: of fixtures/releases; test: one that upstream could merge, in fixtures/releases/reports.
+    elsewhere: from which release on its traces show another clause, or "nothing".
+    passed_over: a check does not look for its clause, or it would find nothing else.
+    """
+
+    id: str
+    engine: Engine
+    says: str
+    first: str
+    verdict: Verdict
+    clauses: tuple[str, ...]
+    fixed: str | None = None
+    only: str = ""
+    not_unified: str | None = None
+    ends_server: bool = False
+    reports: tuple[int, ...] = ()
+    cause: tuple[int, ...] = ()
+    note: str = ""
+    traces: tuple[str, ...] = ()
+    test: str | None = None
+    elsewhere: dict[str, str] = {}
+    passed_over: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where fields contradict each other."""
+        for version in filter(None, (self.first, self.fixed, self.not_unified, *self.elsewhere)):
+            _order(version)
+        if (self.verdict == "known") != bool(self.reports):
+            raise ValueError(f"{self.id}: `reports` goes with the verdict known, and only with it")
+        if (self.verdict == "cause known") != bool(self.cause):
+            raise ValueError(f"{self.id}: `cause` goes with the verdict cause known, and only with it")
+        if self.verdict == "fixed" and self.fixed is None:
+            raise ValueError(f"{self.id}: the verdict is fixed, and `fixed` names no release")
+
+    def is_in(self, release: str, tree: str | None = None) -> bool:
+        """Whether a release has it; tree: "unified" for the other tree of that release.
+
+        Raises ValueError where `release` is no version.
+        """
+        at = _order(release)
+        if tree == "unified" and self.not_unified is not None and at >= _order(self.not_unified):
+            return False
+        if self.fixed is None:  # nobody has looked at what comes after the newest
+            return _order(self.first) <= at and at[:3] <= _order(releases(self.engine)[-1])[:3]
+        return _order(self.first) <= at < _order(self.fixed)
+
+    @property
+    def upstream(self) -> str:
+        """What upstream knows of it, such as "known: #26919; fixed in 0.5.16"."""
+        numbers = ", ".join(f"#{number}" for number in self.reports or self.cause)
+        said = {
+            "known": f"known: {numbers}",
+            "cause known": f"cause known: {numbers}; of this symptom no report found",
+            "none found": "no report found",
+            "fixed": "",
+        }[self.verdict]
+        parts = [said, f"fixed in {self.fixed}" if self.fixed else "", self.note]
+        return "; ".join(filter(None, parts))
+
+    @property
+    def told(self) -> str:
+        """The fault and what upstream knows of it, in a line."""
+        return f"{self.says} ({self.upstream})"
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    fault: list[KnownFault]
+
+
+def read(path: Path) -> dict[str, KnownFault]:
+    """The faults of a file by id. Raises UnusableImplementation that names the file and the field."""
+    try:
+        found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).fault
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise UnusableImplementation(f"{path}: {error}") from error
+    by_id = {fault.id: fault for fault in found}
+    if len(by_id) < len(found):
+        raise UnusableImplementation(f"{path}: two faults have one id")
+    return by_id
+
+
+@cache
+def known_faults() -> dict[str, KnownFault]:
+    """The faults of known.toml by id, in its order. Raises UnusableImplementation."""
+    return read(PATH)
+
+
+def label(release: str, fault: str) -> str | None:
+    """The id of a fault if that release has it, else None; None also where `release` is no version.
+
+    Raises KeyError where known.toml lacks the id.
+    """
+    asked = known_faults()[fault]
+    return fault if _VERSION.match(release) and asked.is_in(release) else None
+
+
+def passed_over(engine: str, release: str, tree: str | None = None) -> dict[str, str]:
+    """Clause id -> the known fault for which a check of that release does not look for it, and its trace."""
+    return {
+        clause: f"#{fault.reports[0]}, {fault.traces[0]}"
+        for fault in known_faults().values()
+        if fault.passed_over and fault.engine == engine and fault.is_in(release, tree)
+        for clause in fault.clauses
+    }
+
+
+def releases(engine: Engine) -> Sequence[str]:
+    """The releases of an engine that are driven, the oldest first."""
+    from impl.sglang.releases.catalogue import TABLE
+    from impl.vllm.needs import RELEASES
+
+    return {"sglang": tuple(TABLE), "vllm": RELEASES, "transformers": ("5.23.0",)}[engine]
+
+
+def _order(version: str) -> tuple[int, ...]:
+    found = _VERSION.match(version)
+    if found is None:
+        raise ValueError(f"{version!r} is not a version such as 0.5.12 or 0.5.12.post1")
+    return tuple(int(part or 0) for part in found.groups())

@@ -1,0 +1,67 @@
+"""The file of known faults: fixtures/releases/known.toml."""
+
+import pytest
+
+from impl.adapter import UnusableImplementation
+from reference.blocks.clauses import EVERY_CLAUSE
+from stateful_tests.lockstep.known_faults import FOLDER, PATH, known_faults, label, passed_over, read
+from stateful_tests.traces.files import load
+
+FAULTS = known_faults().values()
+
+
+def test_every_trace_belongs_to_one_fault_and_shows_a_clause_of_it():
+    named = {path: fault for fault in FAULTS for path in fault.traces}
+    there = {str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*.json")}
+    assert sum(len(fault.traces) for fault in FAULTS) == len(named) and named.keys() == there
+    for path, fault in named.items():
+        assert load(FOLDER / path).clause in fault.clauses, path
+    assert {clause for fault in FAULTS for clause in fault.clauses} <= {*EVERY_CLAUSE, "BROKEN"}
+
+
+@pytest.mark.parametrize(
+    ("release", "fault", "has_it"),
+    [
+        ("0.5.14", "recovered-tombstone", True), ("0.5.15", "recovered-tombstone", False),
+        ("0.5.15.post1", "lock-pins-a-whole-leaf", True), ("0.5.10.post1", "finish-keeps-overshoot", True),
+        ("0.5.23.post1", "last-token", True), ("0.5.24", "last-token", False),
+        ("0.5.14", "last-token", False), ("main", "last-token", False),
+    ],
+)  # fmt: skip
+def test_a_release_has_a_fault_from_the_first_until_it_is_fixed(release, fault, has_it):
+    assert label(release, fault) == (fault if has_it else None)
+
+
+def test_a_check_passes_over_what_would_end_most_runs():
+    assert passed_over("sglang", "0.5.13").keys() == {"TREE-7", "MAP-4"}
+    assert passed_over("sglang", "0.5.13", "unified").keys() == {"MAP-4"}
+    assert passed_over("sglang", "0.5.16") == passed_over("vllm", "0.11.0") == {}
+
+
+ENTRY = '[[fault]]\nid = "a"\nengine = "sglang"\nsays = "s"\nfirst = "0.5.10"\nclauses = []\nverdict = "none found"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[fault]", "line 1"),
+        (ENTRY.replace("0.5.10", "ten"), "'ten' is not a version .* `$.fault[0]`"),
+        (ENTRY.replace("none found", "new"), "enum value 'new' - at `$.fault[0].verdict`"),
+        (ENTRY.replace("none found", "known"), "`reports` goes with"),
+        (ENTRY.replace("none found", "cause known"), "`cause` goes with"),
+        (ENTRY.replace("none found", "fixed"), "`fixed` names no release"),
+        (ENTRY + "colour = 1", "unknown field `colour` - at `$.fault[0]`"),
+        (ENTRY * 2, "two faults"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_one_line(text, says, tmp_path):
+    path = tmp_path / "known.toml"
+    path.write_text(text)
+    says = says.replace("$", r"\$").replace("[", r"\[").replace("]", r"\]")
+    with pytest.raises(UnusableImplementation, match=f"^{path}: .*{says}"):
+        read(path)
+
+
+def test_the_file_is_missing(tmp_path):
+    with pytest.raises(UnusableImplementation, match=str(tmp_path / PATH.name)):
+        read(tmp_path / PATH.name)
