@@ -28,9 +28,9 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     first: the first release that has it; fixed: the first that does not, None where the newest has it still.
     only: settings that it takes. not_unified: from this release on `+unified` does not have it.
     clauses: those that it violates; ends_server: the scheduler process ends.
-    verdict: whether upstream knows it; reports, cause: numbers of upstream's issues and pull requests, of the
-        fault and of its cause; note: what else is to be said.
-    traces: of fixtures/releases; test: one that upstream could merge, in fixtures/releases/reports.
+    verdict: whether upstream knows it; note: what else is to be said.
+    reports, cause: numbers of upstream's issues and pull requests, of the fault and of its cause.
+    traces: files of fixtures/releases; test: one of its reports folder that upstream could merge.
     elsewhere: from which release on its traces show another clause, or "nothing".
     passed_over: a check does not look for its clause, or it would find nothing else.
     """
@@ -103,7 +103,7 @@ def read(path: Path) -> dict[str, KnownFault]:
     """The faults of a file by id. Raises UnusableImplementation that names the file and the field."""
     try:
         found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File).fault
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (OSError, ValueError) as error:  # of tomllib and msgspec as well
         raise UnusableImplementation(f"{path}: {error}") from error
     by_id = {fault.id: fault for fault in found}
     if len(by_id) < len(found):

@@ -1,5 +1,6 @@
-"""Known faults of releases that a log can show, and which state follows from each; their labels, sentences and
-releases are in fixtures/releases/known.toml.
+"""Known faults of releases that a log can show, and which state follows from each.
+
+Labels, sentences and releases of the faults are in fixtures/releases/known.toml.
 
 Without them one known fault would drown the rest: the reference would part from the server at every line
 after it. Each is told as a parting with its name, and fails nothing by itself.

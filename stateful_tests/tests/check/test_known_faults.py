@@ -38,7 +38,15 @@ def test_a_check_passes_over_what_would_end_most_runs():
     assert passed_over("sglang", "0.5.16") == passed_over("vllm", "0.11.0") == {}
 
 
-ENTRY = '[[fault]]\nid = "a"\nengine = "sglang"\nsays = "s"\nfirst = "0.5.10"\nclauses = []\nverdict = "none found"\n'
+ENTRY = """
+[[fault]]
+id = "a"
+engine = "sglang"
+says = "s"
+first = "0.5.10"
+clauses = []
+verdict = "none found"
+"""
 
 
 @pytest.mark.parametrize(
