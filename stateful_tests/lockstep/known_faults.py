@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     id: the label under which reports name it; says: one or two sentences.
     first: the first release that has it; fixed: the first that does not, None where the newest has it still.
-    only: settings that it takes. not_unified: from this release on `+unified` does not have it.
+    only: settings that it takes. unified: `first` and `fixed` of `+unified`, where they differ.
     clauses: those that it violates; ends_server: the scheduler process ends.
     verdict: whether upstream knows it; note: what else is to be said.
     reports, cause: numbers of upstream's issues and pull requests, of the fault and of its cause.
@@ -43,7 +43,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     clauses: tuple[str, ...]
     fixed: str | None = None
     only: str = ""
-    not_unified: str | None = None
+    unified: dict[Literal["first", "fixed"], str] = {}
     ends_server: bool = False
     reports: tuple[int, ...] = ()
     cause: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def __post_init__(self) -> None:
         """Raises ValueError where fields contradict each other."""
-        for version in filter(None, (self.first, self.fixed, self.not_unified, *self.elsewhere)):
+        for version in filter(None, (self.first, self.fixed, *self.unified.values(), *self.elsewhere)):
             _order(version)
         if (self.verdict == "known") != bool(self.reports):
             raise ValueError(f"{self.id}: `reports` goes with the verdict known, and only with it")
@@ -64,17 +64,27 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if self.verdict == "fixed" and self.fixed is None:
             raise ValueError(f"{self.id}: the verdict is fixed, and `fixed` names no release")
 
-    def is_in(self, release: str, tree: str | None = None) -> bool:
-        """Whether a release has it; tree: "unified" for the other tree of that release.
+    def on(self, tree: str | None) -> KnownFault:
+        """The fault as releases with that tree have it; "unified" is the other tree of a release."""
+        if tree != "unified" or not self.unified:
+            return self
+        return msgspec.structs.replace(self, unified={}, elsewhere={}, **self.unified)
 
-        Raises ValueError where `release` is no version.
-        """
+    def is_in(self, release: str) -> bool:
+        """Whether a release has it. Raises ValueError where `release` is no version."""
         at = _order(release)
-        if tree == "unified" and self.not_unified is not None and at >= _order(self.not_unified):
-            return False
         if self.fixed is None:  # nobody has looked at what comes after the newest
             return _order(self.first) <= at and at[:3] <= _order(releases(self.engine)[-1])[:3]
         return _order(self.first) <= at < _order(self.fixed)
+
+    def shown(self, clause: str, release: str) -> str | None:
+        """What a trace that shows `clause` where the fault is shows in that release; None: it conforms."""
+        dates: dict[str, str | None] = {self.first: clause}
+        if self.fixed is not None:
+            dates[self.fixed] = None
+        dates |= {since: None if what == "nothing" else what for since, what in self.elsewhere.items()}
+        past = [since for since in dates if _order(since) <= _order(release)]
+        return dates[max(past, key=_order)] if past else None
 
     @property
     def upstream(self) -> str:
@@ -117,6 +127,13 @@ def known_faults() -> dict[str, KnownFault]:
     return read(PATH)
 
 
+def traces(engine: Engine) -> Iterator[tuple[Path, KnownFault]]:
+    """The traces of an engine's known faults, with their faults."""
+    for fault in known_faults().values():
+        if fault.engine == engine:
+            yield from ((FOLDER / path, fault) for path in fault.traces)
+
+
 def label(release: str, fault: str) -> str | None:
     """The id of a fault if that release has it, else None; None also where `release` is no version.
 
@@ -131,7 +148,7 @@ def passed_over(engine: str, release: str, tree: str | None = None) -> dict[str,
     return {
         clause: f"#{fault.reports[0]}, {fault.traces[0]}"
         for fault in known_faults().values()
-        if fault.passed_over and fault.engine == engine and fault.is_in(release, tree)
+        if fault.passed_over and fault.engine == engine and fault.on(tree).is_in(release)
         for clause in fault.clauses
     }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 from impl.adapter import System, UnusableImplementation
 from impl.process.system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
+from stateful_tests.lockstep.known_faults import passed_over
 
 ENGINES = ("sglang", "vllm", "transformers")  # whose releases and checkouts are driven
 
@@ -54,10 +56,13 @@ def resolve(
         if ways not in ([], ["overlap"]):
             trees = " or ".join(f"+{name}" for name in VARIANTS)
             raise UnusableImplementation(f"--impl {spec!r}: after a release goes {trees}, then +overlap")
-        return SGLangSystem(
+        system = SGLangSystem(
             version=version or None, path=checkout, tree=tree, gpu=device == "cuda", overlap=bool(ways),
             calls=calls, limits=limits,
         )  # fmt: skip
+        known = passed_over("sglang", system.release, tree)
+        system.capabilities = replace(system.capabilities, known=known)
+        return system
     if engine == "vllm":
         from impl.vllm.system import VLLMSystem
 

@@ -87,7 +87,6 @@ class SGLangSystem(WorkerSystem):
             swa_tail=list(TABLE).index(release.version) >= list(TABLE).index("0.5.12"),
             uncounted=release.uncounted,
             waived=release.waived,
-            known=release.known,
             settings={name: values for name, values in settings.items() if name not in os.environ},
         )
         asked = {"--gpu": gpu, "--overlap": overlap, "--calls": calls}

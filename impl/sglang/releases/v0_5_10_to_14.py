@@ -53,11 +53,6 @@ class Release0510:
     uncounted: frozenset[str] = frozenset({"swa", "rows"})
     # Clauses that are not asked of it: see Capabilities.
     waived: ClassVar[dict[str, str]] = {}
-    # Faults that would end most runs; each has a fixture that is asked for the clause (fixtures/releases).
-    known: ClassVar[dict[str, str]] = {
-        "MAP-4": "#27779, sglang-0.5.10/a_partial_free_leaves_entries_of_its_page.json",
-        "TREE-7": "#26919, sglang-0.5.10/a_lock_pins_a_leaf_of_any_length.json",
-    }
     # The paged two-pool allocator declines an extend that leaves no page to spare per lane.
     spare_page_per_lane = True
 
@@ -436,6 +431,5 @@ class Release0514(Release0513):
     """0.5.14. The same modules and rules."""
 
     version = "0.5.14"
-    known: ClassVar[dict[str, str]] = {"TREE-7": Release0513.known["TREE-7"]}
     keeping = "is_insert"
     chunk_ends = "fill_len"

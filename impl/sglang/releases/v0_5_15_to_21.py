@@ -87,7 +87,6 @@ class Release0516(Unified, Release0515):
     places: ClassVar[dict[str, str]] = Release0510.places | {
         name: f"kv.{name}" for name in ("kv_allocated_len", "swa_evicted_seqlen")
     }
-    known: ClassVar[dict[str, str]] = {}
 
     def _import(self, root: Path) -> None:
         super()._import(root)

@@ -18,7 +18,7 @@ from typing import Any
 from impl.adapter import UnusableImplementation
 from impl.sglang.parts import trees
 from impl.sglang.releases.catalogue import TABLE
-from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511, Release0513
+from impl.sglang.releases.v0_5_10_to_14 import Release0510, Release0511
 from impl.sglang.releases.v0_5_15_to_21 import Release0519, Unified
 from reference.geometry import Geometry
 
@@ -43,12 +43,7 @@ class _Flagged(Unified):
 
 
 def _flagged(release: type[Release0510]) -> type[Release0510]:
-    # From 0.5.13 on it splits a fresh leaf where a window ends (#26919), which the other trees do not yet.
-    known = release.known
-    if issubclass(release, Release0513):
-        known = {clause: why for clause, why in known.items() if clause != "TREE-7"}
-    more: dict[str, Any] = {"known": known}
-    return type(f"Flagged{release.__name__}", (_Flagged, release), {"__doc__": release.__doc__, **more})
+    return type(f"Flagged{release.__name__}", (_Flagged, release), {"__doc__": release.__doc__})
 
 
 class _InRust(Unified):

@@ -9,41 +9,40 @@ from dataclasses import replace
 import pytest
 
 from ci.explain import explanation_of
-from impl.sglang.releases.catalogue import TABLE
 from reference.commands import Abort, Admit, Chunk, Draft, Extend, Mode, Open, SpecDecode, Submit
 from reference.geometry import Geometry, preset
+from stateful_tests.lockstep.known_faults import FOLDER, known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.release_faults import (
-    ANOTHER, BEGIN, DRIVEN, ENDS, FOLDER, NOT_YET, PATHS, RELEASES, UNIFIED, first, found, last,
+    BEGIN, DRIVEN, ENDS, NOT_YET, TRACES, UNIFIED, found, since,
 )  # fmt: skip
 from stateful_tests.traces.files import load
 
 
-@pytest.mark.parametrize("path", [*PATHS, *UNIFIED], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path, _ in (*TRACES, *UNIFIED)], ids=lambda path: path.stem)
 def test_torch_conforms(path):
     assert replay(resolve("torch"), load(path)).violation is None
 
 
 @pytest.mark.parametrize(
-    ("path", "version"),
+    ("path", "fault", "version"),
     [
-        pytest.param(path, version, id=f"{version}/{path.stem}")
-        for path in PATHS
-        for version in RELEASES[first(path) :]
-        if (path.stem, version) not in ANOTHER and version in DRIVEN
+        pytest.param(path, fault, version, id=f"{version}/{path.stem}")
+        for path, fault in TRACES
+        for version in since(fault)
+        if version in DRIVEN
     ],
 )
-def test_a_release_has_the_fault_until_it_is_mended(path, version, release):
+def test_a_release_has_the_fault_until_it_is_fixed(path, fault, version, release):
     trace = load(path)
     run = replay(release(version), trace)
-    if RELEASES.index(version) > last(path):
-        assert run.violation is None
-        return
-    assert (run.violation.clause, run.violation.step) == (trace.clause, len(trace.commands) - 1)
-    argument = explanation_of(run)
-    assert "the rules want:" not in argument.text, "told from the facts of the run"
+    shown = fault.shown(trace.clause, version)
+    assert (run.violation and run.violation.clause) == shown
+    if shown == trace.clause and fault.is_in(version):
+        assert run.violation.step == len(trace.commands) - 1
+        assert "the rules want:" not in explanation_of(run).text, "told from the facts of the run"
 
 
 @pytest.mark.parametrize(("version", "value", "shows"), [("0.5.22", "0", False), ("0.5.17", "1", True)])
@@ -76,20 +75,12 @@ def test_of_a_page_that_row_and_tree_own_the_cause_is_told(release):
 # -- faults that a check passes over -----------------------------------------------------------------
 
 
-KNOWN = [(version, clause) for version, made in TABLE.items() for clause in made.known]
-
-
-@pytest.mark.parametrize(("version", "clause"), KNOWN)
-def test_what_is_passed_over_is_shown_by_a_fixture_of_this_release(version, clause):
-    [path] = [p for p in PATHS if str(p.relative_to(FOLDER)) in TABLE[version].known[clause]]
-    assert load(path).clause == clause
-    assert first(path) <= RELEASES.index(version) <= last(path)
-
-
-@pytest.mark.parametrize(("version", "clause"), KNOWN[:1])
-def test_only_a_trace_that_names_the_clause_is_asked_for_it(version, clause, release):
-    [path] = [p for p in PATHS if str(p.relative_to(FOLDER)) in TABLE[version].known[clause]]
-    assert replay(release(version), replace(load(path), clause=None)).violation is None
+@pytest.mark.parametrize("fault", [fault for fault in known_faults().values() if fault.passed_over])
+def test_only_a_trace_that_names_the_clause_is_checked_for_it(fault, release):
+    [path] = fault.traces
+    trace = load(FOLDER / path)
+    assert release(fault.first).capabilities.known.keys() >= {trace.clause}
+    assert replay(release(fault.first), replace(trace, clause=None)).violation is None
 
 
 class Known:
@@ -118,12 +109,6 @@ def test_a_run_goes_on_past_a_known_fault():
 
 # The first that has it, and the first that splits a fresh leaf.
 SYSTEMS = "0.5.11+unified", "0.5.13+unified+overlap"
-# Faults of the older trees that this one does not have, and since when.
-NEVER = {
-    "eviction_reports_fewer_tokens_than_it_freed": "0.5.11",
-    "a_lock_pins_a_leaf_of_any_length": "0.5.13",
-    "a_merged_node_has_a_bigram_too_many": "0.5.11",  # it joins none
-}
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
@@ -133,19 +118,15 @@ def real(request, release):
 
 def test_the_faults_of_a_release_are_there(real):
     """But for those of the older trees; and the fault of this one."""
-    at, overlap = RELEASES.index(real.release), real.name.endswith("+overlap")
+    overlap = real.name.endswith("+overlap")
     seen, known = {}, {}
-    for path in (*PATHS, *UNIFIED):
-        if path in UNIFIED:
-            has_it = at >= RELEASES.index(path.parent.name.removeprefix("sglang-").removesuffix("+unified"))
-        elif first(path) > at or (overlap and path.stem in NOT_YET):
+    for path, fault in (*TRACES, *UNIFIED):
+        if real.release not in since(fault) or (overlap and path.stem in NOT_YET):
             continue
-        else:
-            never = path.stem in NEVER and at >= RELEASES.index(NEVER[path.stem])
-            has_it = at <= last(path) and not never
         trace = load(path)
         seen[path.stem] = found(real, trace)
-        known[path.stem] = (trace.clause, len(trace.commands) - 1) if has_it else None
+        clause = fault.on("unified").shown(trace.clause, real.release)
+        known[path.stem] = None if clause is None else (clause, len(trace.commands) - 1)
     assert seen == known
 
 

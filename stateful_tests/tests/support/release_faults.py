@@ -1,7 +1,6 @@
 """What was found in real releases, which of them have it, and turns that end with a round in flight."""
 
 import os
-from pathlib import Path
 
 from impl.adapter import System
 from impl.sglang.releases.catalogue import TABLE
@@ -9,55 +8,24 @@ from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Chunk, Close, Command, Decode, Draft, Extend, Finish, Open, Retract,
     SpecDecode, Submit,
 )  # fmt: skip
+from stateful_tests.lockstep.known_faults import KnownFault, traces
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 
-FOLDER = Path(__file__).parents[3] / "fixtures" / "releases"
-PATHS = sorted(FOLDER.glob("sglang-*[0-9]/*.json"))
-UNIFIED = sorted(FOLDER.glob("*+unified/*.json"))  # of a tree that is a choice
-OVERLAP = sorted(FOLDER.glob("sglang-*[0-9]+overlap/*.json"))  # as commands under overlap alone
 RELEASES = list(TABLE)
 # Releases between two that are driven: at night only (KVSPEC_EVERY_RELEASE). Posts are as those before them.
 _AT_NIGHT = "0.5.12", "0.5.15", "0.5.17", "0.5.19", "0.5.21"
 _EVERY = "KVSPEC_EVERY_RELEASE" in os.environ
 DRIVEN = [v for v in RELEASES if _EVERY or not ("post" in v or v in _AT_NIGHT)]
-# The last release that has it; one that is not here is in the release of its folder alone, and its posts.
-LAST = {
-    "a_partial_free_leaves_entries_of_its_page": "0.5.13.post1",
-    "a_lock_pins_a_leaf_of_any_length": "0.5.15.post1",
-    "a_recovered_tombstone_frees_slots_that_are_read": "0.5.14",
-    "eviction_reports_fewer_tokens_than_it_freed": "0.5.15.post1",
-    "a_close_after_an_abort_in_the_queue_never_happens": "0.5.20",
-    "a_close_after_a_retract_and_an_abort_never_happens": "0.5.23",
-    "an_abort_in_the_queue_leaves_the_session_busy": "0.5.20",
-    "a_prompt_that_is_swept_too_far_has_two_owners": "0.5.22",
-    "a_retract_counts_as_a_finish": "0.5.23",
-    "a_turned_away_turn_clears_the_mark_of_the_one_that_runs": "0.5.23",
-    "a_close_after_a_turned_away_turn_does_not_wait": "0.5.23",
-    "a_turn_given_up_as_the_last_resort_is_kept": "0.5.23",
-    "a_turn_comes_back_to_nothing": "0.5.23",
-    "a_turn_retracted_twice_loses_its_session": "0.5.23",
-    "aborting_a_retracted_turn_keeps_its_kv_and_its_text": "0.5.23",
-    "aborting_a_retried_turn_keeps_its_text": "0.5.23",
-    "a_slot_keeps_a_token_that_nobody_computed": "0.5.23",
-    "a_leaf_is_too_short_for_the_next_turn": "0.5.21",
-    "a_session_gives_its_swa_lock_back_twice": "0.5.19",
-    "a_request_of_one_token_leaves_only_what_it_shared": "0.5.23",
-    "a_merged_node_has_a_bigram_too_many": "0.5.15.post1",
-}
-# Mended, but another fault breaks the same clause there: a_slot_keeps_a_token_that_nobody_computed.
-ANOTHER = {
-    ("retract_keeps_what_was_allocated_ahead", version) for version in RELEASES[RELEASES.index("0.5.15") :]
-} | {("a_leaf_is_too_short_for_the_next_turn", "0.5.22")}  # there row and tree own its pages as well
+# The traces of known faults, with their faults; of a tree that is a choice; as commands under overlap alone.
+TRACES = [(path, fault) for path, fault in traces("sglang") if "+" not in path.parent.name]
+UNIFIED = [(path, fault) for path, fault in traces("sglang") if path.parent.name.endswith("+unified")]
+OVERLAP = [(path, fault) for path, fault in traces("sglang") if path.parent.name.endswith("+overlap")]
 
 
-def first(path: Path) -> int:
-    return RELEASES.index(path.parent.name.removeprefix("sglang-").removesuffix("+overlap"))
-
-
-def last(path: Path) -> int:
-    alone = [v for v in RELEASES if v.removesuffix(".post1") == RELEASES[first(path)]]
-    return RELEASES.index(LAST.get(path.stem, alone[-1]))
+def since(fault: KnownFault) -> list[str]:
+    """The releases from the first that has the fault on."""
+    return RELEASES[RELEASES.index(fault.first) :]
 
 
 def found(system: System, trace: Trace) -> tuple[str, int] | None:

@@ -15,7 +15,7 @@ from impl.process.run_test import FAILS, outcomes
 from reference.blocks.clauses import BLOCK_CLAUSES
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.tests.report.test_page import Reader
-from stateful_tests.tests.vllm.test_releases import FIXED, TRACES
+from stateful_tests.tests.vllm.test_releases import TRACES
 from stateful_tests.tests.vllm.vllm_faults import RELEASE_FAULTS
 from stateful_tests.traces import files as traces
 
@@ -48,7 +48,7 @@ def released(path):
     return path.parent.name.removeprefix("vllm-")
 
 
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path, _ in TRACES], ids=lambda path: path.stem)
 def test_why_is_said_in_a_sentence_that_is_true_and_drawn(vllm, path):
     run = replay(vllm(released(path)), traces.load(path))
     explained = explanation_of(run)
@@ -67,9 +67,9 @@ def test_why_is_said_in_a_sentence_that_is_true_and_drawn(vllm, path):
 @pytest.mark.parametrize("release", ["0.12.0", "0.15.0+async"])
 def test_a_unit_test_fails_where_the_fault_is_and_passes_where_it_is_mended(vllm, release, tmp_path):
     """On the release's own scheduler; nothing of kvspec is imported."""
-    for path in (path for path in TRACES if released(path) == release):
+    for path, fault in (each for each in TRACES if released(each[0]) == release):
         system = vllm(release)
-        fixed = engine_test.target(FIXED[path.stem].removesuffix("+async")) if path.stem in FIXED else None
+        fixed = engine_test.target(fault.fixed) if fault.fixed else None
         text = engine_test.unit_test(traces.load(path), path.name, system, fixed)
         assert not re.search(r"^ *(from|import) (kvspec|impl|reference|ci)\b", text, re.MULTILINE)
         (file := tmp_path / f"{path.stem}.py").write_text(text)
@@ -80,7 +80,7 @@ def test_a_unit_test_fails_where_the_fault_is_and_passes_where_it_is_mended(vllm
 
 def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
     vllm("0.33.0")
-    [path] = [path for path in TRACES if path.stem.endswith("leaves_a_published_block")]
+    [path] = [path for path, _ in TRACES if path.stem.endswith("leaves_a_published_block")]
     code, out, _ = kvspec("replay", str(path), "--impl", "vllm==0.33.0", "--html", "page.html")
     assert code == 1 and "what it did" in out and "because" in out and (tmp_path / "page.html").exists()
     code, out, _ = kvspec("export", str(path), "--as", "story", "--impl", "vllm==0.33.0")

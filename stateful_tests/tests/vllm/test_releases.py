@@ -1,22 +1,22 @@
 """vLLM's releases themselves, where their files can be had."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from impl.adapter import UnusableImplementation
+from impl.vllm.needs import RELEASES
 from reference.blocks.commands import Add, ResetCache, Schedule, Update
 from reference.blocks.config import engine_preset
 from reference.commands import Abort, Done, Mode, Reason, Refused
 from stateful_tests.check import campaign, tiers
+from stateful_tests.lockstep import known_faults
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
-FIXTURES = Path(__file__).parents[3] / "fixtures" / "releases"
-TRACES = sorted(FIXTURES.glob("vllm-*/*.json"))
+TRACES = list(known_faults.traces("vllm"))
 
 
 @pytest.mark.parametrize("way", ["", "+async", "+v2", "+async+v2"])
@@ -62,28 +62,11 @@ def test_a_configuration_that_a_release_refuses_is_one_line(vllm):
         vllm("0.11.0").reset(engine_preset("unequal"))
 
 
-# Where a trace conforms again; the others are still there in the last release.
-FIXED = {
-    "a_null_block_bears_a_hash": "0.14.0+async",
-    "a_preempted_request_resumes_without_its_token_in_flight": "0.12.0+async",
-    "a_reset_drops_the_next_token_of_a_request": "0.22.0+async",
-    "a_reset_has_rejected_drafts_taken_back_from_a_new_start": "0.25.0+async",
-    "a_turn_that_ends_with_a_step_in_flight_goes_on_too_far": "0.31.0+async",
-    "a_window_is_freed_by_the_optimistic_count": "0.26.0+async",
-    "a_session_keeps_the_hash_of_a_dropped_token": "0.32.0",
-    "an_idle_session_asks_for_more_blocks_than_are_free": "0.21.0",
-    "a_next_turn_keeps_the_first_turns_max_tokens": "0.31.0",
-    "a_next_turn_keeps_a_token_of_an_accepted_round": "0.33.0",
-    "a_request_preempted_in_its_own_step_runs_all_the_same": "0.12.0",
-}
-
-
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path):
+@pytest.mark.parametrize(("path", "fault"), TRACES, ids=lambda each: getattr(each, "stem", ""))
+def test_a_trace_violates_its_clause_and_conforms_where_it_was_fixed(vllm, path, fault):
     trace = traces.load(path)
-    first = path.parent.name.removeprefix("vllm-")
-    run = replay(vllm(first), trace)
-    assert run.violation is not None and run.violation.clause == trace.clause
-    fixed, newest = FIXED.get(path.stem), "0.33.0" + "+async" * first.endswith("+async")
-    later = replay(vllm(fixed if fixed and "KVSPEC_EVERY_RELEASE" in os.environ else newest), trace)
-    assert (later.violation is None) == (fixed is not None)
+    first, _, way = path.parent.name.removeprefix("vllm-").partition("+")
+    later = fault.fixed if fault.fixed and "KVSPEC_EVERY_RELEASE" in os.environ else RELEASES[-1]
+    for version in (first, later):
+        violation = replay(vllm(f"{version}+{way}" if way else version), trace).violation
+        assert (violation and violation.clause) == fault.shown(trace.clause, version)
