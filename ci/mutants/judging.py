@@ -66,12 +66,11 @@ _OF_CLAUSES = tuple(
     f"{_TESTS}/reference/test_{name}.py"
     for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
 )
-_SHORTCUTS = f"{_TESTS}/check/test_shortcuts.py"
 AREAS = (
     Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),
     Area("impl/torch_kv", ("torch",), (f"{_TESTS}/torch_kv",),
          without=("impl/torch_kv/system.py TorchKV.capabilities:",)),
-    Area("reference/clauses", ("torch", OWN_TREE), (*_OF_CLAUSES, _SHORTCUTS), fixtures=True,
+    Area("reference/clauses", ("torch", OWN_TREE), _OF_CLAUSES, fixtures=True,
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),
     # The vocabulary is everybody's: two systems that share a fault agree.

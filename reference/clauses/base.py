@@ -13,18 +13,6 @@ from reference.commands import COMMANDS
 # clause returns a reference.failures.Failure.
 Failure = tuple[str, str]
 Check = Callable[[Any], Any]  # of a Step, or of a block-pool engine's BlockStep
-# What a clause about states reads: both sides at the end of a step alone. `locks`: who has locked what;
-# `leftovers`: what Facts has from `torn` to `shared`; `nodes`: those of the tree; `tree`: the rest of it. Its
-# verdict is the same for all steps that end so: where it held before, it is not asked while these parts are
-# as they were, and may ask what is new alone (Step.judged).
-Part = Literal["sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks"]
-# What else may be new at a step, for Clause.breaks_by: either side refuses; the command ends, cuts or hands
-# over what a holder has; a holder holds, reads or should read something else.
-Event = Literal["refusal", "ending", "held"]
-PARTS: tuple[Part | Event, ...] = (
-    "sessions", "requests", "holders", "pools", "rows", "leftovers", "nodes", "tree", "locks",
-    "refusal", "ending", "held",
-)  # fmt: skip
 # What a failure concerns. Of several at one step the first of these is the headline: a page that is wrong
 # says more than a counter or an answer that is wrong with it. Lengths that bound who owns what are ownership.
 Concern = Literal["contents and ownership", "cursors and locks", "outcomes, choices and order"]
@@ -42,11 +30,10 @@ class Clause:
     which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which
     that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
-    reads: of a clause about states what it reads; none: it is about a whole step. breaks_by: where all held
-    before, one of these must be new for it to break; none: anything may do. of: the commands that it is
-    about; needs: what there must be. concerns: see by_cause.
-    alone: it asks the system's names alone, so it may be asked where
-    another clause was violated before, and the reference is somewhere else.
+    of_state: it is about the state that a step ends in, so its verdict is the same for every step that ends
+    there. of: the commands that it is about; needs: what there must be. concerns: see by_cause. alone: it
+    asks the system's names alone, so it may be asked where another clause was violated before, and the
+    reference is somewhere else.
     """
 
     id: str
@@ -58,9 +45,8 @@ class Clause:
     assumption: str
     rule: str
     source: str
-    reads: tuple[Part, ...]
-    breaks_by: tuple[Part | Event, ...]
-    of: tuple[type, ...]
+    of_state: bool
+    of: frozenset[type]
     needs: tuple[Needs, ...]
     concerns: Concern
     alone: bool
@@ -89,8 +75,7 @@ def register(
     rule: str,
     source: str,
     situation: Callable[[Any], bool],
-    reads: tuple[Part, ...] = (),
-    breaks_by: tuple[Part | Event, ...] = (),
+    of_state: bool = False,
     of: tuple[type, ...] = COMMANDS,
     needs: tuple[Needs, ...] = (),
     concerns: Concern = "contents and ownership",
@@ -103,8 +88,8 @@ def register(
 
     def add(check: Check) -> Check:
         into[id] = Clause(
-            id, title, sentence, scope, why, settled, assumption, rule, source, reads, breaks_by,
-            of, needs, concerns, alone, check, situation,
+            id, title, sentence, scope, why, settled, assumption, rule, source, of_state,
+            frozenset(of), needs, concerns, alone, check, situation,
         )  # fmt: skip
         return check
 

@@ -23,8 +23,7 @@ POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
     "full reads are right",
     "Every position below kv_committed_len reads the full KV of exactly that token of that text, as far as"
     " the text goes.",
-    reads=("sessions", "requests", "holders"),
-    breaks_by=("held",),
+    of_state=True,
     why="This is what the bookkeeping is for.",
     rule="ledger.text_tokens",
     source="#22897",
@@ -55,7 +54,7 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
 def misread(step: Step, pool: str) -> tuple[str, int, tuple[int, ...], tuple[int | None, ...]] | None:
     """The first holder that reads anything but its own tokens, and `reads` of it."""
     window = step.config.geometry.window
-    for holder in step.new_holders if pool == "full" or window is not None else ():
+    for holder in step.held if pool == "full" or window is not None else ():
         start, want, got = reads(holder, step.after.holders.get(holder.name), pool, window)
         if got != want:
             return holder.name, start, want, got
@@ -90,8 +89,7 @@ def stamp_text(stamp: int | None) -> str:
     "SWA reads are right",
     "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that token; of"
     " the radix tree's prefix, those in the window of the next token.",
-    reads=("sessions", "requests", "holders"),
-    breaks_by=("held",),
+    of_state=True,
     why="Every window of a later token lies in there.",
     rule="ledger.text_tokens, cursors.lost_below",
     source="kvspec",
@@ -107,7 +105,7 @@ def _swa_reads(step: Step) -> Failure | None:
     "REF-1",
     "system and reference agree",
     "The system's cursors, texts, owned positions and lock holders are the reference's.",
-    reads=("sessions", "requests", "pools", "nodes", "tree"),
+    of_state=True,
     why="A rule that no clause states is still a rule of the operational model.",
     rule="model.step",
     source="kvspec",
@@ -148,9 +146,8 @@ def _agree(step: Step) -> Failure | None:
                 f"{got_locked}",
                 *(AtLock(name) for name in dict.fromkeys(name for name, _ in names)),
             )
-    still = step.judged and not step.held_anew and step.now.tree is None
     for pool, of in (("full", full_pages), ("swa", swa_pages)):
-        if pool in (step.new_pools if still else step.after.pools):
+        if pool in step.after.pools:
             due = {*cached[pool]}
             for holder in step.held:
                 due.update(zip(repeat(holder.name), of(holder.cursors, page_size)))

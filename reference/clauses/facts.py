@@ -161,5 +161,3 @@ class Facts(NamedTuple):
     shared: Sequence[tuple[int, int]] = ()
     tree: TreeFacts | None = None
 
-
-LEFTOVERS = slice(Facts._fields.index("torn"), Facts._fields.index("tree"))

@@ -56,7 +56,6 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     "A cut at target frees the full pages of [ceil(target), ceil(kv_allocated_len)) and no others; an"
     " end frees all from cache_protected_len on, but for what the radix tree takes over; an insert frees what"
     " the tree has already, an eviction the nodes that go; nothing else frees.",
-    breaks_by=("holders", "pools", "ending"),
     why="A page freed too early is somebody else's while it is read; one not freed is lost when its row"
     " entry is overwritten.",
     settled="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
@@ -78,7 +77,6 @@ def _freed_full(step: Step) -> Failure | None:
     "A cut frees the SWA pages of [max(ceil(target), ceil(swa_evicted_seqlen)), ceil(kv_allocated_len)),"
     " a sweep those between the old and the new swa_evicted_seqlen, an end, an insert and an eviction as in"
     " FREE-1, and nothing else frees.",
-    breaks_by=("holders", "pools", "ending"),
     why="What a sweep gave back may belong to somebody else by now.",
     rule="cursors.cut, ledger.swa_pages",
     source="#22900, #22862",
@@ -95,7 +93,7 @@ def _freed_swa(step: Step) -> Failure | None:
     "nothing lost at the end",
     "When no session keeps anything and no request runs, both pools, but for the radix tree's pages, and all"
     " rows are free.",
-    reads=("sessions", "requests", "pools", "rows"),
+    of_state=True,
     why="A leak of one token per turn is an outage after a day.",
     rule="ledger.free",
     source="#22862",

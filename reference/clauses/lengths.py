@@ -127,7 +127,7 @@ def _restored(step: Step) -> Failure | None:
     "slots for every round in flight",
     "kv_allocated_len covers all that the rounds in flight may accept, from what is committed by results that"
     " are there.",
-    reads=("requests",),
+    of_state=True,
     why="A round is launched before it is known where the one before ends; the device writes there.",
     settled="SGLang takes slots for two rounds from the commit that lags (get_alloc_reserve_per_decode); with"
     " what is drafted counted as committed, one from there is the same.",
@@ -156,7 +156,7 @@ def _covered(step: Step) -> Failure | None:
     "cursors in order",
     "0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len <= row width,"
     " 0 <= swa_evicted_seqlen <= kv_allocated_len, and cache_protected_len is whole pages.",
-    reads=("sessions", "requests"),
+    of_state=True,
     why="Every free and every sum is a difference of two cursors.",
     rule="cursors.in_order",
     source="#20070",
@@ -194,7 +194,6 @@ def _out_of_bounds(c: Cursors, geometry: Geometry) -> list[str]:
     "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a launch the"
     " former by what it claims; a result leaves of that what was accepted; a sweep moves neither; no cursor"
     " of a request that the command does not name moves.",
-    breaks_by=("requests",),
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
     rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode, rules.decode.settle",
     source="#22753",

@@ -41,7 +41,7 @@ def _readmitted(step: Step) -> bool:
     "SES-4",
     "a deferred close happens",
     "A session that is closed while a turn is in flight goes with it: none waits for a turn that is gone.",
-    reads=("sessions", "requests"),
+    of_state=True,
     alone=True,
     why="Nobody can close it again, and nobody frees its row and its pages until the server ends.",
     rule="rules.sessions.end_turn",
@@ -75,7 +75,6 @@ def _close_happens(step: Step) -> Failure | None:
     "Sessions, their slots and requests exist exactly as long as specified: a slot from the first"
     " finish or retract to a midway abort or the close, a close is deferred while a turn is in flight,"
     " an abort before admission leaves the slot alone.",
-    breaks_by=("sessions", "requests"),
     why="Ownership moves between slot and request; whoever forgets or repeats a move leaks or frees twice.",
     settled="An abort of a turn that waits after a retract is midway too: its KV is in the slot. Leaving"
     " the slot untouched, as before an admission, would resume the next turn on tokens that the history"
@@ -136,7 +135,7 @@ def _names(names: Iterable[str]) -> str:
     "history is what the client saw",
     "A session's history is the text of its finished turns, each cut to the outputs that count; the"
     " next turn's input starts with it; an aborted turn leaves no trace in it.",
-    reads=("sessions", "requests"),
+    of_state=True,
     why="KV of tokens that the text does not have answers with somebody else's words.",
     rule="rules.finish.finish, ledger.text_cut",
     source="#22897, #22790",

@@ -17,7 +17,7 @@ from reference.failures import (
     "OWN-5",
     "rows fill whole pages",
     "The full slots of a row are whole pages, in order; only the last may be open.",
-    reads=("leftovers",),
+    of_state=True,
     why="A page is freed by any of its slots: two half pages of one row cannot be given back apart.",
     rule="ledger.full_pages",
     source="#22862 review",
@@ -42,7 +42,7 @@ def _torn(slots: str, torn: Torn) -> Failure:
     "OWN-4",
     "rows",
     "Every row of req_to_token is free or held by one session or request.",
-    reads=("rows", "holders"),
+    of_state=True,
     why="A row given back twice is lent twice.",
     rule="ledger.holders",
     source="#22790",
@@ -66,7 +66,7 @@ def _rows(step: Step) -> Failure | None:
     "mapping is one to one",
     "No two positions are mapped to the same SWA slot, and the slots of a page to those of one page in"
     " order.",
-    reads=("leftovers",),
+    of_state=True,
     why="Two tokens would write their SWA KV over each other.",
     rule="ledger.swa_pages",
     source="kvspec",
@@ -92,7 +92,7 @@ def _one_to_one(step: Step) -> Failure | None:
     "MAP-2",
     "live positions are mapped",
     "Every position from swa_evicted_seqlen to kv_allocated_len has an SWA slot.",
-    reads=("leftovers",),
+    of_state=True,
     why="Its KV would be written to padding, over everybody else's.",
     rule="ledger.swa_pages",
     source="kvspec (page_size > 1, window 1)",
@@ -116,7 +116,7 @@ def _mapped(step: Step) -> Failure | None:
     "MAP-3",
     "swept positions are unmapped",
     "The entry of a position below swa_evicted_seqlen is 0.",
-    reads=("leftovers",),
+    of_state=True,
     why="Freeing its full slot would free an SWA slot that is somebody else's by now.",
     rule="ledger.swa_pages",
     source="kvspec",
@@ -132,7 +132,7 @@ def _swept(step: Step) -> Failure | None:
     "MAP-4",
     "unused slots are unmapped",
     "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to nobody else.",
-    reads=("leftovers",),
+    of_state=True,
     why="Whoever gets the full slot next would inherit it, unless every allocation overwrites it.",
     settled="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last page;"
     " it waives this.",
@@ -168,14 +168,14 @@ def _every_page(size: int) -> frozenset[int]:
     "OWN-2",
     "free lists are sets",
     "A free list holds no page twice, never the padding page, nothing that does not exist.",
-    reads=("pools",),
+    of_state=True,
     why="A page handed out twice has two owners; padding takes everybody's dummy writes.",
     rule="ledger.free",
     source="kvspec",
     situation=lambda s: s.freed_something,
 )
 def _free_is_set(step: Step) -> Failure | None:
-    for name, pool in step.new_pools.items():
+    for name, pool in step.after.pools.items():
         free = pool.free_pages
         if len(free) != len(pool.free):
             twice = sorted({p for p in free if list(pool.free).count(p) > 1})
@@ -195,14 +195,14 @@ def _pages(pool: str, pages: Iterable[int]) -> list[AtPage]:
     "OWN-1",
     "one owner",
     "No page is owned twice, and no owned page is free.",
-    reads=("pools",),
+    of_state=True,
     why="Two owners overwrite each other's KV: wrong text, hours later.",
     rule="ledger.full_pages, ledger.swa_pages",
     source="kvspec",
     situation=lambda s: len(s.after.holders) > 1,
 )
 def _one_owner(step: Step) -> Failure | None:
-    for name, pool in step.new_pools.items():
+    for name, pool in step.after.pools.items():
         free = pool.free_pages
         if len(pool.owner_of) == len(pool.owned) and free.isdisjoint(pool.owner_of):
             continue
@@ -229,14 +229,14 @@ def _one_owner(step: Step) -> Failure | None:
     "OWN-3",
     "no page is lost",
     "Every page is free or owned.",
-    reads=("pools",),
+    of_state=True,
     why="What nobody owns, nobody will ever give back.",
     rule="ledger.free",
     source="#22862",
     situation=lambda s: s.freed_something and bool(s.after.holders),
 )
 def _none_lost(step: Step) -> Failure | None:
-    for name, pool in step.new_pools.items():
+    for name, pool in step.after.pools.items():
         lost = sorted(_every_page(pool.size).difference(pool.free_pages, pool.owner_of))
         if lost:
             told = f"every {name} page free or owned"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reference.clauses.base import PARTS
-from reference.clauses.facts import Facts, NodeFacts, Pool
+from reference.clauses.facts import Facts
 from reference.clauses.locks import Locks, locks_after, locks_of
 from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Launch, Outcome, Retract,
@@ -20,7 +19,6 @@ from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders
 from reference.prefix_cache import page_name
 
 PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence
-_ALL = (True,) * len(PARTS)
 _ENDINGS = Close, Finish, Retract, Abort, Admit, Extend  # see `ended`, `cut_at` and `_handed`
 
 
@@ -31,8 +29,7 @@ class Step:
     before, after: the system's facts. unchanged: its view is the same as before. overreach: a choice of
     the system that the reference could not follow, in words; `now` then follows the default.
     tree_policy_is_free: the system's tree picks itself what it splits and evicts, and `now` has its shape.
-    locks_before: who had locked what in the tree, as the step before left it. judged: every clause about
-    states held before: what is the same object in `before` and `after` need not be asked again.
+    locks_before: who had locked what in the tree, as the step before left it.
     """
 
     config: RunConfig
@@ -47,7 +44,6 @@ class Step:
     overreach: str = ""
     tree_policy_is_free: bool = False
     locks_before: Locks | None = None
-    judged: bool = False
 
     def __post_init__(self) -> None:
         """done: both carried the command out."""
@@ -61,61 +57,11 @@ class Step:
     def held(self) -> tuple[Holder, ...]:
         return holders(self.now)
 
-    # What is new, to be asked by clauses about states: all of it, unless the state before was judged.
-
-    @computed_once
-    def news(self) -> tuple[bool, ...]:
-        """Which of PARTS differ from what was judged, or took place."""
-        if not self.judged:
-            return _ALL
-        was, now, before, after = self.was, self.now, self.before, self.after
-        ours, tree, then = now.tree, after.tree, before.tree
-        return (
-            now.sessions != was.sessions or after.sessions != before.sessions,
-            now.requests != was.requests or after.requests != before.requests,
-            after.holders != before.holders, after.pools != before.pools,
-            after.free_rows != before.free_rows,
-            True,  # leftovers: what there is of them is wrong, so that little is asked
-            (ours and ours.children) != (was.tree and was.tree.children)
-            or (tree and tree.nodes) != (then and then.nodes),
-            ours != was.tree or tree != then,
-            tree is not None and self.locks != self.locked_before,
-            not self.done, isinstance(self.command, _ENDINGS),
-            self.held_anew,
-        )  # fmt: skip
-
-    @computed_once
-    def held_anew(self) -> bool:
-        """Some holder holds, reads or should read something else."""
-        return self.after.holders != self.before.holders or self.held != self.held_before
-
-    @computed_once
-    def new_holders(self) -> tuple[Holder, ...]:
-        """Holders of whom something is new: of what they should read, or of what they do."""
-        if not self.judged:
-            return self.held
-        then, before, after = self.held_before, self.before.holders, self.after.holders
-        return tuple(h for h in self.held if after.get(h.name) is not before.get(h.name) or h not in then)
-
-    @computed_once
-    def new_pools(self) -> dict[str, Pool]:
-        """Pools of which somebody else has a page, or that have other pages free."""
-        before = self.before.pools if self.judged else {}
-        return {name: pool for name, pool in self.after.pools.items() if pool is not before.get(name)}
-
-    @computed_once
-    def new_nodes(self) -> list[NodeFacts]:
-        """Nodes of the tree that are not as they were."""
-        if self.after.tree is None:
-            return []
-        known = {id(n) for n in self.before.tree.nodes} if self.judged and self.before.tree else ()
-        return [node for node in self.after.tree.nodes if id(node) not in known]
-
     @computed_once
     def grew(self) -> bool:
         """The tree has nodes that it did not have."""
         before, after = self.before.tree, self.after.tree
-        if after is None or (before is not None and before.nodes is after.nodes):
+        if after is None:
             return False
         known = {node.path for node in before.nodes} if before is not None else set()
         return any(node.path not in known for node in after.nodes)
@@ -129,7 +75,7 @@ class Step:
     def freed_something(self) -> bool:
         """A free list of the system grew."""
         before, after = self.before.pools, self.after.pools
-        return after is not before and any(len(p.free) > len(before[n].free) for n, p in after.items())
+        return any(len(p.free) > len(before[n].free) for n, p in after.items())
 
     @computed_once
     def acted(self) -> Request | None:
@@ -263,10 +209,7 @@ class Step:
     @computed_once
     def freed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that somebody had before and the system gave back."""
-        return {
-            pool: {} if self.judged and now is self.before.pools[pool] else self._freed_of(pool)
-            for pool, now in self.after.pools.items()
-        }
+        return {pool: self._freed_of(pool) for pool in self.after.pools}
 
     @computed_once
     def owed(self) -> dict[str, PagesByHolder]:
@@ -333,8 +276,6 @@ class Step:
         """What a row hands to the tree is owed, but for pages that the tree did not have: those it takes
         over, each from the first of a batch who has it. What the tree gives up is owed."""
         before, after = self.before.pools[pool], self.after.pools[pool]
-        if after is before and not self._handed:
-            return
         size, own = self.config.geometry.page_size, before.places
         had, has = before.owned_once, after.owned_once
         taken = {o.holder for o in has - had}

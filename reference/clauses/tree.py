@@ -36,7 +36,7 @@ def shrank(step: Step) -> bool:
     "shape",
     "Every node is a run of whole pages, at least one; it hangs below a node that ends where it starts, and"
     " differs from its siblings in its first page.",
-    reads=("nodes",),
+    of_state=True,
     why="A prefix must be found in one way only, and a page must not be shared by two nodes.",
     rule="tree.path_of, tree._split",
     source="kvspec",
@@ -71,7 +71,7 @@ def _shape(step: Step) -> Failure | None:
     "live or tombstone",
     "A node has an SWA slot for each of its tokens, those that the mapping names, or is a tombstone and has"
     " none.",
-    reads=("nodes",),
+    of_state=True,
     why="A window that is matched over a half-dead node reads padding.",
     settled="An insert that brings no SWA KV at all (its whole key was swept) leaves a tombstone; taken for"
     " live its slots are padding's, and SWA sizes go negative when they are evicted (#22470).",
@@ -97,7 +97,8 @@ def _live_or_dead(step: Step) -> Failure | None:
 
 def half_dead(step: Step) -> NodeFacts | None:
     """The first live node without an SWA slot for each token, or with others than are mapped."""
-    for node in step.new_nodes if "swa" in step.after.pools else ():
+    tree = tree_of(step)
+    for node in tree.nodes if tree is not None and "swa" in step.after.pools else ():
         if node.live and not (all(node.swa_slots) and list(node.swa_slots) == list(node.mapped)):
             return node
     return None
@@ -107,7 +108,7 @@ def half_dead(step: Step) -> NodeFacts | None:
     "TREE-3",
     "nodes hold what their path says",
     "The full KV of a node is that of the tokens that its path spells, and so is the SWA KV of a live one.",
-    reads=("nodes",),
+    of_state=True,
     why="Whoever matches the prefix reads it.",
     rule="prefix_cache.page_name",
     source="kvspec",
@@ -133,7 +134,8 @@ def _contents(step: Step) -> Failure | None:
 
 def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     """The first slot of a node that holds another token than its path says, by its place in the node."""
-    for node in step.new_nodes:
+    tree = tree_of(step)
+    for node in tree.nodes if tree is not None else ():
         for pool, got in (("full", node.full_read), ("SWA", node.swa_read)):
             for at, (want, stamp) in enumerate(zip(node.path[node.start :], got)):
                 if token_of(want) != stamp:
@@ -338,7 +340,5 @@ def lost(step: Step) -> bool:
     """The system's tree, which it shows before and after, has given up pages, or their SWA KV."""
     before, after = step.before.tree, step.after.tree
     assert before is not None and after is not None
-    if before.pages is after.pages:
-        return False
     kept = after.pages
     return any(path not in kept or (live and not kept[path][1]) for path, (_, live) in before.pages.items())

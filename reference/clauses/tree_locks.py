@@ -51,7 +51,6 @@ def _usable(step: Step) -> Failure | None:
     rule="tree.full_locked, tree.swa_locked",
     source="kvspec",
     scope=WITH_TREE,
-    reads=("nodes", "locks"),
     needs=("tree",),
     situation=lambda s: locked(s) and shrank(s),
 )
@@ -90,7 +89,6 @@ def unpinned(step: Step) -> tuple[str, Key, int, bool] | None:
     rule="prefix_cache.matched, handover.insert_prompt",
     source="#20070",
     scope=WITH_TREE,
-    reads=("holders", "nodes", "tree", "locks"),
     needs=("tree",),
     situation=locked,
 )
@@ -178,7 +176,6 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     " and of systems whose tree splits by rules of its own, which may also give back the SWA part of a lock"
     " that its holder's window has left behind. A step by itself (`kvspec explore`) starts from the"
     " reference's locks.",
-    reads=("nodes", "locks"),
     needs=("tree",),
     situation=lambda s: len(s.locks) > 1,
 )

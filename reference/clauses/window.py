@@ -88,7 +88,7 @@ def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
     "the window of the next token is live",
     "Whoever computes a token at position p finds an SWA slot for every position in [p - window, p). With"
     " rounds in flight p is where the oldest of them began.",
-    reads=("requests", "holders"),
+    of_state=True,
     why="A turn resumed behind its window reads SWA KV that is gone.",
     settled="The literal prefix p = min(C, key) is safe unless p > R and some sweep of the row was driven"
     " with L >= W + 2P + floor(max(R, p - W)) tokens, and then it is not: proved both ways (`kvspec prove`)."

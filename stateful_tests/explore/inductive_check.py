@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 from reference.clauses import CLAUSES, Clause, about, broken
-from reference.clauses.base import Check
 from reference.clauses.facts import Facts, RequestFacts, SessionFacts
 from reference.clauses.step import Step
 from reference.commands import Command, Done, Evict, Outcome
@@ -23,8 +22,6 @@ from stateful_tests.lockstep.results import Violation, violation_of
 
 # Clauses whose situations a refusal that changes nothing can reach.
 _REFUSALS = CLAUSES["OUT-1"], CLAUSES["OUT-2"]
-# What clauses may read of facts, and nothing of a state with it.
-_FACTS = {"holders", "pools", "rows", "leftovers"}
 
 _KEPT = 50_000  # states, and ways from one to another, that are remembered
 
@@ -70,7 +67,6 @@ class InductiveStepCheck:
 
     def __init__(self, system: ReferenceInState | None = None) -> None:
         self._system = system or ReferenceInState()
-        self._checks: dict[tuple[Clause, ...], list[list[Check]]] = {}  # of steps, of states, of facts
         self._forget()
         self.look_for(())
 
@@ -79,7 +75,6 @@ class InductiveStepCheck:
         self._layouts: dict[Hashable, int] = {}
         self._ways: dict[Hashable, tuple[tuple[Any, ...], int]] = {}  # facts but for texts, and their number
         self._numbers: dict[Hashable, int] = {}
-        self._sound: set[int] = set()  # numbers of facts that clauses which read nothing else hold of
 
     def _known(self, state: State) -> _Known:
         known = self._states.get(state)
@@ -92,11 +87,11 @@ class InductiveStepCheck:
         """From now on note which situations of clauses are reached, but for those that were."""
         self.reached: set[str] = set()
         self._met = {*reached}
-        self._seek()
 
-    def _seek(self) -> None:
-        self._sought: dict[tuple[Clause, ...], list[Clause]] = {}
-        self.seeks_refusals = any(clause.id not in self._met for clause in _REFUSALS)
+    @property
+    def seeks_refusals(self) -> bool:
+        """A refusal that changes nothing may still reach a situation."""
+        return any(clause.id not in self._met for clause in _REFUSALS)
 
     def start_in(self, state: State) -> None:
         """The steps that follow start from here."""
@@ -125,24 +120,15 @@ class InductiveStepCheck:
             self._evicted.add((now, number))
         clauses = about(step)
         self._look(step, clauses)
-        of_steps, of_states, of_facts = self._checks.get(clauses) or self._checks_of(clauses)
-        for check in of_steps:
-            if check(step) is not None:
+        for clause in clauses:
+            if not clause.of_state and clause.check(step) is not None:
                 return _violation(step)
         if done and number not in known.asked:
-            for check in of_states if number in self._sound else of_states + of_facts:
-                if check(step) is not None:
+            for clause in clauses:
+                if clause.of_state and clause.check(step) is not None:
                     return _violation(step)
             known.asked.add(number)
-            self._sound.add(number)
         return None
-
-    def _checks_of(self, clauses: tuple[Clause, ...]) -> list[list[Check]]:
-        found = self._checks[clauses] = [[], [], []]
-        for clause in clauses:
-            of_step = not clause.reads or "locks" in clause.reads
-            found[0 if of_step else 2 if _FACTS.issuperset(clause.reads) else 1].append(clause.check)
-        return found
 
     def _facts(self, kind: type, now: State, known: _Known, effects: Effects) -> tuple[Facts, int]:
         """The system's facts after a command of a kind, and a number for all that are equal up to ids, but
@@ -163,16 +149,12 @@ class InductiveStepCheck:
             found = self._ways[way] = facts[2:], number
         return Facts(known.sessions, known.requests, *found[0]), found[1]
 
-    def _look(self, step: Step, clauses: tuple[Clause, ...]) -> None:
+    def _look(self, step: Step, clauses: Iterable[Clause]) -> None:
         """Note which situations of some clauses this step reaches."""
-        sought = self._sought.get(clauses)
-        if sought is None:
-            sought = self._sought[clauses] = [c for c in clauses if c.id not in self._met]
-        found = [clause.id for clause in sought if clause.situation(step)]
-        if found:
-            self.reached.update(found)
-            self._met.update(found)
-            self._seek()
+        for clause in clauses:
+            if clause.id not in self._met and clause.situation(step):
+                self.reached.add(clause.id)
+                self._met.add(clause.id)
 
 
 def _violation(step: Step) -> Violation:

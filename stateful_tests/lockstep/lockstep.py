@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, Capabilities, System, UnusableImplementation
 from impl.process.failures import described
@@ -16,7 +16,7 @@ from impl.process.wire import checked, copied
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.config import EngineConfig
-from reference.clauses import CLAUSES, Clause, asked, broken
+from reference.clauses import CLAUSES, Clause, about, broken
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
@@ -27,7 +27,6 @@ from reference.failures import Failure
 from reference.geometry import Geometry
 from reference.ledger import Phase, State, full_pages, holders, swa_pages
 from stateful_tests.lockstep import abstraction
-from stateful_tests.lockstep.abstraction import Seen
 from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed
 from stateful_tests.lockstep.results import (
@@ -36,10 +35,30 @@ from stateful_tests.lockstep.results import (
 from stateful_tests.lockstep.tree_diff import tree_changes
 
 
+def check_offered(system: System, was: State, command: Command) -> None:
+    """Raise UnusableImplementation where the system has nothing that this command can be given to."""
+    can = system.capabilities
+    if isinstance(command, Extend):
+        if not can.mixed_batches and _mixed(was, command):
+            raise UnusableImplementation(f"{system.name} has no mixed batches")
+        if not can.swa_tail and any(lane.tail for lane in command.lanes):
+            raise UnusableImplementation(f"{system.name} takes SWA slots for all that it prefills")
+
+
 def check_serial(state: State) -> None:
     """Raise UnusableImplementation where the last submit has the serial of a text that prompts share."""
     if state.serial >= SHARED:
         raise UnusableImplementation(f"one run has more than {SHARED - 1} submits: token ids would clash")
+
+
+class _Answers(NamedTuple):
+    """What a command led to. now, expected: of the reference; outcome: of the system; overreach: a choice of
+    the system that the reference could not follow, in words."""
+
+    now: State
+    expected: Outcome
+    outcome: Outcome
+    overreach: str = ""
 
 
 class Lockstep:
@@ -73,13 +92,13 @@ class Lockstep:
         can = self._can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         self._step: Step | None = None
-        self._judged = False  # every clause about a state was asked of this one
         self._locks: Locks = {}
         self._unstarted: Broken | None = None  # why there is no empty system, as the first command meets it
-        self._seen = abstraction.look(abstraction.NOTHING, geometry)
+        self._view = abstraction.NOTHING
+        self._facts = abstraction.facts_of(self._view, geometry)
         try:
             system.reset(geometry)
-            self._seen = self._look()
+            self._look()
         except UnusableImplementation:
             raise
         except (Exception, SystemExit) as error:
@@ -88,70 +107,86 @@ class Lockstep:
     def do(self, command: Command) -> Outcome:
         """Run one command on both. Returns the reference's outcome; sets `violation` if they part."""
         assert self.violation is None, "the run has ended with a violation"
-        index = self.steps
+        was, before, index = self.state, self._facts, self.steps
         self.steps += 1
         self._step = None
-        was = self.state
         now, expected = model.step(was, command)
         check_serial(now)
-        can = self._can
-        if not can.mixed_batches and isinstance(command, Extend) and _mixed(was, command):
-            raise UnusableImplementation(f"{self.system.name} has no mixed batches")
-        if not can.swa_tail and isinstance(command, Extend) and any(lane.tail for lane in command.lanes):
-            raise UnusableImplementation(f"{self.system.name} takes SWA slots for all that it prefills")
+        check_offered(self.system, was, command)
         if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
             return self._count(expected)  # no scheduler would do it: the system is not asked
+        outcome = self._carried_out(command)
+        if isinstance(outcome, Broken):
+            failure = Failure(_say(expected), outcome.error)
+            self.violation = self.parted or Violation("BROKEN", index, failure)
+            return expected
+        agreed = self._agreed(command, _Answers(now, expected, outcome))
+        step = self._step = Step(
+            was.config, command, agreed.expected, agreed.outcome, was, agreed.now, before, self._facts,
+            self._facts is before, agreed.overreach, self._can.tree_policy_is_free, self._locks,
+        )  # fmt: skip
+        self.state = agreed.now
+        if self.parted is None:
+            self._check(step, index)
+        if self._alone is not None:
+            self._ask_alone(self._alone, step, index)
+        return self._count(agreed.expected)
+
+    def _carried_out(self, command: Command) -> Outcome:
+        """The system's outcome, and its facts after it; Broken where it fails or cannot be looked at."""
         try:
             outcome = self._unstarted or checked(self.system.apply(command))
             if not isinstance(outcome, Broken):
-                seen = self._look()
+                self._look()
         except UnusableImplementation:  # the adapter's own fault, or nothing that the system can be asked
             raise
         except (Exception, SystemExit) as error:
             outcome = Broken(described(error))
-        if isinstance(outcome, Broken):
-            self.violation = self.parted or Violation(
-                "BROKEN", index, Failure(_say(expected), outcome.error)
-            )
-            return expected
-        overreach = ""
-        together = self.parted is None
-        if together and isinstance(outcome, Done) and outcome.choices:
-            try:
-                now, expected = model.step(was, command, outcome.choices)
-            except model.ChoiceNotAllowed as error:
-                overreach = str(error)
-        if isinstance(outcome, Refused):
-            if isinstance(expected, Done) and outcome.reason in can.may_refuse:
-                now, expected = was, outcome  # its policy: the reference follows
-            elif isinstance(expected, Refused) and not can.exact_reasons:
-                outcome = expected
+        return outcome
+
+    def _agreed(self, command: Command, answers: _Answers) -> _Answers:
+        """What is left to compare once the reference has followed what the system may choose."""
+        answers = self._after_choices(command, answers)
+        answers = self._after_refusal(answers)
+        now, expected, outcome, _ = answers
         done = isinstance(outcome, Done) and isinstance(expected, Done)
-        # Who is turned away may have run all the same.
-        moves = together and (done or isinstance(command, Submit))
-        if can.tree_policy_is_free and moves and now.tree is not None and seen.facts.tree is not None:
-            now = followed(was, now, command, seen.facts)
-        if isinstance(command, CheckBusy) and (can.uncounted or not can.lists_holders):
-            expected = _without(can, expected)
-        step = Step(
-            was.config, command, expected, outcome, was, now, self._seen.facts, seen.facts,
-            seen.facts is self._seen.facts, overreach, can.tree_policy_is_free, self._locks,
-            self._judged,
-        )  # fmt: skip
-        self.state, self._seen, self._step = now, seen, step
-        if together:
-            if seen.facts.tree is not None:
-                self._locks = step.locks
-            failures = broken(step, waived=self.waived)
-            if self._tallies is not None:
-                comparable = type(step.expected) is type(step.outcome)
-                tally_up(self._tallies, asked(step), step, self._reached if comparable else None)
-            if failures:
-                self.violation = violation_of(failures, index)
-            self._judged = self._judged or step.done
-        if self._alone is not None:
-            self._ask_alone(self._alone, step, index)
-        return self._count(expected)
+        if self._can.tree_policy_is_free and now.tree is not None and self._facts.tree is not None:
+            # Who is turned away may have run all the same.
+            if self.parted is None and (done or isinstance(command, Submit)):
+                now = followed(self.state, now, command, self._facts)
+        if isinstance(command, CheckBusy) and (self._can.uncounted or not self._can.lists_holders):
+            expected = _without(self._can, expected)
+        return answers._replace(now=now, expected=expected)
+
+    def _after_choices(self, command: Command, answers: _Answers) -> _Answers:
+        outcome = answers.outcome
+        if self.parted is not None or not isinstance(outcome, Done) or not outcome.choices:
+            return answers
+        try:
+            now, expected = model.step(self.state, command, outcome.choices)
+        except model.ChoiceNotAllowed as error:
+            return answers._replace(overreach=str(error))
+        return answers._replace(now=now, expected=expected)
+
+    def _after_refusal(self, answers: _Answers) -> _Answers:
+        expected, outcome = answers.expected, answers.outcome
+        if isinstance(outcome, Refused):
+            if isinstance(expected, Done) and outcome.reason in self._can.may_refuse:
+                return answers._replace(now=self.state, expected=outcome)  # its policy
+            if isinstance(expected, Refused) and not self._can.exact_reasons:
+                return answers._replace(outcome=expected)
+        return answers
+
+    def _check(self, step: Step, index: int) -> None:
+        """Ask the clauses about a step."""
+        if step.after.tree is not None:
+            self._locks = step.locks
+        failures = broken(step, waived=self.waived)
+        if self._tallies is not None:
+            comparable = type(step.expected) is type(step.outcome)
+            tally_up(self._tallies, about(step), step, self._reached if comparable else None)
+        if failures:
+            self.violation = violation_of(failures, index)
 
     def go_on(self, clause: str) -> None:
         """The run has ended with a violation: from here on `clause` is asked, alone."""
@@ -167,16 +202,18 @@ class Lockstep:
         if failure is not None:
             self.violation = replace(violation_of([(clause, failure)], index), parted=self.parted)
 
-    def _look(self) -> Seen:
-        """The system's view now, and what it comes down to; the last, where that is as it was."""
+    def _look(self) -> None:
+        """Take the system's view. A view that is the same has the same facts."""
         view = self.system.view()
         if not self._can.new_views:
             view = copied(view)
-        return abstraction.look(view, self.state.config.geometry, self._seen)
+        if not abstraction.same(self._view, view):
+            self._facts = abstraction.facts_of(view, self.state.config.geometry)
+        self._view = view
 
     def moment(self) -> Moment:
         """Both sides as they are now."""
-        return Moment(self.state, self._seen.view, self._seen.facts, self._step, self._locks)
+        return Moment(self.state, self._view, self._facts, self._step, self._locks)
 
     def _count(self, expected: Outcome) -> Outcome:
         if self._refusals is not None and isinstance(expected, Refused):

@@ -7,9 +7,10 @@ import pytest
 from msgspec import structs
 
 from impl.adapter import View
-from reference import clauses, model
+from reference import model
 from reference.clauses import CLAUSES, about
 from reference.clauses.step import Step
+from reference.failures import failure
 from reference.commands import (
     Abort, Close, Decode, Done, Evict, Finish, Insert, Match, Mode, Piece, Retract, SpecDecode, Submit,
 )  # fmt: skip
@@ -177,11 +178,9 @@ def test_a_violation_is_reported_by_a_shortest_trace(monkeypatch):
     """A clause that nothing keeps: finishes with all outputs are violations. It is found wherever it runs."""
 
     def never(step):
-        return ("no finish", "one") if isinstance(step.command, Finish) and step.done else None
+        return failure("no finish", "one") if isinstance(step.command, Finish) and step.done else None
 
     monkeypatch.setitem(CLAUSES, "LEN-2", replace(CLAUSES["LEN-2"], check=never))
-    for remembers in ("_about", "_asked"):
-        monkeypatch.setattr(clauses, remembers, getattr(clauses, remembers).__wrapped__)
     monkeypatch.setattr(search, "SPREAD", 1)
     processes = Processes(2)
     try:

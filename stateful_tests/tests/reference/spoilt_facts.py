@@ -140,7 +140,7 @@ def is_told(clause: str, step: Step, says: str | None) -> None:
         assert failure is None
     else:
         assert failure is not None and says in f"{failure.expected}, not {failure.observed}"
-    if CLAUSES[clause].reads:
+    if CLAUSES[clause].of_state:
         assert CLAUSES[clause].check(end_of(step)) == failure, "it reads the end of the step alone"
 
 

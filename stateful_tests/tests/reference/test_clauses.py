@@ -396,7 +396,7 @@ def test_a_spoilt_fact_is_told(clause, step, says):
 
 @pytest.mark.parametrize("step", [INSERTED, DECODED, AGAIN, LONG_PROMPT, MATCHED, FAR])
 def test_clauses_about_states_read_the_end_of_a_step_alone(step):
-    states = [clause for clause in CLAUSES.values() if clause.reads]
+    states = [clause for clause in CLAUSES.values() if clause.of_state]
     assert not any(clause.check(end_of(step)) for clause in states)
 
 

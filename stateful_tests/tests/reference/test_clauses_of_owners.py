@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from reference.clauses import CLAUSES, asked, broken
-from reference.clauses.base import PARTS
+from reference.clauses import CLAUSES, broken
 from reference.clauses.facts import Owned, Torn
 from reference.clauses.step import Step
 from reference.commands import (
@@ -458,33 +457,3 @@ LOCKED = [
 @pytest.mark.parametrize("clause, step, says", [*CASES, *LOCKED])
 def test_a_spoilt_fact_is_told(clause, step, says):
     is_told(clause, step, says)
-
-
-STILL = replace(step_of(TREE, "open s1; submit r1 in s1 a4 +1; admit r1; extend r1 +5; finish r1 keep 1",
-                        "submit r2 (no session) +1; check_busy level 0"), judged=True)  # fmt: skip
-
-
-def rules_have(**parts: Any) -> Step:
-    return replace(STILL, now=STILL.now._replace(**parts))
-
-
-@pytest.mark.parametrize(
-    ("part", "step"),
-    [
-        ("sessions", slot(STILL, kv_committed_len=9)), ("sessions", rules_have(sessions=())),
-        ("requests", has(STILL, "requests", "r2", origin=9)), ("requests", rules_have(requests=())),
-        ("holders", changed(STILL, holders={})), ("pools", one_lost(STILL, "full")),
-        ("rows", changed(STILL, free_rows=())), ("refusal", as_refused(STILL)),
-        ("nodes", in_tree(STILL, nodes=[])), ("nodes", rules_have(tree=STILL.now.tree._replace(children=()))),
-        ("tree", in_tree(STILL, sizes=None)), ("tree", rules_have(tree=STILL.now.tree._replace(clock=99))),
-        ("locks", replace(STILL, locks_before={})), ("ending", replace(STILL, command=Abort("r2"))),
-    ],
-)  # fmt: skip
-def test_what_is_new_is_seen(part, step):
-    news = [{name for name, is_new in zip(PARTS, of.news) if is_new} for of in (STILL, step)]
-    assert news[0] == {"leftovers"} and part in news[1]
-
-
-def test_what_a_refusal_may_have_overwritten_is_asked():
-    still = replace(TURNED_AWAY, unchanged=True)
-    assert CLAUSES["READ-1"] in asked(TURNED_AWAY) and CLAUSES["READ-1"] not in asked(still)
