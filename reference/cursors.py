@@ -98,6 +98,7 @@ def owed_full(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
     pre: target >= c.cache_protected_len
     post: _[0] >= target
     post: _[0] % page_size == 0 and _[1] % page_size == 0
+    post: _[1] >= c[1]
     post: _[0] >= _[1] or ceil_page(cut(c, target)[1], page_size) == _[0]
     """
     return ceil_page(target, page_size), ceil_page(c.kv_allocated_len, page_size)
@@ -113,7 +114,9 @@ def owed_swa(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
     pre: target >= c.cache_protected_len
     post: _[0] >= target
     post: _[0] >= c.swa_evicted_seqlen
+    post: _[0] < max(target, c[2], c[3]) + page_size
     post: _[0] % page_size == 0 and _[1] % page_size == 0
+    post: _[1] >= c[1]
     """
     live = max(target, c.swa_evicted_seqlen, c.cache_protected_len)
     return ceil_page(live, page_size), ceil_page(c.kv_allocated_len, page_size)
@@ -200,6 +203,7 @@ def sweep(c: Cursors, length: int, window: int, page_size: int) -> Cursors:
     pre: 0 <= length <= c.kv_allocated_len
     post: in_order(_)
     post: _[2] == max(c[2], c[3]) or _[2] <= sweep_limit(length, window, page_size)
+    post: _[2] == max(c[2], c[3]) or _[2] % page_size == 0
     """
     frontier = floor_page(length - window - page_size, page_size)
     return c._replace(swa_evicted_seqlen=max(c.swa_evicted_seqlen, c.cache_protected_len, frontier))
@@ -214,7 +218,8 @@ def resume(c: Cursors, key: int, window: int) -> int:
     pre: window >= 0
     pre: in_order(c)
     pre: key >= c.cache_protected_len
-    post: c[3] <= _ <= max(c[3], min(c[0], key))
+    post: _ == c[3] or _ == min(c[0], key)
+    post: _ == min(c[0], key) or not window_live(lost_below(c), min(c[0], key), window)
     post: _ == c[3] or window == 0 or window_live(lost_below(c), _, window)
     """
     prefix = min(c.kv_committed_len, key)

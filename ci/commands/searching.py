@@ -146,12 +146,12 @@ def _scope(name: str) -> Scope:
 @click.option("--list", "listing", is_flag=True, help="List the obligations.")
 @json_option
 def prove(out: ReportOut, names: tuple[str, ...], listing: bool) -> int:
-    """Prove the rules of the cursors for all page sizes, windows and lengths.
+    """Prove the arithmetic of the cursors for all page sizes, windows and lengths.
 
-    NAMES: those obligations, as `order/finish`; or all of one part of a name, as `order` or `finish`.
+    NAMES: those obligations, such as `contract/cut`; or all of a kind, `contract` or `window`.
     """
     from ci.report import proofs
-    from stateful_tests.prove.obligations import GROUPS, OBLIGATIONS
+    from stateful_tests.prove.obligations import OBLIGATIONS
 
     if listing:
         rows: list[Data] = [{"id": o.name, "claim": o.claim} for o in OBLIGATIONS.values()]
@@ -160,7 +160,7 @@ def prove(out: ReportOut, names: tuple[str, ...], listing: bool) -> int:
         data = proofs.collect(names)
     except KeyError as error:
         name = str(error.args[0])
-        listed = f"kvspec prove --list names them{near(name, (*GROUPS, *OBLIGATIONS))}"
+        listed = f"kvspec prove --list names them{near(name, OBLIGATIONS)}"
         raise Unusable(f"unknown obligation {name!r:.60}; {listed}") from error
     proofs.text(out.console, data)
     return out.end(data)

@@ -97,8 +97,9 @@ def collect() -> Data:
         "engine_clauses": [*BLOCK_CLAUSES.values()],
         "engine_commands": {kind_name(k): " ".join(str(k.__doc__).split()) for k in ENGINE_COMMANDS},
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
-        "window": {policy.name: policy for policy in window_theorem.POLICIES},
+        "window": {policy.name: policy for policy in window_theorem.POLICIES.values()},
         "theorem": window_theorem.PARAGRAPH,
+        "obligations": [*OBLIGATIONS.values()],
     }
 
 
@@ -175,7 +176,6 @@ def _clause(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]
         "drawn": last.drawn() if last is not None else "",
         "rules": [_code(f"reference.{name}") for name in clause.rule.split(", ")],
         "property": _code(f"{clause.check.__module__}.{clause.check.__name__}"),
-        "proofs": sum(clause.id in obligation.clauses for obligation in OBLIGATIONS.values()),
         "killed": [{"bug": bug, "fixture": shown_by[bug.id], "modes": _modes(bug)} for bug in bugs],
     }
 

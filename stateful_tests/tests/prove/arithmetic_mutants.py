@@ -1,13 +1,13 @@
-"""Faults of the arithmetic, as changes of the reference's text: what proofs and CrossHair have to refute.
+"""Faults of the arithmetic, as changes of reference/cursors.py: z3 and CrossHair have to refute each.
 
-A named bug of `impl.bugs` is the same fault in the torch implementation, as far as the fault is one of
-lengths and pages. The bugs that are not here are faults of free lists, rows, contents, order or of
-sessions, which no cursor shows.
+A named bug of `impl.bugs` is the same fault in the torch implementation.
 """
 
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+from stateful_tests.prove.obligations import SOURCES
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,6 @@ class Fault:
     """A table of faults.toml, which says what its fields are."""
 
     name: str
-    module: str
     right: str
     wrong: str
     refuted: list[str]
@@ -23,8 +22,10 @@ class Fault:
     crosshair: str | None = None
 
     @property
-    def edits(self) -> dict[str, tuple[tuple[str, str], ...]]:
-        return {f"reference.{self.module}": ((self.right, self.wrong),)}
+    def source(self) -> str:
+        """The module with the fault in it."""
+        assert SOURCES["contract"].count(self.right) == 1, self.name
+        return SOURCES["contract"].replace(self.right, self.wrong)
 
 
 _TABLES = tomllib.loads(Path(__file__).with_name("faults.toml").read_text(encoding="utf-8"))["fault"]
