@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from reference.clauses.facts import Facts, TreeFacts
 from reference.commands import Command, Insert, Match, Unlock, UnlockSwa, tree_key
+from reference.geometry import Geometry
 from reference.prefix_cache import key_of
 from reference.tree import Key, Tree
 
@@ -29,53 +30,91 @@ def locks_of(tree: Tree | None) -> Locks:
 
 
 def locks_after(
-    before: Locks, was: Facts, facts: Facts, command: Command, again: str | None, *,
-    window: int | None, bigram: bool, policy_is_free: bool,
-) -> Locks:  # fmt: skip
+    before: Locks,
+    was: Facts,
+    facts: Facts,
+    command: Command,
+    again: str | None,
+    geometry: Geometry,
+    policy_is_free: bool,
+) -> Locks:
     """The locks after a command that led from the facts `was` to `facts`.
 
     Sessions and requests have locked what they protect, lock holders what the command has given them.
     Whoever has another length than before has taken a new lock; so has `again`, who was matched again.
+    policy_is_free: the tree splits nodes by rules of its own.
     """
-    tree = facts.tree
-    assert tree is not None and was.tree is not None
-    lengths = {n: s.slot.cache_protected_len for n, s in facts.sessions.items() if s.slot is not None}
-    for name, request in facts.requests.items():
-        if request.cursors is not None:
-            lengths[request.session or name] = request.cursors.cache_protected_len
-    lengths.update((name, len(before[name].key)) for name in was.tree.lock_holders if name in before)
-    if isinstance(command, Match) or (isinstance(command, Insert) and command.chunked):
-        lengths[command.holder] = len(tree.lock_holders.get(command.holder, ()))
-    elif isinstance(command, (Unlock, Insert)):
-        lengths.pop(command.holder, None)
+    assert facts.tree is not None
+    lengths = _protected(facts) | _of_lock_holders(before, was, facts, command)
     locks = {n: k for n, k in before.items() if n != again and len(k.key) == lengths.get(n)}
-    taken: dict[str, Key] = {}
-    if new := [n for n, length in lengths.items() if length and n not in locks]:
-        texts: dict[str, Sequence[int]] = {name: s.history for name, s in facts.sessions.items()}
-        texts |= {r.session or name: r.text for name, r in facts.requests.items()}
-        if isinstance(command, (Match, Insert)):
-            texts[command.holder] = key_of(command.prompt)
-        taken = {n: tree_key(texts[n][: lengths[n] + bigram], bigram) for n in new}
-    for name, key in taken.items():
-        # One that another prompt of the same batch has split since may have pinned more than is seen now.
-        split = any(n != name and other[:1] == key[:1] for n, other in taken.items())
-        if window is None or (isinstance(command, Match) and command.full_only):
-            locks[name] = Locked(key, len(key), len(key))
+    new = {name: length for name, length in lengths.items() if length and name not in locks}
+    keys = _keys(new, facts, command, geometry.bigram) if new else {}
+    for name, key in keys.items():
+        if geometry.window is None or (isinstance(command, Match) and command.full_only):
+            locks[name] = _of_full_kv(key)
         elif policy_is_free:
-            locks[name] = Locked(key, max(0, len(key) - window), 0)
+            locks[name] = Locked(key, max(0, len(key) - geometry.window), 0)
         else:
-            start = _node_start(tree, key, len(key) - window)
+            start = _node_start(facts.tree, key, len(key) - geometry.window)
+            # A prompt of the same batch that has split it since may have pinned more than is seen now.
+            split = any(n != name and other[:1] == key[:1] for n, other in keys.items())
             locks[name] = Locked(key, start, 0 if split else start)
     if isinstance(command, UnlockSwa):
         asking = facts.requests.get(command.holder)
         holder = asking.session or command.holder if asking is not None else command.holder
-        locks |= {n: Locked(k.key, len(k.key), len(k.key)) for n, k in locks.items() if n == holder}
-    if window is not None and policy_is_free:  # what its holder's window has left behind it may give back
-        for name, request in facts.requests.items():
-            lock, c = locks.get(request.session or name), request.cursors
-            if lock is not None and c is not None and c.kv_committed_len - window >= len(lock.key):
-                locks[request.session or name] = lock._replace(pinned_from=len(lock.key))
+        if holder in locks:
+            locks[holder] = _of_full_kv(locks[holder].key)
+    if geometry.window is not None and policy_is_free:
+        _give_back_behind_windows(locks, facts, geometry.window)
     return locks
+
+
+def _of_full_kv(key: Key) -> Locked:
+    """A lock that needs no SWA KV."""
+    return Locked(key, len(key), len(key))
+
+
+def _protected(facts: Facts) -> dict[str, int]:
+    """cache_protected_len of each session and request; of a lent slot its request's."""
+    lengths = {
+        name: session.slot.cache_protected_len
+        for name, session in facts.sessions.items()
+        if session.slot is not None
+    }
+    for name, request in facts.requests.items():
+        if request.cursors is not None:
+            lengths[request.session or name] = request.cursors.cache_protected_len
+    return lengths
+
+
+def _of_lock_holders(before: Locks, was: Facts, facts: Facts, command: Command) -> dict[str, int]:
+    """How much each lock holder has locked (tokens)."""
+    assert was.tree is not None and facts.tree is not None
+    lengths = {name: len(before[name].key) for name in was.tree.lock_holders if name in before}
+    if isinstance(command, Match) or (isinstance(command, Insert) and command.chunked):
+        lengths[command.holder] = len(facts.tree.lock_holders.get(command.holder, ()))
+    elif isinstance(command, (Unlock, Insert)):
+        lengths.pop(command.holder, None)
+    return lengths
+
+
+def _keys(new: dict[str, int], facts: Facts, command: Command, bigram: bool) -> dict[str, Key]:
+    """What those who have taken a lock have locked."""
+    texts: dict[str, Sequence[int]] = {name: s.history for name, s in facts.sessions.items()}
+    texts |= {r.session or name: r.text for name, r in facts.requests.items()}
+    if isinstance(command, (Match, Insert)):
+        texts[command.holder] = key_of(command.prompt)
+    return {n: tree_key(texts[n][: length + bigram], bigram) for n, length in new.items()}
+
+
+def _give_back_behind_windows(locks: dict[str, Locked], facts: Facts, window: int) -> None:
+    """A tree with rules of its own may give back the SWA part that its owner's window has left behind."""
+    for name, request in facts.requests.items():
+        owner, cursors = request.session or name, request.cursors
+        if owner in locks and cursors is not None:
+            lock = locks[owner]
+            if cursors.kv_committed_len - window >= len(lock.key):
+                locks[owner] = lock._replace(pinned_from=len(lock.key))
 
 
 def _node_start(tree: TreeFacts, key: Key, position: int) -> int:

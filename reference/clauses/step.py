@@ -199,9 +199,8 @@ class Step:
             session = self.was.session(request.session)
             again = request.holder if session is None or session.slot is None else None
         return locks_after(
-            self.locked_before, self.before, self.after, command, again,
-            window=self.config.geometry.window, bigram=self.config.geometry.bigram,
-            policy_is_free=self.tree_policy_is_free,
+            self.locked_before, self.before, self.after, command, again, self.config.geometry,
+            self.tree_policy_is_free,
         )  # fmt: skip
 
     # What goes back.
