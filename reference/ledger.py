@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from reference.commands import Mode, Said, token_id
 from reference.cursors import Cursors as Cursors
 from reference.geometry import Geometry
+from reference.remembered import remembered
 from reference.tree import Tree, tokens_held
 
 ZERO = Cursors(0, 0, 0, 0)
@@ -171,10 +172,11 @@ class State(_State):
         """What is remembered of a state does not travel with it."""
 
     def __hash__(self) -> int:
-        known: dict[str, int] = vars(self)
-        if "hash" not in known:
-            known["hash"] = hash(self[1:])
-        return known["hash"]
+        return self._hash
+
+    @remembered
+    def _hash(self) -> int:
+        return hash(self[1:])
 
     def session(self, name: str | None) -> Session | None:
         for s in self.sessions:
@@ -215,12 +217,10 @@ class Holder(NamedTuple):
     request: Request | None
 
 
+@remembered
 def holders(state: State) -> tuple[Holder, ...]:
     """All holders that have a row. A session and its running turn are one holder, by session name."""
-    known: dict[str, tuple[Holder, ...]] = vars(state)
-    if "holders" not in known:
-        known["holders"] = tuple(_holders(state))
-    return known["holders"]
+    return tuple(_holders(state))
 
 
 def _holders(state: State) -> Iterator[Holder]:
@@ -257,15 +257,9 @@ class Free(NamedTuple):
     rows: int
 
 
+@remembered
 def free(state: State) -> Free:
     """Total less owned."""
-    known: dict[str, Free] = vars(state)
-    if "free" not in known:
-        known["free"] = _free(state)
-    return known["free"]
-
-
-def _free(state: State) -> Free:
     geometry = state.config.geometry
     full, swa, rows = geometry.full_pages, geometry.swa_pages, geometry.rows
     for _, cursors, _, _ in holders(state):

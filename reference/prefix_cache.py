@@ -14,6 +14,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import page_ends
 from reference.ledger import State, Text, free, text_len, text_tokens
+from reference.remembered import remembered
 from reference.tree import Key, Tree
 
 
@@ -65,7 +66,7 @@ Pages = dict[str, frozenset[tuple[str, int]]]
 NO_PAGES: Pages = {"full": frozenset(), "swa": frozenset()}
 
 
-@radix.remembered
+@remembered
 def pages_of(tree: Tree) -> Pages:
     """Every page that the tree owns, per pool, by name. Not to be changed: it is handed out again."""
     owned: dict[str, set[tuple[str, int]]] = {"full": set(), "swa": set()}

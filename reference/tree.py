@@ -12,11 +12,12 @@ one nearer to the root goes first. Lengths and positions are tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
-from typing import Any, NamedTuple, TypeVar, TypeVarTuple
+from functools import partial
+from typing import NamedTuple
 
 from reference.commands import Freed
 from reference.cursors import ceil_page, floor_page, window_start
+from reference.remembered import remembered
 
 Key = tuple[int, ...]
 
@@ -55,24 +56,6 @@ class Tree(_Tree):
 
     def __getstate__(self) -> None:
         """What is remembered of a tree does not travel with it."""
-
-
-Args = TypeVarTuple("Args")
-R = TypeVar("R")
-
-
-def remembered(function: Callable[[Tree, *Args], R]) -> Callable[[Tree, *Args], R]:
-    """A function of a tree that is asked again and again: the tree keeps what it gives."""
-
-    @wraps(function)
-    def ask(tree: Tree, *args: *Args) -> R:
-        known: dict[Any, R] = vars(tree)
-        key = function, args
-        if key not in known:
-            known[key] = function(tree, *args)
-        return known[key]
-
-    return ask
 
 
 class Placed(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 from impl.torch_kv.cursors import CursorTable, N, whole
 from impl.lazy import Tensor, torch
 from impl.torch_kv.pool import PagePool
-from reference.computed_once import computed_once
+from reference.remembered import remembered
 from reference.geometry import Geometry
 
 
@@ -48,17 +48,17 @@ class BatchSpan:
     ) -> None:
         self._row, self._width, self._start, self._count, self.counts = row, width, start, count, counts
 
-    @computed_once
+    @remembered
     def origin(self) -> Tensor:
         """Where position 0 of each lane stands in req_to_token laid flat: int64 [B]."""
         return self._row * self._width
 
-    @computed_once
+    @remembered
     def first(self) -> Tensor:
         """Where the first position of each lane stands there: int64 [B]."""
         return self.origin + self._start
 
-    @computed_once
+    @remembered
     def cell(self) -> Tensor:
         """Where the positions stand there: int64 [T]."""
         return self.first if self._count is None else ragged(self.first, self._count, sum(self.counts))

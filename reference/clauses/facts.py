@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from reference.computed_once import computed_once
+from reference.remembered import remembered
 from reference.ledger import Cursors
 
 
@@ -99,20 +99,20 @@ class _Pool(NamedTuple):
 class Pool(_Pool):
     """One pool: pages 1..size exist (0 is padding), `free` as it stands in the free list."""
 
-    @computed_once
+    @remembered
     def free_pages(self) -> frozenset[int]:
         return frozenset(self.free)
 
-    @computed_once
+    @remembered
     def owned_once(self) -> frozenset[Owned]:
         return frozenset(self.owned)
 
-    @computed_once
+    @remembered
     def places(self) -> frozenset[tuple[str, int]]:
         """Whose pages are owned, by their number in the sequence."""
         return frozenset(map(_PLACE, self.owned))
 
-    @computed_once
+    @remembered
     def owner_of(self) -> dict[int, Owned]:
         """Page -> who has it; of several owners the last."""
         return dict(zip(map(_PAGE, self.owned), self.owned))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 from reference.clauses.base import clause
 from reference.clauses.facts import Torn
@@ -158,12 +157,6 @@ def _stale(what: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
     )
 
 
-@lru_cache
-def _every_page(size: int) -> frozenset[int]:
-    """Those of a pool."""
-    return frozenset(range(1, size + 1))
-
-
 @clause(
     "OWN-2",
     "free lists are sets",
@@ -181,7 +174,7 @@ def _free_is_set(step: Step) -> Failure | None:
             twice = sorted({p for p in free if list(pool.free).count(p) > 1})
             told = f"each page once in the {name} free list"
             return failure(told, f"pages {twice} twice or more", *_pages(name, twice))
-        if wrong := sorted(free - _every_page(pool.size)):
+        if wrong := sorted(page for page in free if not 1 <= page <= pool.size):
             told = f"pages 1 to {pool.size} in the {name} free list"
             return failure(told, f"pages {wrong}", *_pages(name, wrong))
     return None
@@ -237,7 +230,8 @@ def _one_owner(step: Step) -> Failure | None:
 )
 def _none_lost(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
-        lost = sorted(_every_page(pool.size).difference(pool.free_pages, pool.owner_of))
+        found = pool.free_pages | pool.owner_of.keys()
+        lost = [page for page in range(1, pool.size + 1) if page not in found]
         if lost:
             told = f"every {name} page free or owned"
             return failure(told, f"pages {lost} are neither", *_pages(name, lost))

@@ -14,7 +14,7 @@ from reference.commands import (
     Abort, Admit, Close, Command, Decode, Done, Evict, Extend, Finish, Insert, Launch, Outcome, Retract,
     SpecDecode, UnlockSwa, tree_key,
 )  # fmt: skip
-from reference.computed_once import computed_once
+from reference.remembered import remembered
 from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
 from reference.prefix_cache import page_name
 
@@ -49,15 +49,15 @@ class Step:
         """done: both carried the command out."""
         self.done = isinstance(self.outcome, Done) and isinstance(self.expected, Done)
 
-    @computed_once
+    @remembered
     def held_before(self) -> tuple[Holder, ...]:
         return holders(self.was)
 
-    @computed_once
+    @remembered
     def held(self) -> tuple[Holder, ...]:
         return holders(self.now)
 
-    @computed_once
+    @remembered
     def grew(self) -> bool:
         """The tree has nodes that it did not have."""
         before, after = self.before.tree, self.after.tree
@@ -66,18 +66,18 @@ class Step:
         known = {node.path for node in before.nodes} if before is not None else set()
         return any(node.path not in known for node in after.nodes)
 
-    @computed_once
+    @remembered
     def swept_any(self) -> bool:
         """Some holder's window has moved on."""
         return any(h.cursors.swa_evicted_seqlen > 0 for h in self.held)
 
-    @computed_once
+    @remembered
     def freed_something(self) -> bool:
         """A free list of the system grew."""
         before, after = self.before.pools, self.after.pools
         return any(len(p.free) > len(before[n].free) for n, p in after.items())
 
-    @computed_once
+    @remembered
     def acted(self) -> Request | None:
         """The request that a command for one request is about, as it was before."""
         return self.was.request(getattr(self.command, "request", None))
@@ -89,7 +89,7 @@ class Step:
                 return held.request.name if held.request is not None else f"slot of {holder}"
         return holder
 
-    @computed_once
+    @remembered
     def ended(self) -> tuple[str, Cursors] | None:
         """(holder, its cursors before) when the command gives back everything a holder has."""
         command = self.command
@@ -112,7 +112,7 @@ class Step:
         )
         return (session.name, has) if goes and has is not None else None
 
-    @computed_once
+    @remembered
     def cut_at(self) -> tuple[str, Cursors, int] | None:
         """(holder, cursors before, to where) when the command trims a session's row and keeps it."""
         request = self.acted if self.done else None
@@ -144,7 +144,7 @@ class Step:
             return target
         return stop if c.cache_protected_len <= stop < min(c.kv_allocated_len, target) else target
 
-    @computed_once
+    @remembered
     def progress(self) -> dict[str, tuple[int, int]]:
         """request -> (tokens committed, kv_allocated_len asked for) by a prefill or a round."""
         command = self.command
@@ -169,7 +169,7 @@ class Step:
             asked[name] = (committed, max(request.cursors.kv_allocated_len, most))
         return asked
 
-    @computed_once
+    @remembered
     def swept_after(self) -> frozenset[str]:
         """Requests that the system has swept after the forward pass of this extend, which is done, by what it
         says, or that have received SWA KV of the last window alone."""
@@ -182,12 +182,12 @@ class Step:
         facts = self.after.requests.get(name)
         return facts.cursors.swa_evicted_seqlen if facts is not None and facts.cursors else 0
 
-    @computed_once
+    @remembered
     def locked_before(self) -> Locks:
         """Who had locked what in the system's tree; of a step that stands by itself, by the reference."""
         return locks_of(self.was.tree) if self.locks_before is None else self.locks_before
 
-    @computed_once
+    @remembered
     def locks(self) -> Locks:
         """Who has locked what in the system's tree now."""
         if not self.done or self.after.tree is None:
@@ -205,12 +205,12 @@ class Step:
 
     # What goes back.
 
-    @computed_once
+    @remembered
     def freed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that somebody had before and the system gave back."""
         return {pool: self._freed_of(pool) for pool in self.after.pools}
 
-    @computed_once
+    @remembered
     def owed(self) -> dict[str, PagesByHolder]:
         """By pool: pages that must go back."""
         goes = None
@@ -240,13 +240,13 @@ class Step:
             return None
         return page_name(self._paths[holder][: (at + 1) * self.config.geometry.page_size])
 
-    @computed_once
+    @remembered
     def _paths(self) -> dict[str, tuple[int, ...]]:
         """What the tree knows the text of each holder by."""
         bigram = self.config.geometry.bigram
         return {h.name: tree_key(text_tokens(h.text), bigram) for h in (*self.held, *self.held_before)}
 
-    @computed_once
+    @remembered
     def _swept(self) -> list[tuple[str, Cursors, int]]:
         """(holder, cursors before, swa_evicted_seqlen now) of requests whose window has moved on."""
         swept = []
@@ -295,7 +295,7 @@ class Step:
                 if gone.holder.startswith("tree "):
                     owed.setdefault(gone.holder, set()).add(gone.at)
 
-    @computed_once
+    @remembered
     def _handed(self) -> list[tuple[str, int, int, int]]:
         """(holder, start, end, its swa_evicted_seqlen) of what rows hand to the tree, in order."""
         if isinstance(self.command, Finish) and self.ended is not None:

@@ -15,7 +15,8 @@ from reference.commands import (
 from reference.cursors import floor_page
 from reference.ledger import IN_BATCH, Cursors, Phase, Request, State, free
 from reference.prefix_cache import key_of, lock_holders, shares_lock
-from reference.tree import Key, Node, Tree, nodes, path_of, remembered, shared, sizes, usable
+from reference.remembered import remembered
+from reference.tree import Key, Node, Tree, nodes, path_of, shared, sizes, usable
 
 Labels = tuple[str, ...]
 

@@ -20,6 +20,7 @@ from reference.cursors import page_ends
 from reference.geometry import Geometry
 from reference.ledger import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
+from reference.remembered import remembered
 from reference.tree import Key, Tree
 
 
@@ -194,17 +195,15 @@ class RowInUse(NamedTuple):
     computed: int
 
 
+@remembered
 def rows_of(state: State) -> tuple[RowInUse, ...]:
     """The rows in use."""
-    known: dict[str, tuple[RowInUse, ...]] = vars(state)
-    if "rows" not in known:
-        known["rows"] = tuple(
-            RowInUse(h.name, h.cursors, h.text, h.cursors.kv_committed_len)
-            if h.request is None
-            else RowInUse(h.name, h.cursors, h.request.computed_text, h.request.computed_len)
-            for h in holders(state)
-        )
-    return known["rows"]
+    return tuple(
+        RowInUse(h.name, h.cursors, h.text, h.cursors.kv_committed_len)
+        if h.request is None
+        else RowInUse(h.name, h.cursors, h.request.computed_text, h.request.computed_len)
+        for h in holders(state)
+    )
 
 
 def turns_of(state: State) -> list[tuple[str, int]]:
@@ -218,7 +217,7 @@ def layout(state: State) -> Hashable:
     return rows_of(state), *turns_of(state), tree
 
 
-@radix.remembered
+@remembered
 def _shape(tree: Tree) -> tuple[tuple[tuple[Key, int, bool, int, int], ...], TreeSizes]:
     """(path, start, whether it shows SWA slots, locks) of the nodes, and the sizes."""
     has_swa, shape = tree.window is not None, []

@@ -11,7 +11,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, Table
 from reference.blocks.ledger import Bearer, LaneNote, OutputNote
 from reference.clauses.base import Clause, register
-from reference.computed_once import computed_once
+from reference.remembered import remembered
 
 BLOCK_CLAUSES: dict[str, Clause] = {}
 clause = partial(register, BLOCK_CLAUSES)
@@ -32,7 +32,7 @@ class BlockStep:
     outputs: list[OutputNote]
     bearers: dict[str, Bearer]
 
-    @computed_once
+    @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
         """Of each block that a table names: (request, group, index in the table), null blocks left out."""
         named: dict[int, list[tuple[str, int, int]]] = {}

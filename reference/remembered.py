@@ -1,0 +1,32 @@
+"""What an object that never changes gives again and again, worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, TypeVarTuple
+
+Of = TypeVar("Of")
+Args = TypeVarTuple("Args")
+R = TypeVar("R")
+
+
+class remembered(Generic[Of, *Args, R]):  # noqa: N801 (used as functools.cached_property is)
+    """A property of an object, or a function of an object and more: the object keeps what it gives.
+
+    In a class it is `functools.cached_property` without the lock that this takes in Python 3.11.
+    """
+
+    def __init__(self, compute: Callable[[Of, *Args], R]) -> None:
+        self.compute: Callable[..., R] = compute
+        self.name, self.__doc__ = compute.__name__, compute.__doc__
+
+    def __get__(self, of: Any, _owner: type) -> R:
+        value = of.__dict__[self.name] = self.compute(of)
+        return value
+
+    def __call__(self, of: Of, *args: *Args) -> R:
+        known: dict[Any, R] = vars(of)
+        key = self, args
+        if key not in known:
+            known[key] = self.compute(of, *args)
+        return known[key]
