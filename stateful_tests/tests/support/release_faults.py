@@ -66,11 +66,14 @@ ENDS: dict[str, tuple[Command, ...]] = {
 # In these no round is launched, so that the prompt is not in the tree yet (see below), or a sweep is driven
 # with a length that waits.
 NOT_YET = {
+    "a_leaf_is_shorter_than_a_window",
     "a_leaf_is_too_short_for_the_next_turn",
     "a_free_that_waits_takes_the_slots_of_a_recovered_tombstone",
     "a_key_swept_to_its_end_becomes_a_live_leaf",
     "a_lock_pins_a_leaf_of_any_length",
+    "a_prompt_of_bigrams_is_swept_too_far",
     "a_prompt_that_is_swept_too_far_has_two_owners",
+    "a_received_prompt_keeps_less_than_a_window",
     "a_recovered_tombstone_frees_slots_that_are_read",
     "one_token_less_than_the_key_overwrites_the_trees_slots",
 }
