@@ -69,9 +69,8 @@ def transitions(scope: Scope) -> Iterator[Transition]:
     """All of a scope."""
     explorer = Explorer(scope, clauses=False)
     explorer.run()
-    for key in explorer.keys:
-        was = explorer.states.state(key)
-        for command, outcome, now in explorer.moves(key):
+    for was in explorer.queue:
+        for command, outcome, now in explorer.moves(was):
             if isinstance(outcome, Done):
                 yield was, command, now
 

@@ -27,7 +27,7 @@ from stateful_tests.coverage.required import elsewhere
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore import enumeration
-from stateful_tests.explore.canonical_state import KEPT, CanonicalStates, Key, relabel
+from stateful_tests.explore.representative import Representatives, relabel
 from stateful_tests.explore.inductive_check import InductiveStepCheck, ReferenceInState
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.reference_system import ReferenceSystem
@@ -41,7 +41,7 @@ SPREAD = 8  # batches of a level that are worth other processes
 INTERRUPTED = "an interrupt"  # why a search is over, as others are
 
 # States to expand, and clauses whose situations need not be looked for.
-_Task = tuple[list[Key], frozenset[str]]
+_Task = tuple[list[State], frozenset[str]]
 
 
 @dataclass(slots=True)
@@ -74,11 +74,12 @@ class Exploration:
 class Expansion:
     """What the commands in some states lead to.
 
-    targets: of each state, (number of the first command that leads there, key). violated: the place of the
-    state among them, the number of the command, and what it violates; nothing after it was looked at.
+    targets: of each state, (number of the first command that leads there, representative). violated: the
+    place of the state among them, the number of the command, and what it violates; nothing after it was
+    looked at.
     """
 
-    targets: list[list[tuple[int, Key]]] = field(default_factory=list)
+    targets: list[list[tuple[int, State]]] = field(default_factory=list)
     transitions: int = 0
     refused: int = 0
     situations: Counter[str] = field(default_factory=Counter)
@@ -90,19 +91,18 @@ class Expander:
     """Expands states, one by one. check: None asks no clause."""
 
     def __init__(self, scope: Scope, check: InductiveStepCheck | None) -> None:
-        self.states = CanonicalStates(scope)
+        self.states = Representatives(scope)
         self.check = check
-        self._keys: dict[State, tuple[Key, State]] = {}
 
     def expand(self, task: _Task) -> Expansion:
         """Run every command in some states."""
-        found, (keys, reached) = Expansion(), task
+        found, (states, reached) = Expansion(), task
         if self.check is not None:
             tree = self.states.scope.geometry.tree
             self.check.look_for({*reached, *(c for c in CLAUSES if c.startswith("TREE-") and not tree)})
-        for place, key in enumerate(keys):
+        for place, state in enumerate(states):
             found.targets.append([])
-            number, violation = self._expand(key, found)
+            number, violation = self._expand(state, found)
             if violation is not None:
                 found.violated = place, number, violation
                 break
@@ -110,17 +110,17 @@ class Expander:
             found.reached = self.check.reached
         return found
 
-    def _expand(self, key: Key, found: Expansion) -> tuple[int, Violation | None]:
-        state, check, known, number = self.states.state(key), self.check, set[Key](), 0
+    def _expand(self, state: State, found: Expansion) -> tuple[int, Violation | None]:
+        check, known, number = self.check, set[State](), 0
         targets, situations = found.targets[-1], found.situations
         if check is not None:
             check.start_in(state)
-        for number, command in enumerate(self.states.commands(key)):
+        for number, command in enumerate(self.states.commands(state)):
             now, outcome, effects = model.step_with_effects(state, command)
             situations[situation(state, command, outcome, now)] += 1
             if isinstance(outcome, Done):
                 found.transitions += 1
-                target, now = self._keys.get(now) or self._key(now)
+                target = self.states.of(now)
                 if target not in known:
                     known.add(target)
                     targets.append((number, target))
@@ -135,12 +135,6 @@ class Expander:
         return number, None
 
 
-    def _key(self, state: State) -> tuple[Key, State]:
-        if len(self._keys) >= KEPT:
-            self._keys.clear()
-        found = self._keys[state] = self.states.key(state), state
-        return found
-
 
 @lru_cache(maxsize=2)
 def _expander(scope: Scope, clauses: bool, search: float) -> Expander:  # noqa: ARG001 (one for each search)
@@ -153,7 +147,7 @@ def _expand(scope: Scope, clauses: bool, search: float, task: _Task) -> Expansio
 
 
 class Explorer:
-    """A search that can be stopped. keys: of the states as they were found; seen: key -> index in keys.
+    """A search that can be stopped. queue: representatives in the order in which they came up; seen: where.
 
     clauses: False for whoever needs the states and nothing else. system: in place of the reference's own;
     then everything runs in this process.
@@ -168,10 +162,10 @@ class Explorer:
         system: ReferenceInState | None = None,
     ) -> None:
         self.scope = scope
-        self.states = CanonicalStates(scope)
-        self.keys: list[Key] = [self.states.key(self.states.initial)]
-        self.seen: dict[Key, int] = {self.keys[0]: 0}
-        self.levels = [0]  # where each depth begins in keys
+        self.states = Representatives(scope)
+        self.queue: list[State] = [self.states.of(self.states.initial)]
+        self.seen: dict[State, int] = {self.queue[0]: 0}
+        self.levels = [0]  # where each depth begins in the queue
         self.expanded = 0
         self.found = Expansion()
         self.seconds = 0.0
@@ -183,10 +177,9 @@ class Explorer:
             self._work, self._executor = mine.expand, SERIAL
         self._violated: tuple[int, Command, Violation] | None = None
 
-    def moves(self, key: Key) -> Iterator[tuple[Command, Outcome, State]]:
-        """Every command in the representative of a key, what becomes of it, and the state it leads to."""
-        state = self.states.state(key)
-        for command in self.states.commands(key):
+    def moves(self, state: State) -> Iterator[tuple[Command, Outcome, State]]:
+        """Every command in a representative, what becomes of it, and the state it leads to."""
+        for command in self.states.commands(state):
             now, outcome = model.step(state, command)
             yield command, outcome, now
 
@@ -202,13 +195,13 @@ class Explorer:
         """Search until nothing is left, or to a bound; says which. pause: asked after every batch."""
         began = time.monotonic()
         try:
-            while (first := self.levels[-1]) < (end := len(self.keys)):
+            while (first := self.levels[-1]) < (end := len(self.queue)):
                 if depth is not None and len(self.levels) > depth:
                     return f"depth {depth}"
                 self.levels.append(end)
                 starts = range(first, end, BATCH)
                 reached = frozenset(self.found.reached)
-                tasks = [(self.keys[start : min(start + BATCH, end)], reached) for start in starts]
+                tasks = [(self.queue[start : min(start + BATCH, end)], reached) for start in starts]
                 executor = self._executor if len(tasks) >= SPREAD else SERIAL
                 with closing(executor.map(self._work, tasks)) as results:
                     for start, result in zip(starts, results):
@@ -217,12 +210,12 @@ class Explorer:
                             return "a clause was violated"
                         if pause():
                             return INTERRUPTED
-                        if states is not None and len(self.keys) >= states:
+                        if states is not None and len(self.queue) >= states:
                             return f"{states} states"
                         if memory() > memory_mb:
                             return f"{memory_mb:g} MB of memory"
                         if progress is not None:
-                            waiting = f"{len(self.keys)} states, {len(self.keys) - self.expanded} waiting"
+                            waiting = f"{len(self.queue)} states, {len(self.queue) - self.expanded} waiting"
                             where = f"{self.scope.name}, depth {len(self.levels) - 2}, {waiting}"
                             progress(where, self.found.transitions, 0)
             self.levels.pop()
@@ -241,24 +234,24 @@ class Explorer:
         for at, targets in enumerate(result.targets, start):
             for number, target in targets:
                 if target not in self.seen:
-                    self.seen[target] = len(self.keys)
-                    self.keys.append(target)
+                    self.seen[target] = len(self.queue)
+                    self.queue.append(target)
                     self._parents.append(at)
                     self._via.append(number)
         self.expanded = start + len(result.targets)
         if result.violated is not None:
             place, number, violation = result.violated
             at = start + place
-            self._violated = at, self.states.commands(self.keys[at])[number], violation
+            self._violated = at, self.states.commands(self.queue[at])[number], violation
 
     def path(self, at: int, last: Command | None = None) -> tuple[Command, ...]:
         """The shortest way to a state (and one command more), in names that stay what they are."""
         steps = []
         while at:
-            steps.append((self.keys[self._parents[at]], self._via[at]))
+            steps.append((self.queue[self._parents[at]], self._via[at]))
             at = self._parents[at]
         states, state, way = self.states, self.states.initial, list[Command]()
-        commands = [states.commands(key)[number] for key, number in reversed(steps)]
+        commands = [states.commands(before)[number] for before, number in reversed(steps)]
         for command in [*commands, last] if last is not None else commands:
             way.append(relabel(command, states.renaming(state), state))
             state, _ = model.step(state, way[-1])
@@ -270,8 +263,8 @@ class Explorer:
         its = {kind_name(kind) for kind in enumeration.kinds(scope)}
         others = [text for text in elsewhere(scope) if text.partition(",")[0] in its]
         return Exploration(
-            scope, len(self.keys), self.expanded, found.transitions, found.refused,
-            len(self.levels) - 1 - (len(self.keys) == self.levels[-1]),
+            scope, len(self.queue), self.expanded, found.transitions, found.refused,
+            len(self.levels) - 1 - (len(self.queue) == self.levels[-1]),
             stopped == "fixed point", stopped, self.seconds, memory(), dict(sorted(found.situations.items())),
             [text for text in others if text not in found.situations], found.reached, self._finding(),
         )  # fmt: skip

@@ -16,7 +16,8 @@ from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Ref
 from reference.geometry import Geometry
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
-from stateful_tests.explore.canonical_state import Key, relabel
+from reference.ledger import State
+from stateful_tests.explore.representative import relabel
 from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.generate.run_profile import LATE
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
@@ -163,22 +164,22 @@ class _Live:
     ) -> None:
         scope = explorer.scope
         self.explorer, self.states = explorer, explorer.states
-        self.tour = Tour(scope.name, scope.geometry, scope.mode, system.name, len(explorer.keys))
+        self.tour = Tour(scope.name, scope.geometry, scope.mode, system.name, len(explorer.queue))
         self.progress = progress
-        self.places = [self._place(key) for key in explorer.keys]
+        self.places = [self._place(state) for state in explorer.queue]
         self.runner = _Runner(system, self.tour, found)
         self.at = 0
         self.last: set[type] = set()  # kinds of commands that end a walk
         self.right, self.wrong = Counter[str](), Counter[str]()  # steps of a situation
 
-    def _place(self, key: Key) -> _Place:
+    def _place(self, state: State) -> _Place:
         place, tour = _Place(), self.tour
-        at, state = self.explorer.seen[key], self.states.state(key)
-        for number, (command, outcome, now) in enumerate(self.explorer.moves(key)):
+        at = self.explorer.seen[state]
+        for number, (command, outcome, now) in enumerate(self.explorer.moves(state)):
             place.situations.append(situation(state, command, outcome, now))
             if isinstance(outcome, Done):
                 tour.transitions += 1
-                place.leads[number] = self.explorer.seen[self.states.key(now)]
+                place.leads[number] = self.explorer.seen[self.states.of(now)]
             elif isinstance(outcome, Refused) and outcome.reason is not Reason.UNFAITHFUL:
                 tour.refusals += 1  # what no scheduler does a system is not asked
                 place.refused.add(number)
@@ -190,7 +191,8 @@ class _Live:
         """One pass with these kinds of commands. False: it was given up."""
         self.kinds = kinds
         self.allowed = [
-            [type(c).__name__ in kinds for c in self.states.commands(key)] for key in self.explorer.keys
+            [type(c).__name__ in kinds for c in self.states.commands(state)]
+            for state in self.explorer.queue
         ]
         self._begin()
         while True:
@@ -263,13 +265,13 @@ class _Live:
 
     def _ends(self, at: int, number: int) -> bool:
         """A command after which a walk is over, as it may leave something behind."""
-        return bool(self.last) and type(self.states.commands(self.explorer.keys[at])[number]) in self.last
+        return bool(self.last) and type(self.states.commands(self.explorer.queue[at])[number]) in self.last
 
     def _go(self, number: int) -> bool:
         """Run a command where the system is. True: it is where the rules lead."""
         place, tour, at = self.places[self.at], self.tour, self.at
         state = self.runner.lockstep.state
-        said = self.states.commands(self.explorer.keys[at])[number]
+        said = self.states.commands(self.explorer.queue[at])[number]
         command = relabel(said, self.states.renaming(state), state)
         new = number in place.open
         place.open.discard(number)
@@ -303,8 +305,8 @@ class _Live:
         if number in place.refused:
             tour.refused += new and isinstance(outcome, Refused)
             return True
-        key = self.states.key(self.runner.lockstep.state)
-        now, due = self.explorer.seen.get(key), place.leads.get(number)
+        reached = self.states.of(self.runner.lockstep.state)
+        now, due = self.explorer.seen.get(reached), place.leads.get(number)
         if now is not None and now == due:
             tour.followed += new
             self.at = now
@@ -321,8 +323,8 @@ class _Live:
 
     def finish(self) -> Tour:
         tour = self.runner.finish()
-        for key, place in zip(self.explorer.keys, self.places):
-            commands = self.states.commands(key) if place.open else []
+        for state, place in zip(self.explorer.queue, self.places):
+            commands = self.states.commands(state) if place.open else []
             for number in place.open:
                 kind = type(commands[number])
                 offered = kind.__name__ in self.runner.system.capabilities.commands

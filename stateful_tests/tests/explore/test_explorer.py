@@ -20,7 +20,7 @@ from stateful_tests.coverage import required as coverage
 from stateful_tests.coverage.scopes import SCOPES, Scope, spelt_in
 from stateful_tests.coverage.situations import situation
 from stateful_tests.explore import inductive_check, search
-from stateful_tests.explore.canonical_state import CanonicalStates, relabel
+from stateful_tests.explore.representative import Representatives, relabel
 from stateful_tests.explore.inductive_check import ReferenceInState, up_to_ids
 from stateful_tests.explore.search import Exploration, Explorer
 from stateful_tests.lockstep.abstraction import facts_of
@@ -108,23 +108,23 @@ def test_clauses_hold_where_they_are_not_asked(name, monkeypatch):
 @pytest.mark.parametrize(
     "scope", [SMALL, replace(SMALL, name="faithful", mode=Mode.FAITHFUL), TREE, BOTH], ids=lambda s: s.name
 )
-def test_equal_keys_lead_to_equal_keys(scope):
-    """What a key leaves out leads nowhere: every command, in states as runs leave them (names as they came,
-    serials and moments that only grow), leads where it leads in the representative."""
+def test_states_lead_where_their_representatives_lead(scope):
+    """Every command, in states as runs leave them (names as they came, serials and moments that only grow),
+    leads where it leads in the representative."""
     explorer, draw = Explorer(scope, clauses=False), random.Random(0)
     states = explorer.states
     for _ in range(5):
         state = states.initial
         for _ in range(20):
-            key = states.key(state)
-            assert states.key(states.state(key)) == key
-            real = [relabel(command, states.renaming(state), state) for command in states.commands(key)]
-            leads = list(explorer.moves(key))
+            stands = states.of(state)
+            assert states.of(stands) == stands
+            real = [relabel(command, states.renaming(state), state) for command in states.commands(stands)]
+            leads = list(explorer.moves(stands))
             for number in draw.sample(range(len(leads)), min(12, len(leads))):
                 said, same, alone = leads[number]
                 now, outcome = model.step(state, real[number])
-                assert type(outcome) is type(same) and states.key(now) == states.key(alone), real[number]
-                assert situation(states.state(key), said, same, alone) == situation(
+                assert type(outcome) is type(same) and states.of(now) == states.of(alone), real[number]
+                assert situation(stands, said, same, alone) == situation(
                     state, real[number], outcome, now
                 )
             done = [at for at, (_, outcome, _) in enumerate(leads) if isinstance(outcome, Done)]
@@ -135,20 +135,20 @@ def test_letters_are_alike():
     """Two nodes were never used at one moment unless one is above the other: no letter decides."""
     geometry = Geometry(1, 1, 6, 6, 1, 3, True)
     scope = Scope("letters", "", geometry, lock_holders=1, texts="ab", prompts=spelt_in("ab", 3))
-    states, keys = CanonicalStates(scope), []
+    states, keys = Representatives(scope), []
     for first, then in ("ab", "ba"):
         state = states.initial
         for command in (Insert("h1", (Piece(first, 2),)), Insert("h1", (Piece(then, 3),)), Evict(0, 2)):
             state, outcome = model.step(state, command)
             assert isinstance(outcome, Done)
-        keys.append(states.key(state))
+        keys.append(states.of(state))
     assert keys[0] == keys[1]
 
 
 def test_letters_are_not_alike_where_prompts_tell_them_apart():
     for prompts, alike in ((("a1", "b1"), True), (("a1", "a2", "b1"), False)):
-        states = CanonicalStates(replace(TREE, prompts=prompts))
-        keys = {states.key(model.step(states.initial, Insert("h1", (Piece(t, 1),)))[0]) for t in "ab"}
+        states = Representatives(replace(TREE, prompts=prompts))
+        keys = {states.of(model.step(states.initial, Insert("h1", (Piece(t, 1),)))[0]) for t in "ab"}
         assert (len(keys) == 1) == alike
 
 
@@ -156,13 +156,13 @@ def test_letters_are_not_alike_where_prompts_tell_them_apart():
 def test_every_way_leads_there(scope):
     explorer = Explorer(scope)
     explorer.run(states=300)
-    for at in range(0, len(explorer.keys), 17):
+    for at in range(0, len(explorer.queue), 17):
         state = explorer.states.initial
         commands = explorer.path(at)
         for command in commands:
             state, outcome = model.step(state, command)
             assert isinstance(outcome, Done)
-        assert explorer.states.key(state) == explorer.keys[at]
+        assert explorer.states.of(state) == explorer.queue[at]
         assert explorer.levels[len(commands)] <= at, "a shortest way"
 
 
@@ -291,8 +291,7 @@ def test_facts_that_differ_in_ids_alone_are_equal():
     system, other = ReferenceInState(), ReferenceInState()
     explorer = Explorer(BOTH, clauses=False)
     explorer.run(states=300)
-    for key in explorer.keys[::7]:
-        state = explorer.states.state(key)
+    for state in explorer.queue[::7]:
         for each in (system, other):
             each.start_in(state)
         size, facts = BOTH.geometry.page_size, facts_of(system.view(), BOTH.geometry)
