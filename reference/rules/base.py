@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, TypeVar
 
 from reference.commands import DONE, Choice, Done, Reason
@@ -18,6 +17,7 @@ from reference.prefix_cache import Effects, lock_holders, with_room
 
 Span = tuple[str, str]  # [start, end) in tokens; empty where end <= start
 NOTHING: Span = ("0", "0")
+PageRow = tuple[str, str, str]
 
 
 class Refusal(Exception):
@@ -70,38 +70,13 @@ def row_goes(when: str, holds: str) -> Case:
     return Case(when, holds, None, ("R", "ceil(A)"), ("ceil(max(R, E))", "ceil(A)"))
 
 
-class Fate(StrEnum):
-    """What becomes of one page of a pool in a command on the radix tree."""
-
-    TAKEN = "the tree takes the inserter's"
-    SWAPPED = "the tree takes the inserter's and frees its own"
-    DUPLICATE = "the inserter's is freed"
-    KEPT_OUT = "the inserter's stays out of the tree"
-    LOCKED = "locked"
-    LET_GO = "no longer locked"
-    FREED = "freed"
-    UNTOUCHED = "as it was"
-
-
-@dataclass(frozen=True, slots=True)
-class PageCase:
-    """What a command on the radix tree does with a page, in one case; the first case that holds is the one.
-
-    when, holds: as in Case; the rule says which page it is about, and which names there are.
-    """
-
-    when: str
-    holds: str
-    full: Fate = Fate.UNTOUCHED
-    swa: Fate = Fate.UNTOUCHED
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One command. where: names used in the formulas.
 
     refused: every reason that there is, in the order of Reason, and when. cases: none where no cursor moves
-    and nothing goes. page, pages: of a command on the radix tree, what its table is about, and the table.
+    and nothing goes. page, pages: of a command on the radix tree, what its table is about, and its rows:
+    in which case, what becomes of the full page, and of the SWA page; the first case that holds is the one.
     choice: what is left to the system. tree: what is different, or more, on a server with a radix tree.
     """
 
@@ -112,7 +87,7 @@ class Rule:
     where: tuple[tuple[str, str], ...]
     cases: tuple[Case, ...]
     page: str
-    pages: tuple[PageCase, ...]
+    pages: tuple[PageRow, ...]
     choice: str
     tree: str
 
@@ -130,7 +105,7 @@ def rule(
     where: tuple[tuple[str, str], ...] = (),
     cases: tuple[Case, ...] = (),
     page: str = "",
-    pages: tuple[PageCase, ...] = (),
+    pages: tuple[PageRow, ...] = (),
     choice: str = "",
     tree: str = "",
 ) -> Callable[[CarryOut[C]], CarryOut[C]]:

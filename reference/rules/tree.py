@@ -9,7 +9,7 @@ from reference.handover import insert_by_lock_holder
 from reference.ledger import IN_BATCH, State
 from reference.prefix_cache import evicted, key_of, lock_holders, matched, unlocked, well_formed
 from reference.rules.base import (
-    NAME_TAKEN, Fate, PageCase, RuleContext, cursors_of, is_taken, make_room, require, rule,
+    NAME_TAKEN, RuleContext, cursors_of, is_taken, make_room, require, rule,
 )  # fmt: skip
 
 _PROMPT = "no prompt, or an ill-formed one"
@@ -19,22 +19,20 @@ _TOO_LONG = "the prompt is longer than a row"
 
 @rule(
     Match,
-    "The prefix [0, L) ends with a node, or where the prompt leaves the tree: the node there is split."
-    " Nothing is freed.",
+    "The prefix [0, L) ends with a node, or where the prompt leaves the tree: the node there is split. L is"
+    " the longest such length with a live window of SWA KV behind it; who reads full KV alone gets the"
+    " longest. Nothing is freed.",
     {
         Reason.EMPTY: _PROMPT,
         Reason.REQUEST_EXISTS: NAME_TAKEN,
         Reason.NO_TREE: _NO_TREE,
         Reason.ROW_TOO_SHORT: _TOO_LONG,
     },
-    where=(("L", "max(e for e in ends if full_only or live(e - W, e))"),),
-    page="each page of the prompt that the tree has: `e` is the end of its node, `ends` are those of all"
-    " nodes on the way, and 0. `live(a, b)` says that SWA KV of [a, b) is there.",
+    page="each page of the prompt that the tree has.",
     pages=(
-        PageCase("past the prefix", "e > L"),
-        PageCase("its node reaches into the last window of the prefix", "e > L - W and not full_only",
-                 Fate.LOCKED, Fate.LOCKED),
-        PageCase("further up, or SWA KV is not read", "e <= L - W or full_only", Fate.LOCKED),
+        ("past the prefix", "as it was", "as it was"),
+        ("its node reaches into the last window of the prefix", "locked", "locked"),
+        ("further up, or SWA KV is not read", "locked", "as it was"),
     ),
 )  # fmt: skip
 def match(state: State, command: Match, _: RuleContext) -> State:
@@ -51,12 +49,11 @@ def match(state: State, command: Match, _: RuleContext) -> State:
     "It releases exactly what its lock pinned, whatever was split since. Nothing is freed: what nobody else"
     " has locked can be evicted from now on.",
     {Reason.UNKNOWN_REQUEST: "no lock holder is called that"},
-    page="each page that the lock pinned: `others` says that another lock passes through it, `window` that"
-    " the window of another reaches up to it.",
+    page="each page that the lock pinned.",
     pages=(
-        PageCase("the window of another lock reaches it", "window"),
-        PageCase("another lock passes through it", "others", Fate.UNTOUCHED, Fate.LET_GO),
-        PageCase("no other lock does", "not others", Fate.LET_GO, Fate.LET_GO),
+        ("the window of another lock reaches it", "as it was", "as it was"),
+        ("another lock passes through it", "as it was", "no longer locked"),
+        ("no other lock does", "no longer locked", "no longer locked"),
     ),
 )
 def unlock(state: State, command: Unlock, _: RuleContext) -> State:
@@ -78,10 +75,10 @@ def unlock(state: State, command: Unlock, _: RuleContext) -> State:
         " reads what is locked",
         Reason.UNFAITHFUL: "a turn in free mode: a sweep past its commit sends the next turn back to R",
     },
-    page="each page whose SWA KV the lock pinned: `window` says that the window of another reaches up to it.",
+    page="each page whose SWA KV the lock pinned.",
     pages=(
-        PageCase("the window of another lock reaches it", "window"),
-        PageCase("no other window does", "not window", Fate.UNTOUCHED, Fate.LET_GO),
+        ("the window of another lock reaches it", "as it was", "as it was"),
+        ("no other window does", "as it was", "no longer locked"),
     ),
 )
 def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
@@ -119,20 +116,34 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
         Reason.OUT_OF_FULL: "the lock holder's own pages are not to be had",
         Reason.OUT_OF_SWA: "the same of the SWA pool",
     },
-    where=(("matched_again", "not goes_on or live(length - W, length)"),),
-    page="each page that the inserter brings: `there`, `tombstone` and `locked` say what the tree has of it,"
-    " `swept` that the inserter has no SWA KV of it, as it ends at or below ceil(evicted). `live(a, b)` says"
-    " that the table leaves [a, b) with SWA KV.",
+    page="each page that the inserter brings. Its SWA KV is evicted where it ends at or below ceil(evicted).",
     pages=(
-        PageCase("the inserter goes on and could not match all of its pages again (a lock holder has no row,"
-                 " and gives them back)", "not matched_again", Fate.KEPT_OUT, Fate.KEPT_OUT),
-        PageCase("the tree has nothing there", "not there and not swept", Fate.TAKEN, Fate.TAKEN),
-        PageCase("nothing there, and the inserter's was swept: a tombstone", "not there", Fate.TAKEN),
-        PageCase("a live page: a duplicate", "not tombstone", Fate.DUPLICATE, Fate.DUPLICATE),
-        PageCase("a tombstone that a lock passes through: a duplicate", "locked",
-                 Fate.DUPLICATE, Fate.DUPLICATE),
-        PageCase("a tombstone, no lock passes through it", "not swept", Fate.SWAPPED, Fate.TAKEN),
-        PageCase("a tombstone, and the inserter's was swept: a duplicate", "swept", Fate.DUPLICATE),
+        (
+            "the inserter goes on and could not match all of its pages again (a lock"
+            " holder has no row, and gives them back)",
+            "the inserter's stays out of the tree", "the inserter's stays out of the tree",
+        ),
+        (
+            "the tree has nothing there",
+            "the tree takes the inserter's", "the tree takes the inserter's",
+        ),
+        (
+            "nothing there, and the inserter's was swept: a tombstone",
+            "the tree takes the inserter's", "as it was",
+        ),
+        ("a live page: a duplicate", "the inserter's is freed", "the inserter's is freed"),
+        (
+            "a tombstone that a lock passes through: a duplicate",
+            "the inserter's is freed", "the inserter's is freed",
+        ),
+        (
+            "a tombstone, no lock passes through it",
+            "the tree takes the inserter's and frees its own", "the tree takes the inserter's",
+        ),
+        (
+            "a tombstone, and the inserter's was swept: a duplicate",
+            "the inserter's is freed", "as it was",
+        ),
     ),
 )  # fmt: skip
 def insert(state: State, command: Insert, context: RuleContext) -> State:
@@ -168,15 +179,18 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
         Reason.NO_TREE: _NO_TREE,
         Reason.BAD_LENGTH: "a negative number",
     },
-    page="each node: `locked` says that a lock passes through it, `window` that the window of one reaches up"
-    " to it.",
+    page="each node.",
     pages=(
-        PageCase("a tombstone without a lock that this eviction has left without children, or made of a leaf",
-                 "changed and leaf and not live and not locked", Fate.FREED),
-        PageCase("full is short: a leaf without a lock", "full > 0 and leaf and not locked",
-                 Fate.FREED, Fate.FREED),
-        PageCase("swa is short: it has SWA KV that no lock needs, and becomes a tombstone",
-                 "swa > 0 and live and not window", Fate.UNTOUCHED, Fate.FREED),
+        (
+            "a tombstone without a lock that this eviction has left without children, or"
+            " made of a leaf",
+            "freed", "as it was",
+        ),
+        ("full is short: a leaf without a lock", "freed", "freed"),
+        (
+            "swa is short: it has SWA KV that no lock needs, and becomes a tombstone",
+            "as it was", "freed",
+        ),
     ),
 )  # fmt: skip
 def evict(state: State, command: Evict, context: RuleContext) -> State:

@@ -1,29 +1,27 @@
 """The refusals and tables beside each rule, against `model.step` on every transition of small scopes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from ci.documents import spec
 from reference import model
 from reference.commands import (
-    COMMANDS, TREE_COMMANDS, Abort, Chunk, Close, Command, Decode, Done, Draft, Evict, EvictSwa, Extend,
-    Finish, Freed, Insert, Launch, Match, Mode, Reason, Refused, SpecDecode, Unlock, UnlockSwa,
+    COMMANDS, TREE_COMMANDS, Abort, Chunk, Close, Command, Decode, Draft, Evict, EvictSwa, Extend,
+    Finish, Launch, Mode, Reason, Refused, SpecDecode,
 )  # fmt: skip
 from reference.cursors import ceil_page, floor_page, lost_below, window_live
 from reference.geometry import Geometry
 from reference.ledger import (
-    ZERO, Phase, Request, Session, State, free, full_pages, holders, swa_pages, text_tokens,
+    ZERO, Phase, Request, Session, State, full_pages, holders, swa_pages,
 )  # fmt: skip
-from reference.prefix_cache import key_of, lock_holders
 from reference.rules import RULES
-from reference.rules.base import Case, Fate, PageCase, Rule
+from reference.rules.base import Case, Rule
 from reference.rules.sessions import TURNS
-from reference.tree import Key, Placed, nodes
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore import lifecycle as lives
@@ -241,256 +239,3 @@ def test_a_formula_that_is_not_so_is_found(transitions):
     ):
         mine = [step for step in transitions if type(step[1]) is rule.command]
         assert any(_wrong(rule, *step) for step in mine), rule
-
-
-# The radix tree: what becomes of each page.
-
-_TREE = Scope(
-    "", "", Geometry(1, 1, 3, 2, 1, 3, True), lock_holders=2, texts="ab", prompts=("a1", "a3", "a1b1"),
-    invalid=False,
-)  # fmt: skip
-_TREES = (
-    _TREE,
-    replace(_TREE, geometry=Geometry(2, 3, 3, 2, 1, 6, True), prompts=("a2", "a6", "a2b2")),
-    replace(_TREE, geometry=Geometry(1, None, 3, 0, 1, 3, True)),
-    replace(_TREE, geometry=Geometry(1, 1, 2, 2, 1, 2, True), texts="a", prompts=("a1", "a2"), parts=True),
-    Scope(
-        "", "", Geometry(1, 1, 2, 2, 1, 2, True), ordinary=1, lock_holders=1, texts="a", prompts=("a1", "a2"),
-        submits=(1,), decode=False, retracts=False, aborts=False, invalid=False, evicts=False,
-    ),
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def in_trees():
-    """All of the scopes with a tree."""
-    return [transition for scope in _TREES for transition in lives.transitions(scope)]
-
-
-class OwnedPages(NamedTuple):
-    """Pages of a tree, each by the path to its end: all of them, and those with SWA KV."""
-
-    full: set[Key]
-    swa: set[Key]
-
-
-def _ends(state: State) -> dict[Key, Placed]:
-    """The path to the end of each page, and its node."""
-    size = state.tree.page_size
-    return {
-        placed.path[:end]: placed
-        for placed in nodes(state.tree)
-        for end in range(placed.start + size, placed.end + 1, size)
-    }
-
-
-def _pages(state: State) -> OwnedPages:
-    ends, window = _ends(state), state.config.geometry.window
-    return OwnedPages(set(ends), {path for path, at in ends.items() if at.node.live and window is not None})
-
-
-def _pinned(state: State) -> OwnedPages:
-    """What stays where everything is evicted that can be."""
-    g = state.config.geometry
-    return _pages(model.step(state, Evict(g.full_pages * g.page_size, g.swa_pages * g.page_size))[0])
-
-
-def _locked(state: State, path: Key, *, but: str = "", window: bool = False) -> bool:
-    """Whether a lock (of somebody else) passes through the page, or its window reaches up to it."""
-    passing = [k for k in state.tree.locks if k.holder != but and k.key[: len(path)] == path]
-    return any(not window or lock.swa_from < len(path) for lock in passing)
-
-
-def _page_case(rule: Rule, names: dict[str, Any]) -> PageCase:
-    return next(case for case in rule.pages if _value(case.holds, names))
-
-
-def _match(rule: Rule, was: State, command: Match, now: State) -> str:
-    size, had = was.config.geometry.page_size, _ends(was)
-    key = key_of(command.prompt)[: floor_page(len(key_of(command.prompt)), size)]
-    there = max((end for end in range(size, len(key) + 1, size) if key[:end] in had), default=0)
-    ends = {0, there} | {end for path, at in had.items() if (end := at.end) <= there and path == key[:end]}
-
-    def live(start: int, end: int) -> bool:
-        return all(had[key[: at - at % size + size]].node.live for at in range(max(0, start), end))
-
-    names = {**_sizes(was), "ends": ends, "live": live, "full_only": command.full_only}
-    names["L"] = _value(dict(rule.where)["L"], names)
-    if lock_holders(now)[command.holder] != key[: names["L"]]:
-        return "another prefix"
-    if {p.path for p in _ends(now).values()} - {p.path for p in had.values()} - {key[:there]}:
-        return "another split"
-    way = {path: at.end for path, at in _ends(now).items() if path == key[: len(path)]}
-    cases = {path: _page_case(rule, {**names, "e": end}) for path, end in way.items()}
-    before, after = _pinned(was), _pinned(now)
-    for pool in OwnedPages._fields:
-        locked = {path for path, case in cases.items() if getattr(case, pool) is Fate.LOCKED}
-        if getattr(after, pool) != getattr(before, pool) | locked:
-            return f"{pool}: locked {locked}"
-    return "freed" if _pages(was) != _pages(now) else ""
-
-
-def _unlock(rule: Rule, was: State, command: Unlock | UnlockSwa, now: State) -> str:
-    size, before, after = was.tree.page_size, _pinned(was), _pinned(now)
-    [lock] = [lock for lock in was.tree.locks if lock.holder == command.holder]
-    let_go = OwnedPages(set(), set())
-    for end in range(size, len(lock.key) + 1, size):
-        others, window = (_locked(was, lock.key[:end], but=lock.holder, window=w) for w in (False, True))
-        if isinstance(command, Unlock) or end > lock.swa_from:
-            case = _page_case(rule, {"others": others, "window": window})
-            for pool, pages in zip(OwnedPages._fields, let_go):
-                pages |= {lock.key[:end]} if getattr(case, pool) is Fate.LET_GO else set()
-    if after != OwnedPages(before.full - let_go.full, before.swa - let_go.swa):
-        return "pinned"
-    return "freed" if _pages(was) != _pages(now) else ""
-
-
-def _handed_over(
-    rule: Rule, was: State, command: Command, now: State, holder: str, key: Key, evicted: int, goes_on: bool
-) -> str:
-    """Whoever brings `key`, past its lock, to the tree of `was`, in which there is room for it."""
-    size, had = was.config.geometry.page_size, _ends(was)
-    prefix = next((len(lock.key) for lock in was.tree.locks if lock.holder == holder), 0)
-    brought = [key[:end] for end in range(prefix + size, len(key) + 1, size)]
-    names = {**_sizes(was), "goes_on": goes_on, "length": len(key)}
-
-    def fates(matched_again: bool) -> dict[Key, PageCase]:
-        return {
-            path: _page_case(rule, {
-                **names, "matched_again": matched_again, "there": path in had,
-                "tombstone": path in had and not had[path].node.live, "locked": _locked(was, path),
-                "swept": was.config.geometry.window is not None and len(path) <= ceil_page(evicted, size),
-            })
-            for path in brought
-        }  # fmt: skip
-
-    def live(start: int, end: int) -> bool:
-        ends = {at - at % size + size for at in range(max(0, start), end)}
-        return all(key[:end] in live_then for end in ends)
-
-    then = fates(True)
-    live_then = {path for path, at in had.items() if at.node.live}
-    live_then |= {path for path, case in then.items() if case.swa is Fate.TAKEN}
-    if not _value(rule.where[0][1], {**names, "live": live}):
-        then = fates(False)
-    taken = {path for path, case in then.items() if case.full in (Fate.TAKEN, Fate.SWAPPED)}
-    taken_swa = {path for path, case in then.items() if case.swa is Fate.TAKEN}
-    if was.config.geometry.window is None:
-        taken_swa = set()
-    before = _pages(was)
-    if _pages(now) != OwnedPages(before.full | taken, before.swa | taken_swa):
-        return "pages of the tree"
-    gone = {path for path, case in then.items() if case.full is Fate.SWAPPED}
-    _, _, effects = model.step_with_effects(was, command)
-    if {page for _, page in effects.gone["full"]} != {len(path) // size - 1 for path in gone}:
-        return "pages that the tree gives back"
-    row = not isinstance(command, Insert)
-    adopted = [{page for _, page in effects.adopted[pool]} for pool in ("full", "swa")]
-    if adopted != [{len(path) // size - 1 for path in pages if row} for pages in (taken, taken_swa)]:
-        return "pages that the row gives up"
-    lock = [lock.key for lock in now.tree.locks if lock.holder == holder]
-    out = any(case.full is Fate.KEPT_OUT for case in then.values())
-    return "" if lock == ([key[:prefix] if out else key] if goes_on else []) else "lock"
-
-
-def _with_room(was: State, pages: int) -> State:
-    """Missing pages are evicted first."""
-    left, size = free(was), was.config.geometry.page_size
-    full, swa = max(0, pages - left.full) * size, max(0, pages - left.swa) * size
-    swa = swa if was.config.geometry.window is not None else 0
-    return model.step(was, Evict(full, swa))[0] if full or swa else was
-
-
-def _insert(rule: Rule, was: State, command: Insert, now: State) -> str:
-    size, key = was.config.geometry.page_size, key_of(command.prompt)
-    key = key[: floor_page(len(key), size)]
-    prefix = len(lock_holders(was).get(command.holder, ()))
-    was = _with_room(was, (len(key) - prefix) // size)
-    swept = max(command.evicted, prefix)
-    return _handed_over(rule, was, command, now, command.holder, key, swept, command.chunked)
-
-
-def _of_request(rule: Rule, was: State, command: Extend | Finish, now: State) -> str:
-    """The table of insert, for a request that goes on or ends."""
-    size, [(name, said)] = was.config.geometry.page_size, _lanes(command)
-    request = was.request(name)
-    c = request.cursors
-    if isinstance(command, Extend):
-        length = c.kv_committed_len + said["tokens"]
-        was = _with_room(was, (ceil_page(length, size) - ceil_page(c.kv_allocated_len, size)) // size)
-    else:
-        length = min(c.kv_committed_len, request.origin + said["finished_len"])
-    key = tuple(text_tokens(request.text, floor_page(length, size)))
-    swept, goes_on = max(c.swa_evicted_seqlen, c.cache_protected_len), isinstance(command, Extend)
-    if len(key) <= c.cache_protected_len:
-        return "" if not goes_on or _pages(was) == _pages(now) else "nothing to insert"
-    return _handed_over(rule, was, command, now, name, key, swept, goes_on)
-
-
-def _evict(rule: Rule, was: State, command: Evict, now: State) -> str:
-    there = {at.path: at.node for at in nodes(was.tree)}
-    short, changed = {"full": command.full, "swa": command.swa}, set()
-
-    def names(path: Key) -> dict[str, Any]:
-        return {
-            **short, "live": there[path].live, "changed": path in changed,
-            "leaf": not any(other[: len(path)] == path and other != path for other in there),
-            "locked": _locked(was, path), "window": _locked(was, path, window=True),
-        }  # fmt: skip
-
-    while found := next((
-        (case, those) for case in rule.pages if (those := [p for p in there if _value(case.holds, names(p))])
-    ), None):  # fmt: skip
-        case, those = found
-        used = "swa_used" if case.full is not Fate.FREED else "full_used"
-        path = min(those, key=lambda p: (getattr(there[p], used), len(p), p))
-        node = there.pop(path)
-        short["swa"] -= len(node.key) if node.live and was.tree.window is not None else 0
-        if case.full is Fate.FREED:
-            short["full"] -= len(node.key)
-            changed.add(path[: -len(node.key)])
-        else:
-            there[path] = node._replace(live=False)
-            changed.add(path)
-    if {at.path: at.node.live for at in nodes(now.tree)} != {path: node.live for path, node in there.items()}:
-        return "nodes"
-    freed = Freed(command.full - short["full"], command.swa - short["swa"])
-    return "" if model.step(was, command)[1] == Done(freed=freed) else "tokens freed"
-
-
-_OF: dict[type, Callable[[Rule, State, Any, State], str]] = {
-    Match: _match, Unlock: _unlock, UnlockSwa: _unlock, Insert: _insert, Evict: _evict,
-}  # fmt: skip
-
-
-def test_the_tables_of_pages_do_what_the_model_does(in_trees):
-    met = set()
-    for was, command, now in in_trees:
-        kind = type(command)
-        if kind in (*_OF, Extend, Finish):
-            met.add(kind)
-            wrong = _OF.get(kind, _of_request)(RULES[kind if kind in _OF else Insert], was, command, now)
-            assert not wrong, (wrong, command, was, now)
-    assert met == {*_OF, Extend, Finish}
-
-
-def test_a_table_of_pages_that_is_not_so_is_found(in_trees):
-    """No case can be left out, nor what the windows ask for."""
-    missed = []
-    for kind, wrong in _OF.items():
-        rule, mine = RULES[kind], [step for step in in_trees if type(step[1]) is kind]
-        faults = [replace(rule, pages=tuple(c for c in rule.pages if c is not case)) for case in rule.pages]
-        if rule.where:
-            faults.append(replace(rule, where=tuple((name, _BLIND[name]) for name, _ in rule.where)))
-        missed += [fault for fault in faults if not any(_differs(wrong, fault, *step) for step in mine)]
-    assert not missed
-
-
-_BLIND = {"L": "max(ends)", "matched_again": "True"}
-
-
-def _differs(wrong: Callable[..., str], rule: Rule, *step: Any) -> bool:
-    try:
-        return bool(wrong(rule, *step))
-    except StopIteration:  # no case is left for a page
-        return True
