@@ -1,4 +1,4 @@
-"""kvspec spec: the specification as a document, generated from the code."""
+"""kvspec spec: the specification as a document, generated from the code; and what was found in releases."""
 
 from pathlib import Path
 
@@ -10,18 +10,21 @@ from ci.commands.shared import Unusable, unusable, write_file
 @click.command()
 @click.option("--out", metavar="FILE", help="Write it there instead of to stdout.")
 @click.option("--html", is_flag=True, help="As one HTML page, with a search and the drawings in colour.")
-@click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md) is out of date.")
-def spec(out: str | None, html: bool, check: bool) -> int:
+@click.option("--findings", is_flag=True, help="What was found in real releases, instead.")
+@click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md, FINDINGS.md) is out of date.")
+def spec(out: str | None, html: bool, findings: bool, check: bool) -> int:
     """Print the specification, generated from the code: cursors, commands, clauses and what they catch."""
+    from ci.documents import findings as found
     from ci.documents import spec as document
 
-    path = Path(out) if out is not None else document.ROOT / "SPEC.md"
-    if check and html:
-        raise Unusable("--check compares SPEC.md: it goes without --html")
+    usual = found.PATH if findings else document.ROOT / "SPEC.md"
+    path = Path(out) if out is not None else usual
+    if html and (check or findings):
+        raise Unusable(f"--{'check compares SPEC.md: it' if check else 'findings'} goes without --html")
     if check and not path.is_file():
         raise Unusable(f"--check: there is no {path}; --out FILE names another")
     with unusable("spec: ", document.Incomplete):
-        text = document.text()
+        text = found.text() if findings else document.text()
     if html:
         from ci.documents.html_page import page
 
@@ -29,7 +32,8 @@ def spec(out: str | None, html: bool, check: bool) -> int:
     if check:
         if path.read_bytes() == text.encode():
             return 0
-        click.echo(f"{path} is not what the code says: kvspec spec --out {path}")
+        option = "--findings " * findings
+        click.echo(f"{path} is not what the code says: kvspec spec {option}--out {path}")
         return 1
     if out is None:
         click.echo(text, nl=False)

@@ -18,7 +18,7 @@ from stateful_tests.traces import files as traces
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = (
     "SPEC.md", "README.md", "CONTRIBUTING.md", "ci/README.md", "fixtures/README.md",
-    "fixtures/releases/README.md",
+    "fixtures/releases/README.md", "fixtures/releases/FINDINGS.md",
 )  # fmt: skip
 
 
@@ -32,6 +32,11 @@ def text():
 
 def test_it_is_up_to_date(text):
     assert (ROOT / "SPEC.md").read_text(encoding="utf-8") == text, "kvspec spec --out SPEC.md"
+
+
+def test_the_findings_are_those_of_known_toml(kvspec):
+    assert kvspec("spec", "--findings", "--check") == (0, "", ""), "kvspec spec --findings --out FINDINGS.md"
+    assert kvspec("spec", "--findings", "--html")[0] == 2
 
 
 def test_the_command_prints_writes_and_compares(kvspec, monkeypatch, text, tmp_path):

@@ -1,0 +1,63 @@
+"""What was found in real releases, as a document: fixtures/releases/FINDINGS.md, from known.toml."""
+
+from __future__ import annotations
+
+import re
+
+from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, known_faults, releases
+
+PATH = FOLDER / "FINDINGS.md"
+ENGINES: dict[Engine, tuple[str, str, str]] = {
+    "sglang": (
+        "SGLang",
+        "sgl-project/sglang",
+        "Each release's own session cache around its own chunk cache or radix tree, on a CPU.",
+    ),
+    "vllm": ("vLLM", "vllm-project/vllm", "Every minor release from 0.11 on; sessions came with 0.15."),
+    "transformers": ("transformers", "huggingface/transformers", "Its continuous batching."),
+}
+_HEAD = """\
+# Findings
+
+Made from [known.toml](known.toml) by `kvspec spec --findings`. The faults of the newest releases come first.
+A name leads to its trace, which `kvspec replay TRACE --impl sglang==VERSION` shows. "No report found" was
+looked up in upstream's issues and pull requests in September 2026, with one to four queries a row; what is
+only "fixed" was not looked up.
+"""
+_COLUMNS = """\
+| fault | releases | seen as | what happens | upstream |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def text() -> str:
+    """The document."""
+    parts = [_HEAD]
+    for engine, (name, repository, about) in ENGINES.items():
+        rows = [_row(fault, repository) for fault in known_faults().values() if fault.engine == engine]
+        parts.append(f"## {name}\n\n{about}\n\n{_COLUMNS}{''.join(rows)}")
+    return "\n".join(parts)
+
+
+def _row(fault: KnownFault, repository: str) -> str:
+    named = [fault.id, *map(str, range(2, len(fault.traces) + 1))]
+    names = [f"[{name}]({path})" for name, path in zip(named, fault.traces)]
+    more = {"report": _report(fault), "test": fault.test}
+    names += [f"[{what}](reports/{file})" for what, file in more.items() if file]
+    where = _span(fault) + (f" ({fault.only})" if fault.only else "")
+    seen = ", ".join([*fault.clauses, *(["the server ends"] if fault.ends_server else [])])
+    issue = rf"[#\1](https://github.com/{repository}/issues/\1)"
+    cells = " ".join(names) or fault.id, where, seen, fault.says, re.sub(r"#(\d+)", issue, fault.upstream)
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _report(fault: KnownFault) -> str | None:
+    """The text of a bug report, which has the name of a trace."""
+    names = (f"{path.rpartition('/')[2].removesuffix('.json')}.md" for path in fault.traces)
+    return next((name for name in names if (FOLDER / "reports" / name).is_file()), None)
+
+
+def _span(fault: KnownFault) -> str:
+    every = [version for version in releases(fault.engine) if fault.is_in(version)]
+    first, last = (re.sub(r"^(0\.\d\d)\.0$", r"\1", version) for version in (every[0], every[-1]))
+    return first if first == last else f"{first} to {last}"
