@@ -41,11 +41,11 @@ def setup_server(release: str, again: bool) -> int:
 @click.command()
 @click.argument("logs", metavar="LOG...", nargs=-1)
 @click.option(
-    "--follow", is_flag=True, help="Go on reading while the server writes, and tell partings at once."
+    "--follow", is_flag=True, help="Go on reading while the server writes, and report each mismatch at once."
 )
 @click.option("--events", is_flag=True, help="List how each kind of event is read, and end.")
 @click.option(
-    "--save", "save_dir", metavar="DIR", help="Write the commands up to the first parting as a trace."
+    "--save", "save_dir", metavar="DIR", help="Write the commands up to the first mismatch as a trace."
 )
 @json_option
 def validate(
@@ -53,12 +53,12 @@ def validate(
 ) -> int:
     """Validate logs of watched servers (KVSPEC_WATCH=DIR) against the specification.
 
-    LOG is a file or a folder. Known faults of a release are told by name and fail nothing.
+    LOG is a file or a folder. Known bugs of a release are reported by name and do not affect the exit code.
     """
     from ci.report import servers
     from stateful_tests.watched import validator
     from stateful_tests.watched.reader import LogError, logs_of
-    from stateful_tests.watched.beside import TABLE, mapping_row
+    from stateful_tests.watched.mapping import TABLE, mapping_row
 
     if events:
         rows = [mapping_row(each) for each in TABLE.values()]
@@ -75,11 +75,11 @@ def validate(
             begun = time.perf_counter()
             try:
                 for line in log.lines(_alive(log) if follow else None):
-                    told = len(read.result.partings)
+                    reported = len(read.result.mismatches)
                     read.read(line)
-                    for parting in read.result.partings[told:] if follow and out.file is None else ():
-                        if parting.deviation is None:
-                            servers.shown_parting(out.console, servers.parting(parting))
+                    for found in read.result.mismatches[reported:] if follow and out.file is None else ():
+                        if found.known is None:
+                            servers.shown_mismatch(out.console, servers.mismatch(found))
             except KeyboardInterrupt:
                 if not follow:
                     raise
@@ -90,7 +90,7 @@ def validate(
                 data["saved"] = str(path)
             reports.append(data)
             servers.validated(out.console, data)
-    code = int(any(data["partings"] for data in reports))
+    code = int(any(data["mismatches"] for data in reports))
     return out.end({"format": "kvspec-validation", "version": 1, "exit_code": code, "logs": reports})
 
 
@@ -114,7 +114,7 @@ def serve_check(
     """Drive a release's own scheduler on a CPU with random clients, and judge what it does three ways.
 
     What attention would read, the server's own strict checks, and validation of its log. Only the forward
-    pass, the sockets and the clock are doubles; with --live nothing is, but for the weights. `kvspec
+    pass, the sockets and the clock are stand-ins; with --live only the weights are. `kvspec
     setup-server VERSION` comes first.
     """
     from ci.report import servers

@@ -12,10 +12,10 @@ from impl.sglang.server.events import WatchHeader
 from reference.clauses import CLAUSES
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.watched.live import LiveRun
-from stateful_tests.watched.results import LogParting, Validated
+from stateful_tests.watched.results import Mismatch, Validated
 from stateful_tests.watched.serving import JudgedRun, Served
 
-SHOWN = 5  # partings that the text shows of one log; `--json` has all
+SHOWN = 5  # mismatches that the text shows of one log; `--json` has all
 
 
 def server_text(header: WatchHeader) -> str:
@@ -41,24 +41,24 @@ def validation(name: str, header: WatchHeader, found: Validated, seconds: float,
             {"name": name, "times": times, "says": known_faults()[name].told}
             for name, times in found.known.most_common()
         ],
-        "partings": [parting(p) for p in found.found], "more_partings": found.more,
+        "mismatches": [mismatch(each) for each in found.found], "more_mismatches": found.more,
     }  # fmt: skip
 
 
-def parting(p: LogParting) -> Data:
-    """One parting."""
-    title = CLAUSES[p.clause].title if p.clause in CLAUSES else ""
+def mismatch(m: Mismatch) -> Data:
+    """One mismatch."""
+    title = CLAUSES[m.clause].title if m.clause in CLAUSES else ""
     return {
-        "file": p.file, "line": p.line, "event": p.event, "command": p.command, "clause": p.clause,
+        "file": m.file, "line": m.line, "event": m.event, "command": m.command, "clause": m.clause,
         "title": title,
-        "expected": p.expected, "observed": p.observed, "because": p.because, "request": p.about,
-        "deviation": p.deviation,
+        "expected": m.expected, "observed": m.observed, "because": m.sentence, "request": m.about,
+        "known": m.known,
     }  # fmt: skip
 
 
 def validated(out: Console, data: Data) -> None:
     """The report of one log as text."""
-    number = len(data["partings"]) + data["more_partings"]
+    number = len(data["mismatches"]) + data["more_mismatches"]
     say(out, data["log"], "bold", whole=True)
     words = {
         "server": data["server"],
@@ -72,21 +72,21 @@ def validated(out: Console, data: Data) -> None:
     for each in data["known"]:
         words[f"known {each['name']}"] = f"{each['times']} times: {each['says']}"
     labelled(out, words)
-    for found in data["partings"][:SHOWN]:
+    for found in data["mismatches"][:SHOWN]:
         out.print()
-        shown_parting(out, found)
+        shown_mismatch(out, found)
     if number > SHOWN:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
-    verdict = f"{number} lines are against the specification" if number else "conforms"
+    verdict = f"{number} mismatches" if number else "conforms"
     say(out, verdict, "bold red" if number else "bold green")
 
 
-def shown_parting(out: Console, found: Data) -> None:
-    """One parting as text."""
+def shown_mismatch(out: Console, found: Data) -> None:
+    """One mismatch as text."""
     at = f"{found['file']}:{found['line']}: {found['event']}"
     say(out, f"{at}: {found['clause']} ({found['title']})", "bold red",
         whole=True)  # fmt: skip
-    words = {"command": found["command"], "rules": found["expected"], "server": found["observed"]}
+    words = {"command": found["command"], "expected": found["expected"], "server": found["observed"]}
     if found["request"]:
         words["state"] = found["request"]
     labelled(out, {k: v for k, v in words.items() if v})
@@ -103,7 +103,7 @@ def served(result: Served, folder: Path | None) -> Data:
             "known": finding.known, "forwards": judged.outcome.forwards,
             "config": msgspec.to_builtins(judged.run.config), "seed": judged.run.seed,
             "clients": msgspec.to_builtins(judged.run.clients), "tail": judged.tail, "saved": saved,
-            "parting": parting(finding.parting) if finding.parting else None,
+            "mismatch": mismatch(finding.mismatch) if finding.mismatch else None,
             "again": None if saved is None else f"kvspec serve-check --again {saved}",
         })  # fmt: skip
     new = [each for each in found if not each["known"]]
@@ -121,8 +121,8 @@ def lived(run: LiveRun, seed: int, kept: Path) -> Data:
     data = validation("a live server", run.header, run.validated, run.seconds, None)
     wrong = [] if run.died else run.wrong
     if not run.said.get("tokens") and not run.died:
-        wrong = [*wrong, "no client was told a token"]
-    found = bool(wrong or data["partings"])
+        wrong = [*wrong, "no client got a token"]
+    found = bool(wrong or data["mismatches"])
     return {
         "format": "kvspec-serve-live", "version": 1, "seed": seed, "start_s": round(run.start_s, 1),
         "clients": run.said, "wrong": wrong, "behind_s": round(run.behind_s, 2), "died": run.died,
@@ -199,7 +199,7 @@ def _client_text(client: Data) -> str:
 
 def events_table(out: Console, rows: list[dict[str, Any]]) -> None:
     """How each event is read."""
-    shown = table("event", "becomes", "judged besides the outcome")
+    shown = table("event", "guard", "commands", "compared besides their outcome")
     for row in rows:
-        shown.add_row(row["event"], row["commands"] or "-", row["judged"] or "-")
+        shown.add_row(*(row[name] or "-" for name in ("event", "guard", "commands", "compared")))
     out.print(shown)

@@ -2,21 +2,23 @@
 
 Labels, sentences and releases of the faults are in fixtures/releases/known.toml.
 
-Without them one known fault would drown the rest: the reference would part from the server at every line
-after it. Each is told as a parting with its name, and fails nothing by itself.
+Without them one known fault would hide the rest of a log. Each is reported by its id, and does not affect
+the verdict.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from impl.sglang.server.clients import Config
-from impl.sglang.server.events import WatchHeader
-from reference.commands import Command, Finish, Retract
-from reference.ledger import Cursors, Request, Session, State, text_cut
+from impl.sglang.server.events import Event, Released, SessionClosed, Submitted, WatchHeader
+from reference.commands import Close, Command, Finish, Reason, Retract, Submit
+from reference.ledger import State
 from stateful_tests.lockstep.known_faults import label
-from stateful_tests.watched.judging import Shown
+from stateful_tests.watched.judging import Shown, Verdict
 from stateful_tests.watched.results import Validated
+from stateful_tests.watched.seen import Seen
 
 
 _WITHOUT_KV = re.compile("a reused row must carry allocated KV|reusing request must be chunked or have")
@@ -75,7 +77,7 @@ def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | N
 
 
 def rejected_as_turn(header: WatchHeader) -> str | None:
-    """A rejected turn ends as its session's: from here on two turns have one slot."""
+    """A rejected turn ends as its session's."""
     return label(header.release, "rejection-takes-slot")
 
 
@@ -89,18 +91,38 @@ def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
     return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
-def without_turn(state: State, session: Session) -> State:
-    """The session's turn goes on as a request of nobody's; the session has its text."""
-    request = state.request(session.turn or "")
-    if request is None:
-        return state.with_session(session._replace(turn=None))
-    state = state.with_request(request._replace(session=None))
-    history = text_cut(request.text, request.origin + request.output)
-    return state.with_session(session._replace(turn=None, history=history))
+def two_turns(header: WatchHeader, seen: Seen, e: Event) -> tuple[Verdict, Command | None, str | None] | None:
+    """From this line on two turns write into one row: what is wrong, and the known fault that it is."""
+    match e:
+        case Submitted(rejected=False) if session := seen.sessions.get(e.session or ""):
+            turn, clause = session.turn, "OUT-1"
+            command: Command = Submit(e.request, e.session, e.new)
+            want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {turn} has not ended"
+            observed = "took the turn"
+        case SessionClosed() if session := seen.sessions.get(e.session):
+            turn, clause, command = session.turn, "SES-2", Close(e.session)
+            want, observed = f"{e.session} stays until its turn {turn} ends", "closed it"
+        case Released() if (r := seen.requests.get(e.request)) and r.rejected and e.session is not None:
+            want = f"{e.session} has nothing of {e.request}, which it has rejected"
+            return Verdict("SES-2", want, "releases it as its turn"), None, rejected_as_turn(header)
+        case _:
+            return None
+    if turn is None or (its := seen.requests.get(turn)) is None:
+        return None
+    known = orphaned(header, retracted=its.retracts > 0, rejected=its.interrupted)
+    return Verdict(clause, want, observed), command, known
 
 
-def kept_as_finished(state: State, session: Session, request: Request) -> State:
-    """The session keeps slot and text of a turn that was retracted and then aborted."""
-    kept: Cursors | None = session.slot
-    history = text_cut(request.text, request.origin + request.output)
-    return state.with_session(session._replace(slot=kept, history=history, turn=None))
+def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:
+    """Positions of a session that count as committed when its turn ends, and that were never computed."""
+    if e.session is not None and e.after is not None and label(header.release, "last-token"):
+        yield from ((e.session, at) for at in range(e.before[0], e.after[0]))
+
+
+def with_slots(state: State, shown: Shown) -> State:
+    """The sessions' slots as the server has them."""
+    for name, kept in shown.slots.items():
+        session = state.session(name)
+        if session is not None:
+            state = state.with_session(session._replace(slot=kept))
+    return state

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class LogParting:
-    """One line of a log where the server left the specification.
+class Mismatch:
+    """A line of a log at which the server left the specification.
 
-    deviation: name of a known fault of its release that explains it, and which the reference has followed.
+    known: id of the known fault of its release that explains it.
+    about: the reference's request and session at stake, as they were before the line.
     """
 
     file: str
@@ -20,21 +21,31 @@ class LogParting:
     clause: str
     expected: str
     observed: str
-    because: str
-    deviation: str | None = None
-    about: str = ""  # the reference's request and session at stake, as they were before
+    known: str | None = None
+    about: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Both sides in one line."""
+        return f"the server: {self.observed}; expected: {self.expected}"
 
 
 @dataclass(slots=True)
 class Validated:
-    """What came of a log. compared: values of the server that were compared with the rules'; given: sessions
-    and requests that were there when the log began; policy: refusals that are the server's to choose; known:
-    how often each known fault was met, of which `partings` has the first few.
+    """What came of a log.
 
-    What follows from known faults elsewhere than in a log: holes, (session, position) that count as committed
-    and that nobody computed; ended: the fault after which two turns write into one row, and anything may.
-    prepared: a prefill was, and has not run; parked: a request waited between two chunks when the last round
-    was prepared.
+    compared: values of the server that were compared with the expected ones.
+    given: sessions and requests that were taken from a snapshot.
+    policy: refusals that are the server's to choose.
+    reached: decisions of the scheduler, and how often it took them.
+    known: how often each known fault was met; `mismatches` has the first few of each.
+    more: mismatches that no known fault explains, beyond those that are kept.
+
+    Known faults show elsewhere than in a log, too:
+    holes: (session, position) that count as committed, and whose KV was never written.
+    ended: the known fault after which two turns write into one row; no later line is judged.
+    prepared: a prefill was prepared, and has not run.
+    parked: a request waited between two chunks when the last round was prepared.
     """
 
     events: int = 0
@@ -45,7 +56,7 @@ class Validated:
     policy: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     reached: Counter[str] = field(default_factory=Counter)
-    partings: list[LogParting] = field(default_factory=list)
+    mismatches: list[Mismatch] = field(default_factory=list)
     more: int = 0
     known: Counter[str] = field(default_factory=Counter)
     holes: set[tuple[str, int]] = field(default_factory=set)
@@ -54,6 +65,11 @@ class Validated:
     parked: bool = False
 
     @property
-    def found(self) -> list[LogParting]:
-        """Partings that no known fault explains."""
-        return [p for p in self.partings if p.deviation is None]
+    def found(self) -> list[Mismatch]:
+        """Mismatches that no known fault explains."""
+        return [each for each in self.mismatches if each.known is None]
+
+    def reach(self, decision: str, taken: bool = True) -> None:
+        """Count a decision of the scheduler, if it was taken."""
+        if taken:
+            self.reached[decision] += 1

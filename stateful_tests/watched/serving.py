@@ -23,7 +23,7 @@ from impl.sglang.server.whole_scheduler import Misread, RunOutcome
 from impl.sglang.server.worker import Job
 from stateful_tests.watched import deviations, population
 from stateful_tests.watched.reader import logs_of
-from stateful_tests.watched.results import LogParting, Validated
+from stateful_tests.watched.results import Mismatch, Validated
 from stateful_tests.watched.validator import Validator
 
 FORMAT, VERSION = "kvspec-served-run", 1
@@ -57,7 +57,7 @@ class ServedFinding:
     key: str
     says: str
     known: str = ""
-    parting: LogParting | None = None
+    mismatch: Mismatch | None = None
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Served:
 def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
     """Serve one run, and judge it."""
     with tempfile.TemporaryDirectory(prefix="kvspec-") as folder:
-        watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level}
+        watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level, "KVSPEC_WATCH_SNAPSHOT": "64"}
         outcome = runner.run(Job(run.config, run.clients, run.seed, watch))
         validated, tail = Validated(), []
         if any(Path(folder).iterdir()):
@@ -107,9 +107,9 @@ def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
 
 def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
     ended = validated.ended
-    for parting in validated.partings:
-        key = f"log {parting.clause} {parting.event}"
-        yield ServedFinding("log", key, parting.because, parting.deviation or "", parting)
+    for each in validated.mismatches:
+        key = f"log {each.clause} {each.event}"
+        yield ServedFinding("log", key, each.sentence, each.known or "", each)
     reads: dict[tuple[str, str], list[Misread]] = {}
     for misread in outcome.misread:
         hole = (misread.request.rpartition(".")[0], misread.position) in validated.holes

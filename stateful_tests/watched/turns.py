@@ -1,146 +1,150 @@
-"""How events of sessions and of waiting requests are read."""
+"""Actions of sessions, and of requests that wait."""
 
 from __future__ import annotations
 
 from impl.sglang.server import events as log
-from reference import given
-from reference.commands import Abort, Close, Command, Open, Reason, Submit
-from reference.ledger import Session, text_len
-from stateful_tests.watched import deviations as known
-from stateful_tests.watched.beside import Beside, reads
-from stateful_tests.watched.judging import Verdict
+from reference.commands import Abort, Close, Open, Reason, Submit
+from reference.ledger import Session, text_cut, text_len
+from stateful_tests.watched import deviations
+from stateful_tests.watched.beside import Beside, Diverged
+from stateful_tests.watched.mapping import action
 
 
-class Turns(Beside):
-    """Each method is a row of the table."""
+@action(log.SessionOpened, commands="open")
+def opened(beside: Beside, e: log.SessionOpened) -> None:
+    if e.done:
+        beside.do(Open(e.session))
+    elif beside.state.session(e.session) is None:
+        beside.result.policy["open"] += 1
 
-    # -- sessions -----------------------------------------------------------------------------------
 
-    @reads(log.SessionOpened, "open", "")
-    def _open(self, e: log.SessionOpened) -> None:
-        if e.done:
-            self._do(Open(e.session))
-            self._times_out.update([e.session] if e.times_out else [])
-        elif self.state.session(e.session) is None:
-            self.result.policy["open"] += 1
+@action(log.CloseAsked, compared="it is closed by the next step, if no turn is in flight")
+def close_asked(beside: Beside, e: log.CloseAsked) -> None:
+    session = beside.state.session(e.session)
+    if session is None:
+        return
+    beside.of_session(e.session).close_asked = True
+    if session.turn is None:
+        beside.seen.due[e.session] = None
+    beside.result.reach("a close while a turn is in flight", session.turn is not None)
 
-    @reads(log.CloseAsked, "", "it is closed at once, if no turn is in flight")
-    def _close_asked(self, e: log.CloseAsked) -> None:
-        session = self.state.session(e.session)
-        in_flight = session is not None and session.turn is not None
-        self._reach("a close while a turn is in flight", in_flight)
-        self._closing[e.session] = in_flight
 
-    @reads(log.SessionClosed, "close", "no turn is in flight; somebody asked for it, or its time is over")
-    def _closed(self, e: log.SessionClosed) -> None:
-        session = self.state.session(e.session)
-        asked = self._closing.pop(e.session, None) is not None or e.session in self._times_out
-        self._times_out.discard(e.session)
-        if session is not None and not asked:
-            want = f"{e.session} stays open: nobody has closed it, and it has no timeout"
-            self._part(Close(e.session), Verdict("SES-2", want, "closed it"))
-        if session is not None and session.turn is not None:
-            want = f"{e.session} stays until its turn {session.turn} ends"
-            self._orphan(session, Close(e.session), Verdict("SES-2", want, "closed it"), ends=True)
-            return
-        self._busy.pop(e.session, None)
-        self._do(Close(e.session))
-        self._pages.forget(e.session)
-        self._texts.history.pop(e.session, None)
+@action(
+    log.SessionClosed,
+    guard="no turn is in flight; a client asked for it, or its time is over",
+    commands="close",
+)
+def closed(beside: Beside, e: log.SessionClosed) -> None:
+    seen = beside.of_session(e.session)
+    if beside.state.session(e.session) is not None and not (seen.close_asked or seen.times_out):
+        want = f"{e.session} stays open: nobody has closed it, and it has no timeout"
+        raise Diverged("SES-2", want, "closed it", Close(e.session))
+    beside.do(Close(e.session))
+    beside.pages.forget(e.session)
+    beside.texts.history.pop(e.session, None)
 
-    def _closes_wait(self) -> None:
-        """A close that nothing keeps waiting has happened by the next step."""
-        for name, waits in self._closing.items():
-            if not waits and self.state.session(name) is not None:
-                self._closing[name] = True
-                want = f"{name} is closed: none of its turns is in flight"
-                self._part(Close(name), Verdict("SES-4", want, "it is open"), self._busy.get(name))
 
-    @reads(
-        log.Submitted, "submit (rejected: submit of a request by itself)", "origin; that a rejection is due"
-    )
-    def _submit(self, e: log.Submitted) -> None:
-        session = self.state.session(e.session)
-        if e.rejected:
-            self._reject(e, session)
-            return
-        for found in self._texts.asks(e.request, e.session, e.ids):
-            self._part(None, found)
-        command = Submit(e.request, e.session, e.new)
-        if session is not None and session.turn is not None:
-            want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
-            self._orphan(session, command, Verdict("OUT-1", want, "took the turn"), ends=True)
-            return
-        kept = self._kept.pop(e.session or "", None)
-        if session is not None and kept is not None and text_len(kept) + e.new == e.tokens:
-            told = Verdict("SES-1", "the history without the turn that was aborted", f"has {e.tokens} tokens")
-            self._part(command, told, known.orphaned(self.header, retracted=True, rejected=False))
-            self.state = given.with_history(self.state, session.name, kept)
-        if self._do(command):
-            origin = self._origin(e.request)
-            if origin != e.tokens:
-                told = Verdict(
-                    "SES-1", f"{origin} tokens of input: the history and {e.new} new", f"has {e.tokens}"
-                )
-                self._part(command, told)
-                request = self.state.request(e.request)
-                assert request is not None
-                self.state = self.state.with_request(request._replace(origin=e.tokens))
-            self.result.compared += 1
+def closes_happen(beside: Beside) -> None:
+    """A close that no turn keeps waiting has happened by the next step."""
+    for name in list(beside.seen.due):
+        del beside.seen.due[name]
+        known = beside.of_session(name).stays_busy
+        want = f"{name} is closed: none of its turns is in flight"
+        beside.deviates(known, "SES-4", want, "it is open", Close(name))
 
-    def _orphan(self, session: Session, command: Command, found: Verdict, *, ends: bool) -> None:
-        """The server no longer counts a turn as its session's. ends: others may write into its row."""
-        assert session.turn is not None
-        retracted, rejected = self._retracts[session.turn] > 0, session.turn in self._interrupted
-        deviation = known.orphaned(self.header, retracted=retracted, rejected=rejected)
-        (self._ends if ends else self._part)(command, found, deviation)
-        self.state = known.without_turn(self.state, session)
-        self._orphans[session.turn] = session.name
 
-    def _origin(self, name: str) -> int:
-        request = self.state.request(name)
-        assert request is not None
-        return request.origin
+@action(
+    log.Submitted,
+    guard="no turn of the session is in flight; one that is rejected: there is one",
+    commands="submit (rejected: submit of a request by itself)",
+    compared="origin; the input begins with the history",
+)
+def submitted(beside: Beside, e: log.Submitted) -> None:
+    if e.rejected:
+        _rejected(beside, e)
+        return
+    command, session = Submit(e.request, e.session, e.new), beside.state.session(e.session)
+    if session is not None and beside.of_session(session.name).text_unknown:
+        _shows_text(beside, session, e)
+    for found in beside.texts.asks(e.request, e.session, e.ids):
+        raise Diverged(*found, command)
+    beside.do(command)
+    origin = beside.request(e.request).origin
+    beside.result.compared += 1
+    if origin != e.tokens:
+        want = f"{origin} tokens of input: the history and {e.new} new"
+        raise Diverged("SES-1", want, f"has {e.tokens}", command)
 
-    def _reject(self, e: log.Submitted, session: Session | None) -> None:
-        """It was refused as a turn; what runs is a request of one token, outside of the session."""
-        busy = session is not None and session.turn is not None
-        if session is not None and not busy and "active request" in e.why:
-            told = Verdict(
-                "OUT-1", f"done: no turn of {session.name} is in flight", "refused: turn_in_flight"
-            )
-            self._part(Submit(e.request, e.session, e.new), told, self._busy.get(session.name))
-        elif not busy:
-            self.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
-        else:
-            self._reach("a second turn that is rejected")
-        if e.session is not None:
-            self._rejected[e.request] = e.session
-        self._do(Submit(e.request, None, max(1, e.tokens)))
 
-    # -- requests that wait ---------------------------------------------------------------------------
+def _shows_text(beside: Beside, session: Session, e: log.Submitted) -> None:
+    """A known fault has left other text in a session, as the length of its next input shows."""
+    beside.of_session(session.name).text_unknown = False
+    beside.texts.history.pop(session.name, None)
+    had, has = text_len(session.history), e.tokens - e.new
+    if had == has or has < 0:
+        return
+    retracted = deviations.orphaned(beside.header, retracted=True, rejected=False)
+    known = retracted or deviations.orphaned(beside.header, retracted=False, rejected=True)
+    want = f"{had} tokens of history, without a turn that no longer counts"
+    command = Submit(e.request, e.session, e.new)
+    beside.deviates(known, "SES-1", want, f"has {has}", command)
+    serial = beside.state.serial + 1
+    text = ((serial, has),) if has else ()
+    state = beside.state.with_session(session._replace(history=text))
+    beside.state = state._replace(serial=serial)
 
-    def _given_up(self) -> None:
-        """Retracted and not queued again: the server's last resort is to give the request up."""
-        for name in list(self._outside):
-            self._reach("the last resort: the only request is given up")
-            self._abort_queued(name)
-        self._outside.clear()
 
-    def _abort_queued(self, name: str) -> None:
-        request = self.state.request(name)
-        assert request is not None
-        session = self.state.session(request.session)
-        self._interrupts(name)
-        counted = request.session or self._orphans.get(name)
-        whose = self.state.session(self._rejected.pop(name, counted))
-        if whose is not None and whose.turn in (None, name):
-            stays = known.stays_busy(self.header, retracted=request.started)
-            self._busy.update({whose.name: stays} if stays else {})
-        self._matched.pop(name, None)
-        self._do(Abort(name))
-        if session is not None and session.slot is not None and request.started:
-            want = f"all that {session.name} keeps is wiped: {name} has written KV"
-            deviation = known.orphaned(self.header, retracted=True, rejected=False)
-            self._part(Abort(name), Verdict("SES-2", want, "keeps slot and text"), deviation)
-            self.state = known.kept_as_finished(self.state, session, request)
+def _rejected(beside: Beside, e: log.Submitted) -> None:
+    """It was refused as a turn; what runs is a request of one token, outside of the session."""
+    session = beside.state.session(e.session)
+    busy = session is not None and session.turn is not None
+    if session is not None and not busy and "active request" in e.why:
+        known = beside.of_session(session.name).stays_busy
+        want = f"done: no turn of {session.name} is in flight"
+        observed = f"refused: {Reason.TURN_IN_FLIGHT.value}"
+        beside.deviates(known, "OUT-1", want, observed, Submit(e.request, e.session, e.new))
+    elif busy:
+        beside.result.reach("a second turn that is rejected")
+    else:
+        beside.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
+    beside.do(Submit(e.request, None, max(1, e.tokens)))
+
+
+@action(log.Requeued, guard="it was retracted")
+def requeued(beside: Beside, e: log.Requeued) -> None:
+    if e.request not in beside.seen.outside:
+        raise Diverged("OUT-1", f"{e.request} is queued once", "queues it again")
+
+
+@action(log.QueueAborted, guard="each of them waits", commands="abort of each")
+def queue_aborted(beside: Beside, e: log.QueueAborted) -> None:
+    for name in e.queued:
+        if (request := beside.state.request(name)) is not None:
+            beside.result.reach("an abort in the queue")
+            beside.result.reach("an abort after a retract", request.started)
+            abort_queued(beside, name)
+
+
+def given_up(beside: Beside) -> None:
+    """Retracted and not queued again: the server's last resort is to give the request up."""
+    for name in beside.seen.outside:
+        beside.result.reach("the last resort: the only request is given up")
+        abort_queued(beside, name)
+
+
+def abort_queued(beside: Beside, name: str) -> None:
+    """A request that waits is given up."""
+    request, seen = beside.request(name), beside.of(name)
+    whose = beside.state.session(request.session or seen.session)
+    if whose is not None and whose.turn in (None, name):
+        stays = deviations.stays_busy(beside.header, retracted=request.started)
+        beside.of_session(whose.name).stays_busy = stays or beside.of_session(whose.name).stays_busy
+    keeps = beside.session_of(request)
+    beside.do(Abort(name))
+    known = deviations.orphaned(beside.header, retracted=True, rejected=False)
+    if known and keeps is not None and keeps.slot is not None and request.started:
+        want = f"all that {keeps.name} keeps is wiped: {name} has written KV"
+        beside.deviates(known, "SES-2", want, "keeps slot and text", Abort(name))
+        history = text_cut(request.text, request.origin + request.output)
+        beside.state = beside.state.with_session(keeps._replace(history=history, turn=None))
+        beside.of_session(keeps.name).text_unknown = True

@@ -11,7 +11,7 @@ from typing import Literal, Union, get_args
 
 from msgspec import Struct
 
-FORMAT, VERSION = "kvspec-watch", 2
+FORMAT, VERSION = "kvspec-watch", 3
 
 Cells = tuple[int, int, int, int]  # C, A, E, R
 Lane = tuple[str, int, int, int, int]  # a request and its cursors
@@ -146,7 +146,8 @@ class QueueAborted(_Event, tag="abort"):
 
 
 class SessionState(Struct, forbid_unknown_fields=True):
-    """A session in a snapshot; cursors: of its slot, if it keeps a row."""
+    """A session in a snapshot. cursors: of its slot, if it keeps a row; turn: the unfinished request whose
+    text it has."""
 
     session: str
     tokens: int
@@ -154,10 +155,12 @@ class SessionState(Struct, forbid_unknown_fields=True):
     cursors: Cells | None
     ids: list[int] | None = None
     times_out: bool = False
+    turn: str | None = None
 
 
 class RequestState(Struct, forbid_unknown_fields=True):
-    """An unfinished request in a snapshot."""
+    """An unfinished request in a snapshot. rounds: its rounds whose results are to come; True: in a mixed
+    batch beside a prefill."""
 
     request: str
     session: str | None
@@ -168,10 +171,11 @@ class RequestState(Struct, forbid_unknown_fields=True):
     retracted: bool
     cursors: Cells | None
     ids: list[int] | None = None
+    rounds: list[bool] = []
 
 
 class Snapshot(_Event, tag="snapshot"):
-    """The whole state: a file begins here, or `dropped` events were lost before."""
+    """The whole state, now and then, where a file begins, and where `dropped` events were lost before."""
 
     dropped: int
     sessions: list[SessionState]

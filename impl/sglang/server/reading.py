@@ -77,18 +77,22 @@ class Reader:
         for name, session in self.scheduler.session_controller.sessions.items():
             if not session.streaming:
                 continue
-            history: list[int] = []
-            for node in session.req_nodes.values():
-                last = node.req
-                history = list(last.origin_input_ids[: session.committed_origin_len])
-                history += list(last.output_ids[: last.sampling_params.max_new_tokens])
+            length, turn = 0, None
+            history: list[int] | None = [] if pages else None
+            for last in [node.req for node in session.req_nodes.values()][-1:]:
+                ahead = min(session.committed_origin_len, len(last.origin_input_ids))
+                outputs = min(len(last.output_ids), last.sampling_params.max_new_tokens)
+                length, turn = ahead + outputs, None if last.finished() else last.rid
+                if pages:
+                    history = [*last.origin_input_ids[:ahead], *last.output_ids[:outputs]]
             slot = slot_of(self.tree, name)
             sessions.append(SessionState(
-                session=name, tokens=len(history), closing=bool(session.close_on_finish),
+                session=name, tokens=length, closing=bool(session.close_on_finish),
                 cursors=None if slot is None else cursors_of(slot),
-                times_out=session.timeout is not None, ids=history if pages else None,
+                times_out=session.timeout is not None, ids=history, turn=turn,
             ))  # fmt: skip
         requests: dict[str, RequestState] = {}
+        rounds = self._in_flight(plan)
         for request, queued in self._unfinished(plan):
             if request.rid in requests or (not queued and not holds(request)):
                 continue
@@ -98,8 +102,25 @@ class Reader:
                 rejected=request.to_finish is not None, retracted=bool(request.is_retracted),
                 cursors=None if queued else cursors_of(request),
                 ids=[*request.origin_input_ids, *request.output_ids] if pages else None,
+                rounds=rounds.get(request.rid, []),
             )  # fmt: skip
         return Snapshot(dropped, sessions, list(requests.values()))
+
+    def _in_flight(self, plan: Any) -> dict[str, list[bool]]:
+        """Rounds whose results are to come, the oldest first; True: a decode entry of a mixed batch."""
+        found: dict[str, list[bool]] = {}
+        waiting = [batch for batch, _ in getattr(self.scheduler, "result_queue", ())]
+        for batch in (*waiting, getattr(plan, "batch_to_run", plan)):
+            decoding = getattr(batch, "decoding_reqs", None) or ()
+            for request in batch.reqs if batch is not None else ():
+                found.setdefault(request.rid, []).append(request in decoding)
+        return found
+
+    def entries(self) -> int:
+        """About how many sessions and requests a snapshot would have."""
+        scheduler = self.scheduler
+        running = getattr(scheduler.running_batch, "reqs", None) or ()
+        return len(scheduler.session_controller.sessions) + len(scheduler.waiting_queue) + len(running)
 
     def _unfinished(self, plan: Any) -> list[tuple[Any, bool]]:
         scheduler, found = self.scheduler, []

@@ -7,6 +7,7 @@ folder.
     KVSPEC_WATCH_LEVEL=lengths  cursors and free counts (for production), or `pages`: token ids, rows, free
                                 lists, mapping and tree as well (for tests)
     KVSPEC_WATCH_MB=64          a new file when one is larger; the newest KVSPEC_WATCH_FILES=16 are kept
+    KVSPEC_WATCH_SNAPSHOT=512   events from one snapshot of the whole state to the next, at least
 
 A hook notes plain numbers and strings before or after SGLang's function, and never changes what that does.
 What goes wrong in a hook is noted as an event `failed` and raised nowhere. Cursors are lists: C, A, E, R.
@@ -31,6 +32,7 @@ from impl.sglang.server.events import (
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.reading import Reader, cursors_of, holds, lanes_of, session_of, slot_of
 
+SHARE, MAX_ENTRIES = 20, 1024  # of a snapshot: one entry for so many lines; entries, which take 3 us each
 # What a hook does before the function, and after it with its result. A plain method is given the result.
 Steps = Generator[None, Any, None]
 
@@ -51,6 +53,7 @@ class Watcher:
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
         self._steps = self._failures = 0
         self._told = 0  # lines up to the last step
+        self._next_snapshot = 0  # lines before it is due
         self.on = False
         if settings is not None:
             self.start(settings)
@@ -63,7 +66,9 @@ class Watcher:
             raise ValueError(f"KVSPEC_WATCH_LEVEL: {self.level!r:.40} is neither lengths nor pages")
         self.most_bytes = int(settings.get("KVSPEC_WATCH_MB", "64")) << 20
         self.keep = int(settings.get("KVSPEC_WATCH_FILES", "16"))
+        self.every = int(settings.get("KVSPEC_WATCH_SNAPSHOT", "512"))
         self.pages, self.on = self.level == "pages", True
+        self._next_snapshot = self.every
 
     # -- events -----------------------------------------------------------------------------------
 
@@ -224,13 +229,21 @@ class Watcher:
         ])  # fmt: skip
         if self.pages and self.reader is not None:
             log.put(self.reader.pages(plan))
-        if log.wants_snapshot:
+        if log.wants_snapshot or log.told >= self._next_snapshot > 0:
             self._snapshot(log, plan)
         self._told = log.told
 
     def _snapshot(self, log: EventLog, plan: Any) -> None:
-        """The whole state, where a file begins or events were lost."""
+        """The whole state: now and then, where a file begins, and where events were lost.
+
+        One that nothing asks for has at most MAX_ENTRIES sessions and requests, and no more than a SHARE of
+        the lines before it.
+        """
         assert self.reader is not None
+        entries = self.reader.entries()
+        self._next_snapshot = log.told + max(self.every, SHARE * entries)
+        if entries > MAX_ENTRIES and not log.wants_snapshot and not log.dropped:
+            return
         self._looked_at.clear()
         dropped, log.dropped, log.wants_snapshot = log.dropped, 0, False
         log.put(self.reader.snapshot(plan, self.pages, dropped))

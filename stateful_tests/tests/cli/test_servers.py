@@ -24,13 +24,13 @@ def wrong(tmp_path):
     return str(path)
 
 
-def test_a_parting(wrong, tmp_path, capsys):
+def test_a_mismatch(wrong, tmp_path, capsys):
     report = tmp_path / "report.json"
     assert run(["validate", wrong, "--json", str(report), "--save", str(tmp_path)]) == 1
     text = capsys.readouterr().out
     assert "LEN-2 (finish and retract cap at target)" in text and "wrong.jsonl:" in text
     data = json.loads(report.read_text())
-    assert data["exit_code"] == 1 and data["logs"][0]["partings"][0]["clause"] == "LEN-2"
+    assert data["exit_code"] == 1 and data["logs"][0]["mismatches"][0]["clause"] == "LEN-2"
     assert run(["replay", data["logs"][0]["saved"], "--impl", "reference"]) == 0
 
 

@@ -50,7 +50,7 @@ class _Scheduler:
     is_mixed_chunk = False
 
     def __init__(self, driver: Any, spec_algorithm: Any) -> None:
-        server = driver.server
+        server, self.prepared = driver.server, list[Any]()
         self.server, self.spec_algorithm = server, spec_algorithm
         self.token_to_kv_pool_allocator, self.req_to_token_pool = server.allocator, server.rows
         self.tree_cache, self.session_controller = server.cache, server.controller
@@ -60,7 +60,8 @@ class _Scheduler:
     @property
     def waiting_queue(self) -> list[Any]:
         waits = (RequestPhase.QUEUED, RequestPhase.ADMITTED)
-        return [turn.req for turn in self.server.turns.values() if turn.phase in waits]
+        found = [turn.req for turn in self.server.turns.values() if turn.phase in waits]
+        return [req for req in found if all(req is not each for each in self.prepared)]
 
 
 def watched_driver(folder: Path, spec: bool) -> type:
@@ -70,16 +71,20 @@ def watched_driver(folder: Path, spec: bool) -> type:
 
     watcher = Watcher()
     told: dict[str, Callable[..., Any]] = {name: around(watcher, name) for _, name in POINTS}
-    rounds: list[Any] = []  # the prefill that was prepared last
 
     def extended(original: Callable[..., Any], batch: Any) -> Any:
-        rounds[:] = [_round(batch, decodes=False)]
-        return told["extend"](original, batch)
+        result = told["extend"](original, batch)
+        watched[-1].ends_step(batch, decodes=False)
+        lengths = zip(batch.reqs, batch.prefix_lens, batch.extend_lens)
+        chunks = [r for r, had, new in lengths if had + new < len(r.origin_input_ids) + len(r.output_ids)]
+        told["result"](_nothing, None, SimpleNamespace(reqs=chunks))  # the driver has no result of these
+        return result
 
     def opened(original: Callable[..., Any], *args: Any) -> Any:
         return told["open_session"](lambda *_: (original(*args), Bag(success=True))[1], *args)
 
     own = {"open_session": opened, "extend": extended}
+    watched: list[Any] = []  # the driver
     count = reading.Reader.counts
 
     def counts(reader: Any) -> tuple[int, ...]:
@@ -95,21 +100,21 @@ def watched_driver(folder: Path, spec: bool) -> type:
 
         def __init__(self, release: Any, *where: Any, **how: Any) -> None:
             super().__init__(release, *where, **how)
+            watched.append(self)
             reading.version = lambda _: release.version  # type: ignore[assignment]
             reading.claims = lambda: release.claimed
             for target, name in POINTS:
                 if name not in ONLY_IN_A_SERVER:
                     _hooked(f"sglang.srt.{target}", own.get(name, told[name]))
             _after(release, "abort_queued", lambda _, req: self._aborted(req))
-            _after(release, "prepare_spec", lambda _, batch, *__: self._decodes(batch))
-            _hooked(_DECODE, lambda original, batch: (original(batch), self._decodes(batch))[0])
+            _after(release, "prepare_spec", lambda _, batch, *__: self.ends_step(batch, decodes=True))
+            _hooked(_DECODE, self._prepared)
 
         def reset(self, geometry: Geometry) -> None:
             if watcher.log is not None:
                 watcher.log.close()
             super().reset(geometry)
             self.runs += 1
-            rounds.clear()
             watcher.__init__({"KVSPEC_WATCH": str(folder / f"{self.runs:04}")})  # type: ignore[misc]
             self.scheduler = _Scheduler(self, SpecAlgorithm(spec))
             _after(self.server, "new_request", lambda req, *_: told["queue"](_nothing, None, req))
@@ -126,12 +131,19 @@ def watched_driver(folder: Path, spec: bool) -> type:
             if isinstance(command, Retract) and (turn := self.server.turns.get(command.request)):
                 if turn.phase is RequestPhase.QUEUED:
                     told["queue"](_nothing, None, turn.req, True)
-            told["step"](lambda _: rounds.pop() if rounds else None, self.scheduler)
+            told["step"](_nothing, self.scheduler)
             return outcome
 
-        def _decodes(self, batch: Any) -> None:
+        def _prepared(self, original: Callable[..., Any], batch: Any) -> Any:
+            result = original(batch)
+            self.ends_step(batch, decodes=True)
+            return result
+
+        def ends_step(self, batch: Any, *, decodes: bool) -> None:
             """A step of a server ends where a round is prepared."""
-            told["step"](lambda _: _round(batch, decodes=True), self.scheduler)
+            self.scheduler.prepared = batch.reqs
+            told["step"](lambda _: _round(batch, decodes=decodes), self.scheduler)
+            self.scheduler.prepared = []
 
         def _aborted(self, req: Any) -> None:
             asked = Bag(rid=req.rid, abort_all=False)

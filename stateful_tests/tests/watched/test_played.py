@@ -18,6 +18,7 @@ from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.tests.support.played_watch import WatchedRelease
+from stateful_tests.watched.beside import NOTHING
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.validator import Validator
 
@@ -34,11 +35,9 @@ class Tells(Validator):
         super().__init__(header)
         self.lives: Lives = defaultdict(list)
 
-    def _do(self, command, *choices, shown=None):
-        done = super()._do(command, *choices, shown=shown)
-        if done:
-            note(self.lives, command, str)
-        return done
+    def do(self, command, *choices, shown=NOTHING):
+        super().do(command, *choices, shown=shown)
+        note(self.lives, command, str)
 
 
 def note(lives: Lives, command: Command, name: Any) -> None:

@@ -10,7 +10,7 @@ from impl.sglang.server.events import Event
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
-from stateful_tests.watched.beside import TABLE
+from stateful_tests.watched.mapping import TABLE
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.validator import Validator
@@ -47,7 +47,7 @@ def test_a_real_scheduler_conforms(path):
     found = validate(path)
     assert not found.found, found.found[0]
     assert found.steps > 25 and found.compared > 200 and not found.skipped
-    assert {p.deviation for p in found.partings} <= known_faults().keys()
+    assert {m.known for m in found.mismatches} <= known_faults().keys()
 
 
 def test_every_event_has_a_row():
@@ -71,7 +71,7 @@ def test_one_change_is_noticed(name):
     assert not [kind for kind, _, after in found if len(after) < 2]
 
 
-def test_a_parting_names_line_clause_and_both_sides(written):
+def test_a_mismatch_names_line_clause_and_both_sides(written):
     lines = lines_of(LOGS[-1])
     at = next(n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"])
     lines[at]["after"][1] += 4  # a tail that finish forgot
@@ -81,7 +81,7 @@ def test_a_parting_names_line_clause_and_both_sides(written):
     assert str(lines[at]["session"]) in first.about
 
 
-def test_after_a_parting_the_reference_follows(written):
+def test_a_count_that_is_off_is_reported_once(written):
     lines = lines_of(LOGS[-1])
     at = next(n for n, e in enumerate(lines) if e.get("event") == "step" and n > 40)
     for line in lines[at:]:
@@ -92,7 +92,7 @@ def test_after_a_parting_the_reference_follows(written):
     assert "(-4)" in found[0].observed
 
 
-def test_a_parting_becomes_a_trace(written, tmp_path):
+def test_a_mismatch_becomes_a_trace(written, tmp_path):
     lines = lines_of(LOGS[-1])
     at = next(n for n, e in enumerate(lines) if e.get("event") == "release" and e["after"] and e["reason"])
     lines[at]["after"][1] += 4
@@ -145,8 +145,8 @@ def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
     head = {**lines_of(LOGS[-1])[0], "release": release, "page_size": 1, "window": None, "full_tokens": 64}
     head |= {"swa_tokens": 0, "rows": 6, "tree": False, "overlap": True, "speculative": False}
     found = validate(written([head, *map(json.loads, TWO_FIRST_TURNS)]))
-    assert [(p.clause, p.event, p.deviation) for p in found.partings] == [("SES-2", "release", known)]
-    assert found.skipped["events after two turns in one row"] == 1
+    assert [(m.clause, m.event, m.known) for m in found.mismatches] == [("SES-2", "release", known)]
+    assert found.skipped["events after a mismatch, up to the next snapshot"] == 1
 
 
 # Level `pages`.

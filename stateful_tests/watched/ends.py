@@ -1,0 +1,103 @@
+"""Actions of ends: finish, abort and retract of a request that has a row."""
+
+from __future__ import annotations
+
+from impl.sglang.server import events as log
+from reference.commands import Abort, Draft, Finish, Retract, SpecDecode
+from reference.cursors import cut
+from reference.ledger import Cursors, Phase, Request, State, text_cut, text_len
+from reference.rules.sessions import end_turn
+from stateful_tests.watched import deviations
+from stateful_tests.watched.beside import Beside, Diverged
+from stateful_tests.watched.judging import Shown
+from stateful_tests.watched.mapping import action
+from stateful_tests.watched.rounds import catches_up, counts_outputs
+
+
+@action(
+    log.Released,
+    guard="it has a row, with these cursors, outputs and limit",
+    commands="finish, retract or abort (spec_decode before it)",
+    compared="cursors of the session's slot",
+)
+def released(beside: Beside, e: log.Released) -> None:
+    before, after = Cursors(*e.before), Cursors(*e.after) if e.after else None
+    catches_up(beside, e.request, before)
+    if e.reason is not None:
+        _last_of_a_mixed_batch(beside, e)
+    beside.stands(e.request, before)
+    _counts(beside, e)
+    request, seen = beside.request(e.request), beside.of(e.request)
+    shown = Shown({}, {} if request.session is None else {request.session: after})
+    beside.result.reach("overshoot that is trimmed", (e.counted or e.outputs) < request.output)
+    if e.reason is None:
+        _retracted(beside, request, e.outputs, shown)
+    elif e.reason == "FINISH_ABORT":
+        beside.result.reach("an abort midway", not seen.rejected)
+        if request.session is not None and seen.retracts:
+            beside.of_session(request.session).text_unknown = True
+        beside.do(Abort(e.request), shown=shown)
+    elif e.counted == 0 and request.phase is Phase.RUNNING:
+        state = _finished_without_output(beside.state, request)
+        beside.follows_to(state, Finish(e.request, 0), shown)
+    else:
+        beside.do(Finish(e.request, e.outputs if e.counted is None else e.counted), shown=shown)
+    for found in beside.texts.ends(e.request, e.ids, goes_on=e.reason is None):
+        raise Diverged(*found)
+    session = beside.session_of(request)
+    if e.reason not in (None, "FINISH_ABORT") and session is not None:
+        beside.of_session(session.name).stays_busy = None
+        beside.texts.keeps(e.request, session.name, e.ids, text_len(session.history))
+    if after is None:
+        beside.pages.forget(request.holder)
+    else:
+        beside.pages.cut(request.holder, after.kv_committed_len)
+
+
+def _counts(beside: Beside, e: log.Released) -> None:
+    """Outputs at an end, and how many of them count."""
+    if e.reason is not None:
+        counts_outputs(beside, e.request, e.outputs)
+    least = 0 if beside.header.speculative else e.outputs  # a verify round may go beyond a stop
+    most = e.outputs if e.limit is None else min(e.outputs, e.limit)
+    if e.reason == "FINISH_LENGTH" and e.limit is not None:
+        least = most = e.limit
+    if e.counted is not None and not least <= e.counted <= most:
+        want = f"between {least} and {most} outputs count for {e.request}"
+        raise Diverged("LEN-2", want, f"counts {e.counted}")
+
+
+def _retracted(beside: Beside, request: Request, outputs: int, shown: Shown) -> None:
+    seen, reach = beside.of(request.name), beside.result.reach
+    seen.matched = None
+    seen.rounds.clear()
+    reach("a retract")
+    reach("a second retract of one request", seen.retracts == 2)
+    reach("a retract before the first result", request.output == 1 and outputs == 0)
+    beside.do(Retract(request.name, request.output - outputs), shown=shown)
+
+
+def _last_of_a_mixed_batch(beside: Beside, e: log.Released) -> None:
+    """A known fault: the server does not count the token of a mixed batch that was a request's last."""
+    request = beside.request(e.request)
+    mine = request.cursors
+    if mine is None or not any(beside.of(e.request).rounds[:1]):
+        return
+    if (e.outputs, e.before[0]) != (request.output + 1, mine.kv_committed_len):
+        return
+    draft = Draft(e.request, max(1, mine.kv_allocated_len - mine.kv_committed_len), 1)
+    beside.do(SpecDecode((draft,)))
+    known = deviations.ends_in_mixed_batch(beside.header)
+    computed = f"{e.request} has computed {mine.kv_committed_len + 1} tokens"
+    beside.deviates(known, "LEN-2", computed, f"counts {mine.kv_committed_len}")
+    beside.moves(e.request, mine)
+
+
+def _finished_without_output(state: State, request: Request) -> State:
+    """A turn that may have no output ends after its prefill; the token that it sampled is nobody's."""
+    assert request.cursors is not None
+    state, session = state.without_request(request.name), state.session(request.session)
+    if session is None:
+        return state
+    history, slot = text_cut(request.text, request.origin), cut(request.cursors, request.origin)
+    return end_turn(state, session._replace(history=history, slot=slot))

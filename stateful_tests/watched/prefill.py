@@ -1,0 +1,168 @@
+"""Actions of admission, prefill and the tree."""
+
+from __future__ import annotations
+
+from impl.sglang.server import events as log
+from reference.clauses.step import cursors_text
+from reference.commands import Admit, Choice, Chunk, EvictSwa, Extend, Reason
+from reference.ledger import Cursors, Phase, Request
+from stateful_tests.watched import deviations
+from stateful_tests.watched.beside import Beside, Diverged
+from stateful_tests.watched.judging import Shown
+from stateful_tests.watched.mapping import action
+from stateful_tests.watched.rounds import catches_up, prepared
+
+
+@action(
+    log.Admitted,
+    guard="as the turn of its session",
+    commands="admit, if the session has a slot",
+    compared="cursors of the request",
+)
+def admitted(beside: Beside, e: log.Admitted) -> None:
+    request = beside.request(e.request)
+    if request.session is not None and e.session is None:
+        request = _orphaned(beside, request)
+    beside.of(e.request).matched = e.prefix
+    session, cursors = beside.session_of(request), Cursors(*e.cursors)
+    if request.phase not in (Phase.QUEUED, Phase.ADMITTED):
+        beside.stands(e.request, cursors)
+    elif session is not None and session.slot is not None:
+        beside.result.reach("a turn that resumes")
+        beside.result.reach("a tail that admission frees", session.slot.kv_allocated_len > e.prefix)
+        beside.pages.cut(session.name, cursors.kv_committed_len)
+        beside.do(Admit(e.request), shown=Shown({e.request: cursors}, {session.name: cursors}))
+    else:
+        offered = e.cursors[3] if beside.header.tree and e.cursors[3] <= e.prefix else 0
+        beside.result.compared += 1
+        if cursors != Cursors(0, 0, 0, offered):
+            want = f"{e.request}: {cursors_text(Cursors(0, 0, 0, offered))}"
+            raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}")
+
+
+def _orphaned(beside: Beside, request: Request) -> Request:
+    """A known fault: the server no longer counts a turn as its session's, whose text it still is."""
+    session, seen = beside.session_of(request), beside.of(request.name)
+    assert session is not None
+    known = deviations.orphaned(beside.header, retracted=seen.retracts > 0, rejected=seen.interrupted)
+    want = f"{request.name} goes on as the turn of {session.name}"
+    beside.deviates(known, "SES-2", want, "as a request of nobody's", Admit(request.name))
+    request = request._replace(session=None)
+    beside.state = beside.state.with_request(request).with_session(session._replace(turn=None))
+    beside.of_session(session.name).text_unknown = True
+    return request
+
+
+@action(
+    log.Extended,
+    guard="each was admitted with that prefix",
+    commands="admit of those without a slot; extend",
+    compared="prefix and cursors of each",
+)
+def extended(beside: Beside, e: log.Extended) -> None:
+    prepared(beside, [name for name, *_ in e.lanes])
+    for name, prefix, _, cells in e.lanes:
+        seen = beside.of(name)
+        admitted_at, seen.matched = seen.matched, None
+        if admitted_at is None:
+            want = f"refused: {Reason.WRONG_PHASE.value}, as nobody admitted {name}"
+            raise Diverged("OUT-1", want, f"goes on at {prefix}")
+        if admitted_at != prefix:
+            want = f"{name} goes on at {admitted_at}, as it was admitted"
+            raise Diverged("OUT-1", want, f"goes on at {prefix}")
+        if beside.request(name).phase is Phase.QUEUED:
+            beside.do(Admit(name))
+            if beside.header.tree:
+                _prefix_from_tree(beside, name, prefix, Cursors(*cells))
+        cursors = beside.request(name).cursors
+        beside.result.compared += 1
+        if cursors is None or cursors.kv_committed_len != prefix:
+            have = cursors.kv_committed_len if cursors is not None else 0
+            raise Diverged("LEN-4", f"{name} goes on at {have}", f"goes on at {prefix}")
+    beside.result.reach("a prefill of several requests", len(e.lanes) > 1)
+    evictions = [_eviction(beside, name, Cursors(*cells)) for name, _, _, cells in e.lanes]
+    beside.do(
+        Extend(tuple(Chunk(name, tokens) for name, _, tokens, _ in e.lanes)),
+        *[choice for choice in evictions if choice is not None],
+        shown=Shown({name: Cursors(*cells) for name, _, _, cells in e.lanes}, {}),
+    )
+    phases = [beside.request(name).phase for name, *_ in e.lanes]
+    beside.result.reach("a chunked prefill", Phase.EXTENDING in phases)
+
+
+def _eviction(beside: Beside, name: str, shown: Cursors) -> Choice | None:
+    """The window eviction that came before the prefill of a request."""
+    seen, request = beside.of(name), beside.request(name)
+    choice, seen.eviction = seen.eviction, None
+    if choice is None or choice.swa_evicted_seqlen != shown.swa_evicted_seqlen:
+        return choice
+    return None if evicts_nothing(beside, request, shown) else choice
+
+
+def evicts_nothing(beside: Beside, request: Request, got: Cursors) -> bool:
+    """A window eviction inside what is the tree's frees nothing, and moves E alone."""
+    mine = request.cursors
+    if mine is None or max(got.swa_evicted_seqlen, mine.swa_evicted_seqlen) > mine.cache_protected_len:
+        return False
+    beside.moves(request.name, mine._replace(swa_evicted_seqlen=got.swa_evicted_seqlen))
+    return True
+
+
+def _prefix_from_tree(beside: Beside, name: str, prefix: int, got: Cursors) -> None:
+    """The tree gave an admitted request its prefix: how much is the tree's choice."""
+    protected = got.cache_protected_len
+    beside.result.reach("a prefix from the tree", prefix > 0)
+    if protected % beside.header.page_size or protected > prefix:
+        want = f"cache_protected_len of whole pages, at most {prefix}"
+        raise Diverged("LEN-1", want, str(protected))
+    beside.moves(name, Cursors(prefix, prefix, 0, protected))
+
+
+@action(
+    log.Checkpointed,
+    guard="it has KV",
+    commands="evict_swa, if E moves beyond what the tree takes",
+    compared="only cache_protected_len moves, up and by whole pages (E inside of it)",
+)
+def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
+    got = Cursors(*e.cursors)
+    catches_up(beside, e.request, got)  # a request that ends inserts before its release is written
+    mine, length = beside.request(e.request).cursors, got.cache_protected_len
+    beside.result.compared += 1
+    if mine is None or mine == got:
+        return
+    if beside.geometry.window and got.swa_evicted_seqlen > max(length, mine.swa_evicted_seqlen):
+        choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
+        beside.do(EvictSwa(e.request, mine.kv_committed_len), choice)
+        mine = beside.request(e.request).cursors
+        assert mine is not None
+    whole_pages = not length % beside.header.page_size
+    grows = mine.cache_protected_len <= length <= mine.kv_committed_len
+    want = mine._replace(cache_protected_len=length)
+    if mine.swa_evicted_seqlen <= got.swa_evicted_seqlen <= length:
+        want = want._replace(swa_evicted_seqlen=got.swa_evicted_seqlen)
+    if not (whole_pages and grows and want == got):
+        expected = (
+            f"{cursors_text(mine)}, but cache_protected_len from there to a page boundary up to"
+            f" {mine.kv_committed_len}"
+        )
+        raise Diverged("TREE-12" if want == got else "LEN-4", expected, f"shows {cursors_text(got)}")
+    beside.moves(e.request, got)
+
+
+@action(
+    log.Swept,
+    guard="it has KV, or its prefill follows in this step",
+    commands="evict_swa, or a choice of the extend that follows",
+    compared="how far; cursors",
+)
+def evicted(beside: Beside, e: log.Swept) -> None:
+    beside.result.reach("a window sweep")
+    request, got = beside.request(e.request), Cursors(*e.cursors)
+    choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
+    if request.cursors is not None:
+        beside.stands(e.request, got._replace(swa_evicted_seqlen=request.cursors.swa_evicted_seqlen))
+    if request.phase not in (Phase.EXTENDING, Phase.RUNNING):
+        beside.of(e.request).eviction = choice
+    elif not evicts_nothing(beside, request, got):
+        beside.do(EvictSwa(e.request, e.length), choice, shown=Shown({e.request: got}, {}))
