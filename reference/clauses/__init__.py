@@ -17,6 +17,7 @@ from reference.clauses import tree_evictions, freed, pages, window, contents
 # isort: on
 from reference.clauses.base import CLAUSES, Clause, Failure, by_cause
 from reference.clauses.step import Step
+from reference.remembered import remembered
 
 __all__ = ["CLAUSES", "Clause", "Failure", "about", "broken", "by_cause"]
 _MODULES = (
@@ -24,6 +25,7 @@ _MODULES = (
 )  # fmt: skip
 
 
+@remembered
 def about(step: Step) -> list[Clause]:
     """The clauses that are about this command, on what there is."""
     kind, lacks = type(step.command), set()
