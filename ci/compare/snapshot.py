@@ -36,8 +36,8 @@ def _snapshot(run: Run, index: int) -> Data:
     moment, row = moment_of(run, index), run.rows[index]
     assert moment is not None
     outcome: Outcome | None = moment.step.outcome if moment.step is not None else None
-    if run.violation is not None and run.violation.clause == "BROKEN" and run.violation.step == index:
-        outcome = Broken(run.violation.observed)
+    if run.violation is not None and "BROKEN" in run.violation.clauses and run.violation.step == index:
+        outcome = Broken(run.violation.failure_of("BROKEN").observed)
     reference, system = reference_side(moment), system_side(moment)
     made: Data = {
         "step": index,
@@ -45,7 +45,7 @@ def _snapshot(run: Run, index: int) -> Data:
         "reference": {"outcome": say(row.outcome), **reference},
         "system": {"outcome": say(outcome) if outcome is not None else "not asked", **system},
     }
-    if isinstance(outcome, Broken):
+    if isinstance(outcome, Broken) and moment.step is None:
         made["differences"] = [difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
     else:
         made["differences"] = list(differences(moment, reference, system, run.waived))

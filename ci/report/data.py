@@ -312,7 +312,7 @@ def replay_data(file: str, run: Run, base: System | None = None) -> Data:
             note = note or f"refused, and not stated so: {refused}"
         if trace.bug is not None and run.system.endswith(f"+{trace.bug}"):
             note = f"the trace is there to show {trace.bug}, and does not"
-    elif violation.clause == "BROKEN":
+    elif "BROKEN" in violation.clauses:
         verdict, code = "broke", 3
     else:
         verdict, code = f"violates {', '.join(violation.clauses)}", 1

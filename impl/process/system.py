@@ -172,6 +172,7 @@ class WorkerSystem:
             if reply.unusable:
                 raise UnusableImplementation(reply.error)
             self._broken = reply.error
+            self._view = reply.view or self._view
         if isinstance(reply, wire.WorkerFailure | wire.StepReply):
             self.noted = reply.noted
         return reply

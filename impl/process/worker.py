@@ -60,6 +60,9 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
             reply = _answer(system, wire.ASKS.decode(body))
         except BaseException as error:
             reply = _failure(error, root)
+        if isinstance(reply, wire.WorkerFailure) and not reply.unusable:
+            with contextlib.suppress(Exception):
+                reply = msgspec.structs.replace(reply, view=_seen(system))
         wire.send(out, msgspec.structs.replace(reply, noted=getattr(system, "noted", _NOTHING)))
     system.close()
     os._exit(0)  # at once, whatever else it has running

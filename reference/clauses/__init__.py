@@ -19,7 +19,7 @@ from reference.clauses.base import CLAUSES, Clause, Failure, by_cause
 from reference.clauses.step import Step
 from reference.remembered import remembered
 
-__all__ = ["CLAUSES", "Clause", "Failure", "about", "broken", "by_cause"]
+__all__ = ["CLAUSES", "Clause", "Failure", "about", "broken", "broken_off", "by_cause"]
 _MODULES = (
     outcomes, checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window, contents,
 )  # fmt: skip
@@ -52,3 +52,13 @@ def broken(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Claus
             if each.id in ("OUT-1", "SES-2"):
                 break
     return by_cause(found)
+
+
+# They read facts alone, and nothing that a command that was not carried out to its end may still owe.
+_WHEREVER_IT_ENDS = "TREE-1", "TREE-3", "OWN-5", "MAP-1", "OWN-2", "OWN-1"
+
+
+def broken_off(step: Step, waived: frozenset[str] = frozenset()) -> list[tuple[Clause, Any]]:
+    """What fails in the state that a system has left when it failed itself, the headline first."""
+    clauses = [each for each in about(step) if each.id in _WHEREVER_IT_ENDS and each.id not in waived]
+    return [(each, failure) for each in clauses if (failure := each.check(step)) is not None]

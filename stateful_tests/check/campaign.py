@@ -17,6 +17,7 @@ from itertools import count, islice, tee
 
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
+from reference.clauses.base import CONCERNS
 from reference.commands import Mode
 from reference.geometry import GeometryError
 from stateful_tests.check.driving import Cell, Driven, Named, Stint, begun, drive, drive_named
@@ -153,7 +154,7 @@ class _Campaign:
         result.refusals = dict(self.refusals.most_common())
         result.commands_by_kind = dict(self.kinds.most_common())
         result.situations = dict(sorted(self.situations.items()))
-        result.findings = [self._finding(name) for name in sorted(self.caught, key=evaluation_order)]
+        result.findings = [self._finding(name) for name in sorted(self.caught, key=report_order)]
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
         result.unreached = tuple(c for c, t in result.tallies.items() if not t.reached)
@@ -327,7 +328,7 @@ class _Campaign:
     def _tell(self) -> None:
         if self.found is not None:
             together = self.shrinking | self.caught
-            self.found({name: together[name].trace for name in sorted(together, key=evaluation_order)})
+            self.found({name: together[name].trace for name in sorted(together, key=report_order)})
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
         """Another violation of the same clause is worth shrinking: the trace is long or impolite."""
@@ -354,7 +355,9 @@ class _Campaign:
         return Finding(clause, run, modes, times, *met, caught.without)
 
 
-def evaluation_order(name: str) -> int:
-    """Where a finding comes in a report: as its clause."""
+def report_order(name: str) -> tuple[int, int]:
+    """Where a finding comes in a report: as its clause would be among the failures of one step."""
     order, clause = list(EVERY_CLAUSE), name.split()[0]
-    return order.index(clause) if clause in order else -1
+    if clause not in order:
+        return len(CONCERNS), 0
+    return CONCERNS.index(EVERY_CLAUSE[clause].concerns), order.index(clause)

@@ -7,6 +7,7 @@ every clause. Machines, replay, shrinking and adapters of strangers all go throu
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from impl.process.wire import checked, copied
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
 from reference.blocks.config import EngineConfig
-from reference.clauses import CLAUSES, Clause, about, broken
+from reference.clauses import CLAUSES, Clause, about, broken, broken_off
 from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import (
@@ -117,8 +118,7 @@ class Lockstep:
             return self._count(expected)  # no scheduler would do it: the system is not asked
         outcome = self._carried_out(command)
         if isinstance(outcome, Broken):
-            failure = Failure(_say(expected), outcome.error)
-            self.violation = self.parted or Violation("BROKEN", index, failure)
+            self.violation = self.parted or self._broken(command, expected, outcome, index)
             return expected
         agreed = self._agreed(command, _Answers(now, expected, outcome))
         step = self._step = Step(
@@ -143,6 +143,24 @@ class Lockstep:
         except (Exception, SystemExit) as error:
             outcome = Broken(described(error))
         return outcome
+
+    def _broken(self, command: Command, expected: Outcome, outcome: Broken, index: int) -> Violation:
+        """The system has failed. What it has left in its pages, if it still shows them, says more."""
+        failure, before = Failure(_say(expected), outcome.error), self._facts
+        with suppress(Exception, SystemExit):
+            self._look()
+        step = Step(
+            self.state.config, command, expected, outcome, self.state, self.state, before, self._facts,
+            self._facts is before,
+        )  # fmt: skip
+        found = [] if step.unchanged else broken_off(step, self.waived)
+        if not found:
+            return Violation("BROKEN", index, failure)
+        self._step = step
+        violation = violation_of(found, index)
+        return replace(
+            violation, also=(*violation.also, "BROKEN"), others=(*violation.others, failure)
+        )
 
     def _agreed(self, command: Command, answers: _Answers) -> _Answers:
         """What is left to compare once the reference has followed what the system may choose."""

@@ -43,8 +43,8 @@ class Trace:
 class Violation:
     """One step at which a system left the specification.
 
-    clause: id of the first clause broken at this step (see reference/clauses.py), or "BROKEN" when
-        the system itself failed. also: further clauses broken at the same step.
+    clause: id of the headline (see by_cause in reference/clauses), or "BROKEN" where the system itself
+        failed and no clause did. also: further clauses broken at the same step.
     failure: of that clause, with the places that it is about; others: of each of `also`.
     since: the first step after which this very check, had it run there, fails as well.
     parted: the violation before, past which this clause was asked alone.
@@ -66,6 +66,10 @@ class Violation:
     def failures(self) -> tuple[Failure, ...]:
         """One for each of `clauses`."""
         return (self.failure, *self.others)
+
+    def failure_of(self, clause: str) -> Failure:
+        """That of one of `clauses`."""
+        return self.failures[self.clauses.index(clause)]
 
     @property
     def expected(self) -> str:

@@ -74,7 +74,9 @@ def _minimised(
 def _kind(system: AnySystem, trace: Trace) -> str | None:
     """How the system breaks in this trace: what it must still do in a smaller one."""
     seen = replay(system, trace).violation
-    return kind_of(seen.observed) if seen is not None else None
+    if seen is None or "BROKEN" not in seen.clauses:
+        return None
+    return kind_of(seen.failure_of("BROKEN").observed)
 
 
 PAGE_SIZES = (1, 2, 4, 8, 16)
@@ -171,5 +173,7 @@ def failing_prefix(
     if (seen := lockstep.violation) is None:
         return None
     commands = trace.commands[: lockstep.steps]
+    if clause not in seen.clauses or kind not in (None, kind_of(seen.failure_of(clause).observed)):
+        return None
     alone = base is None or violated(base, replace(trace, commands=commands), clause) == ()
-    return commands if alone and clause in seen.clauses and kind in (None, kind_of(seen.observed)) else None
+    return commands if alone else None

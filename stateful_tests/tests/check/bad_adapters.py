@@ -72,6 +72,16 @@ class RaisesInReset(ExampleEngine):
         raise ValueError("no such sizes")
 
 
+class RaisesAtADoubleFree(_AtSubmit):
+    """Frees a page that is in use, and notices."""
+
+    def submit(self):
+        used = [page for page in range(1, len(self.stamps) // self.page_size) if page not in self.free_pages]
+        if used:
+            self.free_pages.append(used[0])
+            raise RuntimeError("double free")
+
+
 class Forgets(ExampleEngine):
     """What was there before a reset is there afterwards."""
 

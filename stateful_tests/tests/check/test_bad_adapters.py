@@ -57,6 +57,21 @@ def test_what_an_adapter_says_it_cannot_be_asked_is_no_finding(where, kvspec):
     assert not Path("traces").exists()
 
 
+@pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
+def test_what_a_failure_leaves_in_the_pages_is_the_headline(where, kvspec):
+    spec = f"{bad_adapters.__name__}:RaisesAtADoubleFree"
+    code, out, _ = kvspec("check", "--impl", spec, "--examples", "10", *where)
+    assert code == 3
+    clauses = {file.name: files.load(file).clause for file in Path("traces").iterdir()}
+    assert "violation: OWN-1, BROKEN" in out
+    assert {*clauses.values()} <= {"BROKEN", "OWN-1"}
+    for file in clauses:
+        code, out, _ = kvspec("replay", f"traces/{file}", "--impl", spec, *where)
+        said = " ".join(out.split())
+        assert code == 3 and "OWN-1. No page is owned twice" in said, out
+        assert "full page 1 is in the free list" in said and "RuntimeError: double free" in said, out
+
+
 def test_an_adapter_that_offers_no_command_is_unusable(kvspec):
     code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:OffersTooLittle")
     assert code == 2 and "capabilities.commands: Submt; one or more of Open, Submit" in err
