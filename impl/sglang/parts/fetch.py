@@ -14,6 +14,7 @@ _NEEDED = (
     "sglang/version.py",
     "sglang/_version.py",
     "sglang/srt/constants.py",
+    "sglang/srt/disaggregation/decode.py",
     "sglang/srt/environ.py",
     "sglang/srt/managers/",
     "sglang/srt/mem_cache/",

@@ -1,0 +1,28 @@
+"""Have a process import a release for the tests in fixtures/releases/reports: hooks of `run_test`."""
+
+import importlib
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from impl.sglang.parts import modules
+from impl.sglang.process import testing
+from impl.transformers_paging.loading import load
+
+# What these tests call besides the bookkeeping that is driven.
+MODULES = (
+    "sglang.srt.disaggregation.decode",
+    "sglang.srt.managers.scheduler_components.batch_result_processor",
+)
+
+
+def sglang(root: Path, version: str) -> None:
+    modules.SGLANG = replace(modules.SGLANG, real=(*modules.SGLANG.real, *MODULES))
+    testing.hook(root, version)
+    for name in MODULES:
+        with suppress(ModuleNotFoundError):  # the parent is inert: it gives a submodule that is loaded
+            importlib.import_module(name)
+
+
+def transformers(root: Path, _: str) -> None:
+    load(root)
