@@ -10,7 +10,7 @@ from reference.blocks.clauses import texts, runs, blocks, windows
 
 # isort: on
 from reference.blocks.clauses.step import BLOCK_CLAUSES, BlockStep
-from reference.clauses import CLAUSES, Clause, Failure
+from reference.clauses import CLAUSES, Clause, Failure, by_cause
 
 __all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken"]
 _MODULES = (texts, runs, blocks, windows)
@@ -18,9 +18,9 @@ EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES  # of all kinds of systems, in the order 
 
 
 def broken(step: BlockStep, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:
-    """All clauses but the waived that fail at this step, in the order of asking."""
+    """All clauses but the waived that fail at this step, the headline first (by_cause)."""
     found = []
     for each in BLOCK_CLAUSES.values():
         if each.id not in waived and (failure := each.check(step)) is not None:
             found.append((each, failure))
-    return found
+    return by_cause(found)
