@@ -29,9 +29,9 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
     from impl.bugs import BUGS
     from reference.blocks.clauses import EVERY_CLAUSE
 
-    fields = ("id", "title", "sentence", "scope", "why", "settled", "assumption", "rule", "source")
+    fields = ("id", "title", "sentence", "scope", "why", "decision", "assumption", "rule", "source")
     rows = [{field: getattr(clause, field) for field in fields} for clause in EVERY_CLAUSE.values()]
     for row in rows:
         row["catches"] = [f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]]
-    headings = {"id": "clause", "sentence": "what it says", "settled": "how it was settled"}
+    headings = {"id": "clause", "sentence": "what it says", "decision": "decision"}
     return list_rows(rows, out, headings, names)

@@ -156,7 +156,7 @@ def _situations(result: CheckResult, plan: Plan, capabilities: Capabilities) -> 
 
 
 def _by_machine(name: str, result: CheckResult) -> Data:
-    """How often each clause was evaluated, and in how many runs its situation was met, by one machine."""
+    """How often each clause was evaluated, and in how many runs its trigger came up, by one machine."""
     runs = [m for m in result.machines if m.name == name]
     tallies: dict[str, Tally] = {}
     for run in runs:
@@ -202,7 +202,7 @@ def _verdict(
     # A narrowed run, or a system that offers less, cannot be asked for every clause.
     everything = plan.tier == "nightly" and plan.whole and capabilities == Capabilities()
     if result.unreached and (everything or must_meet(plan, result.system)):
-        said.append(f"never reached the situation of {', '.join(result.unreached)}")
+        said.append(f"never triggered {', '.join(result.unreached)}")
         code = code or int(not (result.timed_out or result.stopped))  # what was cut had not the chance
     if situations["fails"]:
         said.append(f"misses {len(situations['missing'])} of {situations['asked']} situations")

@@ -136,7 +136,7 @@ def _violated(violation: Data) -> list[Data]:
     for name, (expected, observed) in zip((violation["clause"], *violation["also"]), details, strict=True):
         clause = EVERY_CLAUSE.get(name)
         about = {
-            "Why": clause.why, "Scope": clause.scope, "Settled": clause.settled,
+            "Why": clause.why, "Scope": clause.scope, "Decision": clause.decision,
             "When a simpler rule would do": clause.assumption, "Source": clause.source,
         } if clause is not None else {}  # fmt: skip
         found.append(

@@ -131,7 +131,7 @@ def _counted(out: Console, data: Data) -> None:
     if waiting := len(data["machines"]) - len(begun):
         say(out, f"not begun when the check ended: {waiting} more")
     out.print()
-    counts = ("evaluated", "runs in its situation")
+    counts = ("evaluated", "runs that trigger it")
     clauses = table("clause", "about", *counts, right=counts)
     for c in data["clauses"]:
         reached = str(c["runs_reached"]) if c["reached"] else "never"

@@ -18,7 +18,7 @@ Check = Callable[[Any], Any]  # of a Step, or of a block-pool engine's BlockStep
 Concern = Literal["contents and ownership", "cursors and locks", "outcomes, choices and order"]
 CONCERNS: tuple[Concern, ...] = get_args(Concern)
 # What there must be: a tree that the system shows, a window. Where that lacks, and of other commands than a
-# clause is about, it holds and its situation is not reached: it is not asked.
+# clause is about, it holds, its trigger does not come up, and it is not checked.
 Needs = Literal["tree", "window"]
 
 
@@ -26,10 +26,10 @@ Needs = Literal["tree", "window"]
 class Clause:
     """One clause.
 
-    check: None when it holds for the step, else (expected, observed). situation: the situation in
-    which it could break was reached. scope: where it does not hold or says nothing. settled: how an open
-    question was answered, with the smallest counterexample of a simpler rule. assumption: under which
-    that rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
+    check: None when it holds for the step, else a reference.failures.Failure. trigger: whether the step is
+    one in which it could break. scope: where it does not hold or says nothing. decision: how an open
+    question was answered, with the smallest counterexample of a simpler rule. assumption: under which that
+    rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
     of_state: it is about the state that a step ends in, so its verdict is the same for every step that ends
     there. of: the commands that it is about; needs: what there must be. concerns: see by_cause. alone: it
     asks the system's names alone, so it may be asked where another clause was violated before, and the
@@ -41,7 +41,7 @@ class Clause:
     sentence: str
     scope: str
     why: str
-    settled: str
+    decision: str
     assumption: str
     rule: str
     source: str
@@ -51,7 +51,7 @@ class Clause:
     concerns: Concern
     alone: bool
     check: Check
-    situation: Callable[[Any], bool]
+    trigger: Callable[[Any], bool]
 
 
 Failed = TypeVar("Failed")
@@ -74,22 +74,22 @@ def register(
     why: str,
     rule: str,
     source: str,
-    situation: Callable[[Any], bool],
+    trigger: Callable[[Any], bool],
     of_state: bool = False,
     of: tuple[type, ...] = COMMANDS,
     needs: tuple[Needs, ...] = (),
     concerns: Concern = "contents and ownership",
     alone: bool = False,
     scope: str = "Every step.",
-    settled: str = "",
+    decision: str = "",
     assumption: str = "",
 ) -> Callable[[Check], Check]:
     """Register the decorated predicate as a clause."""
 
     def add(check: Check) -> Check:
         into[id] = Clause(
-            id, title, sentence, scope, why, settled, assumption, rule, source, of_state,
-            frozenset(of), needs, concerns, alone, check, situation,
+            id, title, sentence, scope, why, decision, assumption, rule, source, of_state,
+            frozenset(of), needs, concerns, alone, check, trigger,
         )  # fmt: skip
         return check
 

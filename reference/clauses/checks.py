@@ -115,7 +115,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     source="kvspec",
     scope="Checks. The order of a free list is not looked at.",
     of=(CheckBusy, CheckIdle),
-    situation=_checked,
+    trigger=_checked,
 )
 def _only_looks(step: Step) -> Failure | None:
     if step.unchanged or not step.done or not isinstance(step.command, (CheckBusy, CheckIdle)):
@@ -135,14 +135,14 @@ def _only_looks(step: Step) -> Failure | None:
     scope="Checks that are switched on, at any moment. Pages that are wrong while sums are right are not"
     " seen by sums: OWN-1 to OWN-3 are there for them. Whether a check alarms when it should is not asked"
     " here: no correct state can show it.",
-    settled="A lent slot is counted through its turn once a batch lists that, else as held: a flag set by"
+    decision="A lent slot is counted through its turn once a batch lists that, else as held: a flag set by"
     " restore goes stale when the admission is rejected (open, submit, admit, extend, retract, admit,"
     " check). SWA tokens are ceil(A) - ceil(max(R, E)): without the second ceil the sum is off after a"
     " finish that caps E inside a page.",
     assumption="If every swa_evicted_seqlen is a page boundary, ceil(A) - max(R, E) will do. A faithful"
     " scheduler keeps it so.",
     of=(CheckBusy, CheckIdle),
-    situation=_checked,
+    trigger=_checked,
 )
 def _no_false_alarm(step: Step) -> Failure | None:
     _, report = _reports(step)
@@ -180,7 +180,7 @@ def _no_false_alarm(step: Step) -> Failure | None:
     " check; a finished one that a batch still lists (overlap) has given its KV back and is skipped."
     " Entries are asked of a system that says that it lists holders.",
     of=(CheckBusy, CheckIdle),
-    situation=_checked,
+    trigger=_checked,
 )
 def _terms(step: Step) -> Failure | None:
     want, got = _reports(step)

@@ -29,7 +29,7 @@ POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
     source="#22897",
     scope="Running and prefilling requests, and idle slots. What rounds in flight have claimed past the text"
     " nobody knows yet, but for its first token: that one was sampled before.",
-    situation=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
+    trigger=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
 )
 def _full_reads(step: Step) -> Failure | None:
     return _read_failure(step, "full")
@@ -95,7 +95,7 @@ def stamp_text(stamp: int | None) -> str:
     source="kvspec",
     scope="As READ-1, on models with SWA.",
     needs=("window",),
-    situation=lambda s: s.swept_any and bool(s.progress),
+    trigger=lambda s: s.swept_any and bool(s.progress),
 )
 def _swa_reads(step: Step) -> Failure | None:
     return _read_failure(step, "swa")
@@ -111,7 +111,7 @@ def _swa_reads(step: Step) -> Failure | None:
     source="kvspec",
     concerns="outcomes, choices and order",
     scope="A lent slot's own cursors are compared only while its request has not extended.",
-    situation=lambda s: bool(s.after.holders),
+    trigger=lambda s: bool(s.after.holders),
 )
 def _agree(step: Step) -> Failure | None:
     page_size = step.config.geometry.page_size

@@ -58,14 +58,14 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
     " the tree has already, an eviction the nodes that go; nothing else frees.",
     why="A page freed too early is somebody else's while it is read; one not freed is lost when its row"
     " entry is overwritten.",
-    settled="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
+    decision="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
     " until it is freed whole.",
     assumption="If page_size is 1, the free may start at target itself.",
     rule="cursors.cut, ledger.full_pages",
     source="#22862, #22862 review",
     scope="Which pages, not how often: a page freed twice in one command is OWN-2. A cut that may keep less"
     " (LEN-2) counts from where it stopped.",
-    situation=lambda s: s.done and bool(s.owed["full"]),
+    trigger=lambda s: s.done and bool(s.owed["full"]),
 )
 def _freed_full(step: Step) -> Failure | None:
     return _check_freed(step, "full")
@@ -82,7 +82,7 @@ def _freed_full(step: Step) -> Failure | None:
     source="#22900, #22862",
     scope="Models with SWA. Which pages, not how often, as FREE-1.",
     needs=("window",),
-    situation=lambda s: s.done and "swa" in s.after.pools and bool(s.owed["swa"]),
+    trigger=lambda s: s.done and "swa" in s.after.pools and bool(s.owed["swa"]),
 )
 def _freed_swa(step: Step) -> Failure | None:
     return _check_freed(step, "swa")
@@ -98,7 +98,7 @@ def _freed_swa(step: Step) -> Failure | None:
     rule="ledger.free",
     source="#22862",
     scope="Steps after which nobody holds anything.",
-    situation=lambda s: bool(s.before.holders) and not s.held,
+    trigger=lambda s: bool(s.before.holders) and not s.held,
 )
 def _all_back(step: Step) -> Failure | None:
     if step.held or any(r.phase is Phase.ADMITTED for r in step.now.requests):  # may have a row already

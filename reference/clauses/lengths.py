@@ -31,7 +31,7 @@ def capped(c: Cursors, target: int) -> Cursors:
     " in flight the slot may count the token that the oldest round computes first, claimed or not.",
     why="What lies past target is given back; a cursor left above it skips slots that later tokens"
     " will be written to.",
-    settled="#22900 caps E too; in free mode open, submit 1, admit, extend 1, spec_decode 12, evict_swa 13,"
+    decision="#22900 caps E too; in free mode open, submit 1, admit, extend 1, spec_decode 12, evict_swa 13,"
     " finish 1 (P 1, W 3) shows what happens without. A retract is a finish at what was generated so far:"
     " without it the tail stays allocated in a slot that is to make room (#22213); the report left that"
     " open. Keeping target and no less is the literal rule. Where a sweep went past target, nothing past R"
@@ -45,7 +45,7 @@ def capped(c: Cursors, target: int) -> Cursors:
     source="#22897, #22900, #22213",
     scope="Turns of sessions that stay open.",
     of=(Finish, Retract),
-    situation=lambda s: (
+    trigger=lambda s: (
         (at := s.cut_at) is not None
         and not isinstance(s.command, Admit)
         and max(at[1][:3]) > at[2]
@@ -79,7 +79,7 @@ def _capped(step: Step) -> Failure | None:
     "After admit, request and slot hold the same cursors: C and A are the prefix, E at most that, R"
     " the slot's; the prefix is min(C, key), or R if the window behind that was swept.",
     why="The next extend writes from the prefix on; what it overwrites must have been given back.",
-    settled="key is taken as it is: it is one token short already (#22862). In free mode the window behind"
+    decision="key is taken as it is: it is one token short already (#22862). In free mode the window behind"
     " min(C, key) may be gone; then the turn starts again from R, see SWA-2.",
     assumption="Under a faithful scheduler the prefix is min(C, key), always.",
     rule="cursors.resume, cursors.cut, rules.admit.admit",
@@ -87,7 +87,7 @@ def _capped(step: Step) -> Failure | None:
     scope="Turns of sessions that have a slot; R is 0 without a radix tree."
     " That min(C, key) is not taken on a swept window: SWA-2.",
     of=(Admit,),
-    situation=lambda s: (
+    trigger=lambda s: (
         isinstance(s.command, Admit)
         and (at := s.cut_at) is not None
         and at[1].kv_allocated_len > at[2]
@@ -129,12 +129,12 @@ def _restored(step: Step) -> Failure | None:
     " are there.",
     of_state=True,
     why="A round is launched before it is known where the one before ends; the device writes there.",
-    settled="SGLang takes slots for two rounds from the commit that lags (get_alloc_reserve_per_decode); with"
-    " what is drafted counted as committed, one from there is the same.",
+    decision="SGLang takes slots for two rounds from the commit that lags (get_alloc_reserve_per_decode);"
+    " with what is drafted counted as committed, one from there is the same.",
     rule="rules.decode.launch",
     source="kvspec",
     scope="Requests with results in flight (Launch).",
-    situation=lambda s: any(len(r.in_flight) > 1 for r in s.now.requests),
+    trigger=lambda s: any(len(r.in_flight) > 1 for r in s.now.requests),
 )
 def _covered(step: Step) -> Failure | None:
     for request in step.now.requests:
@@ -160,7 +160,7 @@ def _covered(step: Step) -> Failure | None:
     why="Every free and every sum is a difference of two cursors.",
     rule="cursors.in_order",
     source="#20070",
-    situation=lambda s: any(
+    trigger=lambda s: any(
         h.cursors.swa_evicted_seqlen > 0 or h.cursors.kv_allocated_len > h.cursors.kv_committed_len
         for h in s.held
     ),
@@ -198,7 +198,7 @@ def _out_of_bounds(c: Cursors, geometry: Geometry) -> list[str]:
     rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode, rules.decode.settle",
     source="#22753",
     concerns="cursors and locks",
-    situation=lambda s: (
+    trigger=lambda s: (
         len(s.progress) > 1 or (isinstance(s.command, (SpecDecode, Launch, Settle)) and s.done)
     ),
 )

@@ -21,7 +21,7 @@ from reference.ledger import Phase, text_tokens
     rule="rules.admit.admit",
     source="kvspec",
     of=(Admit,),
-    situation=lambda s: _readmitted(s),
+    trigger=lambda s: _readmitted(s),
 )
 def _idempotent(step: Step) -> Failure | None:
     if not _readmitted(step) or step.unchanged:
@@ -50,7 +50,7 @@ def _readmitted(step: Step) -> bool:
     scope="Every step. It asks who is there, and nothing else: where another clause was violated a check ends"
     " every turn, closes every session and asks this one again, and a trace that names it is replayed past"
     " all others.",
-    situation=lambda s: (
+    trigger=lambda s: (
         s.done and s.acted is not None and (old := s.was.session(s.acted.session)) is not None
         and old.closing and s.now.session(old.name) is None
     ),
@@ -76,13 +76,13 @@ def _close_happens(step: Step) -> Failure | None:
     " finish or retract to a midway abort or the close, a close is deferred while a turn is in flight,"
     " an abort before admission leaves the slot alone.",
     why="Ownership moves between slot and request; whoever forgets or repeats a move leaks or frees twice.",
-    settled="An abort of a turn that waits after a retract is midway too: its KV is in the slot. Leaving"
+    decision="An abort of a turn that waits after a retract is midway too: its KV is in the slot. Leaving"
     " the slot untouched, as before an admission, would resume the next turn on tokens that the history"
     " does not have.",
     rule="rules.sessions.end_turn, rules.abort.abort, rules.sessions.close",
     source="#22273, #22790",
     concerns="cursors and locks",
-    situation=lambda s: (
+    trigger=lambda s: (
         isinstance(s.command, (Abort, Close)) and s.done and bool(s.was.requests)
     ),
 )
@@ -139,7 +139,7 @@ def _names(names: Iterable[str]) -> str:
     why="KV of tokens that the text does not have answers with somebody else's words.",
     rule="rules.finish.finish, ledger.text_cut",
     source="#22897, #22790",
-    situation=lambda s: (
+    trigger=lambda s: (
         (isinstance(s.command, Finish) and (r := s.acted) is not None
          and s.command.finished_len < r.output)
         or (isinstance(s.command, Abort) and (r := s.acted) is not None and r.started)

@@ -21,7 +21,7 @@ from reference.ledger import Cursors
     source="#22273",
     concerns="outcomes, choices and order",
     scope="The reason is compared only for systems that declare exact reasons.",
-    situation=lambda s: isinstance(s.expected, Refused),
+    trigger=lambda s: isinstance(s.expected, Refused),
 )
 def _outcome(step: Step) -> Failure | None:
     if step.done or step.expected == step.outcome:
@@ -45,7 +45,7 @@ def _outcome_text(outcome: object) -> str:
     scope="Refused commands. The order of a free list is not looked at. A server may run a one-token prefill"
     " of a turn that it turns away: then contents of free pages are not looked at either, nor what a tree"
     " whose policy is its own makes of them.",
-    situation=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
+    trigger=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
 )
 def _refused_unchanged(step: Step) -> Failure | None:
     if step.done or step.unchanged or (isinstance(step.command, Submit) and _turned_away(step)):
@@ -135,7 +135,7 @@ def difference(before: Facts, after: Facts) -> str:
     source="kvspec",
     concerns="outcomes, choices and order",
     scope="Systems that report choices.",
-    situation=lambda s: isinstance(s.command, (EvictSwa, SpecDecode, Launch)) and s.done,
+    trigger=lambda s: isinstance(s.command, (EvictSwa, SpecDecode, Launch)) and s.done,
 )
 def _allowed(step: Step) -> Failure | None:
     return failure("a choice within bounds", step.overreach) if step.overreach else None

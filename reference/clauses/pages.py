@@ -20,7 +20,7 @@ from reference.failures import (
     why="A page is freed by any of its slots: two half pages of one row cannot be given back apart.",
     rule="ledger.full_pages",
     source="#22862 review",
-    situation=lambda s: bool(s.progress) and any(
+    trigger=lambda s: bool(s.progress) and any(
         r is not None and r.cursors is not None
         and r.cursors.kv_allocated_len % s.config.geometry.page_size
         for r in map(s.was.request, s.progress)
@@ -45,7 +45,7 @@ def _torn(slots: str, torn: Torn) -> Failure:
     why="A row given back twice is lent twice.",
     rule="ledger.holders",
     source="#22790",
-    situation=lambda s: len(s.after.free_rows) > len(s.before.free_rows),
+    trigger=lambda s: len(s.after.free_rows) > len(s.before.free_rows),
 )
 def _rows(step: Step) -> Failure | None:
     held = [h.row for h in step.after.holders.values()]
@@ -71,7 +71,7 @@ def _rows(step: Step) -> Failure | None:
     source="kvspec",
     scope="Models with SWA.",
     needs=("window",),
-    situation=lambda s: "swa" in s.after.pools and bool(owned := s.after.pools["swa"].owned)
+    trigger=lambda s: "swa" in s.after.pools and bool(owned := s.after.pools["swa"].owned)
     and owned[0].holder != owned[-1].holder,
 )
 def _one_to_one(step: Step) -> Failure | None:
@@ -97,7 +97,7 @@ def _one_to_one(step: Step) -> Failure | None:
     source="kvspec (page_size > 1, window 1)",
     scope="Models with SWA.",
     needs=("window",),
-    situation=lambda s: "swa" in s.after.pools and bool(s.progress) and s.swept_any,
+    trigger=lambda s: "swa" in s.after.pools and bool(s.progress) and s.swept_any,
 )
 def _mapped(step: Step) -> Failure | None:
     if not step.after.unmapped:
@@ -121,7 +121,7 @@ def _mapped(step: Step) -> Failure | None:
     source="kvspec",
     scope="Models with SWA.",
     needs=("window",),
-    situation=lambda s: "swa" in s.after.pools and s.swept_any,
+    trigger=lambda s: "swa" in s.after.pools and s.swept_any,
 )
 def _swept(step: Step) -> Failure | None:
     return _stale("swept position", step.after.swept_mapped)
@@ -133,15 +133,15 @@ def _swept(step: Step) -> Failure | None:
     "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to nobody else.",
     of_state=True,
     why="Whoever gets the full slot next would inherit it, unless every allocation overwrites it.",
-    settled="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last page;"
-    " it waives this.",
+    decision="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last"
+    " page; it waives this.",
     assumption="If every allocation overwrites an entry before anything reads or frees through it, a stale"
     " one does no harm.",
     rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA. Systems that overwrite an entry before anything reads it may waive this.",
     needs=("window",),
-    situation=lambda s: "swa" in s.after.pools and s.freed_something,
+    trigger=lambda s: "swa" in s.after.pools and s.freed_something,
 )
 def _unused(step: Step) -> Failure | None:
     return _stale("unused full slot", step.after.unused_mapped)
@@ -165,7 +165,7 @@ def _stale(what: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
     why="A page handed out twice has two owners; padding takes everybody's dummy writes.",
     rule="ledger.free",
     source="kvspec",
-    situation=lambda s: s.freed_something,
+    trigger=lambda s: s.freed_something,
 )
 def _free_is_set(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
@@ -192,7 +192,7 @@ def _pages(pool: str, pages: Iterable[int]) -> list[AtPage]:
     why="Two owners overwrite each other's KV: wrong text, hours later.",
     rule="ledger.full_pages, ledger.swa_pages",
     source="kvspec",
-    situation=lambda s: len(s.after.holders) > 1,
+    trigger=lambda s: len(s.after.holders) > 1,
 )
 def _one_owner(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():
@@ -226,7 +226,7 @@ def _one_owner(step: Step) -> Failure | None:
     why="What nobody owns, nobody will ever give back.",
     rule="ledger.free",
     source="#22862",
-    situation=lambda s: s.freed_something and bool(s.after.holders),
+    trigger=lambda s: s.freed_something and bool(s.after.holders),
 )
 def _none_lost(step: Step) -> Failure | None:
     for name, pool in step.after.pools.items():

@@ -42,7 +42,7 @@ def shrank(step: Step) -> bool:
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    situation=lambda s: s.grew,
+    trigger=lambda s: s.grew,
 )
 def _shape(step: Step) -> Failure | None:
     tree, size = tree_of(step), step.config.geometry.page_size
@@ -73,14 +73,14 @@ def _shape(step: Step) -> Failure | None:
     " none.",
     of_state=True,
     why="A window that is matched over a half-dead node reads padding.",
-    settled="An insert that brings no SWA KV at all (its whole key was swept) leaves a tombstone; taken for"
+    decision="An insert that brings no SWA KV at all (its whole key was swept) leaves a tombstone; taken for"
     " live its slots are padding's, and SWA sizes go negative when they are evicted (#22470).",
     assumption="If every sweep stops a page short of the insert boundary, no key is swept altogether.",
     rule="tree._grown",
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA.",
     needs=("tree", "window"),
-    situation=lambda s: (t := s.after.tree) is not None and s.grew and any(not n.live for n in t.nodes)
+    trigger=lambda s: (t := s.after.tree) is not None and s.grew and any(not n.live for n in t.nodes)
     and "swa" in s.after.pools,
 )  # fmt: skip
 def _live_or_dead(step: Step) -> Failure | None:
@@ -114,7 +114,7 @@ def half_dead(step: Step) -> NodeFacts | None:
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    situation=lambda s: s.grew,
+    trigger=lambda s: s.grew,
 )
 def _contents(step: Step) -> Failure | None:
     found = wrong_token(step)
@@ -149,7 +149,7 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     "After an insert every whole page of its key is in the tree; those for which it brought SWA KV have it,"
     " but for tombstones that a lock passes through.",
     why="The next request with this prompt computes it again, or worse, the pages are nobody's.",
-    settled="A tombstone under a lock is not recovered: its full slots would change under the reader. Its"
+    decision="A tombstone under a lock is not recovered: its full slots would change under the reader. Its"
     " inserter may have SWA KV that is then freed as a duplicate, so a request that goes on inserts only if"
     " it can match all of its prompt again; else it keeps its pages to itself. Smallest (P 1, W 1): insert a2"
     " and keep the lock, evict 1 SWA token, insert a1 and go on.",
@@ -159,7 +159,7 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     source="#26919, kvspec",
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
     of=(Insert, Finish, Extend), needs=("tree",),
-    situation=lambda s: s.after.tree is not None and any(True for _ in _inserted(s)),
+    trigger=lambda s: s.after.tree is not None and any(True for _ in _inserted(s)),
 )
 def _inserted_found(step: Step) -> Failure | None:
     if step.after.tree is None or step.tree_policy_is_free:
@@ -234,8 +234,8 @@ def _whole(key: Key, size: int) -> Key:
     " one window behind the end of the last; tombstones that a lock passes through may stay.",
     why="Chat clients send the whole conversation again. A leaf with less than a window serves no match: the"
     " next turn computes all of it once more, and the pages are kept for nothing.",
-    settled="How far a sweep goes is policy up to floor(L - W), SWA-1; a server that goes so far can keep too"
-    " little, for the tree takes whole pages and the window is counted from their end, not from the token"
+    decision="How far a sweep goes is policy up to floor(L - W), SWA-1; a server that goes so far can keep"
+    " too little, for the tree takes whole pages and the window is counted from their end, not from the token"
     " that comes next. To stop at floor(L - W - P), or ceil_P(max(W, P)) before the last page, is enough."
     " Where the last round may have been in flight, a tree that has that as well is judged by it: a window"
     " behind its end is further on than one behind the end of what came before.",
@@ -245,7 +245,7 @@ def _whole(key: Key, size: int) -> Key:
     " those before each round are; not what they had from the tree (TREE-8), nor where memory pressure takes"
     " something in the same step.",
     of=(Finish,), needs=("tree", "window"),
-    situation=lambda s: isinstance(s.command, Finish) and s.after.tree is not None and "swa" in s.after.pools
+    trigger=lambda s: isinstance(s.command, Finish) and s.after.tree is not None and "swa" in s.after.pools
     and any(brought > 0 and key for _, key, brought, _ in _inserted(s)),
 )
 def _resumable(step: Step) -> Failure | None:
@@ -299,7 +299,7 @@ def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> 
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Models with SWA. A lock that ends in an inner node pins that whole.",
     of=(Extend, Decode, SpecDecode, Launch, Finish, Insert), needs=("tree", "window"),
-    situation=lambda s: s.grew and any(True for _ in _fresh(s)),
+    trigger=lambda s: s.grew and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:
     found = long_leaf(step)

@@ -29,7 +29,7 @@ _COUNTERS = (("full", "evictable"), ("full", "protected"), ("swa", "evictable"),
     concerns="cursors and locks",
     scope=f"{WITH_TREE} Systems that show their counters.",
     needs=("tree",),
-    situation=locked,
+    trigger=locked,
 )
 def _sums(step: Step) -> Failure | None:
     tree = tree_of(step)
@@ -73,7 +73,7 @@ def _sizes_text(amounts: Sequence[int]) -> str:
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Evict. That a batch gets the room that there is: OUT-1.",
     of=(Evict,), needs=("tree",),
-    situation=lambda s: isinstance(s.command, Evict) and s.done and shrank(s),
+    trigger=lambda s: isinstance(s.command, Evict) and s.done and shrank(s),
 )
 def _as_asked(step: Step) -> Failure | None:
     command = step.command
@@ -112,7 +112,7 @@ def _as_asked(step: Step) -> Failure | None:
     scope=f"{WITH_TREE} Not of systems that pick by rules of their own. The reference remembers what was used"
     " when: it says which nodes must go.",
     needs=("tree",),
-    situation=shrank,
+    trigger=shrank,
 )
 def _in_order(step: Step) -> Failure | None:
     if step.tree_policy_is_free or step.after.tree is None:
@@ -155,7 +155,7 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     scope=f"{WITH_TREE} Not of systems whose tree splits by rules of its own. The reference says where"
     " nodes end.",
     needs=("tree",),
-    situation=lambda s: s.grew,
+    trigger=lambda s: s.grew,
 )
 def _ends(step: Step) -> Failure | None:
     if step.tree_policy_is_free or step.after.tree is None:

@@ -29,7 +29,7 @@ def locked(step: Step) -> bool:
     source="#22470",
     scope=f"{WITH_TREE} Admissions of requests without a slot, and Match.",
     of=(Match, Admit), needs=("tree",),
-    situation=lambda s: (m := match_of(s)) is not None and m[2] > 0,
+    trigger=lambda s: (m := match_of(s)) is not None and m[2] > 0,
 )
 def _usable(step: Step) -> Failure | None:
     found = match_of(step)
@@ -52,7 +52,7 @@ def _usable(step: Step) -> Failure | None:
     source="kvspec",
     scope=WITH_TREE,
     needs=("tree",),
-    situation=lambda s: locked(s) and shrank(s),
+    trigger=lambda s: locked(s) and shrank(s),
 )
 def _kept(step: Step) -> Failure | None:
     found = unpinned(step)
@@ -90,7 +90,7 @@ def unpinned(step: Step) -> tuple[str, Key, int, bool] | None:
     source="#20070",
     scope=WITH_TREE,
     needs=("tree",),
-    situation=locked,
+    trigger=locked,
 )
 def _prefixes(step: Step) -> Failure | None:
     found = other_slots(step)
@@ -165,7 +165,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     " of those that needed its SWA KV when they were taken and have not given that part back, whatever was"
     " split since.",
     why="A count too few and pages go that are read; one too many and they never go.",
-    settled="The lock remembers where it stopped. Walking up again at unlock until a window is covered, as"
+    decision="The lock remembers where it stopped. Walking up again at unlock until a window is covered, as"
     " lock did, stops a node too early where a pinned node was split.",
     assumption="If no pinned node is ever split, unlock may walk up again.",
     rule="tree.lock, tree.unlock",
@@ -177,7 +177,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     " that its holder's window has left behind. A step by itself (`kvspec explore`) starts from the"
     " reference's locks.",
     needs=("tree",),
-    situation=lambda s: len(s.locks) > 1,
+    trigger=lambda s: len(s.locks) > 1,
 )
 def _ledger(step: Step) -> Failure | None:
     found = miscounted_locks(step)

@@ -18,7 +18,7 @@ from reference.ledger import Request
     " floor(length - window): what a token at `length` or later reads stays. A sweep inside a round sees what"
     " is committed by results that are there, and nothing of what rounds in flight have claimed.",
     why="SWA KV that was swept cannot be had back.",
-    settled="Our default stops a page short, at floor(length - W - P), to stay off the tree's insert"
+    decision="Our default stops a page short, at floor(length - W - P), to stay off the tree's insert"
     " boundary (#22470); 0.5.10 sweeps to floor(length - W). Both are policy: the bound is the window,"
     " which reaches `window` tokens back from the one that is computed (SGLang's sliding_window_size)."
     " length may be anything up to kv_allocated_len (free mode). Whoever was swept past its commit may end,"
@@ -31,7 +31,7 @@ from reference.ledger import Request
     " says that it sweeps a prefill after its forward pass, the length committed then.",
     of=(EvictSwa, Extend, Decode, SpecDecode, Launch),
     needs=("window",),
-    situation=lambda s: any(
+    trigger=lambda s: any(
         was.cursors is not None and s.frontier(was.name) > was.cursors.swa_evicted_seqlen
         for was, _ in sweeps(s)
     ),
@@ -90,7 +90,7 @@ def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
     " rounds in flight p is where the oldest of them began.",
     of_state=True,
     why="A turn resumed behind its window reads SWA KV that is gone.",
-    settled="The literal prefix p = min(C, key) is safe unless p > R and some sweep of the row was driven"
+    decision="The literal prefix p = min(C, key) is safe unless p > R and some sweep of the row was driven"
     " with L >= W + 2P + floor(max(R, p - W)) tokens, and then it is not: proved both ways (`kvspec prove`)."
     " Sweeps up to floor(length - W), as 0.5.10 has them, need a page less. Beyond that nothing past R can be"
     " resumed: every position below E is gone, so any later prefix has a hole behind it. The turn starts"
@@ -104,7 +104,7 @@ def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
     scope="Models with SWA; admitted, prefilling and running requests, but for those whose window a sweep in"
     " free mode has taken, by the reference: they may only end.",
     needs=("window",),
-    situation=lambda s: s.swept_any,
+    trigger=lambda s: s.swept_any,
 )
 def _window(step: Step) -> Failure | None:
     found = lost_window(step)

@@ -90,7 +90,7 @@ class InductiveStepCheck:
 
     @property
     def seeks_refusals(self) -> bool:
-        """A refusal that changes nothing may still reach a situation."""
+        """A refusal that changes nothing may still trigger a clause."""
         return any(clause.id not in self._met for clause in _REFUSALS)
 
     def start_in(self, state: State) -> None:
@@ -152,7 +152,7 @@ class InductiveStepCheck:
     def _look(self, step: Step, clauses: Iterable[Clause]) -> None:
         """Note which situations of some clauses this step reaches."""
         for clause in clauses:
-            if clause.id not in self._met and clause.situation(step):
+            if clause.id not in self._met and clause.trigger(step):
                 self.reached.add(clause.id)
                 self._met.add(clause.id)
 

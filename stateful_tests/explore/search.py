@@ -51,7 +51,7 @@ class Exploration:
     transitions, refused: commands that were carried out, or not, in every state that was expanded. depth: of
     the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words. memory_mb:
     the most that the process has had. situations: how often each was met; missing: those that scopes like it
-    reach and it has not. reached: clauses whose situation came up.
+    reach and it has not. reached: clauses whose trigger came up.
     """
 
     scope: Scope

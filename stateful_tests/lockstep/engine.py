@@ -36,7 +36,7 @@ class EngineLockstep:
         self.violation: Violation | None = None
         self.steps = 0
         self._tallies, self._refusals = tallies, refusals
-        self._reached: set[str] = set()  # clauses whose situation this run has reached
+        self._reached: set[str] = set()  # clauses whose trigger has come up
         can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})
         system.reset(config)

@@ -88,7 +88,7 @@ class Lockstep:
         self.steps = 0
         self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
         self._tallies = tallies
-        self._reached: set[str] = set()  # clauses whose situation this run has reached
+        self._reached: set[str] = set()  # clauses whose trigger has come up
         self._refusals = refusals
         can = self._can = system.capabilities
         self.waived = frozenset(can.waived) | (frozenset(can.known) - {clause})

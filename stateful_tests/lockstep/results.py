@@ -189,7 +189,7 @@ def finding_name(clause: str, without: Sequence[str] = ()) -> str:
 
 @dataclass(slots=True)
 class Tally:
-    """How often a clause was evaluated, and in how many runs its situation was reached."""
+    """How often a clause was evaluated, and in how many runs its trigger came up."""
 
     evaluated: int = 0
     reached: int = 0
@@ -198,12 +198,12 @@ class Tally:
 def tally_up(
     tallies: dict[str, Tally], clauses: Iterable[Clause], step: object, reached: set[str] | None
 ) -> None:
-    """Count that some clauses were asked of a step. reached: whose situation this run has reached already;
+    """Count that some clauses were asked of a step. reached: whose trigger has come up in this run already;
     None where the step can reach none, as system and reference do not compare."""
     for clause in clauses:
         tally = tallies[clause.id]
         tally.evaluated += 1
-        if reached is not None and clause.id not in reached and clause.situation(step):
+        if reached is not None and clause.id not in reached and clause.trigger(step):
             tally.reached += 1
             reached.add(clause.id)
 
@@ -237,7 +237,7 @@ class MachineResult:
 class CheckResult:
     """Everything a check measured.
 
-    refusals, situations: how often each was met. unreached: clauses whose situation never
+    refusals, situations: how often each was met. unreached: clauses whose trigger never
     came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
     nothing new had come up for a while after a finding, so the rest of the plan was left. interrupted: by a
     signal. planned: runs of the plan. went_on: what ended the runs after it, empty where there were none.

@@ -17,7 +17,7 @@ from reference.clauses.base import Failure
     rule="blocks.facts",
     source="vllm KVCacheBlock.ref_cnt",
     scope="The null block is not counted.",
-    situation=lambda s: any(len(named) > 1 for named in s.entries.values()),
+    trigger=lambda s: any(len(named) > 1 for named in s.entries.values()),
 )
 def _counted(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
@@ -35,7 +35,7 @@ def _counted(step: BlockStep) -> Failure | None:
     why="Twice free is two owners, held and free as well; neither is a block lost for good.",
     rule="blocks.facts",
     source="vllm FreeKVCacheBlockQueue",
-    situation=lambda s: len(s.after.free) < len(s.after.refs) - 1,
+    trigger=lambda s: len(s.after.free) < len(s.after.refs) - 1,
 )
 def _free(step: BlockStep) -> Failure | None:
     times = Counter(step.after.free)
@@ -54,7 +54,7 @@ def _free(step: BlockStep) -> Failure | None:
     why="One pool serves all groups: KV of other layers, or of other positions, is read as one's own.",
     rule="blocks.facts",
     source="vllm KVCacheCoordinator",
-    situation=lambda s: len(s.config.groups) > 1 and any(len(named) > 1 for named in s.entries.values()),
+    trigger=lambda s: len(s.config.groups) > 1 and any(len(named) > 1 for named in s.entries.values()),
 )
 def _one_place(step: BlockStep) -> Failure | None:
     for block, named in step.entries.items():
@@ -71,7 +71,7 @@ def _one_place(step: BlockStep) -> Failure | None:
     why="A request of the same name, or the next one, would start with what is left.",
     rule="blocks.facts",
     source="vllm single_type_managers",
-    situation=lambda s: len(s.after.requests) < len(s.before.requests),
+    trigger=lambda s: len(s.after.requests) < len(s.before.requests),
 )
 def _leftovers(step: BlockStep) -> Failure | None:
     if step.after.leftovers:
@@ -87,7 +87,7 @@ def _leftovers(step: BlockStep) -> Failure | None:
     why="Whoever matches the hash reads that KV as its own: text of others, rejected drafts, or nothing.",
     rule="blocks.facts",
     source="vllm cache_full_blocks",
-    situation=lambda s: bool(s.after.published),
+    trigger=lambda s: bool(s.after.published),
 )
 def _named(step: BlockStep) -> Failure | None:
     for block, group, stamps in step.after.published:
@@ -109,7 +109,7 @@ def _named(step: BlockStep) -> Failure | None:
     why="A block that the map still names after it was handed out again is a hit on other text.",
     rule="blocks.facts",
     source="vllm BlockHashToBlockMap",
-    situation=lambda s: bool(s.after.published) and len(s.after.published) < len(s.before.published),
+    trigger=lambda s: bool(s.after.published) and len(s.after.published) < len(s.before.published),
 )
 def _mapped(step: BlockStep) -> Failure | None:
     bears = Counter(published.block for published in step.after.published)
@@ -128,7 +128,7 @@ def _mapped(step: BlockStep) -> Failure | None:
     rule="blocks.facts",
     source="vllm reset_prefix_cache",
     scope="Without prefix caching there is nothing to forget.",
-    situation=lambda s: isinstance(s.command, ResetCache) and bool(s.before.published),
+    trigger=lambda s: isinstance(s.command, ResetCache) and bool(s.before.published),
 )
 def _forgotten(step: BlockStep) -> Failure | None:
     if not isinstance(step.command, ResetCache) or step.refused or not step.config.caching:

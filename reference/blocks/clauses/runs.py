@@ -16,7 +16,7 @@ from reference.clauses.base import Failure
     why="What lies past a limit has no row, no slot or no position encoding.",
     rule="blocks.config",
     source="vllm Scheduler.schedule",
-    situation=lambda s: any(n.lane.start + len(n.lane.tokens) >= s.config.max_model_len - 1 for n in s.lanes),
+    trigger=lambda s: any(n.lane.start + len(n.lane.tokens) >= s.config.max_model_len - 1 for n in s.lanes),
 )
 def _limits(step: BlockStep) -> Failure | None:
     lanes, config = step.after.lanes, step.config
@@ -42,7 +42,7 @@ def _limits(step: BlockStep) -> Failure | None:
     rule="blocks.ledger",
     source="vllm _update_states, num_computed_tokens",
     scope="Who held nothing before may start anywhere in what the cache has: HIT-1.",
-    situation=lambda s: any(not n.fresh and n.lane.drafts for n in s.lanes),
+    trigger=lambda s: any(not n.fresh and n.lane.drafts for n in s.lanes),
 )
 def _goes_on(step: BlockStep) -> Failure | None:
     for note in step.lanes:
@@ -62,7 +62,7 @@ def _goes_on(step: BlockStep) -> Failure | None:
     rule="blocks.ledger",
     source="vllm _update_states, _prepare_input_ids",
     scope="Drafts that no drafter proposed are padding.",
-    situation=lambda s: any(n.turned or n.lane.drafts for n in s.lanes),
+    trigger=lambda s: any(n.turned or n.lane.drafts for n in s.lanes),
 )
 def _inputs(step: BlockStep) -> Failure | None:
     for note in step.lanes:
@@ -90,7 +90,7 @@ def _inputs(step: BlockStep) -> Failure | None:
     rule="blocks.config",
     source="vllm Scheduler.schedule",
     scope="Sessions between turns hold blocks that nobody may take; that can stop others for as long.",
-    situation=lambda s: isinstance(s.command, Schedule) and len(s.lanes) < len(s.bearers),
+    trigger=lambda s: isinstance(s.command, Schedule) and len(s.lanes) < len(s.bearers),
 )
 def _stall(step: BlockStep) -> Failure | None:
     if not isinstance(step.command, Schedule) or step.refused or step.after.lanes:

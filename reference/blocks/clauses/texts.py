@@ -18,7 +18,7 @@ _SERVING = "kvspec"
     rule="blocks.ledger",
     source="vllm update_from_output",
     scope="Results of a step that a preemption or the end of a turn has made stale may be dropped.",
-    situation=lambda s: any(len(o.tokens) > 1 or o.optional for o in s.outputs),
+    trigger=lambda s: any(len(o.tokens) > 1 or o.optional for o in s.outputs),
 )
 def _chain(step: BlockStep) -> Failure | None:
     for note in step.outputs:
@@ -38,7 +38,7 @@ def _chain(step: BlockStep) -> Failure | None:
     why="A turn that goes on computes for nobody; one that ends early cuts an answer off.",
     rule="blocks.ledger",
     source="vllm check_stop",
-    situation=lambda s: any(o.ends for o in s.outputs),
+    trigger=lambda s: any(o.ends for o in s.outputs),
 )
 def _ends(step: BlockStep) -> Failure | None:
     for note in step.outputs:
@@ -63,7 +63,7 @@ def _ends(step: BlockStep) -> Failure | None:
     why="Block hashes, lengths and the prompt of a session's next turn are made from it.",
     rule="blocks.ledger",
     source="vllm Scheduler.requests, _update_request_as_session",
-    situation=lambda s: any(b.turned for b in s.bearers.values()),
+    trigger=lambda s: any(b.turned for b in s.bearers.values()),
 )
 def _texts(step: BlockStep) -> Failure | None:
     known, there = set(step.after.requests), set(step.bearers)

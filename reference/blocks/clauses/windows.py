@@ -16,7 +16,7 @@ from reference.clauses.base import Failure
     " nothing is.",
     rule="blocks.ledger",
     source="vllm find_longest_cache_hit",
-    situation=lambda s: any(n.fresh and n.lane.start for n in s.lanes),
+    trigger=lambda s: any(n.fresh and n.lane.start for n in s.lanes),
 )
 def _hit(step: BlockStep) -> Failure | None:
     for note in step.lanes:
@@ -39,7 +39,7 @@ def _hit(step: BlockStep) -> Failure | None:
     why="This is what the bookkeeping is for.",
     rule="blocks.ledger",
     source="as READ-1, READ-2",
-    situation=lambda s: any(n.lane.start > 0 for n in s.lanes),
+    trigger=lambda s: any(n.lane.start > 0 for n in s.lanes),
 )
 def _reads(step: BlockStep) -> Failure | None:
     for note in step.lanes:
@@ -59,7 +59,7 @@ def _reads(step: BlockStep) -> Failure | None:
     why="Drafts in flight may be taken back, and the request goes on further down than the optimistic count.",
     rule="blocks.ledger",
     source="vllm#47728",
-    situation=lambda s: any(
+    trigger=lambda s: any(
         layers.window is not None and bearer.sure >= layers.window
         for _, bearer, _ in s.held()
         for layers in s.config.groups
@@ -84,7 +84,7 @@ def _window(step: BlockStep) -> Failure | None:
     why="Whoever writes over it is caught at the write, not when somebody reads it.",
     rule="blocks.ledger",
     source="kvspec",
-    situation=lambda s: any(b.sure > 0 for _, b, _ in s.held()),
+    trigger=lambda s: any(b.sure > 0 for _, b, _ in s.held()),
 )
 def _stays(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
@@ -104,7 +104,7 @@ def _stays(step: BlockStep) -> Failure | None:
     rule="blocks.ledger",
     source="as LEN-1",
     scope="Requests that run.",
-    situation=lambda s: any(b.sure < s.after.requests[n].computed for n, b, _ in s.held()),
+    trigger=lambda s: any(b.sure < s.after.requests[n].computed for n, b, _ in s.held()),
 )
 def _counts(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
@@ -128,7 +128,7 @@ def _counts(step: BlockStep) -> Failure | None:
     why="Whoever holds the block reads what was written there.",
     rule="blocks.facts",
     source="vllm slot mapping",
-    situation=lambda s: sum(1 for n in s.lanes if len(n.lane.tokens)) > 1,
+    trigger=lambda s: sum(1 for n in s.lanes if len(n.lane.tokens)) > 1,
 )
 def _written(step: BlockStep) -> Failure | None:
     writers: dict[tuple[int, int], str] = {}

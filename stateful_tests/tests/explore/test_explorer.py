@@ -78,7 +78,7 @@ def test_of_an_eviction_tree_10_alone_reads_how_much_was_asked_for(monkeypatch):
         if isinstance(step.command, Evict) and step.done:
             steps.append(other := replace(step, command=blank))
             for clause in CLAUSES.values():
-                clause.situation(other)
+                clause.trigger(other)
                 assert clause.id == "TREE-10" or clause.check(other) is None
         return step
 
@@ -90,13 +90,13 @@ def test_of_an_eviction_tree_10_alone_reads_how_much_was_asked_for(monkeypatch):
 
 @pytest.mark.parametrize("name", ["ordinary", "both-session", "tree-page2-long"])
 def test_clauses_hold_where_they_are_not_asked(name, monkeypatch):
-    """Of other commands than they are about, without a tree or a window: and no situation is reached."""
+    """Of other commands than they are about, without a tree or a window: and no trigger comes up."""
     skipped = set()
 
     def step_of(*args):
         step = Step(*args)
         for clause in {*CLAUSES.values()}.difference(about(step)) if step.done else ():
-            assert clause.check(step) is None and not clause.situation(step), clause.id
+            assert clause.check(step) is None and not clause.trigger(step), clause.id
             skipped.add(clause.id)
         return step
 

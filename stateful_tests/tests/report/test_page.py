@@ -179,7 +179,7 @@ def test_the_rule_is_on_the_page():
     run = replayed("torch+pr22862-align", fixture("a_trim_inside_a_page_keeps_the_page"))
     said = " ".join(Reader(shown(run)).text.split())
     clause, data = CLAUSES["FREE-1"], report.run_data(run)
-    for text in (clause.sentence, clause.why, clause.settled, clause.assumption, clause.source):
+    for text in (clause.sentence, clause.why, clause.decision, clause.assumption, clause.source):
         assert said.count(text) == 1, text
     assert "pr22862-align freeing starts inside a page" in said
     assert "kvspec clauses FREE-1" in said
