@@ -44,7 +44,8 @@ def _row(fault: KnownFault, repository: str) -> str:
     names = [f"[{name}]({path})" for name, path in zip(named, fault.traces)]
     more = {"report": _report(fault), "test": fault.test}
     names += [f"[{what}](reports/{file})" for what, file in more.items() if file]
-    where = _span(fault) + (f" ({fault.only})" if fault.only else "")
+    where = f"{_span(fault)} `+{fault.way}`" if fault.way else _span(fault)
+    where += f" ({fault.only})" if fault.only else ""
     seen = ", ".join([*fault.clauses, *(["the server ends"] if fault.ends_server else [])])
     issue = rf"[#\1](https://github.com/{repository}/issues/\1)"
     cells = " ".join(names) or fault.id, where, seen, fault.says, re.sub(r"#(\d+)", issue, fault.upstream)

@@ -19,6 +19,7 @@ from reference.blocks.config import EngineConfig
 from reference.commands import Mode, Refused
 from stateful_tests.check.tiers import Plan, must_meet
 from stateful_tests.coverage import required as coverage
+from stateful_tests.lockstep.known_faults import of_clauses
 from stateful_tests.lockstep.lockstep import turned_away
 from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
@@ -243,6 +244,7 @@ def finding_data(group: list[Finding], base: OnBase | None = None) -> Data:
         ],
         "base": base and base.system,
         "also_in": base.system if base is not None and all(also.values()) else None,
+        "known_in_base": of_clauses(base.system, filter(also.get, also)) if base is not None else [],
         "saved": None,
         "replay": None,
         "page": None,

@@ -91,6 +91,8 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     for found in old:
         names = ", ".join(c["id"] for c in found["clauses"])
         say(out, f"  {names}: {found['saved'] or found['not_saved']}", whole=True)
+        if found["known_in_base"]:
+            say(out, f"    known faults there: {', '.join(found['known_in_base'])} (FINDINGS.md)")
     out.print()
     if detailed:
         _counted(out, data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -26,7 +26,8 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     id: the label under which reports name it; says: one or two sentences.
     first: the first release that has it; fixed: the first that does not, None where the newest has it still.
-    only: settings that it takes. unified: `first` and `fixed` of `+unified`, where they differ.
+    way: only `+way` has it; only: settings that it takes. unified: `first` and `fixed` of `+unified`, where
+        they differ.
     clauses: those that it violates; ends_server: the scheduler process ends.
     verdict: whether upstream knows it; note: what else is to be said.
     reports, cause: numbers of upstream's issues and pull requests, of the fault and of its cause.
@@ -42,6 +43,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     verdict: Verdict
     clauses: tuple[str, ...]
     fixed: str | None = None
+    way: str = ""
     only: str = ""
     unified: dict[Literal["first", "fixed"], str] = {}
     ends_server: bool = False
@@ -141,6 +143,18 @@ def label(release: str, fault: str) -> str | None:
     """
     asked = known_faults()[fault]
     return fault if _VERSION.match(release) and asked.is_in(release) else None
+
+
+def of_clauses(system: str, clauses: Iterable[str]) -> list[str]:
+    """The faults that a release, such as "sglang==0.5.14+unified", is known to violate one of these by."""
+    engine, _, named = system.partition("==")
+    release, *ways = named.split("+")
+    if not _VERSION.match(release):
+        return []
+    asked, tree = set(clauses), "unified" if "unified" in ways else None
+    faults = (fault.on(tree) for fault in known_faults().values() if fault.engine == engine)
+    there = (fault for fault in faults if fault.way in ("", *ways) and fault.is_in(release))
+    return [fault.id for fault in there if asked & set(fault.clauses)]
 
 
 def passed_over(engine: str, release: str, tree: str | None = None) -> dict[str, str]:

@@ -6,7 +6,9 @@ import pytest
 
 from impl.adapter import UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
-from stateful_tests.lockstep.known_faults import FOLDER, PATH, known_faults, label, passed_over, read
+from stateful_tests.lockstep.known_faults import (
+    FOLDER, PATH, known_faults, label, of_clauses, passed_over, read,
+)  # fmt: skip
 from stateful_tests.traces.files import load
 
 FAULTS = known_faults().values()
@@ -41,6 +43,18 @@ def test_a_check_passes_over_what_would_end_most_runs():
     assert passed_over("sglang", "0.5.13").keys() == {"TREE-7", "MAP-4"}
     assert passed_over("sglang", "0.5.13", "unified").keys() == {"MAP-4"}
     assert passed_over("sglang", "0.5.16") == passed_over("vllm", "0.11.0") == {}
+
+
+@pytest.mark.parametrize(
+    ("system", "known"),
+    [
+        ("sglang==0.5.14+unified", ["recovered-tombstone", "split-leaf"]),
+        ("sglang==0.5.14+overlap", ["recovered-tombstone"]), ("sglang==0.5.15", []),
+        ("torch+pr22900", []), ("sglang@checkout", []), ("vllm==0.14.0", []),
+    ],
+)  # fmt: skip
+def test_what_a_base_violates_is_known_by_name(system, known):
+    assert of_clauses(system, ["TREE-4"]) == known
 
 
 ENTRY = """

@@ -23,6 +23,7 @@ SAID = {
     "a_null_block_bears_a_hash": "block 0, the null block, has no hash, and it has one in group 0",
     "a_preempted_request_resumes_without_its_token_in_flight":
         "other tokens, or none, where r2 computes its text at [0, 3)",
+    "a_reset_drops_a_token_behind_a_round_of_drafts": "it gets [], where r1 gets [686538]",
     "a_reset_drops_the_next_token_of_a_request": "(update drafts 0): it gets [], where r1 gets [980670]",
     "a_reset_has_rejected_drafts_taken_back_from_a_new_start":
         "1, where r1: the scheduler counts at least 2; r1 (RUNNING) has 2 tokens",
