@@ -147,8 +147,9 @@ class Lockstep:
     def _broken(self, command: Command, expected: Outcome, outcome: Broken, index: int) -> Violation:
         """The system has failed. What it has left in its pages, if it still shows them, says more."""
         failure, before = Failure(_say(expected), outcome.error), self._facts
-        with suppress(Exception, SystemExit):
-            self._look()
+        if self._unstarted is None:
+            with suppress(Exception, SystemExit):
+                self._look()
         step = Step(
             self.state.config, command, expected, outcome, self.state, self.state, before, self._facts,
             self._facts is before,
