@@ -32,7 +32,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     verdict: whether upstream knows it; note: what else is to be said.
     reports, cause: numbers of upstream's issues and pull requests, of the fault and of its cause.
     traces: files of fixtures/releases; test: one of its reports folder that upstream could merge.
-    elsewhere: from which release on its traces show another clause, or "nothing".
+    elsewhere: from which release on its traces show another clause.
     passed_over: a check does not look for its clause, or it would find nothing else.
     """
 
@@ -84,7 +84,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         dates: dict[str, str | None] = {self.first: clause}
         if self.fixed is not None:
             dates[self.fixed] = None
-        dates |= {since: None if what == "nothing" else what for since, what in self.elsewhere.items()}
+        dates |= self.elsewhere
         past = [since for since in dates if _order(since) <= _order(release)]
         return dates[max(past, key=_order)] if past else None
 
