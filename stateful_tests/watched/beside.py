@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-
 from impl.sglang.server import events as log
 from reference import model
 from reference.clauses.step import cursors_text
@@ -18,36 +16,21 @@ from stateful_tests.watched import deviations
 from stateful_tests.watched.judging import PageJudge, Shown, TextJudge, Verdict, verdict
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Mismatch, Validated
-from stateful_tests.watched.seen import RequestSeen, Seen, SessionSeen
+from stateful_tests.watched.seen import RequestSeen, SessionSeen, StepSeen
 
 MAX_FOUND, MAX_OF_KNOWN = 1000, 20  # mismatches that are kept, unexplained and of each known fault
 NOTHING = Shown({}, {})
 
 
 class Diverged(Exception):
-    """The server shows what the reference forbids. No state follows from that."""
+    """The server shows what the reference forbids. No state follows from it, also where it is `known`."""
 
-    def __init__(self, clause: str, expected: str, observed: str, command: Command | None = None) -> None:
+    def __init__(
+        self, clause: str, expected: str, observed: str, command: Command | None = None,
+        known: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(f"{clause}: {observed}; expected: {expected}")
-        self.verdict, self.command = Verdict(clause, expected, observed), command
-
-
-@dataclass(slots=True)
-class StepSeen:
-    """The step of the scheduler that a log is at.
-
-    number: of the last step, None where validation begins.
-    entries: requests of the round that was prepared since.
-    unpaged: the pages of the last step are to come.
-    locked: the largest surplus of locked tokens that was reported.
-    reported_offsets: counts that differ already, and by how much.
-    """
-
-    number: int | None = 0
-    entries: set[str] = field(default_factory=set)
-    unpaged: bool = False
-    locked: int = 0
-    reported_offsets: Counter[str] = field(default_factory=Counter)
+        self.verdict, self.command, self.known = Verdict(clause, expected, observed), command, known
 
 
 class Beside:
@@ -64,7 +47,10 @@ class Beside:
         self.state: State = model.initial(self.geometry, Mode.FAITHFUL)
         self.follows = True
         self.result = Validated()
-        self.seen, self.step = Seen(), StepSeen()
+        self.requests: dict[str, RequestSeen] = {}
+        self.sessions: dict[str, SessionSeen] = {}
+        self.step = StepSeen()
+        self.reported_offsets: Counter[str] = Counter()  # counts that differ already, and by how much
         self.pages, self.texts = PageJudge(self.geometry), TextJudge()
         self._line = Line("", 0, log.CloseAsked(""))
         self._done: list[tuple[Command, tuple[Choice, ...]]] = []  # up to the first mismatch that counts
@@ -114,14 +100,14 @@ class Beside:
         self, known: str | None, clause: str, expected: str, observed: str, command: Command | None = None
     ) -> None:
         """A mismatch. Raises Diverged, unless it is a known fault: its effect is the caller's to follow."""
-        found = Diverged(clause, expected, observed, command)
+        found = Diverged(clause, expected, observed, command, known)
         if known is None:
             raise found
-        self.report(found, known)
+        self.report(found)
 
-    def report(self, found: Diverged, known: str | None = None) -> None:
+    def report(self, found: Diverged) -> None:
         """Keep a mismatch, or count it where enough are kept."""
-        result = self.result
+        result, known = self.result, found.known
         if known is not None:
             result.known[known] += 1
             if result.known[known] > MAX_OF_KNOWN:
@@ -146,11 +132,17 @@ class Beside:
 
     def of(self, request: str) -> RequestSeen:
         """What the log says of a request."""
-        return self.seen.requests.setdefault(request, RequestSeen(None))
+        return self.requests.setdefault(request, RequestSeen())
 
     def of_session(self, session: str) -> SessionSeen:
         """What the log says of a session."""
-        return self.seen.sessions.setdefault(session, SessionSeen())
+        return self.sessions.setdefault(session, SessionSeen())
+
+    def interrupts(self, name: str) -> None:
+        """A request goes through the server. One that was rejected may end the turn of its session."""
+        session = self.state.session(self.of(name).rejected_by)
+        if session is not None and session.turn is not None:
+            self.of(session.turn).interrupted = True
 
     def session_of(self, request: Request) -> Session | None:
         """The session whose turn a request is."""

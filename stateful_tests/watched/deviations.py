@@ -12,13 +12,13 @@ import re
 from collections.abc import Iterator
 
 from impl.sglang.server.clients import Config
-from impl.sglang.server.events import Event, Released, SessionClosed, Submitted, WatchHeader
-from reference.commands import Close, Command, Finish, Reason, Retract, Submit
+from impl.sglang.server.events import Released, WatchHeader
+from reference.commands import Command, Finish, Retract
 from reference.ledger import State
 from stateful_tests.lockstep.known_faults import label
-from stateful_tests.watched.judging import Shown, Verdict
+from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.results import Validated
-from stateful_tests.watched.seen import Seen
+from stateful_tests.watched.seen import RequestSeen
 
 
 _WITHOUT_KV = re.compile("a reused row must carry allocated KV|reusing request must be chunked or have")
@@ -69,11 +69,16 @@ def explained(header: WatchHeader, command: Command, was: State, now: State, sho
     return None
 
 
-def orphaned(header: WatchHeader, *, retracted: bool, rejected: bool) -> str | None:
+def orphaned(header: WatchHeader, turn: RequestSeen) -> str | None:
     """A turn that was retracted no longer counts as its session's, nor one while another was rejected."""
-    if retracted:
+    if turn.retracts:
         return label(header.release, "retract-ends-turn")
-    return label(header.release, "rejection-ends-turn") if rejected else None
+    return label(header.release, "rejection-ends-turn") if turn.interrupted else None
+
+
+def text_of_orphan(header: WatchHeader) -> str | None:
+    """A session has the text of a turn that no longer counts as its own."""
+    return label(header.release, "retract-ends-turn") or label(header.release, "rejection-ends-turn")
 
 
 def rejected_as_turn(header: WatchHeader) -> str | None:
@@ -89,28 +94,6 @@ def ends_in_mixed_batch(header: WatchHeader) -> str | None:
 def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
     """After an abort in the queue a session is never closed, and may take no turn."""
     return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
-
-
-def two_turns(header: WatchHeader, seen: Seen, e: Event) -> tuple[Verdict, Command | None, str | None] | None:
-    """From this line on two turns write into one row: what is wrong, and the known fault that it is."""
-    match e:
-        case Submitted(rejected=False) if session := seen.sessions.get(e.session or ""):
-            turn, clause = session.turn, "OUT-1"
-            command: Command = Submit(e.request, e.session, e.new)
-            want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {turn} has not ended"
-            observed = "took the turn"
-        case SessionClosed() if session := seen.sessions.get(e.session):
-            turn, clause, command = session.turn, "SES-2", Close(e.session)
-            want, observed = f"{e.session} stays until its turn {turn} ends", "closed it"
-        case Released() if (r := seen.requests.get(e.request)) and r.rejected and e.session is not None:
-            want = f"{e.session} has nothing of {e.request}, which it has rejected"
-            return Verdict("SES-2", want, "releases it as its turn"), None, rejected_as_turn(header)
-        case _:
-            return None
-    if turn is None or (its := seen.requests.get(turn)) is None:
-        return None
-    known = orphaned(header, retracted=its.retracts > 0, rejected=its.interrupted)
-    return Verdict(clause, want, observed), command, known
 
 
 def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:

@@ -22,18 +22,24 @@ from stateful_tests.watched.rounds import catches_up, counts_outputs
 )
 def released(beside: Beside, e: log.Released) -> None:
     before, after = Cursors(*e.before), Cursors(*e.after) if e.after else None
+    beside.interrupts(e.request)
+    beside.result.holes.update(deviations.holes(beside.header, e))
     catches_up(beside, e.request, before)
     if e.reason is not None:
         _last_of_a_mixed_batch(beside, e)
     beside.stands(e.request, before)
     _counts(beside, e)
     request, seen = beside.request(e.request), beside.of(e.request)
+    if seen.rejected_by is not None and e.session is not None:
+        want = f"{e.session} has nothing of {e.request}, which it has rejected"
+        known = deviations.rejected_as_turn(beside.header)
+        raise Diverged("SES-2", want, "releases it as its turn", known=known)
     shown = Shown({}, {} if request.session is None else {request.session: after})
     beside.result.reach("overshoot that is trimmed", (e.counted or e.outputs) < request.output)
     if e.reason is None:
         _retracted(beside, request, e.outputs, shown)
     elif e.reason == "FINISH_ABORT":
-        beside.result.reach("an abort midway", not seen.rejected)
+        beside.result.reach("an abort midway", seen.rejected_by is None)
         if request.session is not None and seen.retracts:
             beside.of_session(request.session).text_unknown = True
         beside.do(Abort(e.request), shown=shown)
@@ -48,6 +54,8 @@ def released(beside: Beside, e: log.Released) -> None:
     if e.reason not in (None, "FINISH_ABORT") and session is not None:
         beside.of_session(session.name).stays_busy = None
         beside.texts.keeps(e.request, session.name, e.ids, text_len(session.history))
+    if e.reason is not None:
+        del beside.requests[e.request]
     if after is None:
         beside.pages.forget(request.holder)
     else:
@@ -69,6 +77,8 @@ def _counts(beside: Beside, e: log.Released) -> None:
 
 def _retracted(beside: Beside, request: Request, outputs: int, shown: Shown) -> None:
     seen, reach = beside.of(request.name), beside.result.reach
+    beside.step.outside[request.name] = None
+    seen.retracts += 1
     seen.matched = None
     seen.rounds.clear()
     reach("a retract")

@@ -21,6 +21,7 @@ from stateful_tests.watched.rounds import catches_up, prepared
 )
 def admitted(beside: Beside, e: log.Admitted) -> None:
     request = beside.request(e.request)
+    beside.interrupts(e.request)
     if request.session is not None and e.session is None:
         request = _orphaned(beside, request)
     beside.of(e.request).matched = e.prefix
@@ -42,9 +43,9 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
 
 def _orphaned(beside: Beside, request: Request) -> Request:
     """A known fault: the server no longer counts a turn as its session's, whose text it still is."""
-    session, seen = beside.session_of(request), beside.of(request.name)
+    session = beside.session_of(request)
     assert session is not None
-    known = deviations.orphaned(beside.header, retracted=seen.retracts > 0, rejected=seen.interrupted)
+    known = deviations.orphaned(beside.header, beside.of(request.name))
     want = f"{request.name} goes on as the turn of {session.name}"
     beside.deviates(known, "SES-2", want, "as a request of nobody's", Admit(request.name))
     request = request._replace(session=None)

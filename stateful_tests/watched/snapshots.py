@@ -1,92 +1,61 @@
-"""The action of a snapshot: what the reference has is compared with it, or begins with it."""
+"""The action of a snapshot: the reference is compared with it, or begins with it."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from impl.sglang.server import events as log
 from reference import model
 from reference.clauses.step import cursors_text
 from reference.commands import Mode
-from reference.ledger import Cursors, Phase, Request, Session, text_len
+from reference.ledger import Cursors, Phase, Request, Session, State, text_len
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged
-from stateful_tests.watched.judging import Verdict
 from stateful_tests.watched.mapping import action
-from stateful_tests.watched.seen import RequestSeen, SessionSeen
-
-_WAITS = (Phase.QUEUED, Phase.ADMITTED)
+from stateful_tests.watched.seen import RequestSeen, SessionSeen, StepSeen
 
 
 @action(log.Snapshot, compared="sessions and requests; after a mismatch they are taken as given")
 def snapshot(beside: Beside, e: log.Snapshot) -> None:
-    result = beside.result
+    result, given = beside.result, _state_of(beside, e)
     if e.dropped:
         result.skipped["events that the watcher dropped"] += e.dropped
     if result.events > 1 and beside.follows and not e.dropped:
-        for found in _differences(beside, e):
-            raise Diverged(*found)
+        unknown = {name for name, seen in beside.sessions.items() if seen.text_unknown}
+        mine, theirs = _shown(beside.state, unknown), _shown(given, unknown)
+        result.compared += len(theirs)
+        for clause, what in mine | theirs:
+            want, got = mine.get((clause, what), "none"), theirs.get((clause, what), "none")
+            if want != got:
+                raise Diverged(clause, f"{what}: {want}", got)
     elif not result.ended:  # two turns write into one row: no state is that
-        _begin(beside, e)
+        _begin(beside, e, given)
 
 
-def _differences(beside: Beside, e: log.Snapshot) -> Iterator[Verdict]:
-    """Where the reference is not what a snapshot shows."""
-    state, requests = beside.state, {r.request: r for r in e.requests}
-    mine = {r.name: r for r in state.requests}
-    beside.result.compared += len(requests) + len(e.sessions)
-    if mine.keys() != requests.keys():
-        yield Verdict("SES-2", f"requests {sorted(mine)}"[:200], f"has {sorted(requests)}"[:200])
-        return
-    for name, shown in requests.items():
-        request, cursors = mine[name], Cursors(*shown.cursors) if shown.cursors else None
-        if (request.phase in _WAITS) != shown.queued:
-            observed = "it waits" if shown.queued else "it runs"
-            yield Verdict("OUT-1", f"{name} is {request.phase.value}", observed)
-        if request.origin != shown.tokens:
-            yield Verdict("SES-1", f"{name} has {request.origin} tokens of input", f"has {shown.tokens}")
-        if cursors is not None and request.cursors != cursors:
-            want = f"{name}: {cursors_text(request.cursors)}"
-            yield Verdict("LEN-4", want, f"shows {cursors_text(cursors)}")
-    kept = {s.session: s for s in e.sessions}
-    open_sessions = {s.name: s for s in state.sessions}
-    if kept.keys() != open_sessions.keys():
-        yield Verdict("SES-2", f"sessions {sorted(open_sessions)}"[:200], f"has {sorted(kept)}"[:200])
-        return
-    for name, shown_session in kept.items():
-        session = open_sessions[name]
-        if session.turn is None:
-            yield from _session_differs(beside, session, shown_session)
+def _shown(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:
+    """What a snapshot shows of a state: (clause, of what) -> value. unknown: sessions whose text is not."""
+    found = {}
+    for r in state.requests:
+        waits = r.phase in (Phase.QUEUED, Phase.ADMITTED)
+        found["OUT-1", f"{r.name} waits"] = str(waits)
+        found["SES-1", f"tokens of input of {r.name}"] = str(r.origin)
+        if not waits:
+            found["LEN-4", r.name] = cursors_text(r.cursors)
+    for s in state.sessions:
+        found["SES-2", f"open session {s.name}"] = f"turn {s.turn}"
+        if s.turn is None:
+            found["SES-2", f"slot of {s.name}"] = cursors_text(s.slot)
+            if s.name not in unknown:
+                found["SES-1", f"tokens of history of {s.name}"] = str(text_len(s.history))
+    return found
 
 
-def _session_differs(beside: Beside, session: Session, shown: log.SessionState) -> Iterator[Verdict]:
-    """Where a session without a turn is not what a snapshot shows."""
-    cursors = Cursors(*shown.cursors) if shown.cursors else None
-    if session.slot != cursors:
-        want = f"slot of {session.name}: {cursors_text(session.slot)}"
-        yield Verdict("SES-2", want, f"shows {cursors_text(cursors)}")
-    history = text_len(session.history)
-    if history != shown.tokens and not beside.of_session(session.name).text_unknown:
-        yield Verdict("SES-1", f"{history} tokens of history in {session.name}", f"has {shown.tokens}")
-
-
-def _begin(beside: Beside, e: log.Snapshot) -> None:
-    """A state of the reference from a server in the middle of its life."""
-    seen, stays_busy = beside.seen, deviations.stays_busy(beside.header, retracted=True)
+def _state_of(beside: Beside, e: log.Snapshot) -> State:
+    """The reference's state of a server in the middle of its life."""
     state, serial = model.initial(beside.geometry, Mode.FAITHFUL), 0
-    rejected = {name for name, each in seen.requests.items() if each.rejected}
-    seen.requests.clear()
-    seen.sessions.clear()
-    seen.outside.clear()
-    seen.due.clear()
     turns: dict[str, Request] = {}
     for r in e.requests:
         serial += 1
-        was_rejected = r.request in rejected or (r.rejected and r.queued)
-        request = _request_of(r, None if was_rejected else r.session, serial)
-        seen.requests[r.request] = RequestSeen(
-            r.session, was_rejected, retracts=int(r.retracted), rounds=list(r.rounds)
-        )
+        rejected = beside.of(r.request).rejected_by is not None or (r.rejected and r.queued)
+        request = _request_of(r, None if rejected else r.session, serial)
         state = state.with_request(request)
         if request.session is not None:
             turns[request.session] = request
@@ -98,15 +67,25 @@ def _begin(beside: Beside, e: log.Snapshot) -> None:
         name = turn.name if turn is not None else None
         history = ((serial, s.tokens),) if s.tokens else ()
         state = state.with_session(Session(s.session, history, None if first else slot, name))
-        seen.sessions[s.session] = SessionSeen(
-            name, s.times_out, s.closing, stays_busy, text_unknown=s.turn not in (None, name)
-        )
+    return state._replace(serial=serial)
+
+
+def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
+    """Go on with what a snapshot shows."""
+    stays_busy = deviations.stays_busy(beside.header, retracted=True)  # what came before is not known
+    requests = {r.request: r for r in e.requests}
+    beside.requests = {
+        name: RequestSeen(beside.of(name).rejected_by, int(r.retracted), rounds=list(r.rounds))
+        for name, r in requests.items()
+    }
+    beside.sessions = {}
+    for s in e.sessions:
+        of_another = s.turn is not None and (s.turn not in requests or requests[s.turn].session != s.session)
+        beside.sessions[s.session] = SessionSeen(s.times_out, s.closing, stays_busy, of_another)
     beside.texts.history = {s.session: s.ids for s in e.sessions if s.ids is not None}
-    beside.state = state._replace(serial=serial)
+    beside.step = StepSeen(number=None)
+    beside.state, beside.follows = given, True
     beside.result.given += len(e.requests) + len(e.sessions)
-    beside.step.number, beside.step.unpaged = None, False
-    beside.step.entries.clear()
-    beside.follows = True
 
 
 def _request_of(r: log.RequestState, session: str | None, serial: int) -> Request:

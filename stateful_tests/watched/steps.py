@@ -60,26 +60,21 @@ def _counts(beside: Beside, e: log.Stepped) -> None:
     _counted(beside, "OWN-4", "rows free", left.rows, e.rows)
     _counted(beside, "SES-2", "requests wait", waiting, e.queued)
     _counted(beside, "SES-2", "sessions are open", len(state.sessions), e.sessions)
-    beside.result.compared += 1
-    if not e.tree_locked:
-        return
-    most = sum(h.cursors.cache_protected_len for h in holders(state))
-    if e.tree_locked > most + beside.step.locked:
-        beside.step.locked = e.tree_locked - most
-        want = f"at most {most} tokens of the tree locked: who has a row protects no more"
-        beside.report(Diverged("TREE-6", want, f"{e.tree_locked} are"))
+    if e.tree_locked:
+        most = sum(h.cursors.cache_protected_len for h in holders(state))
+        _counted(beside, "TREE-6", "tokens of the tree locked, or fewer", most, max(most, e.tree_locked))
 
 
 def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> None:
     """Compare a count. One that is off is reported when its offset changes, not again at every step."""
-    offsets = beside.step.reported_offsets
+    offsets = beside.reported_offsets
     beside.result.compared += 1
     if got - want == offsets[what]:
         return
     before = f", {offsets[what]:+} before" if offsets[what] else ""
     offsets[what] = got - want
     known = deviations.owned_twice(beside.header, got - want) if clause == "OWN-3" else None
-    beside.report(Diverged(clause, f"{want} {what}", f"{got} ({got - want:+}{before})"), known)
+    beside.report(Diverged(clause, f"{want} {what}", f"{got} ({got - want:+}{before})", known=known))
 
 
 @action(log.Paged, compared="rows, free lists, mapping, tree")

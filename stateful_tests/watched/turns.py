@@ -8,12 +8,14 @@ from reference.ledger import Session, text_cut, text_len
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged
 from stateful_tests.watched.mapping import action
+from stateful_tests.watched.seen import RequestSeen, SessionSeen
 
 
 @action(log.SessionOpened, commands="open")
 def opened(beside: Beside, e: log.SessionOpened) -> None:
     if e.done:
         beside.do(Open(e.session))
+        beside.sessions[e.session] = SessionSeen(e.times_out)
     elif beside.state.session(e.session) is None:
         beside.result.policy["open"] += 1
 
@@ -25,7 +27,7 @@ def close_asked(beside: Beside, e: log.CloseAsked) -> None:
         return
     beside.of_session(e.session).close_asked = True
     if session.turn is None:
-        beside.seen.due[e.session] = None
+        beside.step.due[e.session] = None
     beside.result.reach("a close while a turn is in flight", session.turn is not None)
 
 
@@ -35,22 +37,28 @@ def close_asked(beside: Beside, e: log.CloseAsked) -> None:
     commands="close",
 )
 def closed(beside: Beside, e: log.SessionClosed) -> None:
-    seen = beside.of_session(e.session)
-    if beside.state.session(e.session) is not None and not (seen.close_asked or seen.times_out):
+    session, seen, command = beside.state.session(e.session), beside.of_session(e.session), Close(e.session)
+    if session is not None and not (seen.close_asked or seen.times_out):
         want = f"{e.session} stays open: nobody has closed it, and it has no timeout"
-        raise Diverged("SES-2", want, "closed it", Close(e.session))
-    beside.do(Close(e.session))
+        raise Diverged("SES-2", want, "closed it", command)
+    if session is not None and session.turn is not None:
+        known = deviations.orphaned(beside.header, beside.of(session.turn))
+        want = f"{e.session} stays until its turn {session.turn} ends"
+        raise Diverged("SES-2", want, "closed it", command, known)
+    beside.do(command)
+    del beside.sessions[e.session]
+    beside.step.due.pop(e.session, None)
     beside.pages.forget(e.session)
     beside.texts.history.pop(e.session, None)
 
 
 def closes_happen(beside: Beside) -> None:
     """A close that no turn keeps waiting has happened by the next step."""
-    for name in list(beside.seen.due):
-        del beside.seen.due[name]
+    for name in beside.step.due:
         known = beside.of_session(name).stays_busy
         want = f"{name} is closed: none of its turns is in flight"
         beside.deviates(known, "SES-4", want, "it is open", Close(name))
+    beside.step.due.clear()
 
 
 @action(
@@ -64,6 +72,11 @@ def submitted(beside: Beside, e: log.Submitted) -> None:
         _rejected(beside, e)
         return
     command, session = Submit(e.request, e.session, e.new), beside.state.session(e.session)
+    beside.requests[e.request] = RequestSeen()
+    if session is not None and session.turn is not None:
+        known = deviations.orphaned(beside.header, beside.of(session.turn))
+        want = f"refused: {Reason.TURN_IN_FLIGHT.value}, as {session.turn} has not ended"
+        raise Diverged("OUT-1", want, "took the turn", command, known)
     if session is not None and beside.of_session(session.name).text_unknown:
         _shows_text(beside, session, e)
     for found in beside.texts.asks(e.request, e.session, e.ids):
@@ -83,8 +96,7 @@ def _shows_text(beside: Beside, session: Session, e: log.Submitted) -> None:
     had, has = text_len(session.history), e.tokens - e.new
     if had == has or has < 0:
         return
-    retracted = deviations.orphaned(beside.header, retracted=True, rejected=False)
-    known = retracted or deviations.orphaned(beside.header, retracted=False, rejected=True)
+    known = deviations.text_of_orphan(beside.header)
     want = f"{had} tokens of history, without a turn that no longer counts"
     command = Submit(e.request, e.session, e.new)
     beside.deviates(known, "SES-1", want, f"has {has}", command)
@@ -107,13 +119,15 @@ def _rejected(beside: Beside, e: log.Submitted) -> None:
         beside.result.reach("a second turn that is rejected")
     else:
         beside.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
+    beside.requests[e.request] = RequestSeen(rejected_by=e.session)
     beside.do(Submit(e.request, None, max(1, e.tokens)))
 
 
 @action(log.Requeued, guard="it was retracted")
 def requeued(beside: Beside, e: log.Requeued) -> None:
-    if e.request not in beside.seen.outside:
+    if e.request not in beside.step.outside:
         raise Diverged("OUT-1", f"{e.request} is queued once", "queues it again")
+    del beside.step.outside[e.request]
 
 
 @action(log.QueueAborted, guard="each of them waits", commands="abort of each")
@@ -127,21 +141,23 @@ def queue_aborted(beside: Beside, e: log.QueueAborted) -> None:
 
 def given_up(beside: Beside) -> None:
     """Retracted and not queued again: the server's last resort is to give the request up."""
-    for name in beside.seen.outside:
+    for name in beside.step.outside:
         beside.result.reach("the last resort: the only request is given up")
         abort_queued(beside, name)
+    beside.step.outside.clear()
 
 
 def abort_queued(beside: Beside, name: str) -> None:
     """A request that waits is given up."""
-    request, seen = beside.request(name), beside.of(name)
-    whose = beside.state.session(request.session or seen.session)
+    request = beside.request(name)
+    beside.interrupts(name)
+    whose = beside.state.session(request.session or beside.requests.pop(name).rejected_by)
     if whose is not None and whose.turn in (None, name):
         stays = deviations.stays_busy(beside.header, retracted=request.started)
         beside.of_session(whose.name).stays_busy = stays or beside.of_session(whose.name).stays_busy
     keeps = beside.session_of(request)
     beside.do(Abort(name))
-    known = deviations.orphaned(beside.header, retracted=True, rejected=False)
+    known = deviations.orphaned(beside.header, RequestSeen(retracts=1))
     if known and keeps is not None and keeps.slot is not None and request.started:
         want = f"all that {keeps.name} keeps is wiped: {name} has written KV"
         beside.deviates(known, "SES-2", want, "keeps slot and text", Abort(name))

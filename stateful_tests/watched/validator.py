@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from impl.sglang.server import events as log
-from stateful_tests.watched import deviations, ends, prefill, rounds, snapshots, steps, turns
+from stateful_tests.watched import ends, prefill, rounds, snapshots, steps, turns
 from stateful_tests.watched.beside import Beside, Diverged
 from stateful_tests.watched.mapping import TABLE
 from stateful_tests.watched.reader import Line
@@ -37,27 +37,13 @@ class Validator(Beside):
         self._line, event = line, line.event
         self.result.events += 1
         try:
-            if isinstance(event, log.Released):
-                self.result.holes.update(deviations.holes(self.header, event))
             if isinstance(event, log.Stepped):
                 steps.numbered(self, event)
-            self.seen.before(event)
-            if self._two_turns(event):
-                self.follows = False
-            elif self.follows or isinstance(event, log.Snapshot | log.HookFailed):
+            if self.follows or isinstance(event, log.Snapshot | log.HookFailed):
                 TABLE[type(event)].act(self, event)
             else:
                 self.result.skipped[_SKIPPED] += 1
         except Diverged as found:
             self.report(found)
             self.follows = False
-        self.seen.after(event)
-
-    def _two_turns(self, event: log.Event) -> bool:
-        """Report that two turns write into one row from here on. After a known fault nothing is judged."""
-        found = None if self.result.ended else deviations.two_turns(self.header, self.seen, event)
-        if found is not None:
-            verdict, command, known = found
-            self.report(Diverged(*verdict, command), known)
-            self.result.ended = known or ""
-        return found is not None
+            self.result.ended = self.result.ended or found.known or ""
