@@ -45,9 +45,14 @@ def _sweeps_too_far(window: int, page: int) -> bool:
     return window > page and 0 < window % page < page - 1
 
 
-def owned_twice(header: WatchHeader, more: int) -> str | None:
-    """More tokens are free or the tree's than rows leave."""
-    if header.tree and more > 0 and _sweeps_too_far(header.window or 0, header.page_size):
+def miscounted(header: WatchHeader, offset: int, *, joined_late: bool) -> str | None:
+    """So many more tokens or rows are free, or the tree's, than owners leave.
+
+    joined_late: at the first count after a snapshot, so that they may have been lost before.
+    """
+    if offset < 0:
+        return label(header.release, "rejection-takes-slot") if joined_late else None
+    if header.tree and _sweeps_too_far(header.window or 0, header.page_size):
         return label(header.release, "swept-too-far")
     return None
 
@@ -71,9 +76,12 @@ def explained(header: WatchHeader, command: Command, was: State, now: State, sho
 
 def orphaned(header: WatchHeader, turn: RequestSeen) -> str | None:
     """A turn that was retracted no longer counts as its session's, nor one while another was rejected."""
-    if turn.retracts:
-        return label(header.release, "retract-ends-turn")
-    return label(header.release, "rejection-ends-turn") if turn.interrupted else None
+    known = None
+    if turn.retracts or turn.joined_late:
+        known = label(header.release, "retract-ends-turn")
+    if turn.interrupted or turn.joined_late:
+        known = known or label(header.release, "rejection-ends-turn")
+    return known
 
 
 def text_of_orphan(header: WatchHeader) -> str | None:

@@ -24,11 +24,11 @@ def released(beside: Beside, e: log.Released) -> None:
     before, after = Cursors(*e.before), Cursors(*e.after) if e.after else None
     beside.interrupts(e.request)
     beside.result.holes.update(deviations.holes(beside.header, e))
-    catches_up(beside, e.request, before)
+    accepted = catches_up(beside, e.request, before) + beside.header.claims
     if e.reason is not None:
         _last_of_a_mixed_batch(beside, e)
     beside.stands(e.request, before)
-    _counts(beside, e)
+    _counts(beside, e, accepted)
     request, seen = beside.request(e.request), beside.of(e.request)
     if seen.rejected_by is not None and e.session is not None:
         want = f"{e.session} has nothing of {e.request}, which it has rejected"
@@ -62,11 +62,11 @@ def released(beside: Beside, e: log.Released) -> None:
         beside.pages.cut(request.holder, after.kv_committed_len)
 
 
-def _counts(beside: Beside, e: log.Released) -> None:
-    """Outputs at an end, and how many of them count."""
+def _counts(beside: Beside, e: log.Released, accepted: int) -> None:
+    """Outputs at an end, and how many of them count: a stop is one of the `accepted` of the last round."""
     if e.reason is not None:
-        counts_outputs(beside, e.request, e.outputs)
-    least = 0 if beside.header.speculative else e.outputs  # a verify round may go beyond a stop
+        counts_outputs(beside, e.request, e.outputs, beside.of(e.request).rounds[1:])
+    least = e.outputs - max(0, accepted - 1)
     most = e.outputs if e.limit is None else min(e.outputs, e.limit)
     if e.reason == "FINISH_LENGTH" and e.limit is not None:
         least = most = e.limit
@@ -91,7 +91,7 @@ def _last_of_a_mixed_batch(beside: Beside, e: log.Released) -> None:
     """A known fault: the server does not count the token of a mixed batch that was a request's last."""
     request = beside.request(e.request)
     mine = request.cursors
-    if mine is None or not any(beside.of(e.request).rounds[:1]):
+    if mine is None or not any(each.mixed for each in beside.of(e.request).rounds[:1]):
         return
     if (e.outputs, e.before[0]) != (request.output + 1, mine.kv_committed_len):
         return

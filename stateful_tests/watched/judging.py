@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from impl.adapter import NodeView, RequestView, TreeView, View
-from impl.sglang.server.events import Paged
+from impl.sglang.server.events import Paged, Snapshot
 from reference.clauses import CLAUSES
 from reference.clauses.facts import Facts, RequestFacts, SessionFacts
 from reference.clauses.step import Step, cursors_text
@@ -91,6 +91,12 @@ class TextJudge:
         self.history: dict[str, list[int]] = {}
         self.inputs: dict[str, list[int]] = {}
         self._said: dict[str, list[int]] = {}
+
+    def begins(self, e: Snapshot) -> None:
+        """Take the texts of a snapshot over."""
+        self.history = {s.session: s.ids for s in e.sessions if s.ids is not None}
+        self.inputs = {r.request: r.ids[: r.tokens] for r in e.requests if r.ids is not None}
+        self._said = {r.request: r.ids[r.tokens :] for r in e.requests if r.ids is not None}
 
     def asks(self, request: str, session: str | None, ids: list[int] | None) -> Iterator[Verdict]:
         """A request comes: its input begins with what its session remembers."""

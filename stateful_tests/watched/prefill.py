@@ -51,6 +51,7 @@ def _orphaned(beside: Beside, request: Request) -> Request:
     request = request._replace(session=None)
     beside.state = beside.state.with_request(request).with_session(session._replace(turn=None))
     beside.of_session(session.name).text_unknown = True
+    beside.of(request.name).orphan_of = session.name
     return request
 
 
@@ -62,7 +63,7 @@ def _orphaned(beside: Beside, request: Request) -> Request:
 )
 def extended(beside: Beside, e: log.Extended) -> None:
     prepared(beside, [name for name, *_ in e.lanes])
-    for name, prefix, _, cells in e.lanes:
+    for name, prefix, tokens, cells in e.lanes:
         seen = beside.of(name)
         admitted_at, seen.matched = seen.matched, None
         if admitted_at is None:
@@ -80,6 +81,7 @@ def extended(beside: Beside, e: log.Extended) -> None:
         if cursors is None or cursors.kv_committed_len != prefix:
             have = cursors.kv_committed_len if cursors is not None else 0
             raise Diverged("LEN-4", f"{name} goes on at {have}", f"goes on at {prefix}")
+        _has_own_text(beside, name, prefix + tokens)
     beside.result.reach("a prefill of several requests", len(e.lanes) > 1)
     evictions = [_eviction(beside, name, Cursors(*cells)) for name, _, _, cells in e.lanes]
     beside.do(
@@ -89,6 +91,15 @@ def extended(beside: Beside, e: log.Extended) -> None:
     )
     phases = [beside.request(name).phase for name, *_ in e.lanes]
     beside.result.reach("a chunked prefill", Phase.EXTENDING in phases)
+
+
+def _has_own_text(beside: Beside, name: str, length: int) -> None:
+    """A known fault: the next turn of a session writes into the text of one that is no longer its turn."""
+    request = beside.request(name)
+    have = request.origin + request.output
+    if beside.of(name).orphan_of and length > have:
+        known = deviations.text_of_orphan(beside.header)
+        raise Diverged("SES-1", f"{name} has {have} tokens", f"computes {length}", known=known)
 
 
 def _eviction(beside: Beside, name: str, shown: Cursors) -> Choice | None:

@@ -10,6 +10,7 @@ from reference.ledger import Cursors, Phase
 from stateful_tests.watched.beside import Beside, Diverged
 from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.mapping import action
+from stateful_tests.watched.seen import Round
 
 
 def prepared(beside: Beside, names: Sequence[str]) -> None:
@@ -61,12 +62,15 @@ def launched(beside: Beside, decoding: Sequence[log.Lane]) -> None:
     """The round of a step is launched. Each earlier one has its result, but for one under overlap."""
     if not beside.tells_results:
         return
-    names, in_flight = {name for name, *_ in decoding}, 1 + beside.header.overlap
+    header, names = beside.header, {name for name, *_ in decoding}
     mixed = len(names) < len(beside.step.entries)
     for name in sorted(beside.step.entries):
         rounds = beside.of(name).rounds
-        rounds.append(mixed and name in names)
-        if len(rounds) > in_flight:
+        counted = int(beside.request(name).phase is Phase.RUNNING)
+        if header.speculative and name in names:
+            counted = header.claims
+        rounds.append(Round(counted, mixed and name in names))
+        if len(rounds) > 1 + header.overlap:
             want = f"a result of {name} before its next round"
             raise Diverged("OUT-1", want, f"{len(rounds)} rounds of it have none")
 
@@ -95,7 +99,7 @@ def resulted(beside: Beside, e: log.Resulted) -> None:
         if not rounds and beside.tells_results:
             raise Diverged("OUT-1", f"no result of {name}: no round of it is in flight", "processes one")
         del rounds[:1]
-        counts_outputs(beside, name, outputs)
+        counts_outputs(beside, name, outputs, rounds)
         beside.texts.says(name, new)
 
 
@@ -114,25 +118,28 @@ def accepts(beside: Beside, name: str, got: Cursors) -> Draft | None:
     return Draft(name, max(1, mine.kv_allocated_len - mine.kv_committed_len), accept)
 
 
-def catches_up(beside: Beside, name: str, got: Cursors) -> None:
-    """The result of a verify round that is not written yet has moved this request's commit."""
+def catches_up(beside: Beside, name: str, got: Cursors) -> int:
+    """The result of a verify round that is not written yet has moved this request's commit by so much."""
     draft = accepts(beside, name, got)
-    if draft is not None:
-        mine = beside.request(name).cursors
-        assert mine is not None
-        moved = mine._replace(kv_committed_len=got.kv_committed_len)
-        beside.do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
+    if draft is None:
+        return 0
+    mine = beside.request(name).cursors
+    assert mine is not None
+    moved = mine._replace(kv_committed_len=got.kv_committed_len)
+    beside.do(SpecDecode((draft,)), shown=Shown({name: moved}, {}))
+    return draft.accept
 
 
-def counts_outputs(beside: Beside, name: str, outputs: int) -> None:
-    """How many outputs the server counts: all, but for those of rounds whose results are to come."""
-    request, seen = beside.request(name), beside.of(name)
+def counts_outputs(beside: Beside, name: str, outputs: int, in_flight: Sequence[Round]) -> None:
+    """How many outputs the server counts: all but those of rounds in flight."""
+    request = beside.request(name)
     if request.phase is not Phase.RUNNING:
         return
     beside.result.compared += 1
-    late = beside.header.overlap and bool(
-        request.output == 1 or seen.retracts or not beside.header.speculative
-    )
-    ahead = beside.header.claims if beside.header.overlap else 0
-    if not request.output - late - ahead <= outputs <= request.output:
-        raise Diverged("SES-1", f"{name} has {request.output} outputs", f"counts {outputs}")
+    most = request.output - sum(each.counted for each in in_flight)
+    least = most
+    if not beside.tells_results:
+        least -= beside.header.overlap  # one round may be in flight
+    if not least <= outputs <= most:
+        want = f"{name} has {most} outputs, and {len(in_flight)} rounds in flight"
+        raise Diverged("SES-1", want, f"counts {outputs}")

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from reference.commands import Choice
+
+
+class Round(NamedTuple):
+    """A prepared round of a request. counted: outputs of it that the reference counts before its result;
+    mixed: it is a decode entry of a mixed batch."""
+
+    counted: int
+    mixed: bool = False
 
 
 @dataclass(slots=True)
@@ -14,16 +23,20 @@ class RequestSeen:
     rejected_by: the session that refused it as a turn; it runs by itself, and tells its client so.
     retracts: how often it was retracted.
     interrupted: a rejected turn of its session went through the server since.
+    joined_late: it was there when validation began; what it went through is not known.
+    orphan_of: the session whose turn it was, until by a known fault it no longer counts as that.
     matched: its prefix when the scheduler last looked at it (tokens).
-    rounds: prepared rounds whose results are to come; True: as a decode entry of a mixed batch.
+    rounds: those whose results are to come, the oldest first.
     eviction: the window eviction that belongs to its next prefill.
     """
 
     rejected_by: str | None = None
     retracts: int = 0
     interrupted: bool = False
+    joined_late: bool = False
+    orphan_of: str | None = None
     matched: int | None = None
-    rounds: list[bool] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     eviction: Choice | None = None
 
 
@@ -52,6 +65,7 @@ class StepSeen:
     outside: requests that were retracted since, and not queued again.
     due: sessions that a client closed since, while no turn was in flight.
     unpaged: the pages of the last step are to come.
+    joined_late: validation began with the last snapshot, and nothing was counted yet.
     """
 
     number: int | None = 0
@@ -59,3 +73,4 @@ class StepSeen:
     outside: dict[str, None] = field(default_factory=dict)
     due: dict[str, None] = field(default_factory=dict)
     unpaged: bool = False
+    joined_late: bool = False

@@ -10,7 +10,7 @@ from reference.ledger import Cursors, Phase, Request, Session, State, text_len
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged
 from stateful_tests.watched.mapping import action
-from stateful_tests.watched.seen import RequestSeen, SessionSeen, StepSeen
+from stateful_tests.watched.seen import RequestSeen, Round, SessionSeen, StepSeen
 
 
 @action(log.Snapshot, compared="sessions and requests; after a mismatch they are taken as given")
@@ -74,18 +74,31 @@ def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
     """Go on with what a snapshot shows."""
     stays_busy = deviations.stays_busy(beside.header, retracted=True)  # what came before is not known
     requests = {r.request: r for r in e.requests}
-    beside.requests = {
-        name: RequestSeen(beside.of(name).rejected_by, int(r.retracted), rounds=list(r.rounds))
-        for name, r in requests.items()
-    }
+    beside.requests = {name: _seen(beside, r, given) for name, r in requests.items()}
     beside.sessions = {}
     for s in e.sessions:
         of_another = s.turn is not None and (s.turn not in requests or requests[s.turn].session != s.session)
         beside.sessions[s.session] = SessionSeen(s.times_out, s.closing, stays_busy, of_another)
-    beside.texts.history = {s.session: s.ids for s in e.sessions if s.ids is not None}
-    beside.step = StepSeen(number=None)
+    beside.texts.begins(e)
+    beside.step = StepSeen(number=None, joined_late=True)
     beside.state, beside.follows = given, True
     beside.result.given += len(e.requests) + len(e.sessions)
+
+
+def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
+    """What a log that begins here would have said of a request."""
+    request = given.request(r.request)
+    assert request is not None
+    ahead = request.output - r.outputs
+    rounds = []
+    for kind in reversed(r.rounds if beside.tells_results else []):
+        verifies = beside.header.speculative and kind != "prefill"
+        counted = beside.header.claims if verifies else min(ahead, 1)
+        ahead -= counted
+        rounds.append(Round(counted, kind == "mixed"))
+    return RequestSeen(
+        beside.of(r.request).rejected_by, int(r.retracted), joined_late=True, rounds=rounds[::-1]
+    )
 
 
 def _request_of(r: log.RequestState, session: str | None, serial: int) -> Request:

@@ -61,8 +61,10 @@ def _counts(beside: Beside, e: log.Stepped) -> None:
     _counted(beside, "SES-2", "requests wait", waiting, e.queued)
     _counted(beside, "SES-2", "sessions are open", len(state.sessions), e.sessions)
     if e.tree_locked:
-        most = sum(h.cursors.cache_protected_len for h in holders(state))
-        _counted(beside, "TREE-6", "tokens of the tree locked, or fewer", most, max(most, e.tree_locked))
+        protected = [owner.cursors.cache_protected_len for owner in holders(state)]
+        allowed = min(max(e.tree_locked, max(protected, default=0)), sum(protected))
+        _counted(beside, "TREE-6", "tokens of the tree locked", allowed, e.tree_locked)
+    beside.step.joined_late = False
 
 
 def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> None:
@@ -73,7 +75,9 @@ def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> Non
         return
     before = f", {offsets[what]:+} before" if offsets[what] else ""
     offsets[what] = got - want
-    known = deviations.owned_twice(beside.header, got - want) if clause == "OWN-3" else None
+    known = None
+    if clause in ("OWN-3", "OWN-4"):
+        known = deviations.miscounted(beside.header, got - want, joined_late=beside.step.joined_late)
     beside.report(Diverged(clause, f"{want} {what}", f"{got} ({got - want:+}{before})", known=known))
 
 

@@ -151,7 +151,8 @@ def abort_queued(beside: Beside, name: str) -> None:
     """A request that waits is given up."""
     request = beside.request(name)
     beside.interrupts(name)
-    whose = beside.state.session(request.session or beside.requests.pop(name).rejected_by)
+    seen = beside.requests.pop(name)
+    whose = beside.state.session(request.session or seen.rejected_by or seen.orphan_of)
     if whose is not None and whose.turn in (None, name):
         stays = deviations.stays_busy(beside.header, retracted=request.started)
         beside.of_session(whose.name).stays_busy = stays or beside.of_session(whose.name).stays_busy

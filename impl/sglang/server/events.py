@@ -159,8 +159,8 @@ class SessionState(Struct, forbid_unknown_fields=True):
 
 
 class RequestState(Struct, forbid_unknown_fields=True):
-    """An unfinished request in a snapshot. rounds: its rounds whose results are to come; True: in a mixed
-    batch beside a prefill."""
+    """An unfinished request in a snapshot. rounds: those whose results are to come, the oldest first; mixed:
+    a decode entry beside a prefill."""
 
     request: str
     session: str | None
@@ -171,7 +171,7 @@ class RequestState(Struct, forbid_unknown_fields=True):
     retracted: bool
     cursors: Cells | None
     ids: list[int] | None = None
-    rounds: list[bool] = []
+    rounds: list[Literal["prefill", "decode", "mixed"]] = []
 
 
 class Snapshot(_Event, tag="snapshot"):

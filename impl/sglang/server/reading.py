@@ -106,14 +106,17 @@ class Reader:
             )  # fmt: skip
         return Snapshot(dropped, sessions, list(requests.values()))
 
-    def _in_flight(self, plan: Any) -> dict[str, list[bool]]:
-        """Rounds whose results are to come, the oldest first; True: a decode entry of a mixed batch."""
-        found: dict[str, list[bool]] = {}
+    def _in_flight(self, plan: Any) -> dict[str, list[Any]]:
+        """Rounds whose results are to come, the oldest first."""
+        found: dict[str, list[Any]] = {}
         waiting = [batch for batch, _ in getattr(self.scheduler, "result_queue", ())]
         for batch in (*waiting, getattr(plan, "batch_to_run", plan)):
+            if batch is None:
+                continue
+            kind = "decode" if batch.forward_mode.is_decode() else "prefill"
             decoding = getattr(batch, "decoding_reqs", None) or ()
-            for request in batch.reqs if batch is not None else ():
-                found.setdefault(request.rid, []).append(request in decoding)
+            for request in batch.reqs:
+                found.setdefault(request.rid, []).append("mixed" if request in decoding else kind)
         return found
 
     def entries(self) -> int:

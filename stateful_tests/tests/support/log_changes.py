@@ -2,8 +2,17 @@
 
     python -m stateful_tests.tests.support.log_changes [PLACES]
 
-changes one number by one, leaves one event out, and swaps two rows (level `pages`), at so many random places
-of each kind in each log of fixtures/watched, and prints what share was noticed.
+changes one number by one, leaves one event out, swaps two adjacent lines, and swaps two rows (level `pages`),
+at so many random places of each kind in each log of fixtures/watched, and prints what share was noticed.
+
+These can never be noticed, for the changed log is that of another server that conforms:
+
+* `release limit`, where the request ended before its limit, and `evict_swa length`, where E stays allowed.
+* `drop admit`: the scheduler looked at the request again, and shows the same.
+* `release after C`: the known fault `last-token` of the release shows just that.
+* `insert cursors E` and `evict_swa cursors E` inside of what is the tree's, where nothing follows that has E.
+* `release outputs` at level `lengths` under overlap: whether another round was in flight is not in the log.
+* Two adjacent lines of requests that have nothing to do with each other, in either order.
 """
 
 import random
@@ -11,6 +20,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +77,19 @@ class ChangedLog:
                 mine, others = values["owners"][one], values["owners"][other]
                 mine[2], others[2] = others[2], mine[2]
                 found.append((at, _event(values)))
+        return found
+
+    def swapped(self, at: int) -> Seen:
+        """What becomes of a line and the next in each other's place."""
+        lines = [*self.lines[:at], self.lines[at + 1], self.lines[at], *self.lines[at + 2 :]]
+        return self._seen(lines, at)
+
+    def adjacent(self) -> dict[str, list[int]]:
+        """Every place where two adjacent lines can be swapped, by what they are."""
+        found: dict[str, list[int]] = {}
+        tags = [str(type(line.event).__struct_config__.tag) for line in self.lines]
+        for at, (one, other) in enumerate(pairwise(tags[: 1 - TAIL])):
+            found.setdefault(f"swap {one} {other}", []).append(at)
         return found
 
     def changed(self, change: Change, by: int) -> Seen:
@@ -132,6 +155,8 @@ def measured(path: Path, places: int, kinds: str = ".*") -> Iterator[tuple[str, 
         kind: lambda rng, found=found: log.changed(rng.choice(found), rng.choice((1, -1)))
         for kind, found in sorted(log.kinds().items())
     }
+    for kind, at in sorted(log.adjacent().items()):
+        tries[kind] = lambda rng, at=at: log.swapped(rng.choice(at))
     if swaps := log.swaps():
         tries["two rows swapped"] = lambda rng: log.replaced(*rng.choice(swaps))
     for kind, attempt in tries.items():
