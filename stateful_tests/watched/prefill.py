@@ -104,8 +104,7 @@ def _has_own_text(beside: Beside, name: str, length: int) -> None:
 
 def _eviction(beside: Beside, name: str, shown: Cursors) -> Choice | None:
     """The window eviction that came before the prefill of a request."""
-    seen, request = beside.of(name), beside.request(name)
-    choice, seen.eviction = seen.eviction, None
+    request, choice = beside.request(name), beside.step.evictions.pop(name, None)
     if choice is None or choice.swa_evicted_seqlen != shown.swa_evicted_seqlen:
         return choice
     return None if evicts_nothing(beside, request, shown) else choice
@@ -175,6 +174,6 @@ def evicted(beside: Beside, e: log.Swept) -> None:
     if request.cursors is not None:
         beside.stands(e.request, got._replace(swa_evicted_seqlen=request.cursors.swa_evicted_seqlen))
     if request.phase not in (Phase.EXTENDING, Phase.RUNNING):
-        beside.of(e.request).eviction = choice
+        beside.step.evictions[e.request] = choice
     elif not evicts_nothing(beside, request, got):
         beside.do(EvictSwa(e.request, e.length), choice, shown=Shown({e.request: got}, {}))

@@ -27,7 +27,6 @@ class RequestSeen:
     orphan_of: the session whose turn it was, until by a known fault it no longer counts as that.
     matched: its prefix when the scheduler last looked at it (tokens).
     rounds: those whose results are to come, the oldest first.
-    eviction: the window eviction that belongs to its next prefill.
     """
 
     rejected_by: str | None = None
@@ -37,7 +36,6 @@ class RequestSeen:
     orphan_of: str | None = None
     matched: int | None = None
     rounds: list[Round] = field(default_factory=list)
-    eviction: Choice | None = None
 
 
 @dataclass(slots=True)
@@ -63,6 +61,7 @@ class StepSeen:
     number: of the last step, None where validation begins.
     entries: requests of the round that was prepared since.
     outside: requests that were retracted since, and not queued again.
+    evictions: window evictions of requests whose prefill is to come.
     due: sessions that a client closed since, while no turn was in flight.
     unpaged: the pages of the last step are to come.
     joined_late: validation began with the last snapshot, and nothing was counted yet.
@@ -71,6 +70,7 @@ class StepSeen:
     number: int | None = 0
     entries: set[str] = field(default_factory=set)
     outside: dict[str, None] = field(default_factory=dict)
+    evictions: dict[str, Choice] = field(default_factory=dict)
     due: dict[str, None] = field(default_factory=dict)
     unpaged: bool = False
     joined_late: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from impl.sglang.server import events as log
 from reference import model
 from reference.clauses.step import cursors_text
@@ -39,6 +41,8 @@ def _shown(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:
         found["SES-1", f"tokens of input of {r.name}"] = str(r.origin)
         if not waits:
             found["LEN-4", r.name] = cursors_text(r.cursors)
+        if r.phase is Phase.RUNNING:
+            found["SES-1", f"outputs of {r.name}"] = str(r.output)
     for s in state.sessions:
         found["SES-2", f"open session {s.name}"] = f"turn {s.turn}"
         if s.turn is None:
@@ -52,9 +56,12 @@ def _state_of(beside: Beside, e: log.Snapshot) -> State:
     """The reference's state of a server in the middle of its life."""
     state, serial = model.initial(beside.geometry, Mode.FAITHFUL), 0
     turns: dict[str, Request] = {}
+    of_sessions = Counter(r.session for r in e.requests)
     for r in e.requests:
         serial += 1
-        rejected = beside.of(r.request).rejected_by is not None or (r.rejected and r.queued)
+        rejected = r.rejected and (r.queued or of_sessions[r.session] > 1)  # else it is aborted
+        if (seen := beside.requests.get(r.request)) is not None:
+            rejected = seen.rejected_by is not None
         request = _request_of(r, None if rejected else r.session, serial)
         state = state.with_request(request)
         if request.session is not None:

@@ -26,9 +26,8 @@ def stepped(beside: Beside, e: log.Stepped) -> None:
     if e.lanes:
         (drafts if beside.header.speculative else decodes)(beside, e.lanes)
     closes_happen(beside)
-    for name in step.entries:
-        if beside.of(name).eviction is not None:
-            raise Diverged("OUT-1", f"no window eviction of {name}: it waits", "evicts")
+    for name in step.evictions:
+        raise Diverged("OUT-1", f"no window eviction of {name}: it waits", "evicts")
     if len(step.entries) != e.batch:
         want = f"a batch of {len(step.entries)}, as the round was prepared"
         raise Diverged("OUT-1", want, f"runs one of {e.batch}")

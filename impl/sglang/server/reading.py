@@ -147,7 +147,7 @@ class Reader:
                 owners[name] = slot
         for request, queued in self._unfinished(plan):
             if not queued and holds(request):
-                session = request.session
+                session = request.session if request.to_finish is None else None  # else it may be rejected
                 owners[session.session_id if session is not None else request.rid] = request
         rows = {name: self._row(owner) for name, owner in owners.items()}
         full = self.allocator.full_attn_allocator if self.swa else self.allocator
