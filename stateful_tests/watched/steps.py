@@ -37,14 +37,21 @@ def stepped(beside: Beside, e: log.Stepped) -> None:
     _counts(beside, e)
 
 
-def numbered(beside: Beside, e: log.Stepped) -> None:
-    """Say which lines are missing, also while nothing is compared."""
+def notes_gaps(beside: Beside, e: log.Event) -> None:
+    """Say which lines are missing, also while nothing is compared. The pages of a step follow it."""
     step, skipped = beside.step, beside.result.skipped
+    if isinstance(e, log.Paged):
+        if not step.unpaged:
+            skipped["pages that follow no step"] += 1
+        step.unpaged = False
+    elif step.unpaged:
+        skipped[f"the pages of step {step.number} are missing"] += 1
+        step.unpaged = False
+    if not isinstance(e, log.Stepped):
+        return
     if step.number is not None and e.number != step.number + 1:
         missing = f"steps {step.number + 1} to {e.number - 1} are missing"
         skipped[missing if e.number > step.number else f"step {e.number} comes again"] += 1
-    if step.unpaged:
-        skipped[f"the pages of step {e.number - 1} are missing"] += 1
     step.number, step.unpaged = e.number, beside.header.level == "pages"
 
 
@@ -82,7 +89,6 @@ def _counted(beside: Beside, clause: str, what: str, want: int, got: int) -> Non
 
 @action(log.Paged, compared="rows, free lists, mapping, tree")
 def paged(beside: Beside, e: log.Paged) -> None:
-    beside.step.unpaged = False
     for found in beside.pages.judge(beside.state, e):
         beside.report(Diverged(*found))
 

@@ -37,8 +37,7 @@ class Validator(Beside):
         self._line, event = line, line.event
         self.result.events += 1
         try:
-            if isinstance(event, log.Stepped):
-                steps.numbered(self, event)
+            steps.notes_gaps(self, event)
             if self.follows or isinstance(event, log.Snapshot | log.HookFailed):
                 TABLE[type(event)].act(self, event)
             else:

@@ -145,10 +145,14 @@ class Reader:
         for name, slot in slots.items():
             if holds(slot):
                 owners[name] = slot
-        for request, queued in self._unfinished(plan):
-            if not queued and holds(request):
-                session = request.session if request.to_finish is None else None  # else it may be rejected
-                owners[session.session_id if session is not None else request.rid] = request
+        running = [request for request, queued in self._unfinished(plan) if not queued and holds(request)]
+        for request in sorted(running, key=lambda each: each.to_finish is not None):
+            session, name = request.session, request.rid
+            if session is not None:
+                had = owners.get(session.session_id, request)
+                rejected = request.to_finish is not None and row_of(had) != row_of(request)
+                name = request.rid if rejected else session.session_id
+            owners[name] = request
         rows = {name: self._row(owner) for name, owner in owners.items()}
         full = self.allocator.full_attn_allocator if self.swa else self.allocator
         found = Paged(rows, _free(full), list(self.rows.free_slots))

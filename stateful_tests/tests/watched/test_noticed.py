@@ -104,7 +104,8 @@ VERIFYING = {"speculative": True}
 
 
 @pytest.mark.parametrize("log, header", [
-    (TURN + FINISH, {}), (TURN + ABORT, {}), (TURN + RETRACT, {}), (WITHOUT_OUTPUT, {}), (VERIFIES, VERIFYING),
+    (TURN + FINISH, {}), (TURN + ABORT, {}), (TURN + RETRACT, {}), (WITHOUT_OUTPUT, {}),
+    (VERIFIES, VERIFYING),
 ])  # fmt: skip
 def test_the_plain_logs_conform(log, header, validate):
     found = validate(events(log), **header)
