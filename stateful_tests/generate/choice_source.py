@@ -1,12 +1,23 @@
-"""Who decides: a seeded random source. Under Hypothesis its seed is drawn."""
+"""Who decides while a command is drawn: one interface, which two classes implement.
+
+RandomChoices, for volume: a seeded random source. DrawnChoices (stateful_tests/machines/drawing.py): draws of
+Hypothesis. Low numbers are the plain ones, so that Hypothesis shrinks towards plain commands.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Choices(Protocol):
+    """Makes every decision of the generators."""
+
+    def upto(self, high: int) -> int:
+        """A whole number in [0, high]; 0 where `high` is -1."""
 
 
 class RandomChoices:
@@ -16,15 +27,14 @@ class RandomChoices:
         self._random = random.Random(seed).random
 
     def upto(self, high: int) -> int:
-        """A whole number in [0, high]."""
         return int(self._random() * (high + 1))
 
 
-def pick(source: RandomChoices, items: Sequence[T]) -> T:
+def pick(choices: Choices, items: Sequence[T]) -> T:
     """One of `items`."""
-    return items[source.upto(len(items) - 1)]
+    return items[choices.upto(len(items) - 1)]
 
 
-def once_in(source: RandomChoices, n: int) -> bool:
+def once_in(choices: Choices, n: int) -> bool:
     """True once in `n` times."""
-    return source.upto(n - 1) == n - 1
+    return choices.upto(n - 1) == n - 1

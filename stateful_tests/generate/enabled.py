@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from reference.commands import Mode, Piece, Prompt
 from reference.cursors import ceil_page, lost_below, window_live
 from reference.ledger import Cursors, Phase, Request, Session, State, free
-from reference.prefix_cache import shares_lock
+from reference.prefix_cache import lock_holders, shares_lock
 from reference.rules.decode import MOST_LATE
 from reference.tree import Sizes, sizes
-from stateful_tests.generate.choice_source import RandomChoices, once_in, pick
+from stateful_tests.generate.choice_source import Choices, once_in, pick
 from stateful_tests.generate.prompts import draw_length, draw_prompt
 from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
 
@@ -45,7 +45,7 @@ class Enabled:
     """
 
     state: State
-    source: RandomChoices
+    source: Choices
     profile: RunProfile
     invalid: bool
 
@@ -84,6 +84,11 @@ class Enabled:
     @property
     def idle(self) -> list[Session]:
         return [s for s in self.state.sessions if s.turn is None and not s.closing]
+
+    @property
+    def resumable(self) -> list[Session]:
+        """Sessions whose next turn goes on from what their slot keeps."""
+        return [s for s in self.idle if s.slot is not None]
 
     @property
     def busy(self) -> list[Session]:
@@ -132,6 +137,20 @@ class Enabled:
             return []
         held = ((r, cursors_of(r)) for r in self.running)
         return [r for r, c in held if not window_live(lost_below(c), r.settled_len, window)]
+
+    @property
+    def swa_unlockable(self) -> list[str]:
+        """Who may give the SWA part of its lock back; of lock holders those who have one."""
+        state, window = self.state, self.state.config.geometry.window
+        if state.tree is None or window is None:
+            return []
+        parted = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
+        past = [
+            r.name for r in self.held
+            if (r.session is None or state.config.mode is Mode.FAITHFUL)
+            and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
+        ]  # fmt: skip
+        return [*past, *(name for name in lock_holders(state) if name in parted)]
 
     def request(self, fitting: Sequence[Request]) -> str:
         """A request that fits; any name at all when invalid or when none does."""

@@ -13,7 +13,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts
 from reference.blocks.ledger import Bearer, Ledger
 from reference.commands import Abort, Piece, Prompt
-from stateful_tests.generate.choice_source import RandomChoices, once_in, pick
+from stateful_tests.generate.choice_source import Choices, once_in, pick
 
 NAMES = ("r1", "r2", "r3", "r4", "r5")
 DRAFTS = (16, 16, 1, 0)
@@ -39,7 +39,7 @@ class EngineProfile:
     overlong: bool
 
 
-def draw_engine_profile(source: RandomChoices) -> EngineProfile:
+def draw_engine_profile(source: Choices) -> EngineProfile:
     """A profile for one run."""
     return EngineProfile(
         names=NAMES[: 1 + source.upto(len(NAMES) - 1)],
@@ -55,7 +55,7 @@ def draw_engine_profile(source: RandomChoices) -> EngineProfile:
     )
 
 
-def draw_engine_config(source: RandomChoices, like: EngineConfig) -> EngineConfig:
+def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
     """Sizes that no preset has, with the kinds of groups that `like` has."""
     equal = len({g.block_size for g in like.groups}) == 1
     base = pick(source, (1, 2, 3, 4, 8, 16))
@@ -74,7 +74,7 @@ def draw_engine_config(source: RandomChoices, like: EngineConfig) -> EngineConfi
 
 
 def propose_engine_command(
-    ledger: Ledger, facts: BlockFacts, source: RandomChoices, profile: EngineProfile
+    ledger: Ledger, facts: BlockFacts, source: Choices, profile: EngineProfile
 ) -> EngineCommand:
     """The next command."""
     there = [ledger.bearers[name] for name in profile.names if name in ledger.bearers]
@@ -99,7 +99,7 @@ def propose_engine_command(
     return _schedule(ledger, there, source, profile)
 
 
-def _schedule(ledger: Ledger, there: list[Bearer], source: RandomChoices, profile: EngineProfile) -> Schedule:
+def _schedule(ledger: Ledger, there: list[Bearer], source: Choices, profile: EngineProfile) -> Schedule:
     most = ledger.config.drafts
     accept: tuple[int, ...] = ()
     if most and profile.accept:
@@ -108,7 +108,7 @@ def _schedule(ledger: Ledger, there: list[Bearer], source: RandomChoices, profil
     return Schedule(accept, stop)
 
 
-def _prompt(ledger: Ledger, room: int, source: RandomChoices, profile: EngineProfile) -> tuple[Prompt, int]:
+def _prompt(ledger: Ledger, room: int, source: Choices, profile: EngineProfile) -> tuple[Prompt, int]:
     """Pieces of shared texts and tokens of one's own, in `room` tokens."""
     shortest = ledger.config.groups[0].block_size
     most = max(1, min(room, ledger.config.max_model_len // 2 if profile.long else 2 * shortest + 2))
@@ -122,18 +122,18 @@ def _prompt(ledger: Ledger, room: int, source: RandomChoices, profile: EnginePro
     return tuple(Piece(text, tokens) for text, tokens in pieces if tokens), own
 
 
-def _outputs(source: RandomChoices, room: int) -> int:
+def _outputs(source: Choices, room: int) -> int:
     return 1 + source.upto(max(0, min(room, 9) - 1))
 
 
-def _add(ledger: Ledger, name: str, source: RandomChoices, profile: EngineProfile) -> Add:
+def _add(ledger: Ledger, name: str, source: Choices, profile: EngineProfile) -> Add:
     prompt, own = _prompt(ledger, ledger.config.max_model_len - 1, source, profile)
     priority = source.upto(2) if ledger.config.priority else 0
     resumable = bool(profile.sessions) and once_in(source, profile.sessions)
     return Add(name, _outputs(source, ledger.config.max_model_len), own, prompt, priority, resumable)
 
 
-def _go_on(ledger: Ledger, bearer: Bearer, source: RandomChoices, profile: EngineProfile) -> EngineCommand:
+def _go_on(ledger: Ledger, bearer: Bearer, source: Choices, profile: EngineProfile) -> EngineCommand:
     """Another turn of a session, or its end; text that was sent and not begun counts as said."""
     sent = sum(len(turn[0]) + turn[1] for turn in bearer.turns if turn is not None)
     outputs = 0 if bearer.idle else bearer.max_tokens - bearer.outputs

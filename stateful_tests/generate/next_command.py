@@ -1,7 +1,7 @@
 """The next command: which kind the reference's state calls for, and with which arguments.
 
-Mostly commands that apply; one in N ignores its precondition, and may be refused. A choice source makes the
-decisions: a plain random one for volume (`kvspec check`), one seeded by a drawn integer under Hypothesis.
+Mostly commands that apply; one in N ignores its precondition, and may be refused. `Choices` makes the
+decisions.
 """
 
 from __future__ import annotations
@@ -16,119 +16,28 @@ from reference.commands import (
     Insert, Launch, Match, Mode, Open, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
 )  # fmt: skip
 from reference.cursors import sweep_limit
-from reference.ledger import Phase, Request, State, free, text_len
+from reference.ledger import Request, State, free, text_len
 from reference.prefix_cache import key_of, lock_holders
 from reference.tree import Key, Sizes, nodes, sizes
-from stateful_tests.generate.choice_source import RandomChoices, once_in, pick
-from stateful_tests.generate.enabled import Enabled, ahead_of, cursors_of, may_overshoot, pages_left, room_of
+from stateful_tests.generate.choice_source import Choices, once_in, pick
+from stateful_tests.generate.enabled import Enabled, ahead_of, cursors_of, pages_left, room_of
 from stateful_tests.generate.prompts import asked, draw_evicted, draw_prompt, spelt
 from stateful_tests.generate.run_profile import RunProfile
+from stateful_tests.generate.weights import kind_weights
 
 
-def propose(state: State, source: RandomChoices, profile: RunProfile) -> Command:
-    """The next command for `state`."""
-    enabled = next_enabled(state, source, profile)
-    weights = kind_weights(enabled)
-    at = source.upto(sum(weights.values()) - 1)
+def propose(state: State, source: Choices, profile: RunProfile) -> Command:
+    """The next command for `state`; one in so many ignores its precondition."""
+    invalid = once_in(source, profile.invalid_rate)
+    return next_of(Enabled(state, source, profile, invalid))
+
+
+def next_of(c: Enabled) -> Command:
+    """A command of the kinds that may come next, each as often as it is called for."""
+    weights = kind_weights(c)
+    at = c.source.upto(sum(weights.values()) - 1)
     kind = next(kind for kind, end in zip(weights, accumulate(weights.values())) if at < end)
-    return GENERATORS[kind](enabled)
-
-
-def next_enabled(state: State, source: RandomChoices, profile: RunProfile) -> Enabled:
-    """What `state` has to offer to the next command, and whether that command keeps to it."""
-    return Enabled(state, source, profile, once_in(source, profile.invalid_rate))
-
-
-def kind_weights(c: Enabled) -> dict[type, int]:
-    """How much each kind that may come next is called for; the others are left out."""
-    weights = _weights(c)
-    used = [k for k in GENERATORS if k.__name__ not in c.profile.disabled]
-    kinds = [k for k in used if c.invalid or weights[k]] or used  # a small engine may have come to a stop
-    boosted = c.profile.boosted
-    return {k: max(1, weights[k]) * (4 if k.__name__ in boosted else 1) for k in kinds}
-
-
-def _weights(c: Enabled) -> dict[type, int]:
-    """How much each kind of command is called for; 0 where it has nothing to work on."""
-    state, profile = c.state, c.profile
-    resumable = [s for s in c.idle if s.slot is not None]
-    admitted = any(r.phase is Phase.ADMITTED for r in state.requests)
-    queued = any(r.phase is Phase.QUEUED for r in state.requests)
-    no_name_left = len(state.requests) >= len(profile.requests)
-    # In a run that allocates ahead: sweep over it, then take it back.
-    overshoots = profile.allocate_ahead and state.config.mode is Mode.FREE
-    ahead = overshoots and any(ahead_of(r) > 0 for r in c.running)
-    swept = overshoots and any(cursors_of(r).swa_evicted_seqlen > r.origin for r in c.running)
-    # A frontier inside a page (free mode alone) is there for as long as the slot is idle: count it.
-    page_size = state.config.geometry.page_size
-    odd = any(s.slot is not None and s.slot.swa_evicted_seqlen % page_size for s in resumable)
-    # A turn that may overshoot: let it, before it ends.
-    short = overshoots and any(may_overshoot(state, r) for r in c.running)
-    submit = 9 if resumable else 6 if c.idle or len(state.requests) < 2 else 0
-    weights = {
-        Open: 4 * (len(state.sessions) < len(profile.sessions)),
-        Submit: 0 if no_name_left else submit,
-        Admit: 8 * queued + (8 if c.wiped else 2) * admitted,
-        Extend: 10 * bool(c.extending),
-        Decode: 5 * bool(c.settled),
-        SpecDecode: (24 if short else 6) * bool(c.settled),
-        Launch: 10 * bool(c.launchable),
-        Settle: 10 * bool(c.late),
-        EvictSwa: (20 if ahead else 5) * bool(c.held) * (state.config.geometry.window is not None),
-        Finish: (20 if swept else 1 if short else 6) * bool(c.running),
-        Retract: (30 if swept else 3) * bool(c.running),
-        Abort: 1 * bool(state.requests) + 5 * bool(c.abortable),
-        Close: 1 * bool(state.sessions) + 2 * bool(c.closable) + 3 * bool(c.crowded),
-        CheckBusy: (30 if odd else 6 if profile.allocate_ahead else 3) * bool(resumable or c.held),
-        CheckIdle: 2 * (bool(resumable) and not c.held),
-    }
-    if c.windowless:  # who has lost its window asks for a token, before a sweep takes more
-        weights[Decode] += 8
-        weights[SpecDecode] += 4
-        weights[EvictSwa] = min(5, weights[EvictSwa])
-    if c.late and "Settle" not in profile.disabled:  # a turn that ends before they are there
-        weights[Finish] += 6
-        weights[Retract] += 9
-    if c.busy:
-        weights[Submit] += 3 * (not no_name_left)
-    if profile.impolite and c.busy:
-        weights[Abort] += 2
-        weights[Close] += 2
-    if profile.machine != "sessions":
-        weights |= _tree_weights(c)
-    if profile.synchronise:
-        weights[Submit] *= 2
-        if queued:
-            weights[Extend] = min(1, weights[Extend])
-        if queued or c.extending:
-            for kind in (Decode, SpecDecode, Launch, Finish, Retract):
-                weights[kind] = min(1, weights[kind])
-    return weights
-
-
-def _tree_weights(c: Enabled) -> dict[type, int]:
-    """The same for the commands of the radix tree, and for the checks where it is alone."""
-    assert c.state.tree is not None
-    alone = c.profile.machine == "tree"
-    staying, names = len(lock_holders(c.state)), len(c.profile.lock_holders)
-    cached = bool(c.state.tree.children)
-    weights: dict[type, int] = {
-        Match: (6 if alone else 2) * (staying < names) * (1 + cached),
-        Unlock: (4 if alone else 2) * min(staying, 2),
-        UnlockSwa: 2 * bool(_may_unlock_swa(c)),
-        Insert: 12 if alone else 4 * bool(names),
-        Evict: (5 if alone else 1) * cached,
-    }
-    if alone:
-        weights |= dict.fromkeys((CheckBusy, CheckIdle), 1)
-    elif c.windowless and cached and c.profile.lock_holders:  # the same of a full pool
-        full = not free(c.state).full
-        weights |= {Insert: 30 * (not full), Decode: 30 * full, SpecDecode: 30 * full, Finish: 1, Retract: 1}
-    elif pages_left(c.state) < 2 or not free(c.state).rows:  # nothing gets on: somebody has to go
-        weights |= {kind: weight * bool(c.running) for kind, weight in ((Finish, 12), (Retract, 8))}
-        weights |= {Extend: 3 * bool(c.extending), Close: 3 * bool(c.state.sessions)}
-        weights[Unlock] *= 3
-    return weights
+    return GENERATORS[kind](c)
 
 
 def finale(state: State, capabilities: Capabilities | None = None) -> list[Command]:
@@ -325,20 +234,6 @@ def _match(c: Enabled) -> Match:
     return Match(name, prompt, parts and once_in(c.source, 4))
 
 
-def _may_unlock_swa(c: Enabled) -> list[str]:
-    """Who may give the SWA part of its lock back; of lock holders those who have one."""
-    state, window = c.state, c.state.config.geometry.window
-    if state.tree is None or window is None:
-        return []
-    parted = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
-    past = [
-        r.name for r in c.held
-        if (r.session is None or state.config.mode is Mode.FAITHFUL)
-        and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
-    ]  # fmt: skip
-    return [*past, *(name for name in lock_holders(state) if name in parted)]
-
-
 def _insert(c: Enabled) -> Insert:
     """Half the time somebody new inserts, else a lock holder whose lock can be spelt goes on from there."""
     more = c.state.config.geometry.bigram
@@ -384,14 +279,25 @@ def _evict(c: Enabled) -> Evict:
     return Evict(full, amount(can.swa_evictable) if pools != "full" else 0)
 
 
-# The order is that of the draws: another one makes other runs of every seed.
 GENERATORS: dict[type, Callable[[Enabled], Command]] = {
-    Open: _open, Submit: _submit, Admit: lambda c: Admit(c.request(c.waiting)), Extend: _extend,
+    Open: _open,
+    Submit: _submit,
+    Admit: lambda c: Admit(c.request(c.waiting)),
+    Extend: _extend,
     Decode: lambda c: Decode(tuple(c.lanes(c.running if c.invalid else c.settled))),
-    SpecDecode: lambda c: SpecDecode(_drafts(c, c.running if c.invalid else c.settled)), EvictSwa: _evict_swa,
-    Finish: _finish, Retract: _retract, Abort: _abort, Close: _close, CheckBusy: _check_busy,
-    CheckIdle: lambda _: CheckIdle(), Match: _match,
-    Unlock: lambda c: Unlock(c.lock_holder(list(lock_holders(c.state)))), Insert: _insert, Evict: _evict,
-    UnlockSwa: lambda c: UnlockSwa(c.lock_holder(_may_unlock_swa(c))),
-    Launch: _launch, Settle: lambda c: Settle(c.request(c.late)),
-}  # fmt: skip
+    SpecDecode: lambda c: SpecDecode(_drafts(c, c.running if c.invalid else c.settled)),
+    EvictSwa: _evict_swa,
+    Finish: _finish,
+    Retract: _retract,
+    Abort: _abort,
+    Close: _close,
+    CheckBusy: _check_busy,
+    CheckIdle: lambda _: CheckIdle(),
+    Match: _match,
+    Unlock: lambda c: Unlock(c.lock_holder(list(lock_holders(c.state)))),
+    Insert: _insert,
+    Evict: _evict,
+    UnlockSwa: lambda c: UnlockSwa(c.lock_holder(c.swa_unlockable)),
+    Launch: _launch,
+    Settle: lambda c: Settle(c.request(c.late)),
+}

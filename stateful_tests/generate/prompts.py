@@ -13,7 +13,7 @@ from itertools import takewhile
 from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len, token_of
 from reference.ledger import Request, State
 from reference.tree import Key, nodes, path_of
-from stateful_tests.generate.choice_source import RandomChoices, once_in, pick
+from stateful_tests.generate.choice_source import Choices, once_in, pick
 
 
 @lru_cache(maxsize=1 << 14)
@@ -74,7 +74,7 @@ def known(state: State) -> list[Prompt]:
     return list(found)
 
 
-def draw_length(state: State, source: RandomChoices, high: int) -> int:
+def draw_length(state: State, source: Choices, high: int) -> int:
     """A length in [1, high], mostly whole pages or about a window of them."""
     page_size, window = state.config.geometry.page_size, state.config.geometry.window or 1
     how = source.upto(7)
@@ -90,7 +90,7 @@ def draw_length(state: State, source: RandomChoices, high: int) -> int:
 
 
 def draw_prompt(
-    state: State, source: RandomChoices, texts: str, longest: int, *, after: Prompt | None = None
+    state: State, source: Choices, texts: str, longest: int, *, after: Prompt | None = None
 ) -> Prompt:
     """A prompt of 1 to `longest` tokens that often meets what is known.
 
@@ -133,7 +133,7 @@ def _overlong(state: State) -> list[Prompt]:
     ]
 
 
-def _inside(state: State, source: RandomChoices, length: int) -> int:
+def _inside(state: State, source: Choices, length: int) -> int:
     """A length in [1, length], mostly whole pages."""
     page_size = state.config.geometry.page_size
     if length <= page_size or once_in(source, 5):
@@ -141,7 +141,7 @@ def _inside(state: State, source: RandomChoices, length: int) -> int:
     return page_size * (1 + source.upto(length // page_size - 1))
 
 
-def draw_evicted(state: State, source: RandomChoices, key: Key, prefix: int, limit: int) -> int:
+def draw_evicted(state: State, source: Choices, key: Key, prefix: int, limit: int) -> int:
     """How far a sweep freed the SWA KV of whoever inserts `key`: often not at all, else to where it
     matters: the limit, its prefix, around tombstones and into long ones. At most `limit`."""
     assert state.tree is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from impl.adapter import Capabilities
 from reference.commands import COMMANDS, TREE_COMMANDS, CheckBusy, CheckIdle
 from reference.geometry import Geometry
-from stateful_tests.generate.choice_source import RandomChoices, once_in, pick
+from stateful_tests.generate.choice_source import Choices, once_in, pick
 
 SESSIONS = ("s1", "s2", "s3")
 REQUESTS = ("r1", "r2", "r3", "r4")
@@ -62,7 +62,7 @@ _ESSENTIAL = {"Open", "Submit", "Admit", "Extend", "Insert"}
 LATE = {"Launch", "Settle"}
 
 
-def draw_geometry(source: RandomChoices, like: Geometry) -> Geometry:
+def draw_geometry(source: Choices, like: Geometry) -> Geometry:
     """Sizes that no preset has, with a window and a radix tree if `like` has one."""
     page_size = pick(source, (1, 2, 3, 4, 5, 8, 16))
     window = None if like.window is None else 1 + source.upto(4 * page_size - 1)
@@ -73,7 +73,7 @@ def draw_geometry(source: RandomChoices, like: Geometry) -> Geometry:
     return Geometry(page_size, window, full, swa, 1 + source.upto(4), width, like.tree)
 
 
-def with_settings(source: RandomChoices, sizes: Geometry, capabilities: Capabilities) -> Geometry:
+def with_settings(source: Choices, sizes: Geometry, capabilities: Capabilities) -> Geometry:
     """These sizes, with each of the system's settings at its default or at a value that it names, and once in
     four times with a tree of bigrams."""
     if sizes.tree and capabilities.bigram:
@@ -82,7 +82,7 @@ def with_settings(source: RandomChoices, sizes: Geometry, capabilities: Capabili
     return replace(sizes, settings=tuple((name, value) for name, value in drawn if value))
 
 
-def draw_profile(source: RandomChoices, capabilities: Capabilities, machine: str = "sessions") -> RunProfile:
+def draw_profile(source: Choices, capabilities: Capabilities, machine: str = "sessions") -> RunProfile:
     """A profile for one run of a machine, within what the system can do."""
     kinds = {c.__name__ for c in MACHINES[machine]}
     may_be_left_out = sorted((capabilities.commands & kinds) - _ESSENTIAL - LATE)

@@ -27,7 +27,9 @@ from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.results import CheckResult, Finding, Run, Trace, Violation
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.machines.operations import Operations, MachineTarget
+from stateful_tests.machines.server_machine import ServerMachine, Violated
+from stateful_tests.machines.shrinking import bounded
+from stateful_tests.machines.targets import MachineTarget
 from stateful_tests.shrink.minimise import minimise
 from stateful_tests.traces import files
 
@@ -52,13 +54,13 @@ def machine(
     presets: Sequence[str] | None = None,
     geometry: Geometry | None = None,
     modes: Sequence[Mode] = (),
-) -> type[Operations]:
+) -> type[ServerMachine]:
     """A Hypothesis machine that drives what `make` returns beside the reference; its `TestCase` is a test.
 
     machines: sessions, tree, both. presets or geometry: sizes to run with; without them all presets, and
     drawn sizes. modes: free, faithful; without them those of the system. What it cannot do is left out.
-    Hypothesis's settings hold, given as ever (a profile, `@settings`), but for shrinking and deadlines: a
-    failing trace is shrunk by command, which takes a second where Hypothesis takes minutes.
+    Hypothesis's settings hold, given as ever (a profile, `@settings`), but for deadlines. Its shrinker runs
+    first, for three seconds at most; then commands, sizes and lengths are shrunk until none can be spared.
     """
     sizes = [geometry] if geometry is not None else [preset(name) for name in presets or PRESETS]
     vary = presets is None and geometry is None
@@ -66,7 +68,7 @@ def machine(
     target = MachineTarget(lambda: _system(make), machines, sizes, modes, vary)
     # The name is what Hypothesis's database knows a machine by.
     name = " ".join([_spelled(make) or "local", *machines, *(() if vary else map(str, sizes)), *modes])
-    driven = type(name, (Operations,), {"target": target, "__doc__": Operations.__doc__})
+    driven = type(name, (ServerMachine,), {"target": target, "__doc__": ServerMachine.__doc__})
     body = {"machine": driven, "make": staticmethod(lambda: make), "settings": settings()}
     driven.TestCase = type(f"{name}.TestCase", (_MachineTest,), body)  # type: ignore[attr-defined]
     return driven
@@ -75,39 +77,34 @@ def machine(
 class _MachineTest(unittest.TestCase):
     """A machine as a test."""
 
-    machine: ClassVar[type[Operations]]
+    machine: ClassVar[type[ServerMachine]]
     make: ClassVar[Callable[[], Make]]
     settings: ClassVar[settings]
 
     def runTest(self) -> None:  # noqa: N802
         __tracebackhide__ = True
-        driven, asked, began = self.machine, self.settings, time.monotonic()
+        driven, began = self.machine, time.monotonic()
         self._fits(driven.target)
-        driven.found, driven.driven = None, 0
-        phases = [phase for phase in asked.phases if phase not in (Phase.shrink, Phase.explain)]
-        runs = _EXAMPLES.get(plugin.chosen.tier or "", asked.max_examples)
-        asked = settings(
-            asked, phases=phases, max_examples=runs, report_multiple_bugs=False, deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
+        driven.forget()
         notes: list[str] = []
         try:
-            run_state_machine_as_test(driven, settings=asked)
-        except (AssertionError, Flaky) as error:
-            if driven.found is None:
+            with bounded():
+                run_state_machine_as_test(driven, settings=_for_one_failure(self.settings))
+        except (Violated, Flaky) as error:
+            if not driven.found:
                 raise
             notes = getattr(error, "__notes__", [])
-        if driven.found is None:
+        if not driven.found:
             return
         after = time.monotonic() - began
-        findings = [self._finding(*each, after) for each in driven.found.met]
+        findings = [self._finding(clause, *met, after) for clause, met in driven.found.items()]
         blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
         again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
-        raise _failure(findings, self.make(), again) from None
+        raise _failure(findings, type(self).make(), again) from None
 
-    def _finding(self, violation: Violation, trace: Trace, after: float) -> Finding:
-        """The smallest trace of a violation."""
-        system, clause = self.machine.target.system, violation.clause
+    def _finding(self, clause: str, violation: Violation, trace: Trace, after: float) -> Finding:
+        """The smallest trace of a clause's violation."""
+        system = self.machine.target.system
         smallest = replace(minimise(system, trace, clause), clause=clause)
         runs = {mode: lockstep.replay(system, replace(smallest, mode=mode)) for mode in Mode}
         shown = [m for m in Mode if (v := runs[m].violation) is not None and clause in v.clauses]
@@ -120,7 +117,7 @@ class _MachineTest(unittest.TestCase):
 
     def _fits(self, target: MachineTarget) -> None:
         try:
-            assert target.cells
+            assert target.configurations
         except UnusableImplementation as error:
             if plugin.chosen.impl is None:
                 raise
@@ -129,6 +126,18 @@ class _MachineTest(unittest.TestCase):
     @classmethod
     def tearDownClass(cls) -> None:
         cls.machine.target.close()
+
+
+def _for_one_failure(asked: settings) -> settings:
+    """The user's settings, for a run that ends with its first failure and shows it in our words."""
+    return settings(
+        asked,
+        phases=[phase for phase in asked.phases if phase is not Phase.explain],
+        max_examples=_EXAMPLES.get(plugin.chosen.tier or "", asked.max_examples),
+        report_multiple_bugs=False,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def check(

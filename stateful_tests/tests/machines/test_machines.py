@@ -3,18 +3,23 @@
 Covers what few, deterministic examples reach. Fresh seeds and volume belong to `kvspec check`.
 """
 
+from types import MethodType, SimpleNamespace
+
 import kvspec
 import pytest
 from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import INVARIANT_MARKER, RULE_MARKER, run_state_machine_as_test
 
-from reference.commands import Mode
+from reference.clauses import CLAUSES
+from reference.commands import COMMANDS, Mode, kind_name
 from reference.geometry import PRESETS
 from stateful_tests.check.campaign import run
 from stateful_tests.check.tiers import plan
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.systems import resolve
-from stateful_tests.machines.operations import Operations, MachineTarget, Violated
+from stateful_tests.machines import shrinking
+from stateful_tests.machines.server_machine import ServerMachine, Violated
+from stateful_tests.machines.targets import MachineTarget
 from stateful_tests.shrink.minimise import minimise
 from stateful_tests.tests.support.closing import WaitsForEver
 
@@ -32,13 +37,48 @@ TestBoth = kvspec.machine(machines=["both"]).TestCase
 )  # fmt: skip
 def test_they_find_bugs(name, bug):
 
-    class Buggy(Operations):
+    class Buggy(ServerMachine):
         target = MachineTarget(lambda: resolve(f"torch+{bug}"), [name], [PRESETS["page4"]], [Mode.FREE])
 
-    with pytest.raises(Violated) as found:
+    with pytest.raises(Violated):
         run_state_machine_as_test(Buggy, settings=settings(max_examples=200, phases=[Phase.generate]))
-    smallest = minimise(Buggy.target.system, found.value.trace, found.value.violation.clause)
-    assert len(smallest.commands) <= 8
+    [(clause, (_, trace))] = Buggy.found.items()
+    assert len(minimise(Buggy.target.system, trace, clause).commands) <= 8
+
+
+@pytest.mark.parametrize("seconds, most", [(60, 3), (0, 60)], ids=["to the end", "not at all"])
+def test_hypothesis_shrinks_for_a_bounded_time(seconds, most, monkeypatch, capsys):
+
+    class Buggy(ServerMachine):
+        target = MachineTarget(lambda: resolve("torch+pr22470"), ["tree"], [PRESETS["page4"]], [Mode.FREE])
+
+    monkeypatch.setattr(shrinking, "SECONDS", seconds)
+    phases = [Phase.generate, Phase.shrink]
+    once = settings(database=None, deadline=None, max_examples=300, phases=phases)
+    with shrinking.bounded(), pytest.raises(Violated):
+        run_state_machine_as_test(Buggy, settings=once)
+    [(_, trace)] = Buggy.found.values()
+    assert len(trace.commands) <= most
+    assert "WARNING" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_each_command_is_a_rule(kind):
+    method = getattr(ServerMachine, kind_name(kind))
+    assert method.__doc__ and method.__annotations__["command"] == kind.__name__
+    assert repr(getattr(method, RULE_MARKER).arguments["command"]) == f"commands({kind.__name__})"
+
+
+@pytest.mark.parametrize("clause", ["BROKEN", *CLAUSES])
+def test_each_clause_is_in_one_invariant(clause):
+    failed = []
+    violated = SimpleNamespace(violation=SimpleNamespace(clause=clause))
+    machine = SimpleNamespace(lockstep=violated, _fail=lambda: failed.append(clause))
+    machine._conforms = MethodType(ServerMachine._conforms, machine)
+    invariants = [each for each in vars(ServerMachine).values() if hasattr(each, INVARIANT_MARKER)]
+    for each in invariants:
+        each(machine)
+    assert failed == [clause] and len(invariants) == 10
 
 
 class LosesAnyTurn(WaitsForEver):

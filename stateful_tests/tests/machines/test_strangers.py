@@ -63,8 +63,9 @@ def test_a_faulty_engine_of_a_stranger(tmp_path):
     assert code == 1 and "during reuse phase" in out and "0 passing, 1 failing" in out, out
     assert "during generate phase" not in out
 
-    code, out = run(tmp_path, "pytest", "-q", CI="true")  # Hypothesis derandomises, and prints a blob
-    assert code == 1
+    # Hypothesis derandomises, shrinks and prints a blob.
+    code, out = run(tmp_path, "pytest", "-q", "--hypothesis-show-statistics", CI="true")
+    assert code == 1 and re.search(r"Tried \d+ shrinks of which [1-9]", out), out
     [again] = set(re.findall(r"^again   (.*)$", out, re.M))
     tests = TESTS.replace("kvspec.machine(MyEngine).TestCase", again.replace("...", "MyEngine"))
     (tmp_path / "tests" / "test_engine.py").write_text(f"from hypothesis import reproduce_failure\n{tests}")

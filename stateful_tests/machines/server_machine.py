@@ -1,0 +1,295 @@
+"""A server as a Hypothesis machine: one rule a command, and what must hold as invariants.
+
+A rule runs its command on the system and on the reference (Lockstep). An invariant fails when the
+two have violated a clause of its family. The argument of a rule is drawn by the generators of
+`kvspec check` (GENERATORS in stateful_tests/generate/next_command.py) from the reference's state;
+each decision in it is a draw of Hypothesis.
+
+A rule may run while the state has what its command needs (NEEDS in stateful_tests/generate/weights.py).
+Hypothesis picks among those rules all alike. So a command that is called for less is offered less often.
+
+A failing run is shrunk twice. Hypothesis's shrinker runs first, for some seconds: fewer rules, lower
+decisions. Ours finishes (stateful_tests/shrink): fewer commands, then smaller sizes and lengths, also
+those that no decision can reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from hypothesis import reject
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from reference.commands import (
+    Abort, Admit, CheckBusy, CheckIdle, Close, Command, Decode, Evict, EvictSwa, Extend, Finish, Insert,
+    Launch, Match, Open, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
+)  # fmt: skip
+from stateful_tests.generate.choice_source import Choices, RandomChoices
+from stateful_tests.generate.enabled import Enabled
+from stateful_tests.generate.next_command import finale
+from stateful_tests.generate.weights import kind_weights
+from stateful_tests.lockstep.lockstep import Lockstep
+from stateful_tests.lockstep.past import violations
+from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.machines.drawing import OUT_OF_TURN, Start, commands, starts
+from stateful_tests.machines.targets import MachineTarget
+
+
+class Violated(AssertionError):
+    """A system left the specification."""
+
+
+def operation(kind: type | None) -> Callable[[Any], Any]:
+    """A rule whose argument is a command of this kind, and which may run while the state calls for one.
+
+    kind: OUT_OF_TURN stands for any. Hypothesis leaves rules out of a run (swarm testing) by the names of
+    their functions, but without `admit` nothing ever runs. So all rules have one name for Hypothesis, and
+    the run's profile leaves commands out.
+    """
+
+    def as_rule(method: Any) -> Any:
+        method.__name__ = "operation"
+        return precondition(lambda machine: kind in machine.offered)(rule(command=commands(kind))(method))
+
+    return as_rule
+
+
+class ServerMachine(RuleBasedStateMachine):
+    """A server beside the reference. A subclass names its target.
+
+    found: clause -> its last violation in a run, with the run as a trace. Runs are shrunk for the first
+    clause; a second is the close that does not happen past the violation (SES-4).
+    driven: commands until the first violation.
+    """
+
+    target: ClassVar[MachineTarget]
+    found: ClassVar[dict[str, tuple[Violation, Trace]]]
+    driven: ClassVar[int]
+
+    @classmethod
+    def forget(cls) -> None:
+        """Nothing has been found yet."""
+        cls.found, cls.driven = {}, 0
+
+    def __init_subclass__(cls) -> None:
+        cls.forget()
+
+    @initialize(start=starts())
+    def begin(self, start: Start) -> None:
+        """An empty server. The profile says which commands are frequent in this run."""
+        self.profile = start.profile
+        self.lockstep = Lockstep(self.target.system, start.geometry, start.mode)
+        self.commands: list[Command] = []
+        self.needed = 0
+        self._offer()
+
+    # Clients.
+
+    @operation(Open)
+    def open(self, command: Open) -> None:
+        """A client opens a streaming session."""
+        self.run(command)
+
+    @operation(Submit)
+    def submit(self, command: Submit) -> None:
+        """A client sends the next turn of a session, or an ordinary request: it is queued."""
+        self.run(command)
+
+    @operation(Abort)
+    def abort(self, command: Abort) -> None:
+        """A client gives a request up, in any phase: what it holds is freed, the history stays."""
+        self.run(command)
+
+    @operation(Close)
+    def close(self, command: Close) -> None:
+        """A client closes a session; while a turn runs, the session goes when that ends."""
+        self.run(command)
+
+    # The scheduler.
+
+    @operation(Admit)
+    def admit(self, command: Admit) -> None:
+        """A queued request gets a row. A later turn restores what its slot keeps, others match the tree."""
+        self.run(command)
+
+    @operation(Extend)
+    def extend(self, command: Extend) -> None:
+        """A batch prefills a chunk of each prompt, the last of which samples a token."""
+        self.run(command)
+
+    @operation(Decode)
+    def decode(self, command: Decode) -> None:
+        """A batch computes one token for each request."""
+        self.run(command)
+
+    @operation(SpecDecode)
+    def spec_decode(self, command: SpecDecode) -> None:
+        """A verify round: slots for all drafts, of which some commit. The others overshoot."""
+        self.run(command)
+
+    @operation(Launch)
+    def launch(self, command: Launch) -> None:
+        """A verify round whose result arrives later: its drafts count as committed till then."""
+        self.run(command)
+
+    @operation(Settle)
+    def settle(self, command: Settle) -> None:
+        """The oldest result in flight arrives: the commit goes back to what was accepted."""
+        self.run(command)
+
+    @operation(EvictSwa)
+    def evict_swa(self, command: EvictSwa) -> None:
+        """The window sweep frees SWA pages of a request that no window reaches again."""
+        self.run(command)
+
+    @operation(Finish)
+    def finish(self, command: Finish) -> None:
+        """A turn ends: KV past its last output is freed, the rest goes to the session's slot or the tree."""
+        self.run(command)
+
+    @operation(Retract)
+    def retract(self, command: Retract) -> None:
+        """Memory pressure: a running request gives up its row and is queued again."""
+        self.run(command)
+
+    @operation(CheckBusy)
+    def check_busy(self, command: CheckBusy) -> None:
+        """The server's memory check between two steps."""
+        self.run(command)
+
+    @operation(CheckIdle)
+    def check_idle(self, command: CheckIdle) -> None:
+        """The server's memory check when no batch holds a request."""
+        self.run(command)
+
+    # The radix tree.
+
+    @operation(Match)
+    def match(self, command: Match) -> None:
+        """A lock holder finds the longest usable prefix of a prompt and locks it."""
+        self.run(command)
+
+    @operation(Unlock)
+    def unlock(self, command: Unlock) -> None:
+        """A lock holder gives its lock back."""
+        self.run(command)
+
+    @operation(UnlockSwa)
+    def unlock_swa(self, command: UnlockSwa) -> None:
+        """Whose window has left its prefix behind gives the SWA part of its lock back first."""
+        self.run(command)
+
+    @operation(Insert)
+    def insert(self, command: Insert) -> None:
+        """A prompt's whole pages go to the tree; those that it has already are freed."""
+        self.run(command)
+
+    @operation(Evict)
+    def evict(self, command: Evict) -> None:
+        """The tree frees leaves, and SWA KV of inner nodes, least recently used first."""
+        self.run(command)
+
+    # Anybody.
+
+    @operation(OUT_OF_TURN)
+    def out_of_turn(self, command: Command) -> None:
+        """A command of any kind that ignores what it needs: often refused, and then nothing may change."""
+        self.run(command)
+
+    # What holds after every rule. The clauses are those of SPEC.md.
+
+    @invariant()
+    def the_system_answers(self) -> None:
+        """No exception, no crash, no answer of another type."""
+        self._conforms("BROKEN")
+
+    @invariant()
+    def commands_are_done_or_refused_as_specified(self) -> None:
+        self._conforms("OUT")
+
+    @invariant()
+    def memory_checks_balance(self) -> None:
+        self._conforms("CHK")
+
+    @invariant()
+    def cursors_are_in_order(self) -> None:
+        """cache_protected_len <= kv_committed_len <= kv_allocated_len; each moves as the command says."""
+        self._conforms("LEN")
+
+    @invariant()
+    def sessions_live_as_long_as_specified(self) -> None:
+        self._conforms("SES")
+
+    @invariant()
+    def every_page_has_one_owner(self) -> None:
+        """A row, a slot, a node of the tree, or the free list; and each full page its SWA page."""
+        self._conforms("OWN", "MAP")
+
+    @invariant()
+    def what_is_given_up_is_freed(self) -> None:
+        self._conforms("FREE", "END")
+
+    @invariant()
+    def windows_keep_their_swa_kv(self) -> None:
+        self._conforms("SWA")
+
+    @invariant()
+    def the_radix_tree_is_well_formed_and_locked(self) -> None:
+        self._conforms("TREE")
+
+    @invariant()
+    def attention_reads_what_was_written(self) -> None:
+        """Each position of a row leads to the KV of its own token."""
+        self._conforms("READ", "REF")
+
+    def teardown(self) -> None:
+        """Everything ends: whatever was lost on the way shows now (END-1)."""
+        if hasattr(self, "lockstep") and self.lockstep.violation is None:
+            for command in finale(self.lockstep.state, self.target.system.capabilities):
+                self._do(command)
+                if self.lockstep.violation is not None:
+                    self._fail()
+
+    # How a rule runs.
+
+    def enabled(self, choices: Choices, *, invalid: bool = False) -> Enabled:
+        """What the state has to offer to a command. invalid: the command ignores what it needs."""
+        return Enabled(self.lockstep.state, choices, self.profile, invalid)
+
+    def run(self, command: Command) -> None:
+        """Run a command on both sides, and offer what may come next."""
+        self._do(command)
+        self._offer()
+
+    def _do(self, command: Command) -> None:
+        self.commands.append(command)
+        if not self.found:
+            type(self).driven += 1
+        self.lockstep.do(command)
+
+    def _offer(self) -> None:
+        """Which rules may run next: the kinds that are called for at least as much as `needed` says."""
+        weights: dict[Any, int] = {**kind_weights(self.enabled(RandomChoices(0)))}
+        weights[OUT_OF_TURN] = sum(weights.values()) // self.profile.invalid_rate
+        enough = self.needed * max(weights.values())
+        self.offered = {kind for kind, weight in weights.items() if 100 * weight > enough}
+
+    def _conforms(self, *families: str) -> None:
+        """Fail if the violation that names this run is of a clause of these families."""
+        violation = self.lockstep.violation
+        if violation is not None and violation.clause.partition("-")[0] in families:
+            self._fail()
+
+    def _fail(self) -> None:
+        """A system left the specification: the run ends.
+
+        Once a clause is found, only runs that violate it fail: Hypothesis shrinks for that one.
+        """
+        [(violation, trace), *more] = violations(self.lockstep, self.commands, "generated")
+        first = next(iter(self.found), violation.clause)
+        if first not in violation.clauses:
+            reject()
+        self.found[first] = (violation, trace)
+        self.found.update((later.clause, (later, its)) for later, its in more if later.clause != first)
+        raise Violated(f"{violation.clause} at step {violation.step}")

@@ -1,0 +1,28 @@
+"""How long Hypothesis shrinks a failing run before ours goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from hypothesis import reporting
+from hypothesis.internal.conjecture import engine
+
+SECONDS = 3  # in which it halves a long run, at most; ours takes a second for the rest
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Hypothesis shrinks for `SECONDS` at most instead of five minutes, and does not ask to report that.
+
+    It has no setting for this; the constants of its engine may be patched, as a comment there says.
+    """
+    report = reporting.current_reporter()
+
+    def without_warning(text: object) -> None:
+        if "working to shrink" not in str(text):
+            report(text)
+
+    with patch.object(engine, "MAX_SHRINKING_SECONDS", SECONDS), reporting.with_reporter(without_warning):
+        yield

@@ -1,0 +1,67 @@
+"""What a machine drives: a system, and the configurations that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from impl.adapter import System, UnusableImplementation
+from reference.commands import Mode
+from reference.geometry import Geometry
+from stateful_tests.check.tiers import check_machine
+
+
+class Configuration(NamedTuple):
+    """What a run may drive: sessions, tree or both, on these sizes, in this mode."""
+
+    machine: str
+    geometry: Geometry
+    mode: Mode
+
+
+class MachineTarget:
+    """What a machine drives. The system is made when the first run begins.
+
+    machines, sizes, modes: what its runs may be; no modes stands for the system's own. vary: one run in four
+    has drawn sizes.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], System],
+        machines: Iterable[str],
+        sizes: Iterable[Geometry],
+        modes: Sequence[Mode] = (),
+        vary: bool = False,
+    ) -> None:
+        self._make, self._machines, self._sizes, self._modes = make, tuple(machines), tuple(sizes), modes
+        self.vary = vary
+
+    @cached_property
+    def system(self) -> System:
+        return self._make()
+
+    def close(self) -> None:
+        """Give back what the system holds; the next run makes another."""
+        if (made := self.__dict__.pop("system", None)) is not None:
+            made.close()
+
+    @cached_property
+    def configurations(self) -> list[Configuration]:
+        """What fits the system; raises UnusableImplementation when nothing does."""
+        found = []
+        for machine in self._machines:
+            for sizes in self._sizes:
+                geometry = replace(sizes, tree=machine != "sessions")
+                try:
+                    check_machine(self.system, machine, geometry)
+                except UnusableImplementation as error:
+                    reason = error
+                    continue
+                modes = self._modes or self.system.capabilities.modes
+                found += [Configuration(machine, geometry, mode) for mode in modes]
+        if not found:
+            raise reason
+        return found
