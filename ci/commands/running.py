@@ -40,6 +40,10 @@ base_option = click.option(
 @click.option("--steps", type=click.IntRange(1), help="Commands in a run, at most.")
 @click.option("--seed", type=int, help="Where random decisions start from.")
 @click.option(
+    "--time-limit", type=click.FloatRange(1), metavar="SECONDS",
+    help="Leave the rest of the plan after so long: the verdict is incomplete then. [default: none]",
+)  # fmt: skip
+@click.option(
     "--machine", "machines", multiple=True, metavar="NAME",
     help="What is driven: sessions, tree, both (repeatable).",
 )  # fmt: skip
@@ -54,7 +58,8 @@ base_option = click.option(
 )
 def check(
     asked: Asked, out: ReportOut, where: Callable[..., Any], presets: tuple[str, ...], tier: str,
-    examples: int | None, steps: int | None, seed: int | None, machines: tuple[str, ...], mode: str | None,
+    examples: int | None, steps: int | None, seed: int | None, time_limit: float | None,
+    machines: tuple[str, ...], mode: str | None,
     save_dir: str, base: str | None, html: bool, junit: str | None, verbose: bool,
 ) -> int:  # fmt: skip
     """Drive an implementation beside the reference and report every violated clause.
@@ -69,7 +74,7 @@ def check(
     with unusable("--", ValueError):
         plan = tiers.plan(
             tier, presets=presets or None, modes=modes, examples=examples, steps=steps, seed=seed,
-            machines=machines or None,
+            machines=machines or None, time_limit_s=time_limit,
         )  # fmt: skip
     writable(junit, "--junit")
 

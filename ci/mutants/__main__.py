@@ -8,7 +8,6 @@ import statistics
 import sys
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 
 import click
@@ -55,7 +54,7 @@ def mutants(
     with unusable("", judging.NoMutants):
         drawn, of = judging.sample(only, size, seed)
         accepted = judging.accepted()
-    plan = replace(tiers.plan(tier, seed=seed), goes_on=False)
+    plan = tiers.plan(tier, seed=seed)
     asked = [mutant for mutant in drawn if again or mutant.name not in accepted]
     rows = [_row(mutant, accepted[mutant.name], None) for mutant in drawn if mutant not in asked]
     interrupted = False

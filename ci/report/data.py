@@ -17,11 +17,10 @@ from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.blocks.config import EngineConfig
 from reference.commands import Mode, Refused
-from stateful_tests.check.tiers import Plan, must_meet
-from stateful_tests.coverage import required as coverage
+from stateful_tests.check.tiers import CORPUS, Plan
 from stateful_tests.lockstep.known_faults import of_clauses
 from stateful_tests.lockstep.lockstep import turned_away
-from stateful_tests.lockstep.results import CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
+from stateful_tests.lockstep.results import OWN, CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
 from stateful_tests.traces.notation import format_command, format_outcome
@@ -86,11 +85,13 @@ def check_data(
         "version": 1,
         "implementation": result.system,
         **told(result, "tier seed"),
-        "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines))),
+        "presets": (ran := list(dict.fromkeys(m.preset for m in result.machines if m.name != CORPUS))),
         "presets_left_out": [name for name in plan.presets if name not in ran],
         "machines_left_out": [m for m in plan.machines if m not in {r.name for r in result.machines}],
         "modes": list(dict.fromkeys(m.mode.value for m in result.machines)),
-        "examples_asked": {m: plan.examples[m] for m in dict.fromkeys(r.name for r in result.machines)},
+        "examples_asked": {
+            m: plan.examples[m] for m in dict.fromkeys(r.name for r in result.machines) if m != CORPUS
+        },
         "steps_asked": plan.steps,
         "time_limit_s": plan.time_limit_s,
         "machines": [
@@ -121,37 +122,31 @@ def check_data(
         "unreached": list(result.unreached),
         "refusals": dict(sorted(result.refusals.items(), key=lambda item: (-item[1], item[0]))),
         "commands_by_kind": dict(result.commands_by_kind),
-        "situations": (situations := _situations(result, plan, capabilities)),
+        "situations": _situations(result),
         **told(result, "examples commands timed_out interrupted"),
         "examples_planned": result.planned,
-        "went_on": result.went_on if result.examples > result.planned else "",
+        "incomplete": result.incomplete,
         "seconds": round(result.seconds, 3),
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "stopped_early": result.stopped,
         "findings": [finding_data(group, base) for group in groups(result.findings)],
         "base": base and {"implementation": base.system, "violates": sorted(base.clauses)},
     }
-    return data | _verdict(result, plan, situations, capabilities=capabilities, base=base)
+    return data | _verdict(result, plan, capabilities=capabilities, base=base)
 
 
-def _situations(result: CheckResult, plan: Plan, capabilities: Capabilities) -> Data:
-    """Which situations the runs reached, of those that the explorer has reached. fails: that some are missing
-    fails the check."""
-    found = coverage.Coverage()
-    if not capabilities.schedules:  # the explorer knows nothing of what an engine picks itself
-        found = coverage.coverage(result.situations, result.machines, capabilities, coverage.load())
+def _situations(result: CheckResult) -> Data:
+    """Which situations of the corpus the runs reached, and why lines of others could not be driven."""
+    missing = [text for text in result.required if text not in result.situations]
+    left_out: dict[str, list[str]] = {}
+    for text, why in result.unfit.items():
+        if text not in result.situations:
+            left_out.setdefault(why, []).append(text)
     return {
-        "reached": len(found.reached),
-        "asked": len(found.reached) + len(found.missing),
-        "missing": [wanted.text for wanted in found.missing],
-        "fails": must_meet(plan, result.system)
-        and bool(found.missing)
-        and not (result.findings or result.timed_out or result.interrupted),
-        "exempt": [
-            {"situation": text, "reason": reason, "times": result.situations.get(text, 0)}
-            for text, reason in found.exempt.items()
-        ],
-        "left_out": [{"why": why, "situations": texts} for why, texts in found.left_out.items()],
+        "reached": len(result.required) - len(missing) if result.required else len(result.situations),
+        "asked": len(result.required),
+        "missing": missing,
+        "left_out": [{"why": why, "situations": texts} for why, texts in left_out.items()],
         "met": dict(result.situations),
     }
 
@@ -178,7 +173,7 @@ def _waived(clause: str, capabilities: Capabilities) -> str | None:
 
 
 def _verdict(
-    result: CheckResult, plan: Plan, situations: Data, *, capabilities: Capabilities, base: OnBase | None
+    result: CheckResult, plan: Plan, *, capabilities: Capabilities, base: OnBase | None
 ) -> Data:
     old = base.clauses if base is not None else frozenset()
     new = [f for f in result.findings if f.clause not in old]
@@ -196,18 +191,15 @@ def _verdict(
     if result.interrupted:
         said.append(f"interrupted after {result.examples} runs")
         code = code if new else 130
-    if result.timed_out:
-        done = f"{result.examples} of {sum(plan.examples[m.name] for m in result.machines)} runs"
-        found = "" if result.findings else "nothing was found until "
-        said.append(f"{found}the time limit of {plan.time_limit_s:g} s, after {done}")
+    elif result.incomplete and not new:
+        said.append(f"incomplete: nothing was found, but {'; '.join(result.incomplete)}")
+    elif result.timed_out:
+        said.append(f"{result.examples} of {result.planned} runs until the time limit")
     # A narrowed run, or a system that offers less, cannot be asked for every clause.
-    everything = plan.tier == "nightly" and plan.whole and capabilities == Capabilities()
-    if result.unreached and (everything or must_meet(plan, result.system)):
+    whole = plan.whole and plan.tier != "smoke" and not result.stopped
+    if whole and result.unreached and (result.system in OWN or capabilities == Capabilities()):
         said.append(f"never triggered {', '.join(result.unreached)}")
-        code = code or int(not (result.timed_out or result.stopped))  # what was cut had not the chance
-    if situations["fails"]:
-        said.append(f"misses {len(situations['missing'])} of {situations['asked']} situations")
-        code = code or 1
+        code = code or 4
     verdict = "; ".join(said) or "conforms"
     if capabilities.known:
         verdict += f"; known faults were passed over: {', '.join(capabilities.known)}"

@@ -96,13 +96,12 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     out.print()
     if detailed:
         _counted(out, data)
-    elif data["situations"]["fails"]:
+    elif data["incomplete"]:
         _missing(out, data["situations"], 10)
-    planned, more = data["examples_planned"], data["examples"] - data["examples_planned"]
-    done = f"{'stopped after ' * data['stopped_early']}{min(data['examples'], planned)} of {planned} runs"
-    done += f" and {more} more, {data['went_on']}" * (more > 0)
+    done = f"{'stopped after ' * data['stopped_early']}{data['examples']} of {data['examples_planned']} runs"
     asked, clauses = data["situations"]["asked"], len(data["clauses"])
-    met = [f"{data['situations']['reached']} of {asked} situations"] if asked else []
+    reached = data["situations"]["reached"]
+    met = [f"{reached}{f' of {asked}' * (asked > 0)} situations"] if reached or asked else []
     if data["unreached"] or not asked:
         met.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
     hint = "" if detailed else " (-v)"
@@ -114,7 +113,7 @@ def _counted(out: Console, data: Data) -> None:
     runs = ", ".join(f"{name} {count}" for name, count in data["examples_asked"].items())
     asked = f"runs for each row below: {runs}; each of up to {data['steps_asked']} commands"
     words = {
-        "plan": f"{asked}, time limit {data['time_limit_s']:g} s",
+        "plan": asked + (f", time limit {data['time_limit_s']:g} s" if data["time_limit_s"] else ""),
         "presets": ", ".join(data["presets"]),
     }
     if left_out := data["machines_left_out"] + data["presets_left_out"]:
@@ -147,11 +146,7 @@ def _counted(out: Console, data: Data) -> None:
     situations = data["situations"]
     for group in situations["left_out"]:
         say(out, f"situations left out: {len(group['situations'])}, {group['why']}")
-    for row in situations["exempt"]:
-        say(out, f"situation exempt: {row['situation']}: {row['reason']} (reached {row['times']} times)")
     _missing(out, situations, len(situations["missing"]))
-    if data["tier"] == "smoke" and situations["missing"]:
-        say(out, "tier pr has to reach all of them")
     out.print()
 
 
@@ -162,13 +157,6 @@ def _missing(out: Console, situations: Data, most: int) -> None:
         say(out, f"situation never reached: {text}", "yellow")
     if texts[most:]:
         say(out, f"and {len(texts) - most} more (-v)")
-    if situations["fails"]:
-        say(
-            out, "Runs that looked for them did not meet them either: the generator draws them no more, or"
-            " a rule has changed. situations.json names scopes of each; `kvspec explore --scope NAME` says"
-            " whether the rules still reach them.",
-        )  # fmt: skip
-        out.print()
 
 
 def releases(out: Console, data: Data) -> None:

@@ -1,6 +1,6 @@
 """A check: many runs of the lockstep on one system, and what they found.
 
-`run` carries a plan out: runs with fresh decisions until the plan is done or the time is up, the first
+`run` carries a plan out: lines of the directed corpus and runs with fresh decisions, in turns, the first
 violation of every clause shrunk to its smallest trace. Runs may execute in other processes; their results
 are taken in the order of the plan.
 """
@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, islice, tee
+from itertools import islice, product, tee
 
 from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
-from reference.commands import Mode
+from reference.commands import Mode, kind_name
 from reference.geometry import GeometryError
-from stateful_tests.check.driving import Cell, Driven, Named, Stint, begun, drive, drive_named
+from stateful_tests.check.driving import Cell, Driven, Named, Stint, drive, drive_named, lines_of
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.check.tiers import Plan, check_machine, for_system, must_meet, sizes_for
+from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, sizes_for
 from stateful_tests.check.ways import Needs, avoided, lacks, needs, other_ways
-from stateful_tests.coverage.required import Wanted, coverage, load
+from stateful_tests.coverage.corpus import FIXTURE
+from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import new_tallies, replay, turned_away
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Trace, Violation, add_tallies, finding_name,
@@ -39,16 +40,11 @@ ONCE = "(did not show again: the system is not deterministic, or keeps something
 _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
 _RETRIES = 4
 # Candidates for a clause that another one's trace shows already: it came up at the same step.
-_BESIDE = 200
-# Traces of one clause that need different things, violations of it in which another is looked for, and
-# candidates for the smallest.
-_WAYS, _LOOKS, _ANOTHER = 3, 12, 300
+_BESIDE_BUDGET = 200
+# Of one clause: traces that need different things, violations in which another is looked for, and candidates.
+MAX_TRACES_PER_CLAUSE, MAX_ALTERNATIVE_SEARCHES, ALTERNATIVE_SHRINK_BUDGET = 3, 12, 300
 _STINT = 3  # runs of one cell before the next has its turn
-# A plan that goes on ends when no new situation has come up for _QUIET commands; at the latest after _FULL
-# commands, about the plan for a system that offers everything, or _MORE_S seconds from its start.
-_QUIET, _FULL, _MORE_S = 4_000, 20_000, 10
-# What a whole plan has missed is looked for in so many runs that may meet it, among so many of each cell.
-_LOOK, _AMONG = 5_000, 10_000
+_LINES = 24  # of the corpus, before runs have their turn: about as many commands
 
 
 def run(
@@ -80,7 +76,7 @@ def run(
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
     """The first that the plan's runs meet, and the commands up to its end. Nothing is shrunk."""
-    plan = replace(for_system(plan, system), goes_on=False)
+    plan = for_system(plan, system)
     campaign, commands = _Campaign(system, plan, None, None), 0
     for stint in campaign.stints(campaign.cells()):
         for done, met in drive(system, plan, stint).runs:
@@ -119,41 +115,35 @@ class _Campaign:
     caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
     looks: Counter[str] = field(default_factory=Counter)  # for another way, by clause
     last_new: int = 0  # commands before the last new finding
-    last_situation: int = 0  # commands before the last new situation
     commands: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     situations: Counter[str] = field(default_factory=Counter)
+    unfit: dict[str, str] = field(default_factory=dict)  # situation -> why its line could not be driven
 
     def run(self, executor: Executor, work: Callable[[Stint], Driven]) -> CheckResult:
-        plan, result = self.plan, CheckResult(self.system.name, self.plan.tier, self.plan.seed)
+        result = CheckResult(self.system.name, self.plan.tier, self.plan.seed)
         engine = self.system.capabilities.schedules
         machines = {cell: MachineResult(*cell, tallies=new_tallies(engine)) for cell in self.cells()}
         result.machines = list(machines.values())
-        result.planned = sum(plan.examples[cell.machine] for cell in machines)
-
-        def follow(stints: Iterator[Stint], over: Callable[[], bool]) -> None:
-            ahead, now = tee(stints)
+        result.planned = sum(map(self._planned, machines))
+        ahead, now = tee(self.stints(tuple(machines)))
+        try:
             with closing(executor.map(work, ahead)) as driven:
                 for stint in now:
-                    if over():
+                    if self._over(result):
                         break
                     self._take(machines[stint.cell], next(driven))
-
-        try:
-            follow(self.stints(tuple(machines)), partial(self._over, result))
-            if must_meet(plan, result.system) and not (self.caught or result.timed_out):
-                can = self.system.capabilities
-                wanted = coverage(self.situations, result.machines, can, load()).missing
-                result.went_on = "which looked for what was not met"
-                looks = islice(self.looking(machines, wanted), _LOOK if wanted else 0)
-                follow(looks, partial(self._looked, result, wanted))
         except KeyboardInterrupt:
             result.interrupted = True
             self.caught = self.shrinking | self.caught
         result.refusals = dict(self.refusals.most_common())
         result.commands_by_kind = dict(self.kinds.most_common())
         result.situations = dict(sorted(self.situations.items()))
+        result.required, result.unfit = self._required(machines), self.unfit
+        result.never_done = self._never_done(machines)
+        refused = sum(self.refusals.values())
+        result.carried_out = self.commands - refused
         result.findings = [self._finding(name) for name in sorted(self.caught, key=report_order)]
         for machine in result.machines:
             add_tallies(result.tallies, machine.tallies)
@@ -162,67 +152,69 @@ class _Campaign:
         return result
 
     def cells(self) -> list[Cell]:
+        """Machines, presets and modes in turns, so that the first few have met each of them."""
+        modes = self.plan.modes or self.system.capabilities.modes
+        reason: Exception = UnusableImplementation("no machine was asked for")
+        asked = []
+        for turn, name in product(range(len(self.plan.machines) * len(modes)), self.plan.presets):
+            at = turn + self.plan.presets.index(name)
+            mode = modes[at // len(self.plan.machines) % len(modes)]
+            asked.append(Cell(self.plan.machines[at % len(self.plan.machines)], name, mode))
         cells = []
-        for name in self.plan.presets:
-            for mode in self.plan.modes or self.system.capabilities.modes:
-                for machine in self.plan.machines:
-                    try:
-                        check_machine(self.system, machine, sizes_for(machine, name))
-                    except (UnusableImplementation, GeometryError) as error:
-                        reason = error
-                        continue
-                    cells.append(Cell(machine, name, mode))
+        for cell in asked:
+            try:
+                check_machine(self.system, cell.machine, sizes_for(cell.machine, cell.preset))
+            except (UnusableImplementation, GeometryError) as error:
+                reason = error
+            else:
+                cells.append(cell)
         if not cells:
             raise UnusableImplementation(str(reason))
-        return cells
+        corpus = [Cell(CORPUS, "-", mode) for mode in modes] if self.plan.corpus else []
+        return [*corpus, *cells]
+
+    def _planned(self, cell: Cell) -> int:
+        """Runs of a cell; of the corpus, its lines."""
+        if cell.machine == CORPUS:
+            return len(lines_of(self.system, self.plan, cell.mode))
+        return self.plan.examples[cell.machine]
 
     def stints(self, cells: Sequence[Cell]) -> Iterator[Stint]:
-        """The runs of the plan, and without end those after it if it goes on."""
-        most = max(self.plan.examples[cell.machine] for cell in cells)
-        for start in range(0, most, _STINT):
-            for cell in cells:
-                stop = min(start + _STINT, self.plan.examples[cell.machine])
-                if start < stop:
-                    yield Stint(cell, range(start, stop))
-        for more in count(step=_STINT) if self.plan.goes_on else ():
-            for cell in cells:
-                start = self.plan.examples[cell.machine] + more
-                yield Stint(cell, range(start, start + _STINT))
+        """The runs of the plan, one of each cell first; lines of the corpus in turns with them."""
+        lines = self._turns([cell for cell in cells if cell.machine == CORPUS], _LINES, _LINES)
+        for runs in self._turns([cell for cell in cells if cell.machine != CORPUS], 1, _STINT):
+            yield from islice(lines, 1)
+            yield runs
+        yield from lines
 
-    def looking(self, machines: Mapping[Cell, MachineResult], wanted: Sequence[Wanted]) -> Iterator[Stint]:
-        """Of the runs that come after the plan's, those that may meet one of these situations."""
-        texts = frozenset(want.text for want in wanted)
-        for more in range(_AMONG):
-            for cell, machine in machines.items():
-                example = self.plan.examples[cell.machine] + more
-                profile = begun(self.system, self.plan, cell, example).profile
-                if any(want.fits(machine, profile) for want in wanted):
-                    yield Stint(cell, range(example, example + 1), texts)
+    def _turns(self, cells: Sequence[Cell], first: int, size: int) -> Iterator[Stint]:
+        most, start, stop = max(map(self._planned, cells), default=0), 0, first
+        while start < most:
+            for cell in cells:
+                if start < (end := min(stop, self._planned(cell))):
+                    yield Stint(cell, range(start, end))
+            start, stop = stop, stop + size
 
-    def _looked(self, result: CheckResult, wanted: Sequence[Wanted]) -> bool:
-        """Each of these situations was met, or something was found."""
-        if self.caught:
-            result.went_on = "until something was found"
-        elif self.situations.keys() >= {want.text for want in wanted}:
-            result.went_on = "until every situation was met"
-        else:
-            return False
-        return True
+    def _required(self, cells: Iterable[Cell]) -> tuple[str, ...]:
+        """The situations of the corpus that the system can be driven into."""
+        of = [cell for cell in cells if cell.machine == CORPUS]
+        lines = (line for cell in of for line in lines_of(self.system, self.plan, cell.mode))
+        texts = {line.situation for line in lines if line.origin != FIXTURE}
+        return tuple(sorted(text for text in texts if text in self.situations or text not in self.unfit))
+
+    def _never_done(self, cells: Iterable[Cell]) -> tuple[str, ...]:
+        """Commands that the system offers and that it carried out in no run of a plan with the corpus."""
+        if self.system.capabilities.schedules or not self.plan.corpus:
+            return ()
+        offered = {kind for cell in cells if cell.machine != CORPUS for kind in MACHINES[cell.machine]}
+        done = {text.partition(",")[0] for text in self.situations if ", refused: " not in text}
+        names = {kind_name(k) for k in offered if k.__name__ in self.system.capabilities.commands}
+        return tuple(sorted(names - done))
 
     def _over(self, result: CheckResult) -> bool:
-        """The time limit was met, or nothing new came up for long enough after a finding or the plan."""
-        seconds = time.monotonic() - self.started
-        if result.examples >= result.planned:
-            if self.caught:
-                result.went_on = "until something was found"
-            elif self.commands - self.last_situation >= _QUIET:
-                result.went_on = f"until {_QUIET} commands had brought no new situation"
-            elif self.commands >= _FULL:
-                result.went_on = f"until {_FULL} commands were done"
-            elif seconds > _MORE_S:
-                result.went_on = f"until {_MORE_S} s were up"
-            return bool(result.went_on)
-        result.timed_out = seconds > self.plan.time_limit_s
+        """The time limit was met, or nothing new came up for long enough after a finding."""
+        limit = self.plan.time_limit_s
+        result.timed_out = limit is not None and time.monotonic() - self.started > limit
         new = any(not known.old for known in self.caught.values())
         result.stopped = new and self.commands - self.last_new > self.plan.after_finding
         return result.timed_out or result.stopped
@@ -241,9 +233,8 @@ class _Campaign:
                 result.violated.update(violation.clauses)
                 if not self._another_way(violation.clause, trace):
                     self._catch(violation, trace)
-        if not driven.situations.keys() <= self.situations.keys():
-            self.last_situation = self.commands
         self.situations += driven.situations
+        self.unfit |= driven.unfit
         if self.progress is not None:
             where = f"{result.name} on {result.preset}, {result.mode.value}"
             self.progress(where, self.commands, len(self.caught))
@@ -268,7 +259,7 @@ class _Campaign:
                 elif trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
                     continue
             if smallest is None or clause not in shown or base is not None:
-                budget = BUDGET if smallest is None else _BESIDE
+                budget = BUDGET if smallest is None else _BESIDE_BUDGET
                 smallest = minimise(self.system, trace, clause, budget=budget, base=base)
                 shown = violated(self.system, smallest, clause) or ()
                 if clause not in shown:  # it comes and goes
@@ -301,7 +292,9 @@ class _Campaign:
         """Whether the trace violates a clause that is known without what each trace of it needs; the smallest
         such trace is another finding."""
         known = self._ways(clause)
-        if not known or self.base is not None or len(known) == _WAYS or self.looks[clause] == _LOOKS:
+        if not known or self.base is not None or len(known) == MAX_TRACES_PER_CLAUSE:
+            return False
+        if self.looks[clause] == MAX_ALTERNATIVE_SEARCHES:
             return False
         self.looks[clause] += 1
         system, looked = self.system, time.monotonic() - self.started
@@ -313,7 +306,7 @@ class _Campaign:
             if found is None or clause == "BROKEN":
                 continue
             smallest = minimise(
-                system, replace(candidate, commands=found), clause, budget=_ANOTHER,
+                system, replace(candidate, commands=found), clause, budget=ALTERNATIVE_SHRINK_BUDGET,
                 allowed=partial(lacks, system, without),
             )  # fmt: skip
             self.caught[finding_name(clause, without)] = _Caught(

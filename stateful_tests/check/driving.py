@@ -11,13 +11,14 @@ from functools import lru_cache, partial
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
-from impl.adapter import AnySystem, Capabilities, UnusableImplementation
+from impl.adapter import AnySystem, UnusableImplementation
 from impl.process.system import LIMITS, Limits
-from reference import model
-from reference.blocks.config import engine_preset
-from reference.commands import SHARED, Command, Mode, Outcome
+from reference.blocks.config import EngineConfig, engine_preset
+from reference.commands import SHARED, Command, Mode
 from reference.geometry import Geometry
-from stateful_tests.check.tiers import CLIENTS, Plan, sizes_for
+from stateful_tests.check.tiers import CLIENTS, CORPUS, Plan, sizes_for
+from stateful_tests.coverage import corpus
+from stateful_tests.coverage.corpus import CorpusLine
 from stateful_tests.coverage.situations import situation
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.engine_commands import (
@@ -27,7 +28,7 @@ from stateful_tests.generate.next_command import finale, propose
 from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_profile, with_settings
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.engine import EngineLockstep
-from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies
 from stateful_tests.lockstep.past import violations
 from stateful_tests.lockstep.results import Tally, Trace, Violation
 
@@ -51,34 +52,33 @@ class Cell(NamedTuple):
 
 
 class Stint(NamedTuple):
-    """A few runs of one cell, by their numbers. wanted: of them those alone that meet one of these situations
-    on the reference, which tells it in a quarter of the time."""
+    """A few runs of one cell, or lines of the corpus, by their numbers."""
 
     cell: Cell
     examples: range
-    wanted: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class Driven:
     """What a stint met. runs: of each its commands and the violation that it ended with, if it did, with its
-    trace; after that the one that came up when all was closed."""
+    trace; after that the one that came up when all was closed. unfit: situation -> why its line could not be
+    driven."""
 
     tallies: dict[str, Tally]
     runs: list[tuple[int, list[tuple[Violation, Trace]]]] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     situations: Counter[str] = field(default_factory=Counter)
+    unfit: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
 
 def drive(system: AnySystem, plan: Plan, stint: Stint) -> Driven:
     """A few runs on a system."""
-    driven, began = Driven(new_tallies(stint.cell.machine == CLIENTS)), time.monotonic()
-    one = _engine_example if stint.cell.machine == CLIENTS else _example
+    driven, began = Driven(new_tallies(system.capabilities.schedules)), time.monotonic()
+    machines: dict[str, Any] = {CLIENTS: _engine_example, CORPUS: _line}
     for example in stint.examples:
-        if not stint.wanted or _foreseen(system, plan, stint, example):
-            one(system, plan, stint.cell, example, driven)
+        machines.get(stint.cell.machine, _example)(system, plan, stint.cell, example, driven)
     driven.seconds = time.monotonic() - began
     return driven
 
@@ -120,56 +120,77 @@ def begun(system: AnySystem, plan: Plan, cell: Cell, example: int) -> Begun:
     return Begun(geometry, source, profile)
 
 
-class _Alone:
-    """The reference, with no system beside it."""
-
-    violation = None
-
-    def __init__(self, geometry: Geometry, mode: Mode) -> None:
-        self.state = model.initial(geometry, mode)
-
-    def do(self, command: Command) -> Outcome:
-        self.state, outcome = model.step(self.state, command)
-        return outcome
+def lines_of(system: AnySystem, plan: Plan, mode: Mode) -> list[CorpusLine]:
+    """The lines of the corpus that a plan drives in a mode."""
+    return _lines(plan.machines, plan.modes or system.capabilities.modes, mode)
 
 
-def _carried_out(
-    run: Begun, on: Lockstep | _Alone, plan: Plan, example: int, capabilities: Capabilities
-) -> Iterator[tuple[Command, str]]:
-    """The commands of a run, each with the situation that it met; none where it ended with a violation."""
+_lines = lru_cache(maxsize=4)(corpus.driven)
 
-    def do(command: Command) -> tuple[Command, str]:
-        was = on.state
-        outcome = on.do(command)
-        return command, "" if on.violation is not None else situation(was, command, outcome, on.state)
 
-    # Now and then a long life: what builds up over many turns shows in no short one.
+def _line(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
+    """A line of the corpus, by its number. Every other is closed at its end."""
+    line, commands = lines_of(system, plan, cell.mode)[example], 0
+    try:
+        check_fits(system, line.geometry, line.commands)
+        if isinstance(line.geometry, EngineConfig):
+            commands, met = _engine_line(system, line, cell, driven)
+        else:
+            lockstep = Lockstep(
+                system, line.geometry, cell.mode, tallies=driven.tallies, refusals=driven.refusals
+            )
+            done: list[Command] = []
+            _carry_out(lockstep, iter(line.commands), done, driven)
+            if example % 2 and lockstep.violation is None:
+                _carry_out(lockstep, iter(finale(lockstep.state, system.capabilities)), done, driven)
+            commands, met = len(done), violations(lockstep, done, "generated")
+    except UnusableImplementation as error:
+        driven.unfit[line.situation] = str(error).removeprefix(system.name).strip()
+        met = []
+    driven.runs.append((commands, met))
+
+
+def _engine_line(
+    system: Any, line: CorpusLine, cell: Cell, driven: Driven
+) -> tuple[int, list[tuple[Violation, Trace]]]:
+    """A line of an engine that schedules by itself: its commands, and the violation if there is one."""
+    lockstep = EngineLockstep(system, line.geometry, tallies=driven.tallies, refusals=driven.refusals)
+    done: list[Any] = []
+    for command in line.commands:
+        if lockstep.violation is None:
+            done.append(command)
+            lockstep.do(command)
+    trace = Trace(line.geometry, cell.mode, tuple(done), "generated")
+    return len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []
+
+
+def _carry_out(lockstep: Lockstep, commands: Iterator[Command], done: list[Command], driven: Driven) -> None:
+    """Commands up to a violation, and the situations that they meet."""
+    for command in commands:
+        was = lockstep.state
+        outcome = lockstep.do(command)
+        done.append(command)
+        driven.kinds[type(command).__name__] += 1
+        if lockstep.violation is not None:
+            return
+        driven.situations[situation(was, command, outcome, lockstep.state)] += 1
+
+
+def _proposed(run: Begun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
+    """The commands of a run. One in 32 is long: what builds up over many turns shows in no short one."""
     for _ in range(plan.steps * (8 if example % 32 == 8 else 1)):
-        yield do(propose(on.state, run.source, run.profile))
-        if on.violation is not None or on.state.serial == SHARED - 1:
-            break
-    if example % 4 != 1:  # else the next run starts on what this one leaves
-        for command in finale(on.state, capabilities):
-            if on.violation is None:
-                yield do(command)
-
-
-def _foreseen(system: Any, plan: Plan, stint: Stint, example: int) -> bool:
-    run = begun(system, plan, stint.cell, example)
-    alone = _Alone(run.geometry, stint.cell.mode)
-    commands = _carried_out(run, alone, plan, example, system.capabilities)
-    return any(met in stint.wanted for _, met in commands)
+        yield propose(lockstep.state, run.source, run.profile)
+        if lockstep.state.serial == SHARED - 1:
+            return
 
 
 def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
     run = begun(system, plan, cell, example)
     lockstep = Lockstep(system, run.geometry, cell.mode, tallies=driven.tallies, refusals=driven.refusals)
     done: list[Command] = []
-    for command, met in _carried_out(run, lockstep, plan, example, system.capabilities):
-        done.append(command)
-        driven.kinds[type(command).__name__] += 1
-        if met:
-            driven.situations[met] += 1
+    _carry_out(lockstep, _proposed(run, lockstep, plan, example), done, driven)
+    if example % 4 != 1 and lockstep.violation is None:  # else the next run starts on what this one leaves
+        _carry_out(lockstep, iter(finale(lockstep.state, system.capabilities)), done, driven)
     driven.runs.append((len(done), violations(lockstep, done, "generated")))
 
 

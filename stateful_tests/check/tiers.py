@@ -15,6 +15,7 @@ from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import check_fits
 
 CLIENTS = "clients"  # the machine that drives engines which schedule by themselves
+CORPUS = "corpus"  # the lines of the directed corpus, in the place of a machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +24,18 @@ class Plan:
 
     modes: none stands for the system's own. examples: machine -> its runs per preset and mode, of up to
     `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
-    after_finding: commands after the last new finding that end the check. time_limit_s: when to leave the
-    rest of the plan. goes_on: a plan that is done soon, as a system offers little, is followed by more runs.
-    whole: it has all that its tier does.
+    after_finding: commands after the last new finding that end the check. corpus: with the lines of the
+    directed corpus. whole: it has all that its tier does. time_limit_s: when to leave the rest of the plan,
+    where that was asked for.
     """
 
     tier: str
     examples: Mapping[str, int]
     steps: int
-    time_limit_s: float
     after_finding: int
-    goes_on: bool = False
+    corpus: bool = True
     whole: bool = True
+    time_limit_s: float | None = None
     presets: tuple[str, ...] = tuple(PRESETS)
     modes: tuple[Mode, ...] = ()
     machines: tuple[str, ...] = tuple(MACHINES)
@@ -46,9 +47,9 @@ def _runs(*each: int) -> dict[str, int]:
 
 
 _TIERS = {
-    "smoke": Plan("smoke", _runs(13, 8, 8, 40), 40, 60, 4_000, goes_on=True),
-    "pr": Plan("pr", _runs(75, 60, 60, 250), 50, 300, 15_000),
-    "nightly": Plan("nightly", _runs(1200, 1200, 1200, 8000), 80, 7200, 1_000_000),
+    "smoke": Plan("smoke", _runs(13, 8, 8, 40), 40, 4_000),
+    "pr": Plan("pr", _runs(75, 60, 60, 250), 50, 15_000),
+    "nightly": Plan("nightly", _runs(1200, 1200, 1200, 8000), 80, 1_000_000),
 }
 TIERS = tuple(_TIERS)
 
@@ -62,6 +63,7 @@ def plan(
     steps: int | None = None,
     seed: int | None = None,
     machines: Sequence[str] | None = None,
+    time_limit_s: float | None = None,
 ) -> Plan:
     """The tier's plan with what was asked for instead. Raises ValueError with a one-line reason."""
     if tier not in _TIERS:
@@ -79,11 +81,13 @@ def plan(
     if seed is None:
         seed = time.time_ns() % 10**9 if tier == "nightly" else base.seed
     if examples is not None:
-        base = replace(base, examples=dict.fromkeys(base.examples, examples), goes_on=False)
+        base = replace(base, examples=dict.fromkeys(base.examples, examples))
     half = modes is not None and {*modes} != {*Mode}
     return replace(
         base,
-        whole=not any((presets, half, examples, steps, machines)),
+        corpus=not any((presets, examples, steps)),
+        whole=not any((presets, half, examples, steps, machines, time_limit_s)),
+        time_limit_s=time_limit_s,
         presets=tuple(presets or base.presets),
         modes=tuple(modes or base.modes),
         steps=steps or base.steps,
@@ -101,16 +105,6 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
     if plan.presets == tuple(PRESETS):
         plan = replace(plan, presets=presets)
     return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan
-
-
-# Whose check fails where its runs have missed a situation: that says something of them, not of a stranger.
-_OWN = ("reference", "torch")
-
-
-def must_meet(plan: Plan, system: str) -> bool:
-    """Whether a check of a system has to meet every situation that it can have. One that does less than its
-    tier cannot be asked to."""
-    return plan.whole and plan.tier != "smoke" and system in _OWN
 
 
 def sizes_for(machine: str, name: str) -> Any:

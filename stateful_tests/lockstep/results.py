@@ -17,6 +17,8 @@ from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure
 from reference.ledger import State
 
+FEW = 100  # commands: a check that carried out fewer says nothing
+OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into
 KEPT = 2000  # moments of a replayed trace: what its end is explained from
 
 
@@ -240,7 +242,9 @@ class CheckResult:
     refusals, situations: how often each was met. unreached: clauses whose trigger never
     came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
     nothing new had come up for a while after a finding, so the rest of the plan was left. interrupted: by a
-    signal. planned: runs of the plan. went_on: what ended the runs after it, empty where there were none.
+    signal. planned: runs of the plan. never_done: commands that the system offers and never carried out;
+    carried_out: commands that were not refused. required: situations that the corpus drives the system into;
+    unfit: situation -> why its line could not be driven.
     """
 
     system: str
@@ -257,7 +261,10 @@ class CheckResult:
     stopped: bool = False
     interrupted: bool = False
     planned: int = 0
-    went_on: str = ""
+    never_done: tuple[str, ...] = ()
+    carried_out: int = 0
+    required: tuple[str, ...] = ()
+    unfit: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -270,7 +277,22 @@ class CheckResult:
 
     @property
     def exit_code(self) -> int:
-        """0 nothing was found, 1 a clause was violated or nothing was run, 3 the system broke."""
+        """0 conforms, 1 a clause was violated, 3 the system broke, 4 nothing was found by half a plan."""
         if any(f.clause == "BROKEN" for f in self.findings):
             return 3
-        return 1 if self.findings or not self.examples else 0
+        return 1 if self.findings else 4 if self.incomplete else 0
+
+    @property
+    def incomplete(self) -> list[str]:
+        """What is missing for a verdict, in words."""
+        said = []
+        if self.timed_out:
+            said.append(f"the time limit came after {self.examples} of {self.planned} runs")
+        if self.carried_out < FEW:
+            said.append(f"only {self.carried_out} commands were carried out")
+        if self.never_done:
+            said.append(f"never carried out: {', '.join(self.never_done)}")
+        missed = len({*self.required} - self.situations.keys())
+        if self.system in OWN and missed and not self.stopped:
+            said.append(f"{missed} of {len(self.required)} situations were not met")
+        return said

@@ -187,13 +187,13 @@ def test_what_was_there_before_is_skipped(tmp_path):
     assert (document.failures, document.errors) == (0, 0)
 
 
-def test_a_system_that_broke_is_an_error_and_lost_time_is_none(tmp_path):
+def test_a_system_that_broke_is_an_error_and_half_a_plan_is_a_failure(tmp_path):
     run = replace(RUN, violation=Violation("BROKEN", 5, Failed("done", "\x1b[1m")))
     document, cases = written(tmp_path, finding("BROKEN", run))
     assert isinstance(cases["BROKEN the system fails nowhere"].result[0], Error)
     assert document.errors == 1
     _, cases = written(tmp_path, timed_out=True)
-    assert cases["verdict"].result == []
+    assert [type(result).__name__ for result in cases["verdict"].result] == ["Failure"]
 
 
 # -- what is installed ---------------------------------------------------------------------------------

@@ -1,0 +1,111 @@
+"""`python -m ci.corpus`, in a checkout: makes stateful_tests/coverage/corpus.txt anew from the rules.
+
+Each situation gets the shortest way to it in the scopes of `kvspec explore` that take seconds, and one in the
+sizes of the presets: the first run of the generator that meets it on the reference, without the commands
+that are not needed. The same rules, generator and scopes give the same file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import count
+
+import click
+
+from ci import cli
+from ci.report.progress import Progress
+from reference import model
+from reference.commands import SHARED, Command, Mode
+from stateful_tests.check.driving import Cell, begun
+from stateful_tests.check.tiers import plan
+from stateful_tests.coverage import corpus
+from stateful_tests.coverage.corpus import CorpusLine
+from stateful_tests.coverage.scopes import SCOPES, Scope
+from stateful_tests.coverage.situations import situation
+from stateful_tests.explore.search import Explorer
+from stateful_tests.generate.next_command import propose
+from stateful_tests.generate.run_profile import MACHINES
+from stateful_tests.lockstep.systems import resolve
+
+SEED, RUNS = 12345, 400  # of the generator: runs of each machine, preset and mode at most
+
+
+def shortest(scope: Scope) -> Iterator[CorpusLine]:
+    """The shortest way to each situation of a scope."""
+    explorer, met = Explorer(scope, clauses=False), set[str]()
+    explorer.run()
+    for at, state in enumerate(explorer.queue):
+        for command, outcome, now in explorer.moves(state):
+            text = situation(state, command, outcome, now)
+            if text not in met:
+                met.add(text)
+                yield CorpusLine(text, scope.geometry, scope.mode, scope.name, explorer.path(at, command))
+
+
+def faithful(line: CorpusLine) -> CorpusLine:
+    """The line in faithful mode, if it meets its situation there: then it runs in both."""
+    other = line._replace(mode=Mode.FAITHFUL)
+    return other if corpus.meets(other) is not None else line
+
+
+def shrunk(line: CorpusLine) -> CorpusLine:
+    """The line up to its situation, without commands that are not needed for it."""
+    end = corpus.meets(line)
+    assert end is not None, line
+    line, at = line._replace(commands=line.commands[: end + 1]), end - 1
+    while at >= 0:
+        less = line._replace(commands=line.commands[:at] + line.commands[at + 1 :])
+        if (end := corpus.meets(less)) is not None:
+            line, at = less._replace(commands=less.commands[: end + 1]), min(at, end + 1)
+        at -= 1
+    return line
+
+
+def at_random(wanted: set[str]) -> Iterator[CorpusLine]:
+    """A way to each of these in the sizes of the presets."""
+    system, whole = resolve("reference"), plan("pr", seed=SEED)
+    cells = [Cell(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES]
+    for example in range(RUNS):
+        for cell in cells:
+            run, did, met = begun(system, whole, cell, example), list[Command](), dict[str, int]()
+            state = model.initial(run.geometry, cell.mode)
+            while len(did) < whole.steps and state.serial < SHARED - 1:
+                was, command = state, propose(state, run.source, run.profile)
+                state, outcome = model.step(was, command)
+                did.append(command)
+                met.setdefault(situation(was, command, outcome, state), len(did))
+            for text in sorted(wanted & met.keys()):
+                wanted.remove(text)
+                yield CorpusLine(text, run.geometry, cell.mode, "random", tuple(did[: met[text]]))
+        if not wanted:
+            return
+
+
+@click.command()
+def make() -> int:
+    """Make the directed corpus anew."""
+    best: dict[str, CorpusLine] = {}
+    with Progress() as progress:
+        for scope in SCOPES.values():
+            if scope.takes == "seconds":
+                progress(scope.name, len(best), 0)
+                for line in shortest(scope):
+                    if line.situation not in best or len(line.commands) < len(best[line.situation].commands):
+                        best[line.situation] = line
+        random, number = [], count(1)
+        for line in at_random({*best, *(known.situation for known in corpus.load())}):
+            random.append(shrunk(shrunk(line)))
+            progress("random", next(number), 0)
+    kept = [line for line in corpus.load() if line.origin == "hand"]
+    lines = [faithful(line) for line in (*best.values(), *random)] + kept
+    lines.sort(key=lambda line: (line.situation, line.origin))
+    corpus.FILE.write_text("".join(f"{corpus.written(line)}\n" for line in lines), encoding="utf-8")
+    missing = best.keys() - {line.situation for line in random}
+    click.echo(f"wrote   {corpus.FILE} ({len(lines)} lines, {sum(len(n.commands) for n in lines)} commands)")
+    click.echo(f"        {len(missing)} situations of scopes alone: no run met them")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(command=make, name="corpus"))

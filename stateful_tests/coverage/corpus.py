@@ -1,0 +1,103 @@
+"""The directed corpus: for each situation of the rules a short way there, so that every check meets them all.
+
+A line of `corpus.txt` is "situation | sizes | mode | origin | commands", in the notation of reports. origin:
+the scope of `kvspec explore` that gave the shortest way, "random" (a run of the generator, shrunk) or "hand".
+`python -m ci.corpus` makes the file anew and keeps the lines by hand. The traces of known faults in
+`fixtures` are lines as well.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reference import model
+from reference.blocks.config import EngineConfig
+from reference.commands import TREE_COMMANDS, Mode
+from reference.geometry import Geometry
+from stateful_tests.coverage.situations import situation
+from stateful_tests.traces.files import load as load_trace
+from stateful_tests.traces.notation import format_command, parse
+
+FILE = Path(__file__).with_name("corpus.txt")
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+FIXTURE = "fixture"  # the origin of a trace of a known fault
+_SIZES = ("page", "window", "full", "swa", "rows", "width")
+
+
+class CorpusLine(NamedTuple):
+    """A way to a situation. geometry: an EngineConfig in a trace of an engine that schedules by itself.
+
+    situation: the name of the trace, where the line is the trace of a known fault.
+    """
+
+    situation: str
+    geometry: Any
+    mode: Mode
+    origin: str
+    commands: tuple[Any, ...]
+
+    @property
+    def machine(self) -> str:
+        """The machine that drives such commands: sessions, tree or both."""
+        if isinstance(self.geometry, EngineConfig):
+            return "clients"
+        if not self.geometry.tree:
+            return "sessions"
+        return "tree" if all(isinstance(command, TREE_COMMANDS) for command in self.commands) else "both"
+
+
+def written(line: CorpusLine) -> str:
+    """The line as text."""
+    g = line.geometry
+    sizes = zip(_SIZES, (g.page_size, g.window or 0, g.full_pages, g.swa_pages, g.rows, g.width))
+    said = " ".join([*(f"{name} {size}" for name, size in sizes), *["tree"] * g.tree, *["bigram"] * g.bigram])
+    commands = "; ".join(map(format_command, line.commands))
+    return f"{line.situation} | {said} | {line.mode.value} | {line.origin} | {commands}"
+
+
+def read(text: str) -> CorpusLine:
+    """A line from text. Raises ValueError."""
+    name, said, mode, origin, commands = text.split(" | ")
+    words = said.split()
+    page, window, full, swa, rows, width = map(int, words[1:12:2])
+    geometry = Geometry(page, window or None, full, swa, rows, width, "tree" in words, (), "bigram" in words)
+    return CorpusLine(name, geometry, Mode(mode), origin, tuple(map(parse, commands.split("; "))))
+
+
+@lru_cache(maxsize=1)
+def load() -> tuple[CorpusLine, ...]:
+    """The lines of the file."""
+    return tuple(map(read, FILE.read_text(encoding="utf-8").splitlines()))
+
+
+@lru_cache(maxsize=1)
+def known_faults() -> tuple[CorpusLine, ...]:
+    """The traces of named bugs and of faults of releases."""
+    paths = sorted([*FIXTURES.glob("regressions/*.json"), *FIXTURES.glob("releases/*/*.json")])
+    traces = [(path.stem, load_trace(path)) for path in paths]
+    return tuple(CorpusLine(name, t.geometry, t.mode, FIXTURE, t.commands) for name, t in traces)
+
+
+def meets(line: CorpusLine) -> int | None:
+    """The command at which the line meets its situation on the reference; None if it does not."""
+    state = model.initial(line.geometry, line.mode)
+    for at, command in enumerate(line.commands):
+        was = state
+        state, outcome = model.step(was, command)
+        if situation(was, command, outcome, state) == line.situation:
+            return at
+    return None
+
+
+def driven(machines: tuple[str, ...], modes: tuple[Mode, ...], mode: Mode) -> list[CorpusLine]:
+    """The lines that these machines drive in `mode`, one of `modes`: known faults, then the shortest first.
+
+    A line of faithful mode runs in free mode where that is all that is asked for.
+    """
+    lines = *known_faults(), *sorted(load(), key=lambda line: len(line.commands))
+    return [
+        line for line in lines
+        if line.machine in machines and mode is (line.mode if line.mode in modes else Mode.FREE)
+    ]  # fmt: skip
