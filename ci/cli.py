@@ -1,7 +1,7 @@
 """The command line `kvspec`.
 
-Exit codes: 0 conforms, 1 a clause was violated, 2 unusable input (one line on
-stderr says what), 3 the system under test, or kvspec itself, broke, 4 incomplete: nothing found by half a plan.
+Exit codes: 0 conforms, 1 a clause was violated, 2 unusable input (one line on stderr says what), 3 the system
+under test, or kvspec itself, broke, 4 incomplete: nothing was found, but the plan was not done.
 """
 
 import math

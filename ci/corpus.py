@@ -1,4 +1,4 @@
-"""`python -m ci.corpus`, in a checkout: makes stateful_tests/coverage/corpus.txt anew from the rules.
+"""`python -m ci.corpus`, in a checkout: makes stateful_tests/check/corpus.txt anew from the rules.
 
 Each situation gets the shortest way to it in the scopes of `kvspec explore` that take seconds, and one in the
 sizes of the presets: the first run of the generator that meets it on the reference, without the commands
@@ -19,8 +19,8 @@ from reference import model
 from reference.commands import SHARED, Command, Mode
 from stateful_tests.check.driving import Cell, begun
 from stateful_tests.check.tiers import plan
-from stateful_tests.coverage import corpus
-from stateful_tests.coverage.corpus import CorpusLine
+from stateful_tests.check import corpus
+from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.coverage.scopes import SCOPES, Scope
 from stateful_tests.coverage.situations import situation
 from stateful_tests.explore.search import Explorer

@@ -24,7 +24,7 @@ from stateful_tests.check.driving import Cell, Driven, Named, Stint, drive, driv
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, sizes_for
 from stateful_tests.check.ways import Needs, avoided, lacks, needs, other_ways
-from stateful_tests.coverage.corpus import FIXTURE
+from stateful_tests.check.corpus import FIXTURE
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import new_tallies, replay, turned_away
 from stateful_tests.lockstep.results import (

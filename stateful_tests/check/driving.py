@@ -17,8 +17,8 @@ from reference.blocks.config import EngineConfig, engine_preset
 from reference.commands import SHARED, Command, Mode
 from reference.geometry import Geometry
 from stateful_tests.check.tiers import CLIENTS, CORPUS, Plan, sizes_for
-from stateful_tests.coverage import corpus
-from stateful_tests.coverage.corpus import CorpusLine
+from stateful_tests.check import corpus
+from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.coverage.situations import situation
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.engine_commands import (

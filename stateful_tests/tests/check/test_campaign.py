@@ -19,7 +19,7 @@ from stateful_tests.check.driving import Named
 from stateful_tests.check.executors import Processes
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.ways import needs, other_ways
-from stateful_tests.coverage import corpus
+from stateful_tests.check import corpus
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.lockstep import replay, turned_away
 from stateful_tests.lockstep.reference_system import ReferenceSystem

@@ -3,7 +3,7 @@
 import pytest
 
 from reference.blocks.config import EngineConfig
-from stateful_tests.coverage import corpus
+from stateful_tests.check import corpus
 from stateful_tests.coverage.required import FILE, Known, SituationsError, dump, elsewhere, load
 from stateful_tests.coverage.scopes import SCOPES
 

@@ -32,6 +32,7 @@ VOLATILE = (
     (r"(?m)^(machine .*) +(commands/s)$", "\1 \2"),
     (r"(?m)^─+$", "───"),  # as wide as the table
 )
+PROGRESS = re.compile(r"\d+ s: .*; \d+ commands, \d+ clauses violated$")  # a slow machine prints some
 
 
 def steady(text: str, folder: Path) -> str:
@@ -69,7 +70,7 @@ def played(script: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> str
         line = block.partition("\n")[0]
         remarks = re.search(r"\n\n((?:# \S.*\n)+)\Z", block)
         code, out, err = typed(line.removeprefix("$ "), capsys)
-        marked = "".join(f"! {text}\n" for text in err.splitlines())
+        marked = "".join(f"! {text}\n" for text in err.splitlines() if not PROGRESS.match(text))
         ended = f"(exit {code})\n" if code else ""
         told.append(f"{line}\n{steady(out + marked, folder)}{ended}\n{remarks[1] if remarks else ''}")
     return "".join(told).rstrip() + "\n"
