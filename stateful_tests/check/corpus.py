@@ -92,11 +92,11 @@ def meets(line: CorpusLine) -> int | None:
 
 
 def driven(machines: tuple[str, ...], modes: tuple[Mode, ...], mode: Mode) -> list[CorpusLine]:
-    """The lines that these machines drive in `mode`, one of `modes`: known faults, then the shortest first.
+    """The lines that these machines drive in `mode`, one of `modes`: known faults, lines by hand, then the shortest first.
 
     A line of faithful mode runs in free mode where that is all that is asked for.
     """
-    lines = *known_faults(), *sorted(load(), key=lambda line: len(line.commands))
+    lines = *known_faults(), *sorted(load(), key=lambda n: (n.origin != "hand", len(n.commands)))
     return [
         line for line in lines
         if line.machine in machines and mode is (line.mode if line.mode in modes else Mode.FREE)
