@@ -10,7 +10,7 @@ from reference.ledger import Cursors, Phase
 from stateful_tests.watched.beside import Beside, Diverged
 from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.mapping import action
-from stateful_tests.watched.seen import Round
+from stateful_tests.watched.seen import RoundSeen
 
 
 def prepared(beside: Beside, names: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ def launched(beside: Beside, decoding: Sequence[log.Lane]) -> None:
         counted = int(beside.request(name).phase is Phase.RUNNING)
         if header.speculative and name in names:
             counted = header.claims
-        rounds.append(Round(counted, mixed and name in names))
+        rounds.append(RoundSeen(counted, mixed and name in names))
         if len(rounds) > 1 + header.overlap:
             want = f"a result of {name} before its next round"
             raise Diverged("OUT-1", want, f"{len(rounds)} rounds of it have none")
@@ -130,7 +130,7 @@ def catches_up(beside: Beside, name: str, got: Cursors) -> int:
     return draft.accept
 
 
-def counts_outputs(beside: Beside, name: str, outputs: int, in_flight: Sequence[Round]) -> None:
+def counts_outputs(beside: Beside, name: str, outputs: int, in_flight: Sequence[RoundSeen]) -> None:
     """How many outputs the server counts: all but those of rounds in flight."""
     request = beside.request(name)
     if request.phase is not Phase.RUNNING:

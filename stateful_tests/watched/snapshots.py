@@ -12,7 +12,7 @@ from reference.ledger import Cursors, Phase, Request, Session, State, text_len
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged
 from stateful_tests.watched.mapping import action
-from stateful_tests.watched.seen import RequestSeen, Round, SessionSeen, StepSeen
+from stateful_tests.watched.seen import RequestSeen, RoundSeen, SessionSeen, StepSeen
 
 
 @action(log.Snapshot, compared="sessions and requests; after a mismatch they are taken as given")
@@ -102,7 +102,7 @@ def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
         verifies = beside.header.speculative and kind != "prefill"
         counted = beside.header.claims if verifies else min(ahead, 1)
         ahead -= counted
-        rounds.append(Round(counted, kind == "mixed"))
+        rounds.append(RoundSeen(counted, kind == "mixed"))
     return RequestSeen(
         beside.of(r.request).rejected_by, int(r.retracted), joined_late=True, rounds=rounds[::-1]
     )
