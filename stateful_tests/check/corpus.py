@@ -92,9 +92,10 @@ def meets(line: CorpusLine) -> int | None:
 
 
 def driven(machines: tuple[str, ...], modes: tuple[Mode, ...], mode: Mode) -> list[CorpusLine]:
-    """The lines that these machines drive in `mode`, one of `modes`: known faults, lines by hand, then the shortest first.
+    """The lines that these machines drive in `mode`, one of `modes`.
 
-    A line of faithful mode runs in free mode where that is all that is asked for.
+    Known faults come first, then lines by hand, then the shortest. A line of faithful mode runs in free mode
+    where that is all that is asked for.
     """
     lines = *known_faults(), *sorted(load(), key=lambda n: (n.origin != "hand", len(n.commands)))
     return [
