@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reference.commands import Choice
 
 
-class Round(NamedTuple):
+class RoundSeen(NamedTuple):
     """A prepared round of a request. counted: outputs of it that the reference counts before its result;
     mixed: it is a decode entry of a mixed batch."""
 
@@ -35,7 +35,7 @@ class RequestSeen:
     joined_late: bool = False
     orphan_of: str | None = None
     matched: int | None = None
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[RoundSeen] = field(default_factory=list)
 
 
 @dataclass(slots=True)
