@@ -17,8 +17,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGES = ("reference", "impl", "stateful_tests", "ci")
 STAYS = (
-    "ci/public", "ci/bench", "ci/mutants", "ci/pictures", "ci/README.md", "ci/constraints.txt",
-    "ci/packing.py", "ci/test_wheel.sh", "stateful_tests/tests",
+    "ci/public", "ci/bench", "ci/mutants", "ci/pictures", "ci/README.md", "ci/COMMANDS.md",
+    "ci/constraints.txt", "ci/packing.py", "ci/test_wheel.sh", "stateful_tests/tests",
 )  # fmt: skip
 # The tests lie beside the package when it is tested, and the root of the repository is the package.
 TESTS = {

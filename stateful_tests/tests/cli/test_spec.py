@@ -17,7 +17,7 @@ from stateful_tests.traces import files as traces
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = (
-    "SPEC.md", "README.md", "CONTRIBUTING.md", "ci/README.md", "fixtures/README.md",
+    "SPEC.md", "README.md", "CONTRIBUTING.md", "ci/README.md", "ci/COMMANDS.md", "fixtures/README.md",
     "fixtures/releases/README.md", "fixtures/releases/FINDINGS.md",
 )  # fmt: skip
 
@@ -111,6 +111,22 @@ def test_links_lead_somewhere(name):
         assert command in cli.cli.commands, command
     for test in re.findall(r"stateful_tests/test_\w+\.py", said):
         assert (ROOT / test).is_file(), test
+
+
+def test_the_page_of_commands_has_each_command_and_options_that_exist():
+    said = (ROOT / "ci/COMMANDS.md").read_text(encoding="utf-8")
+    table = said.partition("\n## ")[0]
+    assert {*re.findall(r"`kvspec ([\w-]+)`", table)} == {*cli.cli.commands}
+    parameters = [parameter for command in cli.cli.commands.values() for parameter in command.params]
+    options = {name for parameter in parameters for name in parameter.opts}
+    options |= {"--help", "--kvspec-impl", "--kvspec-tier", "--kvspec-save"}
+    for document in (said, (ROOT / "README.md").read_text(encoding="utf-8")):
+        used = {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", document)}
+        assert used <= options, used - options
+
+
+def test_the_readme_is_two_pages():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1500
 
 
 def test_a_clause_is_told_with_its_assumption_and_its_rule(kvspec):
