@@ -1,12 +1,12 @@
 """Which clause a difference between rules and server violates, by the clauses themselves.
 
 A log of lengths shows cursors, not pages. So the facts after a command are the reference's, but for what the
-log shows otherwise; the clauses that read nothing else are asked of these.
+log shows otherwise; the clauses that read nothing else are checked on these.
 
-One of level `pages` shows rows, free lists, mapping and tree at a step, of which clauses about states are
-asked, and token ids. Contents are not in it. But what was committed in a row stays where it is: its slots may
-change only where the tree has taken over its pages. So a row that suddenly names others would be read wrong
-(READ-1).
+One of level `pages` shows rows, free lists, mapping and tree at a step, on which clauses about states are
+checked, and token ids. Contents are not in it. But what was committed in a row stays where it is: its slots
+may change only where the tree has taken over its pages. So a row that suddenly names others would be read
+wrong (READ-1).
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class TextJudge:
             return
         said = self._said.get(request, [])
         if ids[: len(said)] != said:
-            yield Verdict("SES-1", f"{request} has said {said[-8:]} up to {len(said)}", f"has {ids[-8:]}")
+            want = f"the first {len(said)} outputs of {request}, the last of them {said[-8:]}"
+            yield Verdict("SES-1", want, f"has {ids[-8:]}")
         if not goes_on:
             self._said.pop(request, None)
 

@@ -168,7 +168,7 @@ def checkpointed(beside: Beside, e: log.Checkpointed) -> None:
     compared="how far; cursors",
 )
 def evicted(beside: Beside, e: log.Swept) -> None:
-    beside.result.reach("a window sweep")
+    beside.result.reach("a window eviction")
     request, got = beside.request(e.request), Cursors(*e.cursors)
     choice = Choice(e.request, swa_evicted_seqlen=got.swa_evicted_seqlen)
     if request.cursors is not None:

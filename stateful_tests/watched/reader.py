@@ -110,13 +110,14 @@ def _header_of(path: Path) -> WatchHeader:
     if not raw.strip():
         raise LogError(f"{path}: is empty")
     try:
-        told = msgspec.json.decode(raw)
+        fields = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        told = None
-    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        fields = None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise LogError(f'{path}: line 1: no watcher\'s log: it must say "format": "{FORMAT}"')
-    if told.get("version") != VERSION:
-        raise LogError(f"{path}: line 1: version {told.get('version')!r:.20} is not supported, {VERSION} is")
+    if fields.get("version") != VERSION:
+        version = f"{fields.get('version')!r:.20}"
+        raise LogError(f"{path}: line 1: version {version} is not supported, {VERSION} is")
     try:
         header = _HEADERS.decode(raw)
     except msgspec.ValidationError as error:

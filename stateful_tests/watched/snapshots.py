@@ -93,7 +93,7 @@ def _begin(beside: Beside, e: log.Snapshot, given: State) -> None:
 
 
 def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
-    """What a log that begins here would have said of a request."""
+    """What a log of its whole life would show of a request."""
     request = given.request(r.request)
     assert request is not None
     ahead = request.output - r.outputs
@@ -109,15 +109,10 @@ def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
 
 
 def _request_of(r: log.RequestState, session: str | None, serial: int) -> Request:
-    """It runs once its whole input has KV; its newest output has none yet."""
-    tokens, outputs = r.tokens, r.outputs
+    """Of one that runs the newest output has no KV yet."""
     if r.cursors is None:
-        return Request(r.request, session, serial, (), tokens, outputs, Phase.QUEUED, r.retracted)
-    cursors = Cursors(*r.cursors)
-    computed = cursors.kv_committed_len
-    whole = tokens if not r.retracted else max(tokens, tokens + outputs)
-    extends = computed < whole - (outputs > 0 and not r.retracted)
-    phase = Phase.EXTENDING if extends else Phase.RUNNING
-    if not extends:
-        outputs = max(outputs, computed - tokens + 1)
-    return Request(r.request, session, serial, (), tokens, outputs, phase, True, cursors=cursors)
+        return Request(r.request, session, serial, (), r.tokens, r.outputs, Phase.QUEUED, r.retracted)
+    cursors, phase, outputs = Cursors(*r.cursors), Phase.EXTENDING, r.outputs
+    if not r.extends:
+        phase, outputs = Phase.RUNNING, max(outputs, cursors.kv_committed_len - r.tokens + 1)
+    return Request(r.request, session, serial, (), r.tokens, outputs, phase, True, cursors=cursors)

@@ -48,7 +48,7 @@ class _Event(Struct, tag_field="event", array_like=True, forbid_unknown_fields=T
 
 
 class SessionOpened(_Event, tag="open"):
-    """A streaming session was asked for; done: and opened. times_out: it may close by itself."""
+    """A client wants a streaming session; done: it was opened. times_out: it may close by itself."""
 
     session: str
     done: bool
@@ -69,7 +69,7 @@ class SessionClosed(_Event, tag="closed"):
 
 class Submitted(_Event, tag="submit"):
     """A request was queued. tokens: of its input, `new` of them from the client. rejected: it runs a prefill
-    of one token by itself and is told off."""
+    of one token by itself, and its client gets an error."""
 
     request: str
     session: str | None
@@ -124,7 +124,7 @@ class Checkpointed(_Event, tag="insert"):
 
 class Released(_Event, tag="release"):
     """A request gave its row back, or to its session. reason: why it ended, None for a retract; counted:
-    outputs that count where it is known; limit: outputs that its client asked for at most; before: its
+    outputs that count where it is known; limit: the most outputs that its client wants; before: its
     cursors; after: those of its session's slot, if that keeps a row."""
 
     request: str
@@ -159,8 +159,8 @@ class SessionState(Struct, forbid_unknown_fields=True):
 
 
 class RequestState(Struct, forbid_unknown_fields=True):
-    """An unfinished request in a snapshot. rounds: those whose results are to come, the oldest first; mixed:
-    a decode entry beside a prefill."""
+    """An unfinished request in a snapshot. extends: a part of its prefill is to come; rounds: those whose
+    results are to come, the oldest first; mixed: a decode entry beside a prefill."""
 
     request: str
     session: str | None
@@ -172,6 +172,7 @@ class RequestState(Struct, forbid_unknown_fields=True):
     cursors: Cells | None
     ids: list[int] | None = None
     rounds: list[Literal["prefill", "decode", "mixed"]] = []
+    extends: bool = False
 
 
 class Snapshot(_Event, tag="snapshot"):
@@ -185,7 +186,7 @@ class Snapshot(_Event, tag="snapshot"):
 class Stepped(_Event, tag="step"):
     """The scheduler has decided on a batch: its size, who waits, open sessions, free tokens and rows, tokens
     that the tree holds and that locks pin (full). lanes: of a round of one token each (in a mixed batch
-    beside the prefill that an `extend` has told), request and cursors after; with speculation slots were
+    beside the prefill that an `extend` has), request and cursors after; with speculation slots were
     taken for a verify round, and what is accepted comes with its result."""
 
     number: int

@@ -28,7 +28,7 @@ _JSON = msgspec.json.Encoder(enc_hook=int)  # of numbers that are another librar
 class EventLog:
     """One process's log: DIR/kvspec-PID-0001.jsonl, 0002, ... of which the newest `keep` stay.
 
-    told: events that came; dropped: of these lost since the last snapshot. wants_snapshot: the next event
+    events: that came; dropped: of these lost since the last snapshot. wants_snapshot: the next event
     must be a whole state, as a new file begins or as something was dropped.
     """
 
@@ -36,7 +36,7 @@ class EventLog:
         self.folder, self.most_bytes, self.keep = folder, most_bytes, keep
         self.header: dict[str, Any] = {}
         self.wants_snapshot = False
-        self.dropped = self.told = 0
+        self.dropped = self.events = 0
         self._queue: deque[Event | list[Any]] = deque()  # encoded many at a time: one by one takes longer
         self._file: IO[bytes] | None = None
         self._part = self._size = 0
@@ -49,7 +49,7 @@ class EventLog:
 
     def put(self, event: Event | list[Any]) -> None:
         """Have an event written, as it is now: nothing that it holds may change later."""
-        self.told += 1
+        self.events += 1
         if self._off:
             return
         if len(self._queue) >= QUEUE:

@@ -103,6 +103,7 @@ class Reader:
                 cursors=None if queued else cursors_of(request),
                 ids=[*request.origin_input_ids, *request.output_ids] if pages else None,
                 rounds=rounds.get(request.rid, []),
+                extends=request is getattr(self.scheduler, "chunked_req", None),
             )  # fmt: skip
         return Snapshot(dropped, sessions, list(requests.values()))
 

@@ -49,10 +49,10 @@ class Watcher:
         self.tell_results: Callable[[], None] = lambda: None  # have results hooked
         self._asked: dict[str, int] = {}  # request -> tokens that its client sent
         self._looked_at: dict[str, Admitted] = {}  # admissions that came to nothing so far
-        self._swept: dict[str, int] = {}  # request -> how far its sweeps were told
+        self._swept: dict[str, int] = {}  # request -> how far its window evictions were written
         self._branching: set[str] = set()  # sessions of the other kind, which are not specified
         self._steps = self._failures = 0
-        self._told = 0  # lines up to the last step
+        self._written = 0  # events up to the last step
         self._next_snapshot = 0  # lines before it is due
         self.on = False
         if settings is not None:
@@ -84,7 +84,7 @@ class Watcher:
 
     def _begin(self, scheduler: Any) -> EventLog:
         reader = self.reader = Reader(scheduler)
-        if self.pages or reader.speculates:  # else a round has told its result
+        if self.pages or reader.speculates:  # else a round shows its result
             self.tell_results()
         log = EventLog(self.folder, most_bytes=self.most_bytes, keep=self.keep)
         log.header = {
@@ -217,7 +217,7 @@ class Watcher:
                 lanes = lanes_of(requests)
             elif decoded := getattr(batch, "decoding_reqs", None):  # a mixed batch
                 lanes = lanes_of(decoded)
-        elif log.told == self._told:
+        elif log.events == self._written:
             return  # idle: nothing is noted
         self._steps += 1
         if log.dropped:
@@ -229,9 +229,9 @@ class Watcher:
         ])  # fmt: skip
         if self.pages and self.reader is not None:
             log.put(self.reader.pages(plan))
-        if log.wants_snapshot or log.told >= self._next_snapshot > 0:
+        if log.wants_snapshot or log.events >= self._next_snapshot > 0:
             self._snapshot(log, plan)
-        self._told = log.told
+        self._written = log.events
 
     def _snapshot(self, log: EventLog, plan: Any) -> None:
         """The whole state: now and then, where a file begins, and where events were lost.
@@ -241,14 +241,14 @@ class Watcher:
         """
         assert self.reader is not None
         entries = self.reader.entries()
-        self._next_snapshot = log.told + max(self.every, SHARE * entries)
+        self._next_snapshot = log.events + max(self.every, SHARE * entries)
         if entries > MAX_ENTRIES and not log.wants_snapshot and not log.dropped:
             return
         self._looked_at.clear()
         dropped, log.dropped, log.wants_snapshot = log.dropped, 0, False
         log.put(self.reader.snapshot(plan, self.pages, dropped))
         log.dropped += dropped if log.dropped else 0  # the snapshot was lost, too
-        self._told = log.told
+        self._written = log.events
 
 
 # Where each hook goes, under sglang.srt. Of those that releases know by different names some are not there.
@@ -266,7 +266,7 @@ POINTS: tuple[tuple[str, str], ...] = (
     ("managers.scheduler.Scheduler.get_next_batch_to_run", "step"),
     ("mem_cache.common.checkpoint_kv_cache", "insert"),
     ("mem_cache.common.maybe_cache_unfinished_req", "insert"),
-    ("managers.scheduler.Scheduler.process_batch_result", "result"),  # late: where results are told
+    ("managers.scheduler.Scheduler.process_batch_result", "result"),  # late: where results are written
 )
 
 
@@ -307,7 +307,7 @@ def around(watcher: Watcher, name: str) -> Callable[..., Any]:
 
 
 def hook(watcher: Watcher) -> None:
-    """Put the watcher's hooks into SGLang's registry; that of results once it is known that they are told."""
+    """Put the watcher's hooks into SGLang's registry; that of results once it is known to be needed."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     there = [(target, name) for target, name in POINTS if _is_there(f"sglang.srt.{target}")]

@@ -44,7 +44,7 @@ class Change(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """after: events until something was found, or a gap was told; None if nothing was."""
+    """after: events until something was found, or a gap; None if nothing was."""
 
     clause: str
     after: int | None

@@ -6,6 +6,7 @@ page_size 1. Each row changes it, and names the first mismatch as clause, event.
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,6 +238,17 @@ def test_the_last_token_of_a_verify_round(release, known, validate):
     (mismatch,) = found.mismatches
     assert (mismatch.clause, mismatch.event, mismatch.known) == ("LEN-2", "release", known)
     assert found.holes == ({("c1", 5)} if known else set())
+
+
+PAGES = Path(__file__).parents[3] / "fixtures" / "watched" / "sglang-0.5.23-pages.jsonl"
+
+
+def test_outputs_of_an_end_are_those_of_its_results(validate):
+    head, *lines = map(json.loads, PAGES.read_text().splitlines())
+    end = next(line for line in lines if line[0] == "release" and line[-1] and line[3] == "FINISH_LENGTH")
+    end[-1][0] += 1
+    mismatch = validate(lines, **head).found[0]
+    assert (mismatch.clause, mismatch.event) == ("SES-1", "release") and "outputs of" in mismatch.expected
 
 
 # A log that begins in the middle of life, and snapshots.
