@@ -102,16 +102,34 @@ class AtBlock(NamedTuple):
 
 
 class AtTable(NamedTuple):
-    """The place of a block in a request's table. at: in blocks."""
+    """The place of a block in a request's table.
+
+    at: in blocks. position: the one that is read or written there. query: the position whose token sees it.
+    """
 
     request: str
     group: int
     at: int
+    position: int | None = None
+    query: int | None = None
+
+
+class AtCount(NamedTuple):
+    """A number that an engine which schedules by itself shows.
+
+    owner: a request's name, or "batch", "manager", "cache". name: such as "start", "computed", "tokens".
+    must: the value or the bound that it has to keep to; group: of whose table.
+    """
+
+    owner: str
+    name: str
+    must: int | None = None
+    group: int | None = None
 
 
 Place = (
     AtPage | AtRow | AtCursor | AtPosition | AtNode | AtTreePage | AtLock
-    | AtNamed | AtEntry | AtCounter | AtText | AtBlock | AtTable
+    | AtNamed | AtEntry | AtCounter | AtText | AtBlock | AtTable | AtCount
 )  # fmt: skip
 
 

@@ -1,99 +1,74 @@
 """Explanations for engines that schedule by themselves: blocks, places in tables, requests."""
 
-import re
-from typing import NamedTuple
-
 from ci.explain.history import Past, some
 from reference.blocks.clauses import BlockStep
 from reference.blocks.clauses.step import window_start
-from reference.blocks.config import EngineConfig
+from reference.failures import AtBlock, AtCount, AtNamed, AtTable, AtText, Place
 from stateful_tests.lockstep.results import EngineMoment
 
-# What a clause says of a place: who, where, in which group; `index` counts blocks, not positions.
-_PLACES = (
-    r"(?P<who>\S+) finds its own KV at position (?P<at>\d+) in group (?P<group>\d+)",
-    r"(?P<who>\S+) writes position (?P<at>\d+) of group (?P<group>\d+)",
-    r"(?P<who>\S+) \(sure of \d+\) keeps block (?P<index>\d+) of group (?P<group>\d+)",
-)
+
+def block_at(place: AtTable, moment: EngineMoment) -> int | None:
+    """The block in a place of a table, 0 for the null block; None past the table's end."""
+    fact = moment.facts.requests.get(place.request)
+    row = fact.tables[place.group] if fact is not None else ()
+    return row[place.at] if place.at < len(row) else None
 
 
-class TablePlace(NamedTuple):
-    """A block's place in a request's table of a group."""
-
-    who: str
-    group: int
-    at: int  # by which of its blocks
-
-    def block(self, moment: EngineMoment) -> int | None:
-        """The block there, 0 for the null block; None past the table's end."""
-        fact = moment.facts.requests.get(self.who)
-        row = fact.tables[self.group] if fact is not None else ()
-        return row[self.at] if self.at < len(row) else None
-
-    def told(self, step: BlockStep) -> str:
-        size = step.config.groups[self.group].block_size
-        return f"[{self.at * size}, {(self.at + 1) * size}) of group {self.group}"
-
-
-def place_at_stake(expected: str, config: EngineConfig) -> TablePlace | None:
-    """The place that a clause is about, by what it expects, if it is about one."""
-    for pattern in _PLACES:
-        if found := re.match(pattern, expected):
-            group, index = int(found["group"]), found.groupdict().get("index")
-            if index is None:
-                index = int(found["at"]) // config.groups[group].block_size
-            return TablePlace(found["who"], group, int(index))
-    return None
-
-
-def blocks_at_stake(expected: str, config: EngineConfig, moment: EngineMoment) -> set[int]:
-    """The blocks that a clause is about."""
-    if (place := place_at_stake(expected, config)) is not None:
-        return {place.block(moment) or 0} - {0}
-    found = re.search(r"\bblock (\d+)\b", expected)
-    return {int(found[1])} if found else set()
+def blocks_of(places: tuple[Place, ...], moment: EngineMoment) -> set[int]:
+    """The blocks that a failure is about."""
+    first = places[0] if places else None
+    if isinstance(first, AtTable):
+        return {block_at(first, moment) or 0} - {0}
+    return {first.block} if isinstance(first, AtBlock) else set()
 
 
 def rule(past: Past) -> str | None:
     """Why what a clause is about cannot be."""
-    violation, facts, config = past.violation, past.now.facts, past.run.trace.geometry
-    if (place := place_at_stake(violation.expected, config)) is not None:
-        return _of_place(past, place)
-    if violation.clause == "RUN-4":
-        waiting = " and ".join(_of_request(past, name) for name in facts.requests)
-        return f"{past.here} gives no batch with {some(len(facts.free), 'block')} free: {waiting}"
-    if stake := blocks_at_stake(violation.expected, config, past.now):
-        return _of_block(past, *stake)
-    who = violation.expected.partition(" ")[0].rstrip(":")
-    if who not in facts.requests:
-        return None
-    return f"{past.here}: {violation.observed}, where {violation.expected}; {_of_request(past, who)}"
+    violation, facts = past.violation, past.now.facts
+    match violation.failure.at:
+        case (AtTable() as place, *_):
+            return _of_place(past, place)
+        case (AtCount("batch", "stall"), *_):
+            waiting = " and ".join(_of_request(past, name) for name in facts.requests)
+            return f"{past.here} gives no batch with {some(len(facts.free), 'block')} free: {waiting}"
+        case (AtBlock(block), *_):
+            return _of_block(past, block)
+        case (AtCount(who) | AtText(who) | AtNamed(_, who), *_) if who in facts.requests:
+            said = f"{past.here}: {violation.observed}, where {violation.expected}"
+            return f"{said}; {_of_request(past, who)}"
+    return None
 
 
-def _of_place(past: Past, place: TablePlace) -> str:
-    """What a request has at a place of its table, and what is written there."""
-    block, step = place.block(past.now), past.now.step
-    told = place.told(step)
-    since = past.first_since(f"{place.who} has {block} at {told}", lambda m: place.block(m) == block)
+def _range(place: AtTable, step: BlockStep) -> str:
+    size = step.config.groups[place.group].block_size
+    return f"[{place.at * size}, {(place.at + 1) * size}) of group {place.group}"
+
+
+def _of_place(past: Past, place: AtTable) -> str:
+    """What a request has at a place of its table, what is written there, and which query sees it."""
+    block, step, who = block_at(place, past.now), past.now.step, place.request
+    where = _range(place, step)
+    since = past.first_since(f"{who} has {block} at {where}", lambda m: block_at(place, m) == block)
     had = {0: "the null block", None: "no block"}.get(block, f"block {block}")
-    said = f"{place.who} has {had} at {told} {since}"
+    said = f"{who} has {had} at {where} {since}"
     if block:
-        return f"{said}, and {_written(past, block)}"
-    was = past.last_before(lambda m: bool(place.block(m)))
-    if was is not None:
-        said += f"; until then it had block {place.block(was)}"
-    sure, group = step.bearers[place.who].sure, step.config.groups[place.group]
-    return f"{said}; {sure} of its tokens are sure, and the query behind them sees positions from " \
-        f"{window_start(group, sure)} on"
+        said += f", and {_written(past, block)}"
+    elif (was := past.last_before(lambda m: bool(block_at(place, m)))) is not None:
+        said += f"; until then it had block {block_at(place, was)}"
+    if place.query is None:
+        return said
+    start = window_start(step.config.groups[place.group], place.query)
+    among = "" if place.position is None else f", {place.position} among them"
+    return f"{said}; the query at {place.query} sees positions from {start} on{among}"
 
 
 def _of_block(past: Past, block: int) -> str:
     """Who has a block, whether it is free, what the prefix cache says of it, and what is written there."""
     facts, said = past.now.facts, []
     for who, group, index in past.now.step.entries.get(block, ()):
-        place = TablePlace(who, group, index)
-        had = past.first_since(f"{place} has {block}", lambda m, p: p.block(m) == block, place)
-        said.append(f"{who} has it at {place.told(past.now.step)} {had}")
+        place = AtTable(who, group, index)
+        had = past.first_since(f"{place} has {block}", lambda m, p: block_at(p, m) == block, place)
+        said.append(f"{who} has it at {_range(place, past.now.step)} {had}")
     if block in facts.free:
         said.append(f"it is free {past.first_since(f'{block} is free', lambda m: block in m.facts.free)}")
     if any(p.block == block for p in facts.published):

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from ci import Data
-from ci.explain.blocks import blocks_at_stake
+from ci.explain.blocks import blocks_of
 from ci.report import render
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
@@ -26,7 +26,7 @@ def states(run: Run) -> list[Data]:
 def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[str, str]) -> Data:
     row, config, facts = run.rows[at], run.trace.geometry, now.facts
     violation = run.violation if run.violation is not None and run.violation.step == at else None
-    stake = blocks_at_stake(violation.expected, config, now) if violation is not None else set()
+    stake = blocks_of(violation.failure.at, now) if violation is not None else set()
     published = {block.block for block in facts.published}
     owners: dict[int, list[str]] = {}
     requests = []

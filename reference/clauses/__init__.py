@@ -15,11 +15,11 @@ from reference.clauses import outcomes, checks, lengths, lifecycle, tree, tree_l
 from reference.clauses import tree_evictions, freed, pages, window, contents
 
 # isort: on
-from reference.clauses.base import CLAUSES, Clause, Failure, by_cause
+from reference.clauses.base import CLAUSES, Clause, by_cause
 from reference.clauses.step import Step
 from reference.remembered import remembered
 
-__all__ = ["CLAUSES", "Clause", "Failure", "about", "broken", "broken_off", "by_cause"]
+__all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
 _MODULES = (
     outcomes, checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window, contents,
 )  # fmt: skip

@@ -8,11 +8,9 @@ from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 from reference.commands import COMMANDS
+from reference.failures import Failure
 
-# Expected and observed of a predicate that does not hold. Without places, until each
-# clause returns a reference.failures.Failure.
-Failure = tuple[str, str]
-Check = Callable[[Any], Any]  # of a Step, or of a block-pool engine's BlockStep
+Check = Callable[[Any], Failure | None]  # of a Step, or of a block-pool engine's BlockStep
 # What a failure concerns. Of several at one step the first of these is the headline: a page that is wrong
 # says more than a counter or an answer that is wrong with it. Lengths that bound who owns what are ownership.
 Concern = Literal["contents and ownership", "cursors and locks", "outcomes, choices and order"]
@@ -26,7 +24,7 @@ Needs = Literal["tree", "window"]
 class Clause:
     """One clause.
 
-    check: None when it holds for the step, else a reference.failures.Failure. trigger: whether the step is
+    check: None when it holds for the step, else a Failure. trigger: whether the step is
     one in which it could break. scope: where it does not hold or says nothing. decision: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which that
     rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".

@@ -91,9 +91,9 @@ class Violation:
         return tuple((failure.expected, failure.observed) for failure in self.others)
 
 
-def violation_of(failures: Sequence[tuple[Clause, Failure | tuple[str, str]]], index: int) -> Violation:
+def violation_of(failures: Sequence[tuple[Clause, Failure]], index: int) -> Violation:
     """The first clause that fails at a step, and what else does."""
-    first, *more = [each if isinstance(each, Failure) else Failure(*each) for _, each in failures]
+    first, *more = [failure for _, failure in failures]
     clause, *also = [clause.id for clause, _ in failures]
     return Violation(clause, index, first, tuple(also), tuple(more))
 

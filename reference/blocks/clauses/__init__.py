@@ -10,7 +10,8 @@ from reference.blocks.clauses import texts, runs, blocks, windows
 
 # isort: on
 from reference.blocks.clauses.step import BLOCK_CLAUSES, BlockStep
-from reference.clauses import CLAUSES, Clause, Failure, by_cause
+from reference.clauses import CLAUSES, Clause, by_cause
+from reference.failures import Failure
 
 __all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken"]
 _MODULES = (texts, runs, blocks, windows)

@@ -6,7 +6,7 @@ from collections import Counter
 
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.blocks.commands import ResetCache
-from reference.clauses.base import Failure
+from reference.failures import AtBlock, AtCount, AtTable, Failure, failure
 
 
 @clause(
@@ -23,7 +23,8 @@ def _counted(step: BlockStep) -> Failure | None:
     for block, refs in enumerate(step.after.refs):
         if block and refs != len(named := step.entries.get(block, ())):
             who = ", ".join(f"{name} group {group}" for name, group, _ in named) or "nobody"
-            return f"block {block} has ref count {len(named)}: {who} holds it", f"{refs}"
+            want = f"block {block} has ref count {len(named)}: {who} holds it"
+            return failure(want, f"{refs}", AtBlock(block))
     return None
 
 
@@ -43,7 +44,8 @@ def _free(step: BlockStep) -> Failure | None:
         want = int(block > 0 and refs == 0)
         if times[block] != want:
             held = f"block {block} (ref count {refs})"
-            return f"{held} is {want} times in the free queue", f"{times[block]} times"
+            said = f"{held} is {want} times in the free queue"
+            return failure(said, f"{times[block]} times", AtBlock(block))
     return None
 
 
@@ -60,7 +62,8 @@ def _one_place(step: BlockStep) -> Failure | None:
     for block, named in step.entries.items():
         if len({(group, at) for _, group, at in named}) > 1:
             places = ", ".join(f"{name} group {group} block {at}" for name, group, at in named)
-            return f"block {block} is in one place", places
+            at = (AtTable(name, group, at) for name, group, at in named)
+            return failure(f"block {block} is in one place", places, AtBlock(block), *at)
     return None
 
 
@@ -76,7 +79,8 @@ def _one_place(step: BlockStep) -> Failure | None:
 def _leftovers(step: BlockStep) -> Failure | None:
     if step.after.leftovers:
         also = ", ".join(step.after.leftovers)
-        return "the manager keeps tables of requests that are there", f"also of {also}"
+        want = "the manager keeps tables of requests that are there"
+        return failure(want, f"also of {also}", AtCount("manager", "leftovers"))
     return None
 
 
@@ -92,13 +96,14 @@ def _leftovers(step: BlockStep) -> Failure | None:
 def _named(step: BlockStep) -> Failure | None:
     for block, group, stamps in step.after.published:
         if not block:
-            return "block 0, the null block, has no hash", f"it has one in group {group}"
+            return failure("block 0, the null block, has no hash", f"it has one in group {group}", AtBlock(0))
         owner, slots = step.after.memory[block]
         slots = slots[: len(stamps)]
         if owner != group or slots != stamps:
             wrong = next((i for i, (a, b) in enumerate(zip(slots, stamps)) if a != b), 0)
             said = "is not written" if owner != group or not slots[wrong] else "holds KV of another token"
-            return f"block {block} holds what its hash in group {group} is of", f"its slot {wrong} {said}"
+            want = f"block {block} holds what its hash in group {group} is of"
+            return failure(want, f"its slot {wrong} {said}", AtBlock(block))
     return None
 
 
@@ -115,7 +120,8 @@ def _mapped(step: BlockStep) -> Failure | None:
     bears = Counter(published.block for published in step.after.published)
     for block in {*bears, *step.after.mapped}:
         if (got := step.after.mapped.get(block, 0)) != bears[block]:
-            return f"the map names block {block} {bears[block]} times", f"{got} times"
+            want = f"the map names block {block} {bears[block]} times"
+            return failure(want, f"{got} times", AtBlock(block))
     return None
 
 
@@ -135,7 +141,9 @@ def _forgotten(step: BlockStep) -> Failure | None:
         return None
     left = len(step.after.published)
     if step.after.reset and (left or len(step.after.free) < len(step.after.refs) - 1):
-        return "no hashes and no holders after a reset", f"{left} hashes, {len(step.after.free)} blocks free"
+        got = f"{left} hashes, {len(step.after.free)} blocks free"
+        return failure("no hashes and no holders after a reset", got, AtCount("cache", "hashes"))
     if not step.after.reset and not step.entries:
-        return "nobody holds a block: the reset succeeds", "it does not"
+        want = "nobody holds a block: the reset succeeds"
+        return failure(want, "it does not", AtCount("cache", "reset"))
     return None

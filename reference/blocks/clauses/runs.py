@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.blocks.commands import Schedule
-from reference.clauses.base import Failure
+from reference.failures import AtCount, Failure, failure
 
 
 @clause(
@@ -22,12 +22,16 @@ def _limits(step: BlockStep) -> Failure | None:
     lanes, config = step.after.lanes, step.config
     names = [lane.request for lane in lanes]
     if len(set(names)) < len(names) or len(names) > config.max_seqs:
-        return f"at most {config.max_seqs} requests, each once", f"{names}"
+        at = AtCount("batch", "requests", config.max_seqs)
+        return failure(f"at most {config.max_seqs} requests, each once", f"{names}", at)
     if (tokens := sum(len(lane.tokens) for lane in lanes)) > config.max_batched_tokens:
-        return f"at most {config.max_batched_tokens} tokens", f"{tokens}"
+        at = AtCount("batch", "tokens", config.max_batched_tokens)
+        return failure(f"at most {config.max_batched_tokens} tokens", f"{tokens}", at)
     for lane in lanes:
         if (end := lane.start + len(lane.tokens)) > config.max_model_len:
-            return f"{lane.request} ends by {config.max_model_len}", f"it computes [{lane.start}, {end})"
+            want = f"{lane.request} ends by {config.max_model_len}"
+            at = AtCount(lane.request, "computed", config.max_model_len)
+            return failure(want, f"it computes [{lane.start}, {end})", at)
     return None
 
 
@@ -48,7 +52,8 @@ def _goes_on(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         start = note.lane.start
         if not note.fresh and (start > note.computed if note.turned else start != note.computed):
-            return f"{note.lane.request} goes on at {note.computed}", f"it computes from {start}"
+            name, want = note.lane.request, f"{note.lane.request} goes on at {note.computed}"
+            return failure(want, f"it computes from {start}", AtCount(name, "start", note.computed))
     return None
 
 
@@ -70,13 +75,16 @@ def _inputs(step: BlockStep) -> Failure | None:
         own = lane.tokens[: len(lane.tokens) - lane.drafts]
         end = lane.start + len(own)
         if list(own) != note.text[lane.start : end]:
-            return f"{lane.request} computes its text at [{lane.start}, {end})", "other tokens, or none"
+            want = f"{lane.request} computes its text at [{lane.start}, {end})"
+            return failure(want, "other tokens, or none", AtCount(lane.request, "inputs"))
         if bool(lane.sampled) != (end == len(note.text)):
             said = f"{lane.request} has {len(note.text)} tokens, and computes up to {end}"
             due = "a" if end == len(note.text) else "no"
-            return f"{said}: {due} token is sampled", f"{len(lane.sampled)} are"
+            want = f"{said}: {due} token is sampled"
+            return failure(want, f"{len(lane.sampled)} are", AtCount(lane.request, "samples"))
         if lane.drafts and end != len(note.text):
-            return f"drafts follow the text of {len(note.text)} tokens", f"they follow position {end}"
+            want = f"drafts of {lane.request} follow the text of {len(note.text)} tokens"
+            return failure(want, f"they follow position {end}", AtCount(lane.request, "drafts"))
     return None
 
 
@@ -101,4 +109,4 @@ def _stall(step: BlockStep) -> Failure | None:
         return None  # somebody was preempted: the next schedule has another pool before it
     statuses = {name: fact.status for name, fact in step.after.requests.items()}
     got = f"none; {statuses}, {len(step.after.free)} blocks free"
-    return "a batch, as somebody waits and nothing is in flight", got
+    return failure("a batch, as somebody waits and nothing is in flight", got, AtCount("batch", "stall"))

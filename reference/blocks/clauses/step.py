@@ -11,6 +11,7 @@ from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, Table
 from reference.blocks.ledger import Bearer, LaneNote, OutputNote
 from reference.clauses.base import Clause, register
+from reference.failures import AtTable, Failure, failure
 from reference.remembered import remembered
 
 BLOCK_CLAUSES: dict[str, Clause] = {}
@@ -64,7 +65,7 @@ class BlockStep:
 
     def misread(
         self, name: str, tables: Table, stamps: list[int], first_query: int, end: int
-    ) -> tuple[str, str] | None:
+    ) -> Failure | None:
         """Where a group finds anything but the text, from the window of `first_query` to `end`."""
         for group, layers in enumerate(self.config.groups):
             start = window_start(layers, first_query)
@@ -72,7 +73,9 @@ class BlockStep:
             if found != stamps[start:end]:
                 at = next(i for i, value in enumerate(found) if [value] != stamps[start + i : start + i + 1])
                 want = f"{name} finds its own KV at position {start + at} in group {group}"
-                return want, self._seen(tables, group, start + at, found[at])
+                position, size = start + at, layers.block_size
+                place = AtTable(name, group, position // size, position, max(first_query, position))
+                return failure(want, self._seen(tables, group, position, found[at]), place)
         return None
 
     def _seen(self, tables: Table, group: int, position: int, value: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.blocks.clauses.step import BlockStep, clause
-from reference.clauses.base import Failure
+from reference.failures import AtCount, AtNamed, AtText, Failure, failure
 
 _SERVING = "kvspec"
 
@@ -24,10 +24,12 @@ def _chain(step: BlockStep) -> Failure | None:
     for note in step.outputs:
         given = note.given.tokens if note.given is not None else ()
         if given != note.tokens and not (note.optional and not given):
-            return f"{note.name} gets {list(note.tokens)}", f"it gets {list(given)}"
+            got = f"it gets {list(given)}"
+            return failure(f"{note.name} gets {list(note.tokens)}", got, AtText(note.name))
         if given and not note.current:
             got = f"{list(given)} was sampled behind another"
-            return f"{note.name} gets what was sampled behind its text", got
+            want = f"{note.name} gets what was sampled behind its text"
+            return failure(want, got, AtCount(note.name, "sampled behind"))
     return None
 
 
@@ -44,12 +46,14 @@ def _ends(step: BlockStep) -> Failure | None:
     for note in step.outputs:
         if note.given is None or not note.given.tokens:
             if note.given is not None and note.given.finished:
-                return f"{note.name} goes on", f"it ends: {note.given.finished}"
+                at = AtCount(note.name, "ended", 0)
+                return failure(f"{note.name} goes on", f"it ends: {note.given.finished}", at)
             continue
         if bool(note.given.finished) != note.ends:
-            return (
+            return failure(
                 f"{note.name} {'ends' if note.ends else 'goes on'}",
                 f"it {'ends: ' + note.given.finished if note.given.finished else 'goes on'}",
+                AtCount(note.name, "ended", int(note.ends)),
             )
     return None
 
@@ -68,11 +72,12 @@ def _ends(step: BlockStep) -> Failure | None:
 def _texts(step: BlockStep) -> Failure | None:
     known, there = set(step.after.requests), set(step.bearers)
     if known != there:
-        return f"the scheduler knows {sorted(there)}", f"it knows {sorted(known)}"
+        wrong = (AtNamed("request", name) for name in sorted(known ^ there))
+        return failure(f"the scheduler knows {sorted(there)}", f"it knows {sorted(known)}", *wrong)
     for name, fact in step.after.requests.items():
         text = step.bearers[name].text
         if fact.tokens != tuple(text):
             at = next((i for i, (a, b) in enumerate(zip(fact.tokens, text)) if a != b), None)
             got = f"{len(fact.tokens)} tokens" + ("" if at is None else f", another one at position {at}")
-            return f"{name}: the {len(text)} tokens that its client has", got
+            return failure(f"{name}: the {len(text)} tokens that its client has", got, AtText(name, at))
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.blocks.clauses.step import BlockStep, clause, window_start
-from reference.clauses.base import Failure
+from reference.failures import AtBlock, AtCount, AtTable, Failure, failure
 
 
 @clause(
@@ -25,9 +25,9 @@ def _hit(step: BlockStep) -> Failure | None:
             continue
         if start >= len(note.text) or not step.config.caching:
             want = f"{name} computes at least the last of its {len(note.text)} tokens"
-            return want, f"it starts at {start}"
-        if (failure := step.misread(name, note.lane.tables, note.stamps, start, start)) is not None:
-            return failure
+            return failure(want, f"it starts at {start}", AtCount(name, "start", len(note.text)))
+        if (found := step.misread(name, note.lane.tables, note.stamps, start, start)) is not None:
+            return found
     return None
 
 
@@ -45,8 +45,8 @@ def _reads(step: BlockStep) -> Failure | None:
     for note in step.lanes:
         lane = note.lane
         stamps, end = note.stamps, min(lane.start + len(lane.tokens), len(note.stamps))
-        if (failure := step.misread(lane.request, lane.tables, stamps, lane.start, end)) is not None:
-            return failure
+        if (found := step.misread(lane.request, lane.tables, stamps, lane.start, end)) is not None:
+            return found
     return None
 
 
@@ -73,7 +73,8 @@ def _window(step: BlockStep) -> Failure | None:
             for at in range(window_start(layers, sure) // size, -(-sure // size)):
                 if at >= len(row) or not row[at]:
                     got = "the null block" if at < len(row) else "past the end of its table"
-                    return f"{name} (sure of {sure}) keeps block {at} of group {group}", f"it is {got}"
+                    want = f"{name} (sure of {sure}) keeps block {at} of group {group}"
+                    return failure(want, f"it is {got}", AtTable(name, group, at, query=sure))
     return None
 
 
@@ -90,8 +91,8 @@ def _stays(step: BlockStep) -> Failure | None:
     for name, bearer, tables in step.held():
         sure = bearer.sure
         stamps = bearer.stamps if sure <= len(bearer.stamps) else bearer.ahead()[1]
-        if (failure := step.misread(name, tables, stamps, sure, min(sure, len(stamps)))) is not None:
-            return failure
+        if (found := step.misread(name, tables, stamps, sure, min(sure, len(stamps)))) is not None:
+            return found
     return None
 
 
@@ -112,10 +113,12 @@ def _counts(step: BlockStep) -> Failure | None:
         if fact.status != "RUNNING":
             continue
         if bearer.sure > fact.computed:
-            return f"{name}: the scheduler counts at least {bearer.sure}", f"{fact.computed}"
+            want = f"{name}: the scheduler counts at least {bearer.sure}"
+            return failure(want, f"{fact.computed}", AtCount(name, "computed", bearer.sure))
         for group, layers in enumerate(step.config.groups):
             if (slots := len(tables[group]) * layers.block_size) < fact.computed:
-                return f"{name}: slots for {fact.computed} in group {group}", f"{slots}"
+                want = f"{name}: slots for {fact.computed} in group {group}"
+                return failure(want, f"{slots}", AtCount(name, "slots", fact.computed, group))
     return None
 
 
@@ -141,11 +144,14 @@ def _written(step: BlockStep) -> Failure | None:
                 at, offset = divmod(position, size)
                 block = row[at] if at < len(row) else 0
                 where = f"{lane.request} writes position {position} of group {group}"
+                place = AtTable(lane.request, group, at, position)
                 if not block:
-                    return f"{where} into a block of its own", "it has none there"
+                    return failure(f"{where} into a block of its own", "it has none there", place)
                 own = fact.tables[group] if fact is not None else ()
                 if at >= len(own) or own[at] != block:
-                    return f"{where} into a block of its own", f"block {block} is not in its table"
+                    got = f"block {block} is not in its table"
+                    return failure(f"{where} into a block of its own", got, place)
                 if writers.setdefault((block, offset), lane.request) != lane.request:
-                    return f"{where} alone", f"{writers[block, offset]} writes there in the same batch"
+                    got = f"{writers[block, offset]} writes there in the same batch"
+                    return failure(f"{where} alone", got, AtBlock(block), place)
     return None

@@ -141,7 +141,7 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
     faulty = shutil.copytree(root_of(version), folder / "faulty")
     plant(version, faulty)
     fixed = export.target(str(mended({"0.5.10": "0.5.14"}.get(version, version), folder / "checkout", MENDS)))
-    system = SGLangSystem(path=faulty, calls=True)
+    system = registry.resolve("sglang", checkout=str(faulty), calls=True)
     planted = [fault for fault in PLANTED if version in fault.places]
     traces = {**traces, **{fault.name or fault.clause: fault.trace() for fault in planted}}
     texts = {n: export.unit_test(trace, f"{n}.json", system, fixed) for n, trace in traces.items()}

@@ -8,6 +8,7 @@ from reference.blocks.config import ENGINE_PRESETS, EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, chain
 from reference.blocks.ledger import Ledger
 from reference.commands import Piece
+from reference.failures import AtTable, failure
 from reference.geometry import GeometryError
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.engine_commands import draw_engine_config
@@ -86,6 +87,15 @@ def test_a_wrong_fact_is_seen_by_its_clause(clause, wrong):
     assert first_failure(facts(**wrong)) == clause
 
 
+def test_a_misread_names_the_query_that_fails_and_not_the_next_one():
+    ledger, after = Ledger(CONFIG), facts(lanes=lane(tables=((1, 2, 5),)))
+    ledger.follow(Add("r1", 4, 0, (Piece("a", 5),)), EMPTY)
+    lanes, outputs = ledger.follow(Schedule(), after)
+    step = BlockStep(CONFIG, Schedule(), False, EMPTY, after, lanes, outputs, ledger.bearers)
+    found = {clause.id: failed for clause, failed in broken(step)}["READ-3"]
+    assert found.at == (AtTable("r1", 0, 2, position=4, query=4),)
+
+
 def test_a_window_that_was_freed_too_early_is_seen():
     refs, free = (0, 0, 0, 1, *[0] * 5), (1, 2, 4, 5, 6, 7, 8)
     freed = facts(requests=request(tables=((0, 0, 3),)), refs=refs, free=free, lanes=())
@@ -94,7 +104,7 @@ def test_a_window_that_was_freed_too_early_is_seen():
     ledger.follow(Schedule(), facts())
     failed = broken(BlockStep(CONFIG, Update(), False, facts(), freed, [], [], ledger.bearers))
     assert [clause.id for clause, _ in failed] == ["WIN-1", "READ-4"]
-    assert failed[0][1] == ("r1 (sure of 5) keeps block 1 of group 0", "it is the null block")
+    assert failed[0][1] == failure("r1 (sure of 5) keeps block 1 of group 0", "it is the null block")
 
 
 def test_an_output_that_was_sampled_behind_another_text_is_none():
