@@ -68,8 +68,8 @@ def reference_side(moment: Moment) -> Data:
     geometry, left = state.config.geometry, free(state)
     shown = {
         h.name: {
-            "who": _who(h.request),
-            "target": _target(h.request),
+            "who": _who(_turn(state, h.name)),
+            "target": _target(_turn(state, h.name)),
             "cursors": _cursors(h.cursors),
             "full": dict.fromkeys(full_pages(h.cursors, geometry.page_size)),
             "swa": dict.fromkeys(swa_pages(h.cursors, geometry.page_size)) if geometry.window else {},
@@ -110,8 +110,8 @@ def system_side(moment: Moment) -> Data:
             owned.setdefault((pool, own.holder), {})[own.at] = own.page
     shown: dict[str, Data] = {
         name: {
-            "who": _who(_running(state, name)),
-            "target": _target(_running(state, name)),
+            "who": _who(_turn(state, name)),
+            "target": _target(_turn(state, name)),
             "cursors": _cursors(h.cursors),
             "row": h.row,
             "full": owned.get(("full", name), {}),
@@ -155,7 +155,8 @@ def _who(request: Request | None) -> str:
     return f"{request.name} {request.phase.value}" if request is not None else "idle"
 
 
-def _running(state: State, holder: str) -> Request | None:
+def _turn(state: State, holder: str) -> Request | None:
+    """The request whose row it is, or the turn of a session, queued or not."""
     session = state.session(holder)
     return state.request(session.turn or "") if session is not None else state.request(holder)
 

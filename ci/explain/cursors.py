@@ -6,22 +6,26 @@ from ci.compare.differences import CURSORS
 from ci.compare.snapshot import reference_side, system_side
 from ci.explain.history import History, of, some
 from reference.clauses.window import lost_window, oversweep
-from reference.commands import Admit
+from reference.commands import Admit, Finish
 from reference.ledger import IN_BATCH, ZERO, Cursors, Request
 from stateful_tests.lockstep.results import Moment
 
 
 def cursors_of(m: Moment, name: str) -> Cursors | None:
-    """Of "r1" or "slot of s1"; a slot that is lent has those of its turn."""
+    """Of "r1" or "slot of s1". A slot that is lent says nothing of its own: None."""
     session = name.removeprefix("slot of ")
     if session == name:
         facts = m.facts.requests.get(name)
         return facts.cursors or ZERO if facts is not None else None
-    here, kept = m.state.session(session), m.facts.sessions.get(session)
-    turn = m.state.request(here.turn or "") if here is not None else None
-    if turn is not None and turn.phase in IN_BATCH:
-        return cursors_of(m, turn.name)
-    return kept.slot if kept is not None else None
+    kept = m.facts.sessions.get(session)
+    return kept.slot if kept is not None and lent_to(m, name) is None else None
+
+
+def lent_to(m: Moment, name: str) -> str | None:
+    """The turn that has the row of "slot of s1", if one has."""
+    session = m.state.session(name.removeprefix("slot of "))
+    turn = m.state.request(session.turn or "") if session is not None else None
+    return turn.name if turn is not None and turn.phase in IN_BATCH else None
 
 
 def has_cursor(m: Moment, name: str, letter: str, value: int) -> bool:
@@ -40,22 +44,32 @@ def _off(past: History) -> Iterator[tuple[str, str, int, int]]:
 
 def _must_be(past: History, off: list[tuple[str, str, int, int]]) -> str:
     """What cursors are, since when, and what they must be: those of one fate together."""
-    fates: dict[tuple[int, int, int], dict[str, list[str]]] = {}
+    fates: dict[tuple[int, int, int, str], dict[str, list[str]]] = {}
     for name, letter, want, got in off:
         index = past.first_step(f"{letter} of {name} is {got}", has_cursor, name, letter, got)
-        fates.setdefault((index, want, got), {}).setdefault(name, []).append(f"\0{letter}\0")
+        taken = _taken_over(past, name, letter, got) if index == past.violation.step else ""
+        fates.setdefault((index, want, got, taken), {}).setdefault(name, []).append(f"\0{letter}\0")
     said = []
-    for (index, want, got), whose in fates.items():
+    for (index, want, got, taken), whose in fates.items():
         who = ", ".join(f"{' and '.join(k)} of {'the ' * (' ' in n)}{n}" for n, k in whose.items())
         each = [(n, letter.strip("\0")) for n, letters in whose.items() for letter in letters]
         several = len(each) > 1
-        stays = all(has_cursor(past.before, n, letter, want) for n, letter in each)
+        stays = all(has_cursor(past.before, lent_to(past.before, n) or n, k, want) for n, k in each)
         if index == past.violation.step:
-            verb = f"{'become' if several else 'becomes'} {got}"
+            verb = f"{'become' if several else 'becomes'} {got}{taken}"
         else:
             verb = f"{'are' if several else 'is'} {got} {past.at(index)}"
         said.append(f"{who} {verb} and must {'stay' if stays else 'be'} {want}")
     return "; ".join(said)
+
+
+def _taken_over(past: History, name: str, letter: str, value: int) -> str:
+    """Since when the turn that had the row of a slot had the value that the slot shows now."""
+    turn = lent_to(past.before, name)
+    if turn is None or not has_cursor(past.before, turn, letter, value):
+        return ""
+    since = past.was_since(f"{letter} of {turn} was {value}", has_cursor, turn, letter, value)
+    return f", which {turn} had {since},"
 
 
 def lengths(past: History) -> str | None:
@@ -69,7 +83,8 @@ def lengths(past: History) -> str | None:
         session, now = step.was.session(request.session), step.now.request(request.name)
         if not isinstance(step.command, Admit):
             told = f"{some(request.origin, 'token')} of input, {target - request.origin} of output"
-            head = f"{past.here} ends the turn at target {target} ({told}): "
+            does = "ends the turn" if isinstance(step.command, Finish) else f"queues {request.name} again"
+            head = f"{past.here} {does} at target {target} ({told}): "
         elif session is not None and session.slot is not None and now is not None and now.cursors is not None:
             c, tokens = session.slot.kv_committed_len, request.origin + request.output
             prefix = now.cursors.kv_committed_len

@@ -20,11 +20,15 @@ Holds = Callable[[Any], bool]  # of a Moment, or an EngineMoment
 
 
 class Claim(NamedTuple):
-    """`holds` is so after every command from `since` on, and was not before it. -1: from the start."""
+    """`holds` is so after every command from `since` on, and was not before it. -1: from the start.
+
+    until: the claim is about what was so before this command; None where it is so still.
+    """
 
     what: str
     since: int
     holds: Holds
+    until: int | None = None
 
 
 class Past:
@@ -60,12 +64,18 @@ class Past:
 
     def first_step(self, what: str, holds: Callable[..., bool], *more: object) -> int:
         """Index of the command since which `holds` is so; it is so now. more: what `holds` takes besides."""
-        fact = partial(_held, holds, more)
-        at = len(self.run.history) - 1
+        return self._since(what, partial(_held, holds, more), len(self.run.history) - 1, None)
+
+    def was_since(self, what: str, holds: Callable[..., bool], *more: object) -> str:
+        """In words, since when `holds` was so until the last command."""
+        last = len(self.run.history) - 2
+        return self.at(self._since(what, partial(_held, holds, more), last, self.violation.step))
+
+    def _since(self, what: str, fact: Holds, at: int, until: int | None) -> int:
         while at > 0 and fact(self.run.history[at - 1]):
             at -= 1
         since = at + self.run.first
-        self.claims.append(Claim(what, since, fact))
+        self.claims.append(Claim(what, since, fact, until))
         return since
 
     def first_since(self, what: str, holds: Callable[..., bool], *more: object) -> str:

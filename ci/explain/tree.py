@@ -205,9 +205,14 @@ def _leaf(past: History, found: tuple[NodeFacts, int]) -> str:
 
 
 def _swa_slots(m: Moment, path: Key) -> int | None:
-    """How many of the SWA slots of a live node are there."""
+    """How many SWA slots a node has, live or not."""
     node = _node(m, path)
-    return sum(1 for slot in node.swa_slots if slot) if node is not None and node.live else None
+    return sum(1 for slot in node.swa_slots if slot) if node is not None else None
+
+
+def _is_live(m: Moment, path: Key) -> bool:
+    node = _node(m, path)
+    return node is not None and node.live
 
 
 def _names(m: Moment, path: Key, slot: int, full: bool) -> bool:
@@ -219,7 +224,7 @@ def _half(past: History, node: NodeFacts) -> str:
     """TREE-2: a live node without all of its SWA KV, or with slots that the mapping does not name."""
     path, have = node.path, _swa_slots(past.now, node.path)
     if len(node.swa_slots) != len(node.slots) or have != len(node.slots):
-        live = past.first_since(f"{where(node)} is live", lambda m: _swa_slots(m, path) is not None)
+        live = past.first_since(f"{where(node)} is live", _is_live, path)
         few = past.first_since(f"{have} slots", lambda m: _swa_slots(m, path) == have)
         return (
             f"node {where(node)} counts as live {live}, but has {some(have or 0, 'SWA slot')} for its"

@@ -50,7 +50,8 @@ def test_what_is_said_of_the_past_is_so(name):
     for claim in explanation.claims:
         held = [claim.holds(moment) for moment in run.history]
         first = claim.since - run.first
-        assert all(held[first:]), claim.what
+        end = len(held) if claim.until is None else claim.until - run.first
+        assert all(held[first:end]), claim.what
         assert first == 0 or not held[first - 1], claim.what
     for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", explanation.text):
         assert what == describe(run.trace.commands[int(index)])
@@ -77,15 +78,27 @@ def test_free_lists_say_the_same(name):
         (
             "finish_behind_the_window_sweep_caps_all_three_lengths",
             "command 6 (finish r1 keep 12) ends the turn at target 38 (26 tokens of input, 12 of"
-            " output): E (swa_evicted_seqlen) of the slot of s1 is 42 since command 5 (evict_swa r1"
-            " at length 44) and must be 38.",
+            " output): E (swa_evicted_seqlen) of the slot of s1 becomes 42, which r1 had since command 5"
+            " (evict_swa r1 at length 44), and must be 38.",
+        ),
+        (
+            "retract_gives_back_what_was_allocated_ahead",
+            "command 5 (retract r1) queues r1 again at target 12 (10 tokens of input, 2 of output):"
+            " A (kv_allocated_len) of the slot of s1 becomes 19, which r1 had since command 4"
+            " (spec_decode r1 +9 accept 1), and must be 12.",
+        ),
+        (
+            "a_swept_key_recovers_nothing_below_its_frontier",
+            "node [0, 1) of a1 counts as live since command 2 (insert h1 a3 SWA from 1), but has 0 SWA"
+            " slots for its 1 token since command 1 (evict full 0 swa 1); it must have all of them or be"
+            " a tombstone.",
         ),
         (
             "retract_then_retry_frees_the_reserved_token",
             "command 6 (admit r1) resumes at 10, the smaller of C 11 and a key of 10 (11 tokens of"
             " text less the last): A (kv_allocated_len) of r1 becomes 11 and must be 10; C"
-            " (kv_committed_len) and A of the slot of s1 are 11 since command 4 (decode r1) and must"
-            " be 10.",
+            " (kv_committed_len) and A of the slot of s1 are 11 since command 5 (retract r1 losing 1)"
+            " and must be 10.",
         ),
         (
             "an_unlock_remembers_where_its_lock_stopped",
@@ -259,6 +272,11 @@ def test_a_node_that_is_split_evicted_or_made_a_tombstone_has_a_column():
     assert revived["node a1"][1:3] == ["[0, 1) tombstone* locks 0/0", "[0, 1) live* locks 0/0"]
 
 
+def test_a_queued_turn_is_the_turn_of_its_slot_on_both_sides():
+    """No `!` where the sides agree."""
+    assert columns("a_trim_frees_both_pools")["s1"][-2:] == ["r1 C 9 A 10* E 0"] * 2
+
+
 def test_both_parts_of_a_split_count_as_changed():
     run = lockstep.replay(resolve("torch"), traces.load(FIXTURES["a_split_keeps_pages_whole"]))
     assert ledger.changed_nodes(snapshots(run, 9)) == ["a4", "a2"], "not the new leaf beside them"
@@ -285,7 +303,8 @@ def test_of_a_long_run_the_end_is_kept(monkeypatch):
         run = violated("finish_behind_the_window_sweep_caps_all_three_lengths")
         assert run.first == 5
         text = explained("finish_behind_the_window_sweep_caps_all_three_lengths").text
-        assert "is 42 since command 5 (evict_swa r1 at length 44) or before and must be 38" in text
+        since = "since command 5 (evict_swa r1 at length 44) or before"
+        assert f"becomes 42, which r1 had {since}, and must be 38" in text
     finally:
         violated.cache_clear()
 
