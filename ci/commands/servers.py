@@ -47,9 +47,10 @@ def setup_server(release: str, again: bool) -> int:
 @click.option(
     "--save", "save_dir", metavar="DIR", help="Write the commands up to the first mismatch as a trace."
 )
+@click.option("--strict", is_flag=True, help="A gap or a cut line in a log ends with exit code 4.")
 @json_option
 def validate(
-    out: ReportOut, logs: tuple[str, ...], follow: bool, events: bool, save_dir: str | None
+    out: ReportOut, logs: tuple[str, ...], follow: bool, events: bool, save_dir: str | None, strict: bool
 ) -> int:
     """Validate logs of watched servers (KVSPEC_WATCH=DIR) against the specification.
 
@@ -91,6 +92,7 @@ def validate(
             reports.append(data)
             servers.validated(out.console, data)
     code = int(any(data["mismatches"] for data in reports))
+    code = code or 4 * (strict and any(data["skipped"] for data in reports))
     return out.end({"format": "kvspec-validation", "version": 1, "exit_code": code, "logs": reports})
 
 
@@ -103,13 +105,16 @@ def validate(
 @click.option("--impatient", is_flag=True, help="Some clients send and close without waiting for answers.")
 @click.option("--live", is_flag=True, help="Its HTTP server instead, validated while it runs.")
 @click.option("--set", "fixed", multiple=True, metavar="FIELD=N", help="page_size, tokens, draft, ...")
-@click.option("--time-limit", default=600.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--time-limit", type=click.FloatRange(1), metavar="SECONDS",
+    help="Leave the rest of the runs then: the verdict is incomplete. [default: none; with --live 600]",
+)  # fmt: skip
 @save_option()
 @click.option("--again", metavar="FILE", help="Repeat a saved run instead.")
 @json_option
 def serve_check(
     out: ReportOut, impl: str, sglang_path: str | None, runs: int, clients: int, seed: int, impatient: bool,
-    live: bool, fixed: tuple[str, ...], time_limit: float, save_dir: str, again: str | None,
+    live: bool, fixed: tuple[str, ...], time_limit: float | None, save_dir: str, again: str | None,
 ) -> int:  # fmt: skip
     """Drive a release's own scheduler on a CPU with random clients, and judge what it does three ways.
 
@@ -140,7 +145,7 @@ def serve_check(
     with unusable():
         root = None if sglang_path is None else checkout_root(sglang_path)
         if live:
-            return _live(out, release, root, given, seed, clients, time_limit, save_dir)
+            return _live(out, release, root, given, seed, clients, time_limit or 600.0, save_dir)
         runner = WholeScheduler(environment.python_of(release), root)
     try:
         if run is not None:
@@ -155,7 +160,7 @@ def serve_check(
                 )  # fmt: skip
     finally:
         runner.close()
-    data = servers.served(result, Path(save_dir) if run is None else None)
+    data = servers.served(result, Path(save_dir) if run is None else None, runs if run is None else 1)
     servers.served_text(out.console, data)
     return out.end(data)
 

@@ -12,7 +12,7 @@ from ci.report import render
 from ci.report.data import finding_data, groups, rate, told
 from reference.clauses import CLAUSES
 from stateful_tests.coverage.scopes import SCOPES, Scope
-from stateful_tests.explore.search import Exploration
+from stateful_tests.explore.search import INTERRUPTED, Exploration
 from stateful_tests.explore.tour import Tour
 from stateful_tests.lockstep.results import Finding
 
@@ -32,6 +32,8 @@ def explored(result: Exploration) -> Data:
     what = f"{result.states} states, {result.transitions} transitions, depth {result.depth}"
     stopped = "a fixed point" if result.complete else f"stopped at {result.stopped}"
     said = f"violates {result.finding.clause}" if result.finding is not None else "no clause violated"
+    half = not result.complete and result.finding is None
+    said = f"incomplete: {said} so far" if half else said
     return {
         "scope": result.scope.name,
         "about": result.scope.about,
@@ -47,7 +49,7 @@ def explored(result: Exploration) -> Data:
         "clauses": {clause: {"reached": clause in result.reached} for clause in CLAUSES},
         "findings": findings_data([result.finding] if result.finding is not None else []),
         "verdict": f"{result.scope.name}: {said}; {what}; {stopped}",
-        "exit_code": 1 if result.finding is not None else 0,
+        "exit_code": 4 if half and result.stopped != INTERRUPTED else int(result.finding is not None),
     }
 
 
@@ -58,6 +60,8 @@ def toured(tour: Tour) -> Data:
     broke = "BROKEN" in clauses
     share = 100 * ran / asked if asked else 100.0
     said = "the system broke" if broke else f"violates {', '.join(clauses)}" if clauses else "conforms"
+    if half := bool(tour.stopped) and not clauses:
+        said = f"incomplete: {tour.stopped}"
     coverage = "every transition was run" if tour.complete else f"{share:.1f} % of the transitions were run"
     return {
         "scope": tour.scope,
@@ -70,7 +74,7 @@ def toured(tour: Tour) -> Data:
         "lost": [{"kind": kind, "why": why, "times": n} for (kind, why), n in tour.lost.most_common()],
         "findings": findings_data(tour.findings),
         "verdict": f"{tour.scope} on {tour.system}: {said}; {coverage}",
-        "exit_code": 3 if broke else 1 if clauses else 0,
+        "exit_code": 3 if broke else 1 if clauses else 4 if half and tour.stopped != INTERRUPTED else 0,
     }
 
 

@@ -78,6 +78,8 @@ def validated(out: Console, data: Data) -> None:
     if number > SHOWN:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
     verdict = f"{number} mismatches" if number else "conforms"
+    if data["skipped"] and not number:
+        verdict = "incomplete: no mismatch was found, but a part of the log was skipped"
     say(out, verdict, "bold red" if number else "bold green")
 
 
@@ -92,8 +94,11 @@ def shown_mismatch(out: Console, found: Data) -> None:
     labelled(out, {k: v for k, v in words.items() if v})
 
 
-def served(result: Served, folder: Path | None) -> Data:
-    """Everything about a check of whole schedulers; the smallest run of each finding is saved in `folder`."""
+def served(result: Served, folder: Path | None, planned: int) -> Data:
+    """Everything about a check of whole schedulers; the smallest run of each finding is saved in `folder`.
+
+    planned: runs that were asked for.
+    """
     found = []
     for key, judged in result.found.items():
         finding = next(each for each in judged.findings if each.key == key)
@@ -110,9 +115,10 @@ def served(result: Served, folder: Path | None) -> Data:
     broke = any(each["judge"] == "server" for each in new)
     return {
         "format": "kvspec-serve-check", "version": 1, "release": result.release, "seed": result.seed,
-        "runs": result.runs, "forwards": result.forwards, "events": result.events,
+        "runs": result.runs, "runs_asked": planned, "forwards": result.forwards, "events": result.events,
         "seconds": round(result.seconds, 1), "reached": dict(result.reached.most_common()),
-        "known": dict(result.known), "findings": found, "exit_code": 1 + 2 * broke if new else 0,
+        "known": dict(result.known), "findings": found,
+        "exit_code": 1 + 2 * broke if new else 4 * (result.runs < planned),
     }  # fmt: skip
 
 
@@ -159,6 +165,8 @@ def served_text(out: Console, data: Data) -> None:
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
     done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
     what = f"{len(new)} findings" if new else "conforms" if not data["findings"] else "known faults alone"
+    if data["runs"] < data["runs_asked"] and not new:
+        what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: nothing was found"
     say(out, f"sglang {data['release']}: {what} in {done}", "bold red" if new else "bold green")
     for each in data["findings"]:
         out.print()

@@ -132,13 +132,13 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
 
 def check(
     runner: Runner, release: str, seed: int, runs: int, *, fixed: dict[str, int | bool] | None = None,
-    count: int = 12, impatient: bool = False, limit_s: float = 600.0,
+    count: int = 12, impatient: bool = False, limit_s: float | None = None,
     say: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Served:  # fmt: skip
     """Serve random runs until their number or the time is over; each new finding is shrunk at once."""
     result, begun = Served(release, seed), time.monotonic()
     for number in range(runs):
-        if time.monotonic() - begun > limit_s:
+        if limit_s is not None and time.monotonic() - begun > limit_s:
             break
         rng = random.Random(f"{seed} {number}")
         config = population.configuration(rng, **(fixed or {}))
