@@ -5,15 +5,13 @@ can hold it against the moments again. Commands are counted as `kvspec replay` c
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ci.compare.differences import CURSORS, POOL, spans
-from reference.clauses.facts import Owned
+from ci.compare.differences import CURSORS
 from reference.clauses.step import Step
-from stateful_tests.lockstep.results import Moment, Run, Violation
+from stateful_tests.lockstep.results import Run, Violation
 from stateful_tests.traces.notation import format_command as describe
 
 Holds = Callable[[Any], bool]  # of a Moment, or an EngineMoment
@@ -100,58 +98,6 @@ class History(Past):
         super().__init__(run, violation)
         self.step, self.page_size = step, step.config.geometry.page_size
 
-    def place(self, owned: Owned) -> tuple[str, str]:
-        """Who has a page and for which positions, such as "s1", "[4, 8)"."""
-        at = spans([owned.at], self.page_size)
-        tree = owned.holder.removeprefix("tree ")
-        return ("the tree", f"{at} of {tree}") if tree != owned.holder else (owned.holder, at)
-
-    def page(self, pool: str, page: int) -> str:
-        """The sentence on a page that is not free or owned, once."""
-        facts = self.now.facts.pools[pool]
-        owners = [o for o in facts.owned if o.page == page]
-        times = list(facts.free).count(page)
-        name = f"{POOL[pool]} page {page}"
-
-        def free(m: Moment, least: int = 1) -> bool:
-            return list(m.facts.pools[pool].free).count(page) >= least
-
-        if not owners and 1 <= page <= facts.size:
-            said = f"in the free list {times} times" if times else "neither free nor owned"
-            holds = partial(free, least=2) if times else partial(lost, pool=pool, page=page)
-            was = self.last_before(lambda m: not holds(m))
-            then = self._was(was, pool, page) if was is not None else ""
-            return f"{name} is {said} {self.first_since(f'{name} is {said}', holds)}{then}"
-        having = " and ".join(self.having(pool, owned) for owned in owners)
-        if not times:
-            return f"{name} has {len(owners)} owners: {having}{self._twice(owners)}"
-        since = self.first_since(f"{name} is free", free)
-        if not 1 <= page <= facts.size:
-            what = "the padding page" if page == 0 else "which does not exist"
-            return f"{name}, {what}, is in the free list {since}"
-        return f"{name} is in the free list {since}, and {having}"
-
-    def _twice(self, owners: Iterable[Owned]) -> str:
-        """Why a page is a row's and the tree's: the row's prefix ends before it."""
-        for owned in owners:
-            holder = self.now.facts.holders.get(owned.holder)
-            if holder is not None and any(o.holder.startswith("tree ") and o.at == owned.at for o in owners):
-                prefix = holder.cursors.cache_protected_len
-                return f"; {owned.holder} owns its row from \0R\0 on, which is {prefix}"
-        return ""
-
-    def having(self, pool: str, owned: Owned) -> str:
-        """Who has a page, for which positions and since when."""
-        who, at = self.place(owned)
-        since = self.first_since(f"{who} has {pool} page {owned.page} at {at}", has(pool, owned))
-        return f"{who} has it at {at} {since}"
-
-    def _was(self, was: Moment, pool: str, page: int) -> str:
-        places = [self.place(o) for o in was.facts.pools[pool].owned if o.page == page]
-        if places:
-            return "; until then " + " and ".join(f"{who} had it at {at}" for who, at in places)
-        return "; until then it was free" if page in was.facts.pools[pool].free else ""
-
 
 def of(finder: Callable[[Step], Any], told: Callable[..., str | None]) -> Callable[[History], str | None]:
     """An explanation made from what the clause's own search finds."""
@@ -165,31 +111,6 @@ def of(finder: Callable[[Step], Any], told: Callable[..., str | None]) -> Callab
 
 def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> bool:
     return holds(moment, *more)
-
-
-def lost(moment: Moment, pool: str, page: int) -> bool:
-    """A page that is neither free nor owned."""
-    facts = moment.facts.pools[pool]
-    return page not in facts.free and all(o.page != page for o in facts.owned)
-
-
-def has(pool: str, owned: Owned) -> Holds:
-    """This owner has the page for this part of its sequence."""
-    return lambda m: owned in m.facts.pools[pool].owned
-
-
-def troubled(moment: Moment, pools: Iterable[str] = ("full", "swa")) -> list[tuple[str, int]]:
-    """(pool, page) of every page that is not free or owned, once: what is had twice, then what is lost."""
-    found: list[tuple[int, str, int]] = []
-    for pool in pools:
-        facts = moment.facts.pools.get(pool)
-        if facts is None:
-            continue
-        times = Counter(o.page for o in facts.owned) + Counter(facts.free)
-        for page in sorted({*times, *range(1, facts.size + 1)}):
-            if not 1 <= page <= facts.size or times[page] != 1:
-                found.append((int(not times[page]), pool, page))
-    return [(pool, page) for _, pool, page in sorted(found, key=lambda f: f[0])]
 
 
 def some(count: int, what: str) -> str:

@@ -3,72 +3,37 @@
 from collections.abc import Callable
 
 from ci.compare.differences import POOL, spans
-from ci.explain.history import History, troubled
+from ci.explain.history import History
+from ci.explain.places import entry, is_odd, story
 from reference.clauses.contents import misread, stamp_text
 from reference.clauses.freed import wrongly_freed
+from reference.failures import AtEntry, AtPage, Place
 from stateful_tests.lockstep.results import Moment
 
 
-def _page(past: History) -> str | None:
-    """OWN-1 to OWN-3: the page that is not free or owned, once."""
-    for pool, page in troubled(past.now):
-        facts = past.now.facts.pools[pool]
-        fits = {
-            "OWN-2": list(facts.free).count(page) > 1 or not 1 <= page <= facts.size,
-            "OWN-1": any(o.page == page for o in facts.owned),
-            "OWN-3": page not in facts.free,
-        }
-        if fits[past.violation.clause]:
-            return past.page(pool, page)
-    return None
+def _place(past: History) -> str | None:
+    """OWN-1 to OWN-4: the page or row that is not free or owned, once."""
+    at = past.violation.failure.at
+    return story(past, at[0]) + _twice(past, at[0]) if at else None
 
 
 def _lost(past: History) -> str | None:
     """END-1: what is not given back although nobody holds anything."""
-    if past.violation.expected.startswith("all "):
-        return _row(past)
-    head = f"nobody holds anything after {past.here}, but"
-    for pool, page in troubled(past.now):
-        return f"{head} {past.page(pool, page)}"
-    for pool, facts in past.now.facts.pools.items():
-        for owned in facts.owned:
-            if not owned.holder.startswith("tree "):
-                return f"{head} {POOL[pool]} page {owned.page} is not free: {past.having(pool, owned)}"
-    return None
+    told = _place(past)
+    return f"nobody holds anything after {past.here}, but {told}" if told is not None else None
 
 
-def _holding(m: Moment, row: int) -> list[str]:
-    return [name for name, h in m.facts.holders.items() if h.row == row]
-
-
-def _row(past: History) -> str | None:
-    """OWN-4: a row of req_to_token that is not free or held, once."""
-    facts = past.now.facts
-    for row in sorted({*facts.free_rows, *range(facts.rows), *(h.row for h in facts.holders.values())}):
-        times = list(facts.free_rows).count(row)
-        if len(_holding(past.now, row)) + times != 1:
-            return _of_row(past, row, times)
-    return None
-
-
-def _of_row(past: History, row: int, times: int) -> str:
-    names = _holding(past.now, row)
-    having = [
-        f"{n} holds it {past.first_since(f'row {row}: {n}', lambda m, who: who in _holding(m, row), n)}"
-        for n in names
-    ]
-    if times:
-        free = past.first_since(f"row {row} is free", lambda m: list(m.facts.free_rows).count(row) >= times)
-        often = f" {times} times" if times > 1 else ""
-        return ", and ".join([f"row {row} is in the list of free rows{often} {free}", *having])
-    if having:
-        return f"row {row} is held {len(names)} times: {' and '.join(having)}"
-    since = past.first_since(
-        f"row {row} is lost", lambda m: not _holding(m, row) and row not in m.facts.free_rows
-    )
-    was = past.last_before(lambda m: bool(_holding(m, row)))
-    then = f"; until then {_holding(was, row)[0]} held it" if was is not None else ""
-    return f"row {row} is neither free nor held {since}{then}"
+def _twice(past: History, place: Place) -> str:
+    """Why a page is a row's and the tree's: the row's prefix ends before it."""
+    if not isinstance(place, AtPage):
+        return ""
+    owners = [o for o in past.now.facts.pools[place.pool].owned if o.page == place.page]
+    for owned in owners:
+        holder = past.now.facts.holders.get(owned.holder)
+        if holder is not None and any(o.holder.startswith("tree ") and o.at == owned.at for o in owners):
+            prefix = holder.cursors.cache_protected_len
+            return f"; {owned.holder} owns its row from \0R\0 on, which is {prefix}"
+    return ""
 
 
 def _torn(past: History) -> str | None:
@@ -93,21 +58,8 @@ def _freed(past: History) -> str | None:
     whose = f"of the tree at the end of {tree}" if tree != holder else f"of {holder}"
     pages = f"{POOL[pool]} page"
     must = f"the {pages}s {whose} at {spans(want, size)}" if want else f"no {pages} {whose}"
-    key = holder, min({*want} ^ {*got})
-    page = next(o.page for o in past.before.facts.pools[pool].owned if (o.holder, o.at) == key)
-    return f"{past.here} must free {must} and frees {spans(got, size)}: {_now(past, pool, page)}"
-
-
-def _now(past: History, pool: str, page: int) -> str:
-    """Where a page is now; that something is wrong with it first."""
-    if (pool, page) in troubled(past.now):
-        return past.page(pool, page)
-    name = f"{POOL[pool]} page {page}"
-    owned = next((o for o in past.now.facts.pools[pool].owned if o.page == page), None)
-    if owned is not None:
-        return f"{name} is not free, {past.having(pool, owned)}"
-    since = past.first_since(f"{name} is free", lambda m: page in m.facts.pools[pool].free)
-    return f"{name} is in the free list {since}"
+    page = past.violation.failure.at[0]
+    return f"{past.here} must free {must} and frees {spans(got, size)}: {story(past, page)}"
 
 
 # Mapping and reads.
@@ -120,16 +72,8 @@ def _slot(m: Moment, holder: str, position: int) -> int:
     return cells[position] if position < len(cells) else 0
 
 
-def _mapped(m: Moment, slot: int) -> int:
-    return m.view.full_to_swa[slot] if 0 <= slot < len(m.view.full_to_swa) else 0
-
-
 def _leads(m: Moment, full: int, swa: int) -> bool:
-    return _mapped(m, full) == swa
-
-
-def _is_free(m: Moment, pool: str, page: int) -> bool:
-    return page in m.facts.pools[pool].free
+    return entry(m, full) == swa
 
 
 def _shared(past: History) -> str | None:
@@ -156,25 +100,17 @@ def _unmapped(past: History) -> str | None:
     )
 
 
-def _stale(past: History) -> str:
-    """MAP-3, MAP-4: an entry that should be 0."""
-    facts, swept = past.now.facts, past.violation.clause == "MAP-3"
-    full, swa = (facts.swept_mapped if swept else facts.unused_mapped)[0]
-    page, full_page = swa // past.page_size, full // past.page_size
-    leads = past.first_since(f"{full} leads to {swa}", _leads, full, swa)
-    told = f"full slot {full} is mapped to SWA slot {swa} {leads}"
-    whose = next((o for o in facts.pools["swa"].owned if o.page == page), None)
-    if whose is not None:
-        told += f"; of SWA page {page}, {past.having('swa', whose)}"
-    elif _is_free(past.now, "swa", page):
-        free = past.first_since(f"SWA page {page} is free", _is_free, "swa", page)
-        told += f", though SWA page {page} is free {free}"
-    if swept:
-        return told
-    if not _is_free(past.now, "full", full_page):
-        return f"full slot {full} is past kv_allocated_len, but {told}"
-    free = past.first_since(f"full page {full_page} is free", _is_free, "full", full_page)
-    return f"full page {full_page} is free {free}, but {told}"
+def _stale(past: History) -> str | None:
+    """MAP-3, MAP-4: an entry that should be 0, and the page that made it so."""
+    place, size = past.violation.failure.at[0], past.page_size
+    if not isinstance(place, AtEntry):
+        return None
+    page = AtPage("swa", entry(past.now, place.slot) // size)
+    if past.violation.clause == "MAP-4":
+        page = AtPage("full", place.slot // size)
+        if page.page not in past.now.facts.pools["full"].free:
+            return f"{story(past, place)}, and full slot {place.slot} is past kv_allocated_len"
+    return f"{story(past, place)}; {story(past, page)}"
 
 
 def _read(past: History) -> str | None:
@@ -187,7 +123,7 @@ def _read(past: History) -> str | None:
     at = next(i for i, (a, b) in enumerate(zip(tokens, stamps)) if a != b)
     position = start + at
     full = _slot(past.now, holder, position)
-    slot = full if pool == "full" else _mapped(past.now, full)
+    slot = full if pool == "full" else entry(past.now, full)
 
     def reads(m: Moment) -> bool:
         return _slot(m, holder, position) == full and (pool == "full" or _leads(m, full, slot))
@@ -205,12 +141,12 @@ def _read(past: History) -> str | None:
         f"{holder} reads position {position} in {POOL[pool]} slot {slot} {names}, which holds"
         f" {what}, {holds}; it must be {stamp_text(tokens[at])}"
     )
-    page = slot // past.page_size
-    return f"{told}; {past.page(pool, page)}" if (pool, page) in troubled(past.now) else told
+    page = AtPage(pool, slot // past.page_size)
+    return f"{told}; {story(past, page)}" if is_odd(page, past.now) else told
 
 
 RULES: dict[str, Callable[[History], str | None]] = {
-    "OWN-1": _page, "OWN-2": _page, "OWN-3": _page, "OWN-4": _row, "OWN-5": _torn,
+    "OWN-1": _place, "OWN-2": _place, "OWN-3": _place, "OWN-4": _place, "OWN-5": _torn,
     "FREE-1": _freed, "FREE-2": _freed, "END-1": _lost,
     "MAP-1": _shared, "MAP-2": _unmapped, "MAP-3": _stale, "MAP-4": _stale, "READ-1": _read, "READ-2": _read,
 }  # fmt: skip

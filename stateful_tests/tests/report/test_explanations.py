@@ -123,8 +123,8 @@ def test_free_lists_say_the_same(name):
         ),
         (
             "freed_pages_are_unmapped",
-            "full page 1 is free since command 3 (retract r1), but full slot 1 is mapped to SWA slot"
-            " 1 since command 2 (extend r1 +1), though SWA page 1 is free since command 3.",
+            "full slot 1 is mapped to SWA slot 1 since command 2 (extend r1 +1); full page 1 is in the"
+            " free list since command 3 (retract r1); until then r1 had it at [0, 1).",
         ),
         (
             "a_turn_behind_its_window_starts_again",
