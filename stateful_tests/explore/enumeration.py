@@ -66,46 +66,68 @@ def of_session(scope: Scope, session: Session, turn: Request | None, fresh: Name
 
 def of_request(scope: Scope, request: Request) -> Iterator[Command]:
     """Commands about a request."""
-    name, c = request.name, request.cursors
-    phase, invalid = request.phase, scope.invalid
-    waits = phase in (Phase.QUEUED, Phase.ADMITTED)
-    if waits or invalid:
+    for part in (_prefill, _rounds, _evictions, _ends, _misuses):
+        yield from part(scope, request)
+
+
+def _prefill(scope: Scope, request: Request) -> Iterator[Command]:
+    """Admissions, and chunks of every size."""
+    name, phase = request.name, request.phase
+    if scope.invalid or phase in (Phase.QUEUED, Phase.ADMITTED):
         yield Admit(name)
     if phase in (Phase.ADMITTED, Phase.EXTENDING):
-        assert c is not None
         for tail in {False, scope.tails}:
             yield from (Extend((Chunk(name, n, tail),)) for n in _chunks(scope, request, over=1))
-    elif invalid:
+    elif scope.invalid:
         yield Extend((Chunk(name, 1, scope.tails),))
-    runs = phase is Phase.RUNNING
-    if scope.decode and (runs or invalid):
+
+
+def _rounds(scope: Scope, request: Request) -> Iterator[Command]:
+    """Decode and verify rounds, with results at once and later."""
+    name, runs = request.name, request.phase is Phase.RUNNING
+    if not (runs or scope.invalid):
+        return
+    drafts = [Draft(name, *draft) for draft in (_drafts(scope) if runs else [(1, 1)])]
+    drafts += [Draft(name, 1, 2)] * (runs and scope.invalid)
+    if scope.decode:
         yield Decode((name,))
-    if scope.ahead and (runs or invalid):
-        yield from (SpecDecode((Draft(name, *draft),)) for draft in (_drafts(scope) if runs else [(1, 1)]))
-        if invalid and runs:
-            yield SpecDecode((Draft(name, 1, 2),))
-    if scope.late and (runs or invalid):
-        yield from (Launch((Draft(name, *draft),)) for draft in (_drafts(scope) if runs else [(1, 1)]))
-        if invalid and runs:
-            yield Launch((Draft(name, 1, 2),))
+    if scope.ahead:
+        yield from (SpecDecode((draft,)) for draft in drafts)
+    if scope.late:
+        yield from (Launch((draft,)) for draft in drafts)
         yield Settle(name)
-    if scope.sweeps and phase in IN_BATCH:
-        assert c is not None
-        yield from (EvictSwa(name, length) for length in range(c.kv_allocated_len + 1 + invalid))
-    elif scope.sweeps and invalid:
-        yield EvictSwa(name, 0)
+
+
+def _evictions(scope: Scope, request: Request) -> Iterator[Command]:
+    """Window evictions with every length."""
+    if scope.sweeps and request.phase in IN_BATCH:
+        assert request.cursors is not None
+        lengths = range(request.cursors.kv_allocated_len + 1 + scope.invalid)
+        yield from (EvictSwa(request.name, length) for length in lengths)
+    elif scope.sweeps and scope.invalid:
+        yield EvictSwa(request.name, 0)
+
+
+def _ends(scope: Scope, request: Request) -> Iterator[Command]:
+    """Finishes, retracts and aborts."""
+    name, invalid, runs = request.name, scope.invalid, request.phase is Phase.RUNNING
     for finished in range(1, request.output + 1 + invalid) if runs else [1] * invalid:
         yield Finish(name, finished)
-    if scope.parts and (invalid or phase in IN_BATCH):
+    if scope.parts and (invalid or request.phase in IN_BATCH):
         yield UnlockSwa(name)
     if scope.retracts and (runs or invalid):
         yield from (Retract(name, in_flight) for in_flight in ((0, 1) if runs else (0,)))
     if scope.aborts:
         yield Abort(name)
-        if scope.marked and (invalid or (phase is Phase.QUEUED and not request.started)):
+        waits = request.phase is Phase.QUEUED and not request.started
+        if scope.marked and (invalid or waits):
             yield Abort(name, marked=True)
-    if invalid:
-        yield from (Submit(name, None, 1), *_as_lock_holder(scope, name))
+
+
+def _misuses(scope: Scope, request: Request) -> Iterator[Command]:
+    """Its name, taken for that of another."""
+    if scope.invalid:
+        yield from (Submit(request.name, None, 1), *_as_lock_holder(scope, request.name))
 
 
 def of_two(scope: Scope, one: Request, two: Request) -> Iterator[Command]:
