@@ -14,8 +14,13 @@ from reference.clauses.step import span
 from reference.clauses.tree import lost_end
 from reference.clauses.tree_evictions import walked
 from reference.commands import tree_key
+from reference.failures import (
+    AtCounter, AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
+    Place,
+)  # fmt: skip
 from reference.ledger import holders, text_tokens
 from reference.prefix_cache import path_text
+from reference.tree import nodes
 from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import format_outcome as say
 
@@ -103,6 +108,49 @@ def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) ->
                 yield difference(("wrong", name, pool), about, "its own token", "something else")
 
 
+def by_place(found: Iterable[Data], places: Iterable[Place], moment: Moment) -> list[Data]:
+    """The same differences, those that show what a violation is about first."""
+    about = [key for place in places for key in _keys_of(place, moment)]
+    return sorted(found, key=lambda d: not any(tuple(d["key"])[: len(key)] == key for key in about))
+
+
+def _keys_of(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
+    """The beginnings of the keys of differences that show a place."""
+    match place:
+        case AtPage(pool, page):
+            yield "pools", pool, str(page)
+        case AtRow():
+            yield "free", "rows"
+        case AtCursor(owner, field):
+            yield "cursors", owner, next(letter for letter, name in CURSORS.items() if name == field)
+        case AtPosition(owner, pool):
+            yield ("torn",)
+            yield "wrong", owner, pool
+            yield "holders", owner, pool
+            yield "holders", owner, "prefix"
+        case AtNode(path):
+            yield "nodes", path_text(path)
+        case AtTreePage(path):
+            tree, ours = moment.facts.tree, moment.state.tree
+            paths = [n.path for n in tree.nodes] if tree is not None else []
+            paths += [p.path for p in nodes(ours)] if ours is not None else []
+            yield from (("nodes", path_text(p)) for p in paths if p[: len(path)] == path)
+        case AtLock(owner):
+            yield "lock_holders", owner
+        case AtNamed("slot", name):
+            yield "cursors", f"slot of {name}"
+        case AtNamed(kind, name):
+            yield f"{kind}s", name
+        case AtEntry():
+            yield ("mapping",)
+        case AtCounter(pool, name):
+            yield "accounts", pool, name
+            yield "counters", f"{POOL.get(pool, pool)} {name}"
+        case AtText(owner):
+            yield "sessions", owner
+            yield "requests", owner
+
+
 def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
     one = kind[:-1]
     for name in sorted({*ref, *got}):
@@ -175,8 +223,7 @@ def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]
     for slot in sorted({swa for _, swa in facts.shared}):
         yield difference(("mapping",), f"SWA slot {slot}", "mapped from one full slot", "from several")
     for torn in (*facts.torn, *facts.torn_swa):
-        about, slots = str(torn).split(": ")
-        yield difference(("torn",), about, "whole pages, in order", slots)
+        yield difference(("torn",), torn.where, "whole pages, in order", list(torn.slots))
 
 
 def _pages(pool: str) -> str:

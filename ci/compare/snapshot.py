@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from ci import Data
-from ci.compare.differences import CURSORS, difference, differences
+from ci.compare.differences import CURSORS, by_place, difference, differences
 from reference import tree as radix
 from reference.clauses.contents import reads
 from reference.clauses.facts import Facts, TreeFacts
@@ -48,7 +48,10 @@ def _snapshot(run: Run, index: int) -> Data:
     if isinstance(outcome, Broken) and moment.step is None:
         made["differences"] = [difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
     else:
-        made["differences"] = list(differences(moment, reference, system, run.waived))
+        found, violation = differences(moment, reference, system, run.waived), run.violation
+        last = violation is not None and violation.step == index
+        places = violation.failure.at if violation is not None and last else ()
+        made["differences"] = by_place(found, places, moment)
     return made
 
 

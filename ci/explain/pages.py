@@ -40,10 +40,9 @@ def _torn(past: History) -> str | None:
     """OWN-5, MAP-1: slots of a page that are not in order."""
     for name in ("torn", "torn_swa") if past.violation.clause == "OWN-5" else ("torn_swa",):
         for torn in getattr(past.now.facts, name):
-            told = str(torn)
+            told = f"{torn.where} are {list(torn.slots)}"
             since = past.first_since(told, lambda m, said, where: said in getattr(m.facts, where), torn, name)
-            slots = told.replace("swa slots", "SWA slots").replace(": [", " are [")
-            return f"a page is {past.page_size} slots in a row, but the {slots} {since}"
+            return f"a page is {past.page_size} slots in a row, but the {told} {since}"
     return None
 
 

@@ -132,8 +132,13 @@ class Torn(NamedTuple):
     path: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        end = self.start + len(self.slots)
-        return f"{self.pool} slots of {self.holder} at [{self.start}, {end}): {list(self.slots)}"
+        return f"{self.where}: {list(self.slots)}"
+
+    @property
+    def where(self) -> str:
+        """Such as "SWA slots of r1 at [0, 2)"."""
+        pool = "SWA" if self.pool == "swa" else self.pool
+        return f"{pool} slots of {self.holder} at [{self.start}, {self.start + len(self.slots)})"
 
 
 class Facts(NamedTuple):

@@ -272,6 +272,19 @@ def test_a_node_that_is_split_evicted_or_made_a_tombstone_has_a_column():
     assert revived["node a1"][1:3] == ["[0, 1) tombstone* locks 0/0", "[0, 1) live* locks 0/0"]
 
 
+@pytest.mark.parametrize(
+    "name, first",
+    [
+        ("a_locked_leaf_stays", "node a2"),
+        ("a_saved_slot_keeps_its_own_pages", "full page 2"),
+        ("what_waits_is_looked_up_when_it_is_freed", "SWA page 1"),
+        ("each_slot_of_a_page_has_its_own_swa_slot", "SWA slots of r1 at [0, 2)"),
+    ],
+)
+def test_what_the_violation_is_about_has_the_first_column(name, first):
+    assert next(iter(columns(name))) == first
+
+
 def test_a_queued_turn_is_the_turn_of_its_slot_on_both_sides():
     """No `!` where the sides agree."""
     assert columns("a_trim_frees_both_pools")["s1"][-2:] == ["r1 C 9 A 10* E 0"] * 2
