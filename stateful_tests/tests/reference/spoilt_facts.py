@@ -4,15 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from reference import model
 from reference.clauses import CLAUSES
 from reference.clauses.facts import Facts, NodeFacts, Owned
 from reference.clauses.step import Step
 from reference.commands import Command, Reason, Refused
 from reference.geometry import Geometry
-from reference.prefix_cache import key_of
+from reference.ledger import text_tokens
+from reference.prefix_cache import key_of, page_name
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.tests.support.commands import script
@@ -52,6 +51,7 @@ def in_tree(step: Step, *, before: bool = False, **parts: Any) -> Step:
 
 def node(step: Step, number: int, **parts: Any) -> Step:
     """The same for one node, in the order of paths."""
+
     def change(nodes: Any) -> list[NodeFacts]:
         return [n._replace(**parts) if i == number else n for i, n in enumerate(nodes)]
 
@@ -89,14 +89,6 @@ def path(letters: str) -> tuple[int, ...]:
     return key_of(prompt_of(letters))
 
 
-def fails(clause: str, what: str, step: Step, says: str) -> Any:
-    return pytest.param(clause, step, says, id=f"{clause}: {what}")
-
-
-def holds(clause: str, what: str, step: Step) -> Any:
-    return pytest.param(clause, step, None, id=f"{clause} holds: {what}")
-
-
 def as_refused(step: Step) -> Step:
     """The step as one that was refused."""
     return replace(step, outcome=Refused(Reason.OUT_OF_FULL))
@@ -116,6 +108,31 @@ def freed_less(step: Step, pool: str) -> Step:
 
 def also_owned(step: Step, pool: str, owned: Owned) -> Step:
     return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(owned=[*ps[pool].owned, owned])})
+
+
+def free_pages(step: Step, *pages: int, pool: str = "full") -> Step:
+    """The free list with other pages at its end."""
+    free = step.after.pools[pool].free
+    return changed(step, pools=lambda ps: ps | {pool: ps[pool]._replace(free=[*free[: -len(pages)], *pages])})
+
+
+def without(step: Step, pool: str, page: int) -> Step:
+    """Nobody has the page, and it is not free."""
+
+    def change(pools: dict) -> dict:
+        now = pools[pool]
+        free, owned = [p for p in now.free if p != page], [o for o in now.owned if o.page != page]
+        return pools | {pool: now._replace(free=free, owned=owned)}
+
+    return changed(step, pools=change)
+
+
+def handed_over(step: Step, holder: str, at: int) -> Step:
+    """A full page that the step freed is the tree's."""
+    page = next(o.page for o in step.before.pools["full"].owned if o[:2] == (holder, at))
+    text = next(h.text for h in step.held_before if h.name == holder)
+    name = page_name(tuple(text_tokens(text))[: 2 * at + 2])
+    return also_owned(without(step, "full", page), "full", Owned(name, at, page))
 
 
 def one_lost(step: Step, pool: str) -> Step:

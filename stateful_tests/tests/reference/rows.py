@@ -1,0 +1,198 @@
+"""Steps with spoilt facts, and what a clause says then, read from clauses.txt and clauses_of_owners.txt.
+
+    script TURN = open s1; submit r1 in s1 +5; admit r1; extend r1 +5
+    step DECODED = plain: TURN; decode r1
+
+    LEN-1
+      C above A | DECODED | request r1 kv_committed_len=7 | r1
+      a full row | DECODED | request r1 kv_allocated_len=16
+
+A step has sizes (SIZES, and what differs) and commands: the last of them is the step. A row has a name,
+a step, what is spoilt in it (SPOILS, with semicolons between), and a part of what the clause says then.
+Where that is missing, the clause holds.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from reference.clauses import CLAUSES
+from reference.clauses.facts import NodeFacts, Owned, Torn
+from reference.clauses.step import Step
+from reference.commands import Choice, Done, Freed
+from reference.geometry import Geometry
+from reference.ledger import ZERO, Cursors
+from stateful_tests.tests.reference.spoilt_facts import (
+    ONE, PLAIN, TREE, also_owned, as_refused, changed, free_pages, freed_less, handed_over, in_tree, moved,
+    node, one_lost, one_twice, pages, path, reads, step_of, without,
+)  # fmt: skip
+from stateful_tests.traces.notation import parse
+
+BARE = replace(PLAIN, window=None, swa_pages=0)
+SIZES = {"plain": PLAIN, "one": ONE, "tree": TREE, "bare": BARE}
+LONG = NodeFacts(path("a10"), range(1, 11), range(1, 11), range(1, 11), path("a10"), path("a10"), 0, 0)
+_NAMED = {"none": None, "zero": ZERO, "yes": True, "no": False, "-": ()}
+
+
+class Row(NamedTuple):
+    """A step, and two columns behind it: of a clause what is spoilt, and what the clause says then."""
+
+    step: Step
+    second: str = ""
+    third: str = ""
+
+
+def value(text: str, was: Any = None) -> Any:
+    """A value: a number, a list ("1,2", "2..7", "none*3"; "_" keeps what was there), a path, or a name."""
+    if text in _NAMED:
+        return _NAMED[text]
+    if text.lstrip("-").isdigit():
+        return int(text)
+    if text[0].isalpha() and text[1:].isdigit():
+        return path(text)
+    found: list[Any] = []
+    for part in filter(None, text.split(",")):
+        if ".." in part:
+            found += range(*map(int, part.split("..")))
+            continue
+        each, _, times = part.partition("*")
+        for _ in range(int(times or 1)):
+            found.append(was[len(found)] if each == "_" else value(each))
+    return tuple(found)
+
+
+def _fields(words: list[str], of: Any = None) -> dict[str, Any]:
+    pairs = (word.split("=", 1) for word in words)
+    return {name: value(text, getattr(of, name, None)) for name, text in pairs}
+
+
+def _bearer(what: str, step: Step, name: str, *words: str, before: bool = False) -> Step:
+    """Other facts of a request or a session, or of its cursors."""
+    fields = _fields(list(words), getattr(step.after, what).get(name))
+    if fields.keys() <= set(Cursors._fields):
+        return changed(step, before=before, **{what: moved(name, **fields)})
+    return changed(step, **{what: lambda has: has | {name: has[name]._replace(**fields)}})
+
+
+def _followed(step: Step, *words: str) -> Step:
+    """The reference has followed a choice: its first request is another, or has other cursors."""
+    request, fields = step.now.requests[0], _fields(list(words))
+    if fields.keys() <= set(Cursors._fields):
+        fields = {"cursors": request.cursors._replace(**fields)}
+    return replace(step, now=step.now.with_request(request._replace(**fields)))
+
+
+def _chose(step: Step, name: str, *words: str) -> Step:
+    return replace(step, outcome=Done((Choice(name, **_fields(list(words))),)))
+
+
+def _none(step: Step, what: str, side: str = "after") -> Step:
+    nothing = None if what == "tree" else {}
+    return changed(step, before=side == "before", **{what: nothing})
+
+
+SPOILS: dict[str, Callable[..., Step]] = {
+    "refused": as_refused,
+    "own_tree": lambda step: replace(step, tree_policy_is_free=True),
+    "unchanged": lambda step: replace(step, unchanged=True),
+    "command": lambda step, *words: replace(step, command=parse(" ".join(words))),
+    "told": lambda step, full, swa: replace(step, outcome=Done(freed=Freed(int(full), int(swa)))),
+    "told_nothing": lambda step: replace(step, outcome=Done()),
+    "chose": _chose,
+    "followed": _followed,
+    "no": _none,
+    "request": partial(_bearer, "requests"),
+    "session": partial(_bearer, "sessions"),
+    "session_before": partial(_bearer, "sessions", before=True),
+    "reads": lambda step, name, *words: reads(step, name, **_fields(list(words), step.after.holders[name])),
+    "tree": lambda step, *words: in_tree(step, **_fields(list(words))),
+    "tree_as_before": lambda step: changed(step, tree=step.before.tree),
+    "node": lambda step, number, *words: node(step, int(number), **_fields(list(words))),
+    "first_node_gone": lambda step: in_tree(step, nodes=lambda nodes: nodes[1:]),
+    "long_node": lambda step: in_tree(step, nodes=lambda nodes: [*nodes, LONG]),
+    "pages": pages,
+    "a_page_before": lambda step, key: in_tree(step, before=True, pages={path(key): ((), True)}),
+    "pages_before": lambda step, pattern: pages(step, pattern, before=True),
+    "locks": lambda step, name, slots: in_tree(step, lock_holders={name: value(slots)}),
+    "freed_less": freed_less,
+    "handed_over": lambda step, holder, at: handed_over(step, holder, int(at)),
+    "lost": one_lost,
+    "twice": one_twice,
+    "nowhere": lambda step, pool, page: without(step, pool, int(page)),
+    "free": lambda step, pool, page: free_pages(step, int(page), pool=pool),
+    "free_lists": lambda step, listed: changed(
+        step, pools=lambda pools: {name: pool._replace(free=value(listed)) for name, pool in pools.items()}),
+    "free_rows": lambda step, rows: changed(step, free_rows=value(rows, step.after.free_rows)),
+    "torn": lambda step, what, holder, start, slots: changed(
+        step, **{what: (Torn(holder, "full" if what == "torn" else "swa", int(start), value(slots)),)}),
+    "entries": lambda step, what, *pairs: changed(step, **{what: tuple(map(value, pairs))}),
+    "unmapped": lambda step, name, *at: changed(step, unmapped=tuple((name, int(each)) for each in at)),
+    "request_more": lambda step, name, like: changed(step, requests=lambda has: has | {name: has[like]}),
+    "session_more": lambda step, name, like: changed(step, sessions=lambda has: has | {name: has[like]}),
+    "owned": lambda step, pool, holder, at, page: also_owned(
+        step, pool, Owned(holder.replace("_", " "), int(at), int(page))),
+}  # fmt: skip
+
+
+def spoilt(step: Step, spoils: str) -> Step:
+    """The step with these facts spoilt, one after the other."""
+    for spoil in filter(None, (each.strip() for each in spoils.split(";"))):
+        kind, *words = spoil.split()
+        step = SPOILS[kind](step, *words)
+    return step
+
+
+def _sizes(text: str) -> Geometry:
+    name, *words = text.split()
+    return replace(SIZES[name], **_fields(words))
+
+
+class Rows:
+    """A file of rows. scripts, steps: by name; tables: heading (a clause, or another) -> rows by name."""
+
+    def __init__(self, file: Path) -> None:
+        self.scripts: dict[str, list[str]] = {}
+        self.steps: dict[str, Step] = {}
+        self.tables: dict[str, dict[str, Row]] = {}
+        heading = ""
+        for line in file.read_text().splitlines():
+            if line.startswith(("script ", "step ")):
+                self._define(*line.split(" ", 3))
+            elif line.startswith(" "):
+                name, step, *cells = (part.strip() for part in line.split("|"))
+                assert name not in self.tables[heading], f"{file.name}: {heading}: {name}: twice"
+                self.tables[heading][name] = Row(self.step(step), *cells)
+            elif line and not line.startswith("#"):
+                heading = line
+                self.tables[heading] = {}
+
+    def step(self, text: str) -> Step:
+        """A step by its name, or by its sizes and commands."""
+        sizes, colon, commands = text.partition(":")
+        return step_of(_sizes(sizes), *self._commands(commands)) if colon else self.steps[text]
+
+    def _commands(self, text: str) -> list[str]:
+        """Each command of a script, those that have a name written out."""
+        parts = (part.strip() for part in text.split(";"))
+        return [command for part in parts for command in self.scripts.get(part, [part])]
+
+    def _define(self, kind: str, name: str, _: str, text: str) -> None:
+        if kind == "script":
+            self.scripts[name] = self._commands(text)
+            return
+        step, _, spoils = text.partition(" | ")
+        self.steps[name] = spoilt(self.step(step), spoils)
+
+    def of_clauses(self) -> list[Any]:
+        """Parameters of a test: clause, step, and what the clause says; None where it holds."""
+        return [
+            pytest.param(
+                clause, spoilt(row.step, row.second), row.third or None,
+                id=f"{clause}{'' if row.third else ' holds'}: {name}",
+            )
+            for clause in self.tables if clause in CLAUSES for name, row in self.tables[clause].items()
+        ]  # fmt: skip
