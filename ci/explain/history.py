@@ -69,6 +69,17 @@ class Past:
         last = len(self.run.history) - 2
         return self.at(self._since(what, partial(_held, holds, more), last, self.violation.step))
 
+    def last_time(self, what: str, holds: Callable[..., bool], *more: object) -> tuple[int, int] | None:
+        """Since and until which command `holds` was so for the last time before now; None: never."""
+        fact = partial(_held, holds, more)
+        last = len(self.run.history) - 2
+        while last >= 0 and not fact(self.run.history[last]):
+            last -= 1
+        if last < 0:
+            return None
+        until = last + 1 + self.run.first
+        return self._since(what, fact, last, until), until
+
     def _since(self, what: str, fact: Holds, at: int, until: int | None) -> int:
         while at > 0 and fact(self.run.history[at - 1]):
             at -= 1

@@ -1,17 +1,17 @@
 """Explanations for outcomes, memory checks and when sessions, slots and requests exist."""
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 
 from ci.compare.differences import CURSORS, POOL
-from ci.compare.snapshot import reference_side, system_side
+from ci.compare.snapshot import reference_side
 from ci.explain.cursors import has_cursor, lengths
 from ci.explain.history import History, some
-from reference.clauses.checks import due, miscounted
+from reference.clauses.checks import miscounted
 from reference.clauses.contents import stamp_text
 from reference.clauses.facts import Facts
 from reference.clauses.step import swept_below
-from reference.commands import Done, Reason, Refused, Submit
+from reference.commands import Account, Done, Reason, Refused, Submit
+from reference.failures import AtCounter, AtNamed, AtText
 from reference.ledger import ZERO, Cursors, Phase, text_tokens
 from reference.rules import RULES as RULES_OF
 from stateful_tests.lockstep.follow import launched
@@ -104,7 +104,7 @@ def _alarm(past: History) -> str | None:
     """CHK-1: an account that does not add up although every page has its one owner."""
     outcome = past.step.outcome
     report = outcome.report if isinstance(outcome, Done) else None
-    for account in report.accounts if report is not None else ():
+    for account in _accounts(past):
         if account.balances:
             continue
         unit = "rows" if account.pool == "rows" else f"{POOL[account.pool]} tokens"
@@ -120,62 +120,75 @@ def _alarm(past: History) -> str | None:
 
 def _terms_off(past: History, pool: str) -> str:
     """The terms of an account that are not what they must be."""
-    got = system_side(past.now)["accounts"].get(pool, {})
-    want = next((asdict(a) for a in due(past.step).accounts if a.pool == pool), {})
-    off = [term for term, n in want.items() if term != "pool" and got.get(term) != n]
-    return ", ".join(f"{term} is {got.get(term)}, not {want[term]}" for term in off)
+    accounts = {account.pool: account for account in _accounts(past)}
+    off = [p for p in past.violation.failure.at if isinstance(p, AtCounter) and p.pool == pool]
+    return ", ".join(f"{p.name} is {getattr(accounts[pool], p.name)}, not {p.must}" for p in off)
+
+
+def _accounts(past: History) -> Sequence[Account]:
+    """What the last command counted."""
+    report = past.step.outcome.report if isinstance(past.step.outcome, Done) else None
+    return report.accounts if report is not None else ()
 
 
 def _terms(past: History) -> str | None:
     """CHK-2: terms that balance and are wrong."""
-    for pool in reference_side(past.now)["accounts"]:
-        if off := _terms_off(past, pool):
-            unit = "rows" if pool == "rows" else f"{POOL[pool]} tokens"
-            return f"the sums of {past.here} add up, but not their terms: of the {unit}, {off}"
-    return None
+    pool = next((p.pool for p in past.violation.failure.at if isinstance(p, AtCounter)), None)
+    if pool is None:
+        return None
+    unit = "rows" if pool == "rows" else f"{POOL[pool]} tokens"
+    off = _terms_off(past, pool)
+    return f"the sums of {past.here} add up, but not their terms: of the {unit}, {off}"
 
 
 def _life(past: History) -> str | None:
     """SES-2: a session, slot or request that is there and should not be, or the other way round."""
-    state, facts = past.now.state, past.now.facts
-    for kind, ours, theirs in (
-        ("request", {r.name for r in state.requests}, set(facts.requests)),
-        ("session", {s.name for s in state.sessions}, set(facts.sessions)),
-    ):
-        for name in sorted(ours ^ theirs):
-            if name in theirs:
-                since = past.first_since(
-                    f"{kind} {name} is there", lambda m, k, n: n in getattr(m.facts, f"{k}s"), kind, name
-                )
-                return f"{kind} {name} is there {since}; by the rules it ends with {past.here}"
-            session = state.session(name)
-            turn = f": its turn {session.turn} is in flight" if session is not None and session.turn else ""
-            return f"{past.here} ends {kind} {name}, which goes on by the rules{turn}"
-    for session in state.sessions:
-        slot = facts.sessions[session.name].slot
-        if (slot is None) != (session.slot is None):
-            if slot is None:
-                return f"{past.here} leaves {session.name} without a slot; by the rules it keeps one"
-            since = past.first_since(f"slot of {session.name}", _has, session.name, "slot", slot)
-            history = some(len(facts.sessions[session.name].history), "token")
-            return (
-                f"the slot of {session.name} keeps {some(slot.kv_committed_len, 'committed token')} {since};"
-                f" by the rules {past.here} leaves none, and the history of {session.name} has {history}"
-            )
+    match past.violation.failure.at[0]:
+        case AtNamed("slot", name):
+            return _slot(past, name)
+        case AtNamed(kind, name):
+            return _named(past, kind, name)
     return lengths(past)
+
+
+def _is_there(m: Moment, kind: str, name: str) -> bool:
+    return name in getattr(m.facts, f"{kind}s")
+
+
+def _named(past: History, kind: str, name: str) -> str | None:
+    """A request or session that one side alone has."""
+    if _is_there(past.now, kind, name):
+        if name in {one.name for one in getattr(past.now.state, f"{kind}s")}:
+            return None
+        since = past.first_since(f"{kind} {name} is there", _is_there, kind, name)
+        return f"{kind} {name} is there {since}; by the rules it ends with {past.here}"
+    session = past.now.state.session(name)
+    turn = session.turn if session is not None else None
+    why = f": its turn {turn} is in flight" if turn is not None else ""
+    return f"{past.here} ends {kind} {name}, which goes on by the rules{why}"
+
+
+def _slot(past: History, name: str) -> str:
+    """A slot that is there, or is not."""
+    session = past.now.facts.sessions[name]
+    if session.slot is None:
+        return f"{past.here} leaves {name} without a slot; by the rules it keeps one"
+    since = past.first_since(f"slot of {name}", _has, name, "slot", session.slot)
+    return (
+        f"the slot of {name} keeps {some(session.slot.kv_committed_len, 'committed token')} {since}; by the"
+        f" rules {past.here} leaves none, and the history of {name} has {some(len(session.history), 'token')}"
+    )
 
 
 def _stays(past: History) -> str | None:
     """SES-4: a closed session that waits for nobody."""
-    facts = past.now.facts
-    busy = {request.session for request in facts.requests.values()}
-    for name, session in sorted(facts.sessions.items()):
-        if session.closing and name not in busy:
-            slot = session.slot
-            has = f", and its slot keeps {some(slot.kv_committed_len, 'committed token')}" if slot else ""
-            since = past.first_since(f"{name} is closing", _has, name, "closing", True)
-            return f"{name} waits {since} for a turn to end, and has none: nothing closes it any more{has}"
-    return None
+    place = past.violation.failure.at[0]
+    if not isinstance(place, AtNamed):
+        return None
+    name, slot = place.name, past.now.facts.sessions[place.name].slot
+    has = f", and its slot keeps {some(slot.kv_committed_len, 'committed token')}" if slot else ""
+    since = past.first_since(f"{name} is closing", _has, name, "closing", True)
+    return f"{name} waits {since} for a turn to end, and has none: nothing closes it any more{has}"
 
 
 def _has(m: Moment, name: str, field: str, value: object) -> bool:
@@ -186,34 +199,30 @@ def _has(m: Moment, name: str, field: str, value: object) -> bool:
 
 def _history(past: History) -> str | None:
     """SES-1: text that the client did not see."""
-    facts = past.now.facts
-    for session in past.now.state.sessions:
-        got, want = tuple(facts.sessions[session.name].history), text_tokens(session.history)
-        if got == want:
-            continue
-        name = session.name
+    place, state, facts = past.violation.failure.at[0], past.now.state, past.now.facts
+    if not isinstance(place, AtText) or place.at is None:
+        return None
+    name, session, request = place.owner, state.session(place.owner), state.request(place.owner)
+    if session is not None:
+        got, want = tuple(facts.sessions[name].history), text_tokens(session.history)
         since = past.first_since(f"history of {name}", _has, name, "history", facts.sessions[name].history)
         if len(got) != len(want):
             has = f"the history of {name} has {some(len(got), 'token')} {since}"
             return f"{has}; the client saw {len(want)}, with which the next turn starts"
-        at, theirs, ours = _first_apart(got, want)
-        return f"position {at} of the history of {name} is {theirs} {since}; the client saw {ours}"
-    for request in past.now.state.requests:
-        name, text = request.name, tuple(facts.requests[request.name].text)
-        want = text_tokens(request.text)
-        if len(text) != len(want):
-            has = some(len(text), "token")
-            return f"after {past.here} {name} has {has} of text; by the rules it has {len(want)}"
-        if text != want:
-            at, theirs, ours = _first_apart(text, want)
-            return f"after {past.here} position {at} of {name} is {theirs}; by the rules it is {ours}"
-    return None
+        theirs = _token(got[place.at])
+        told = f"position {place.at} of the history of {name} is {theirs} {since}"
+        return f"{told}; the client saw {_token(want[place.at])}"
+    assert request is not None
+    got, want = tuple(facts.requests[name].text), text_tokens(request.text)
+    if len(got) != len(want):
+        has = some(len(got), "token")
+        return f"after {past.here} {name} has {has} of text; by the rules it has {len(want)}"
+    told = f"after {past.here} position {place.at} of {name} is {_token(got[place.at])}"
+    return f"{told}; by the rules it is {_token(want[place.at])}"
 
 
-def _first_apart(got: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, str, str]:
-    """Where two texts of one length part, and what stands there in each."""
-    at = next(i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b)
-    return at, stamp_text(got[at]) if got[at] else "a token that nobody sent", stamp_text(want[at])
+def _token(token: int) -> str:
+    return stamp_text(token) if token else "a token that nobody sent"
 
 
 def _choice(past: History) -> str:

@@ -9,6 +9,7 @@ from reference.clauses.tree import half_dead, long_leaf, where, wrong_token
 from reference.clauses.tree_evictions import SIZES, walked
 from reference.clauses.tree_locks import match_of, miscounted_locks, other_slots, unpinned, usable_length
 from reference.commands import Evict, token_of
+from reference.failures import AtNode
 from reference.prefix_cache import path_text
 from reference.tree import Key, nodes
 from stateful_tests.lockstep.results import Moment
@@ -47,19 +48,15 @@ def _lock_counts(past: History, found: tuple[NodeFacts, list[str], list[str]]) -
         return said + (f"; it is needed by {' and '.join(needs)}" if needs else "; nobody needs it")
     said = f"{name} still counts {some(count, f'{kind} lock')}"
     said += f"; now it is needed only by {' and '.join(needs)}" if needs else "; nobody needs it now"
-    gone = {
-        holder: at
-        for at, m in enumerate(past.run.history[:-1])
-        for holder in m.locks
-        if holder not in want and _needed_by(m, holder, path, is_swa)
-    }
-    for holder, last in gone.items():
-        said += f", and {holder} let go at {past.command(last + 1 + past.run.first)}"
-        taken = last
-        while taken and _needed_by(past.run.history[taken - 1], holder, path, is_swa):
-            taken -= 1
+    holders = dict.fromkeys(holder for m in past.run.history for holder in m.locks if holder not in want)
+    for holder in holders:
+        held = past.last_time(f"{holder} needed {name}", _needed_by, holder, path, is_swa)
+        if held is None:
+            continue
+        taken, let_go = held
+        said += f", and {holder} let go at {past.command(let_go)}"
         split = past.first_step(f"{name} is a node", lambda m: _node(m, path) is not None)
-        if taken + past.run.first < split:
+        if taken < split:
             said += f", whose lock is older than the split of the node at {past.command(split)}"
     for holder in full if is_swa else ():
         if holder not in want:
@@ -247,14 +244,12 @@ def _mapped(m: Moment, path: Key, at: int, slot: int) -> bool:
 
 def _orphan(past: History) -> str | None:
     """TREE-1: a node below none that ends where it starts."""
-    tree = past.now.facts.tree
-    ends = {node.path for node in tree.nodes} if tree is not None else set()
-    nodes = tree.nodes if tree is not None else ()
-    orphan = next((n for n in nodes if n.start and n.path[: n.start] not in ends), None)
-    if orphan is None:
+    place = past.violation.failure.at[0]
+    node = _node(past.now, place.path) if isinstance(place, AtNode) else None
+    if node is None or not node.start or _node(past.now, node.path[: node.start]) is not None:
         return None
-    since = past.first_since(f"{where(orphan)} is a node", lambda m: _node(m, orphan.path) is not None)
-    return f"node {where(orphan)} is there {since}, and no node ends at {orphan.start}, where it begins"
+    since = past.first_since(f"{where(node)} is a node", lambda m: _node(m, node.path) is not None)
+    return f"node {where(node)} is there {since}, and no node ends at {node.start}, where it begins"
 
 
 def _contents(past: History, found: tuple[NodeFacts, str, int]) -> str:

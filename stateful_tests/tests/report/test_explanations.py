@@ -53,6 +53,10 @@ def test_what_is_said_of_the_past_is_so(name):
         end = len(held) if claim.until is None else claim.until - run.first
         assert all(held[first:end]), claim.what
         assert first == 0 or not held[first - 1], claim.what
+    dates = {claim.since for claim in explanation.claims}
+    assert {int(index) for index in re.findall(r"since command (\d+)", explanation.text)} <= dates
+    ends = {claim.until for claim in explanation.claims}
+    assert {int(index) for index in re.findall(r"let go at command (\d+)", explanation.text)} <= ends
     for index, what in re.findall(r"command (\d+) \(((?:[^()]|\([^()]*\))*)\)", explanation.text):
         assert what == describe(run.trace.commands[int(index)])
     for index in re.findall(r"command (\d+)", explanation.text):
