@@ -123,7 +123,7 @@ def _pytest(
     from ci.export.bug_report import Titles
     from ci.export.recorded_run import NotExportable
     from ci.export.template_parts import SHARED
-    from impl.process.run_test import FAILS, outcomes
+    from impl.process.run_test import FAILS, STOPS, outcomes
     from reference.blocks.config import EngineConfig
     from stateful_tests.lockstep import systems as registry
 
@@ -147,7 +147,7 @@ def _pytest(
                 wanted.append((target.name, 0))
                 runs.append((target.root, target.version, [scratch]))
             ends = outcomes(*runs, hook=exporting.HOOK)
-    said = {0: "passes", FAILS: "fails"}
+    said = {0: "passes", FAILS: "fails", STOPS: "stops before its own assertion"}
     for (name, want), (code, output) in zip(wanted, ends, strict=True):
         if code != want:
             last = next((line for line in reversed(output.split("\n")) if "Error" in line), output[-200:])

@@ -1,7 +1,8 @@
 """Run exported tests on the files of a release, without installing the release.
 
-A run exits with 0 when all tests pass, with FAILS when all fail; else they could not be run, or only part
-did. Where the engine is installed nothing of this is needed.
+A run exits with 0 when all tests pass, with FAILS when all fail at an assertion of their own, with STOPS when
+one ends in another error; else they could not be run, or only part failed. Where the engine is installed
+nothing of this is needed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from impl import HOME
 from impl.process import child
 
 FAILS = 3
+STOPS = 4  # an exception, such as an assertion of the release about a state that the test made by hand
 Run = tuple[Path, str, Sequence[Path]]  # the files of a release, its version, and tests
 
 
@@ -69,6 +71,18 @@ def _forked(arguments: list[str]) -> tuple[int, str]:
         return os.waitstatus_to_exitcode(status), said.read().decode(errors="replace")
 
 
+class TestAssertionError(AssertionError):
+    """Raised by the assert methods of a test. A release that asserts raises AssertionError itself."""
+
+
+class _Result(unittest.TextTestResult):
+    """Counts a failure where a test's own assertion fails, and an error for every other exception."""
+
+    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802
+        test.failureException = TestAssertionError
+        super().startTest(test)
+
+
 def main(arguments: list[str]) -> int:
     """Run tests in this process: HOOK ROOT VERSION FILE..."""
     module_name, _, name = arguments.pop(0).partition(":")
@@ -79,8 +93,10 @@ def main(arguments: list[str]) -> int:
         module = types.ModuleType("exported")
         vars(module).update(runpy.run_path(file, run_name="exported"))
         tests.addTests(unittest.defaultTestLoader.loadTestsFromModule(module))
-    result = unittest.TextTestRunner().run(tests)
-    if result.errors or not result.testsRun:
+    result = unittest.TextTestRunner(resultclass=_Result).run(tests)  # type: ignore[arg-type]
+    if result.errors:
+        return STOPS
+    if not result.testsRun:
         return 1
     return {0: 0, result.testsRun: FAILS}.get(len(result.failures), 1)
 

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -238,18 +239,29 @@ def test_a_trace_that_conforms_is_refused(exported):
         export.unit_test(changed(OVERSHOOT, commands=(Open("s1"),), expected=()), "x", exported.system)
 
 
+RELEASE = "def admit():\n    assert False, 'a row that is reused has KV'\n"
+
+
 @pytest.mark.parametrize(
     ("bodies", "code"),
     [
-        (["pass"], 0), (["self.fail()"], run_test.FAILS), (["self.fail()", "pass"], 1), (["1 / 0"], 1),
-        ([], 1),
+        (["pass"], 0), (["self.fail()"], run_test.FAILS), (["self.fail()", "pass"], 1),
+        (["1 / 0"], run_test.STOPS), (["self.fail()", "1 / 0"], run_test.STOPS), ([], 1),
+        (["release.admit()"], run_test.STOPS),
+        (["release.admit()", "self.fail()"], run_test.STOPS),
+        (["self.assertRaises(AssertionError, release.admit)"], 0),
+        (["self.assertRaises(KeyError, dict)"], run_test.FAILS),
     ],
 )  # fmt: skip
-def test_all_pass_or_all_fail_or_nothing_is_said(monkeypatch, tmp_path, bodies, code):
+def test_a_test_fails_at_its_own_assertion_alone(monkeypatch, tmp_path, bodies, code):
+    """An assertion inside the release is an error of the test, which made the state by hand."""
     monkeypatch.setattr("impl.sglang.process.testing.hook", lambda *_: None)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "invented_release.py").write_text(RELEASE)
     files = []
     for body in bodies:
-        head = "import unittest\nclass Test(unittest.TestCase):\n    def test(self):\n        "
+        head = "import unittest\nimport invented_release as release\n"
+        head += "class Test(unittest.TestCase):\n    def test(self):\n        "
         files.append(tmp_path / f"{len(files)}.py")
         files[-1].write_text(f"{head}{body}\n")
     asked = ["impl.sglang.process.testing:hook", str(tmp_path), "0.5.10", *map(str, files)]
@@ -378,8 +390,12 @@ def test_tests_in_a_folder_share_one_module(kvspec, made, monkeypatch):
         ("0.5.10", (0, ""), "the test passes on sglang==0.5.10"),
         ("0.5.13", (run_test.FAILS, "AssertionError: 1"), "fails on sglang==0.5.13: AssertionError: 1"),
         ("0.5.13", (1, "ImportError: no"), "the test cannot be run on sglang==0.5.13: ImportError: no"),
+        (
+            "0.5.10", (run_test.STOPS, "AssertionError: its row"),
+            "the test stops before its own assertion on sglang==0.5.10: AssertionError: its row",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_test_that_says_nothing_is_not_written(kvspec, made, version, end, says):
     made[version] = end
     options = ("--impl", "sglang==0.5.10", "--fixed", "0.5.13", "--out", "t.py")
