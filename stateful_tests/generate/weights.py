@@ -27,7 +27,7 @@ def _cached(c: Enabled) -> bool:
     return c.state.tree is not None and bool(c.state.tree.children)
 
 
-# The state that a command needs. The order is that of the draws: another one makes other runs of every seed.
+# What a command needs. The order is that of the draws: another one makes other runs of every seed.
 NEEDS: dict[type, Callable[[Enabled], object]] = {
     Open: lambda c: len(c.state.sessions) < len(c.profile.sessions),
     Submit: lambda c: len(c.state.requests) < len(c.profile.requests),
@@ -152,7 +152,8 @@ def _of_the_tree(c: Enabled) -> Weights:
 def _full_pool(c: Enabled, weights: Weights) -> None:
     if c.windowless and _cached(c) and c.profile.lock_holders:  # who has lost its window, in a full pool
         full = not free(c.state).full
-        weights |= {Insert: 30 * (not full), Decode: 30 * full, SpecDecode: 30 * full, Finish: 1, Retract: 1}
+        weights |= {Insert: 30 * (not full), Decode: 30 * full, SpecDecode: 30 * full}
+        weights |= {Finish: 1, Retract: 1}
     elif pages_left(c.state) < 2 or not free(c.state).rows:  # nothing gets on: somebody has to go
         weights |= {Finish: 12, Retract: 8, Extend: 3, Close: 3}
         weights[Unlock] *= 3

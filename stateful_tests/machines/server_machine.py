@@ -1,16 +1,15 @@
 """A server as a Hypothesis machine: one rule a command, and what must hold as invariants.
 
 A rule runs its command on the system and on the reference (Lockstep). An invariant fails when the
-two have violated a clause of its family. The argument of a rule is drawn by the generators of
-`kvspec check` (GENERATORS in stateful_tests/generate/next_command.py) from the reference's state;
-each decision in it is a draw of Hypothesis.
+two have violated a clause of its family. The argument of a rule is drawn from the reference's state,
+by the generators of `kvspec check` (GENERATORS in stateful_tests/generate/next_command.py). Each
+decision in it is a draw of Hypothesis.
 
 A rule may run while the state has what its command needs (NEEDS in stateful_tests/generate/weights.py).
-Hypothesis picks among those rules all alike. So a command that is called for less is offered less often.
+Hypothesis picks among those rules all alike. A command that is called for less is offered less often.
 
 A failing run is shrunk twice. Hypothesis's shrinker runs first, for some seconds: fewer rules, lower
-decisions. Ours finishes (stateful_tests/shrink): fewer commands, then smaller sizes and lengths, also
-those that no decision can reach.
+decisions. Ours finishes (stateful_tests/shrink): fewer commands, then smaller sizes and lengths.
 """
 
 from __future__ import annotations
@@ -36,21 +35,25 @@ from stateful_tests.machines.drawing import OUT_OF_TURN, Start, commands, starts
 from stateful_tests.machines.targets import MachineTarget
 
 
+_NOBODY = RandomChoices(0)  # weights draw nothing
+
+
 class Violated(AssertionError):
     """A system left the specification."""
 
 
 def operation(kind: type | None) -> Callable[[Any], Any]:
-    """A rule whose argument is a command of this kind, and which may run while the state calls for one.
+    """A rule whose argument is a command of this kind. It may run while the state calls for one.
 
-    kind: OUT_OF_TURN stands for any. Hypothesis leaves rules out of a run (swarm testing) by the names of
-    their functions, but without `admit` nothing ever runs. So all rules have one name for Hypothesis, and
-    the run's profile leaves commands out.
+    kind: OUT_OF_TURN stands for any. Hypothesis leaves rules out of a run (swarm testing), by the
+    names of their functions. But without `admit` nothing ever runs. So all rules have one name for
+    Hypothesis, and the run's profile leaves commands out.
     """
 
     def as_rule(method: Any) -> Any:
         method.__name__ = "operation"
-        return precondition(lambda machine: kind in machine.offered)(rule(command=commands(kind))(method))
+        offered = precondition(lambda machine: kind in machine.offered)
+        return offered(rule(command=commands(kind))(method))
 
     return as_rule
 
@@ -58,8 +61,8 @@ def operation(kind: type | None) -> Callable[[Any], Any]:
 class ServerMachine(RuleBasedStateMachine):
     """A server beside the reference. A subclass names its target.
 
-    found: clause -> its last violation in a run, with the run as a trace. Runs are shrunk for the first
-    clause; a second is the close that does not happen past the violation (SES-4).
+    found: clause -> its last violation in a run, with the run as a trace. Runs are shrunk for the
+    first clause. A second one is the close that does not happen past the violation (SES-4).
     driven: commands until the first violation.
     """
 
@@ -110,7 +113,7 @@ class ServerMachine(RuleBasedStateMachine):
 
     @operation(Admit)
     def admit(self, command: Admit) -> None:
-        """A queued request gets a row. A later turn restores what its slot keeps, others match the tree."""
+        """A queued request gets a row. A later turn restores its slot, others match the radix tree."""
         self.run(command)
 
     @operation(Extend)
@@ -145,7 +148,7 @@ class ServerMachine(RuleBasedStateMachine):
 
     @operation(Finish)
     def finish(self, command: Finish) -> None:
-        """A turn ends: KV past its last output is freed, the rest goes to the session's slot or the tree."""
+        """A turn ends: KV past its last output is freed, the rest goes to the slot or the tree."""
         self.run(command)
 
     @operation(Retract)
@@ -194,7 +197,7 @@ class ServerMachine(RuleBasedStateMachine):
 
     @operation(OUT_OF_TURN)
     def out_of_turn(self, command: Command) -> None:
-        """A command of any kind that ignores what it needs: often refused, and then nothing may change."""
+        """A command of any kind that ignores what it needs. Often it is refused: nothing may change."""
         self.run(command)
 
     # What holds after every rule. The clauses are those of SPEC.md.
@@ -214,7 +217,7 @@ class ServerMachine(RuleBasedStateMachine):
 
     @invariant()
     def cursors_are_in_order(self) -> None:
-        """cache_protected_len <= kv_committed_len <= kv_allocated_len; each moves as the command says."""
+        """cache_protected_len <= kv_committed_len <= kv_allocated_len, and each as commands move it."""
         self._conforms("LEN")
 
     @invariant()
@@ -269,8 +272,8 @@ class ServerMachine(RuleBasedStateMachine):
         self.lockstep.do(command)
 
     def _offer(self) -> None:
-        """Which rules may run next: the kinds that are called for at least as much as `needed` says."""
-        weights: dict[Any, int] = {**kind_weights(self.enabled(RandomChoices(0)))}
+        """Which rules may run next: those that are called for at least as much as `needed` says."""
+        weights: dict[Any, int] = {**kind_weights(self.enabled(_NOBODY))}
         weights[OUT_OF_TURN] = sum(weights.values()) // self.profile.invalid_rate
         enough = self.needed * max(weights.values())
         self.offered = {kind for kind, weight in weights.items() if 100 * weight > enough}
@@ -291,5 +294,7 @@ class ServerMachine(RuleBasedStateMachine):
         if first not in violation.clauses:
             reject()
         self.found[first] = (violation, trace)
-        self.found.update((later.clause, (later, its)) for later, its in more if later.clause != first)
+        for later, its in more:
+            if later.clause != first:
+                self.found[later.clause] = (later, its)
         raise Violated(f"{violation.clause} at step {violation.step}")

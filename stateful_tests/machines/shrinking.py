@@ -14,9 +14,9 @@ SECONDS = 3  # in which it halves a long run, at most; ours takes a second for t
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Hypothesis shrinks for `SECONDS` at most instead of five minutes, and does not ask to report that.
+    """Hypothesis shrinks for `SECONDS` instead of five minutes, and does not ask to report that.
 
-    It has no setting for this; the constants of its engine may be patched, as a comment there says.
+    It has no setting for this. The constants of its engine may be patched, as a comment there says.
     """
     report = reporting.current_reporter()
 
@@ -24,5 +24,6 @@ def bounded() -> Iterator[None]:
         if "working to shrink" not in str(text):
             report(text)
 
-    with patch.object(engine, "MAX_SHRINKING_SECONDS", SECONDS), reporting.with_reporter(without_warning):
+    bound = patch.object(engine, "MAX_SHRINKING_SECONDS", SECONDS)
+    with bound, reporting.with_reporter(without_warning):
         yield
