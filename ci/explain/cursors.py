@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 from ci.compare.differences import CURSORS
-from ci.compare.snapshot import reference_side, system_side
 from ci.explain.history import History, of, some
 from reference.clauses.window import lost_window, oversweep
 from reference.commands import Admit, Finish
+from reference.failures import AtCursor
 from reference.ledger import IN_BATCH, ZERO, Cursors, Request
 from stateful_tests.lockstep.results import Moment
 
@@ -34,12 +34,21 @@ def has_cursor(m: Moment, name: str, letter: str, value: int) -> bool:
 
 
 def _off(past: History) -> Iterator[tuple[str, str, int, int]]:
-    """(name, letter, by the rules, in the system) of every cursor that differs."""
-    ref, got = reference_side(past.now)["cursors"], system_side(past.now)["cursors"]
-    for name, want in ref.items():
-        have = got.get(name)
-        if isinstance(want, dict) and isinstance(have, dict):
-            yield from ((name, k, want[k], have[k]) for k in CURSORS if want[k] != have[k])
+    """(name, letter, by the rules, in the system) of the cursors that the violation is about."""
+    for place in past.violation.failure.at:
+        if isinstance(place, AtCursor):
+            want, got = _by_the_rules(past.now, place.owner), cursors_of(past.now, place.owner)
+            at = Cursors._fields.index(place.field)
+            if want is not None and got is not None and want[at] != got[at]:
+                yield place.owner, list(CURSORS)[at], want[at], got[at]
+
+
+def _by_the_rules(m: Moment, name: str) -> Cursors | None:
+    """Of "r1" or "slot of s1", as the reference has them."""
+    request, session = m.state.request(name), m.state.session(name.removeprefix("slot of "))
+    if request is not None:
+        return request.cursors or ZERO
+    return session.slot if session is not None else None
 
 
 def _must_be(past: History, off: list[tuple[str, str, int, int]]) -> str:
@@ -97,22 +106,21 @@ def lengths(past: History) -> str | None:
 
 def _order(past: History) -> str | None:
     """LEN-1: two cursors that have passed each other."""
-    facts, size = past.now.facts, past.page_size
-    shown = [(n, r.cursors) for n, r in facts.requests.items()]
-    shown += [(f"slot of {n}", s.slot) for n, s in facts.sessions.items()]
-    for name, c in shown:
-        if c is None:
-            continue
-        values = dict(zip(CURSORS, c))
-        told = {
-            k: f"{k} of {name} is {v} {past.first_since(f'{k} of {name} is {v}', has_cursor, name, k, v)}"
-            for k, v in values.items()
-        }
-        if c.cache_protected_len % size:
-            return f"\0R\0 is whole pages of {some(size, 'token')}, but {told['R']}"
-        for low, high in (("R", "C"), ("C", "A"), ("E", "A")):
-            if values[low] > values[high]:
-                return f"\0{low}\0 may not pass \0{high}\0, but {told[low]}, and {told[high]}"
+    place, size = past.violation.failure.at[0], past.page_size
+    c = cursors_of(past.now, place.owner) if isinstance(place, AtCursor) else None
+    if c is None or not isinstance(place, AtCursor):
+        return None
+    name, values = place.owner, dict(zip(CURSORS, c))
+
+    def dated(letter: str) -> str:
+        told = f"{letter} of {name} is {values[letter]}"
+        return f"{told} {past.first_since(told, has_cursor, name, letter, values[letter])}"
+
+    if c.cache_protected_len % size:
+        return f"\0R\0 is whole pages of {some(size, 'token')}, but {dated('R')}"
+    for low, high in (("R", "C"), ("C", "A"), ("E", "A")):
+        if values[low] > values[high]:
+            return f"\0{low}\0 may not pass \0{high}\0, but {dated(low)}, and {dated(high)}"
     return None
 
 

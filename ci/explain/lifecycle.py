@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 from ci.compare.differences import CURSORS, POOL
-from ci.compare.snapshot import reference_side
 from ci.explain.cursors import has_cursor, lengths
 from ci.explain.history import History, some
 from reference.clauses.checks import miscounted
@@ -12,8 +11,9 @@ from reference.clauses.facts import Facts
 from reference.clauses.step import swept_below
 from reference.commands import Account, Done, Reason, Refused, Submit
 from reference.failures import AtCounter, AtNamed, AtText
-from reference.ledger import ZERO, Cursors, Phase, text_tokens
+from reference.ledger import ZERO, Cursors, Phase, free, text_tokens
 from reference.rules import RULES as RULES_OF
+from reference.tree import sizes
 from stateful_tests.lockstep.follow import launched
 from stateful_tests.lockstep.results import Moment
 from stateful_tests.traces.notation import format_outcome as say
@@ -44,16 +44,12 @@ def _why(past: History) -> str:
     if reason is Reason.WINDOW_LOST:
         return _window_lost(past, ours)
     if reason in (Reason.OUT_OF_FULL, Reason.OUT_OF_SWA) and not ours:
-        side, pool = reference_side(past.before), "full" if reason is Reason.OUT_OF_FULL else "swa"
-        if (left := side["free"][pool]) is None:
-            return ""
-        unlocked = sum(
-            (n["end"] - n["start"]) // past.page_size
-            for n in side["nodes"].values()
-            if not n[f"{pool}_locks"] and (pool == "full" or n["live"])
-        )
-        pages = some(left, f"{POOL[pool]} page")
-        return f", for {pages} can be had at once and {unlocked} more from the tree"
+        pool, at = ("full", 0) if reason is Reason.OUT_OF_FULL else ("swa", 2)
+        left, evictable = free(was), sizes(was.tree)[at] if was.tree is not None else 0
+        if min(left.full, left.swa) < 0:
+            return ""  # row and tree, each with pages of its own, had more than there are
+        pages = some(getattr(left, pool), f"{POOL[pool]} page")
+        return f", for {pages} can be had at once and {evictable // past.page_size} more from the tree"
     condition = f" ({RULES_OF[type(step.command)].refused[reason]})" if ours else ""
     if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
         name, phase = request.name, request.phase
