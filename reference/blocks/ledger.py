@@ -56,9 +56,10 @@ class Bearer:
 
     @property
     def sure(self) -> int:
-        """Positions that have KV whatever the results in flight say: no draft of theirs counts."""
+        """Positions that have KV whatever the results in flight say: no draft of theirs counts. Never below
+        0, however low a batch starts."""
         ahead = sum(len(f.sampled) - 1 for f in self.flights if f.sampled and not f.stale)
-        return (self.computed or 0) - ahead
+        return max(0, (self.computed or 0) - ahead)
 
     def ahead(self) -> tuple[list[int], list[int]]:
         """The text with what was sampled since, and its stamps."""

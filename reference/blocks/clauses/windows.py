@@ -23,7 +23,10 @@ def _hit(step: BlockStep) -> Failure | None:
         start, name = note.lane.start, note.lane.request
         if not note.fresh or not start:
             continue
-        if start >= len(note.text) or not step.config.caching:
+        if not step.config.caching:
+            want = f"{name} starts at 0: nothing is cached"
+            return failure(want, f"it starts at {start}", AtCount(name, "start", 1))
+        if start >= len(note.text):
             want = f"{name} computes at least the last of its {len(note.text)} tokens"
             return failure(want, f"it starts at {start}", AtCount(name, "start", len(note.text)))
         if (found := step.misread(name, note.lane.tables, note.stamps, start, start)) is not None:
@@ -135,8 +138,7 @@ def _counts(step: BlockStep) -> Failure | None:
 )
 def _written(step: BlockStep) -> Failure | None:
     writers: dict[tuple[int, int], str] = {}
-    for note in step.lanes:
-        lane = note.lane
+    for lane in step.after.lanes:
         fact = step.after.requests.get(lane.request)
         for group, layers in enumerate(step.config.groups):
             row, size = lane.tables[group], layers.block_size

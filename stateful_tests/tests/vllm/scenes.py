@@ -1,0 +1,335 @@
+"""Engines by hand: a line of text is a command and the facts after it. clause_rows.txt says how to write one.
+
+What is not stated is derived, so that it fits: contents from what ran, ref counts and the free queue from
+tables, the cache's map from hashes. A row then spoils one fact alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from reference.blocks.clauses import BlockStep, broken
+from reference.blocks.commands import Add, More, Update, client_tokens
+from reference.blocks.config import EngineConfig, LayerGroup
+from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, Table, chained
+from reference.blocks.ledger import Ledger
+from reference.failures import Place
+from stateful_tests.lockstep.results import Violation, violation_of
+from stateful_tests.traces.notation import ENGINE_KINDS, parse
+
+ROWS = Path(__file__).with_name("clause_rows.txt")
+OTHER, STOP = 5, 1  # a token that no text has, and the stop token
+_FULL, _NEAR = LayerGroup(2), LayerGroup(2, 3)
+SIZES = {
+    "full": EngineConfig((_FULL,), 12, 12, 8),
+    "near": EngineConfig((_NEAR,), 12, 12, 8),
+    "both": EngineConfig((_FULL, _NEAR), 12, 12, 8),
+    "drafts": EngineConfig((_FULL,), 12, 12, 8, drafts=2),
+    "near drafts": EngineConfig((_NEAR,), 12, 12, 8, drafts=2),
+    "uncached": EngineConfig((_FULL,), 12, 12, 12, caching=False, chunked=False),
+}
+
+
+class ClauseRow(NamedTuple):
+    """Commands with their facts, and what the last of them violates.
+
+    clause: the headline, "" if all commands conform; also: further clauses, in any order. words: how the
+    headline's expected and observed end. places: of the headline's failure.
+    """
+
+    title: str
+    sizes: str
+    lines: tuple[str, ...]
+    clause: str
+    also: frozenset[str]
+    words: str
+    places: str
+
+
+def clause_rows() -> Iterator[ClauseRow]:
+    """The rows of clause_rows.txt."""
+    text = re.sub(r"^#.*\n", "", ROWS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for paragraph in re.split(r"\n{2,}", text.strip()):
+        paragraph, _, places = paragraph.partition("\n   at ")
+        head, *lines, last = paragraph.splitlines()
+        title, _, sizes = head.partition(", on ")
+        found = re.fullmatch(r"-> (?:conforms|(\S+?)(?: \((.*?)\))?: (.*))", last)
+        assert found is not None, f"{title}: {last}"
+        clause, also, words = (part or "" for part in found.groups())
+        further = frozenset(also.split())
+        yield ClauseRow(title, sizes or "full", tuple(lines), clause, further, words, places)
+
+
+def in_words(places: Iterable[Place]) -> str:
+    """Places as a row states them: "table r1 0 2", the fields that it has, in their order."""
+    said = []
+    for place in places:
+        kind = type(place).__name__.removeprefix("At").lower()
+        said.append(" ".join([kind, *map(str, place)]).replace(" None", ""))
+    return ", ".join(said)
+
+
+@dataclass
+class Scene:
+    """What there is after the lines so far.
+
+    texts: of each request with what was sampled for it; given: with what its client got. waiting: tokens of
+    a next turn, until the one before ends.
+    """
+
+    config: EngineConfig
+    texts: dict[str, list[int]] = field(default_factory=dict)
+    given: dict[str, list[int]] = field(default_factory=dict)
+    requests: dict[str, RequestFact] = field(default_factory=dict)
+    hashes: list[Published] = field(default_factory=list)
+    batches: deque[dict[str, tuple[int, ...]]] = field(default_factory=deque)
+    waiting: dict[str, list[int]] = field(default_factory=dict)
+    serial: int = 0
+
+    def __post_init__(self) -> None:
+        self.memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (self.config.blocks + 1)
+        self.ledger, self.before = Ledger(self.config), self._facts()
+
+    def violation(self, line: str) -> Violation | None:
+        """What a command with the facts after it violates."""
+        said, *stated = (part.strip() for part in line.split(";"))
+        refused = said.startswith("refused ")
+        command = parse(said.removeprefix("refused "), ENGINE_KINDS)
+        if not refused:
+            self._sent(command)
+        self._outputs: list[Output] = []
+        self._lanes: list[Lane] = []
+        self._spoilt: list[Callable[[BlockFacts], BlockFacts]] = []
+        self._batch = self.batches.popleft() if isinstance(command, Update) and self.batches else {}
+        for part in stated:
+            self._stated(part)
+        if self._lanes:
+            self.batches.append({lane.request: lane.sampled for lane in self._lanes})
+        after = self._facts()
+        for spoil in self._spoilt:
+            after = spoil(after)
+        lanes, outputs = ([], []) if refused else self.ledger.follow(command, after)
+        bearers = self.ledger.bearers
+        step = BlockStep(self.config, command, refused, self.before, after, lanes, outputs, bearers)
+        self.before = after
+        failures = broken(step)
+        return violation_of(failures, 0) if failures else None
+
+    def _sent(self, command: object) -> None:
+        if not isinstance(command, Add | More):
+            return
+        self.serial += 1
+        tokens = client_tokens(command.prompt, command.tokens, self.serial)
+        name = command.request
+        if isinstance(command, Add):
+            self.texts[name], self.given[name] = list(tokens), list(tokens)
+            empty = ((),) * len(self.config.groups)
+            self.requests[name] = RequestFact("WAITING", tuple(tokens), 0, empty)
+        else:
+            self.waiting[name] = tokens
+
+    def _facts(self) -> BlockFacts:
+        facts = {name: self._known(name) for name in self.requests}
+        held = Counter(chain.from_iterable(table for fact in facts.values() for table in fact.tables))
+        held[0] = 0
+        refs = tuple(held[block] for block in range(self.config.blocks + 1))
+        free = tuple(block for block, count in enumerate(refs) if block and not count)
+        return BlockFacts(
+            refs, free, tuple(self.memory), tuple(self.hashes),
+            mapped=Counter(published.block for published in self.hashes), requests=facts,
+            lanes=tuple(getattr(self, "_lanes", ())), outputs=tuple(getattr(self, "_outputs", ())),
+            steps_in_flight=len(self.batches),
+        )  # fmt: skip
+
+    def _known(self, name: str) -> RequestFact:
+        return self.requests[name]._replace(tokens=tuple(self.given[name]))
+
+    def _stated(self, part: str) -> None:
+        for pattern, state in _STATEMENTS.items():
+            if found := re.fullmatch(pattern, part):
+                state(self, **found.groupdict())
+                return
+        raise AssertionError(f"no fact: {part!r}")
+
+    def _spoil(self, **changes: Callable[[BlockFacts], object]) -> None:
+        def spoil(facts: BlockFacts) -> BlockFacts:
+            return facts._replace(**{name: change(facts) for name, change in changes.items()})
+
+        self._spoilt.append(spoil)
+
+    def tables(self, text: str) -> Table:
+        return tuple(tuple(map(int, table.split())) for table in text.split("|"))
+
+    def write(self, block: int, group: int, offset: int, stamp: int) -> None:
+        owner, slots = self.memory[block]
+        if owner != group:
+            slots = (0,) * self.config.groups[group].block_size
+        self.memory[block] = group, (*slots[:offset], stamp, *slots[offset + 1 :])
+
+    def fill(self, tables: Table, stamps: list[int], start: int, end: int) -> None:
+        """KV of these positions, wherever a table has a block for them."""
+        for group, table in enumerate(tables):
+            size = self.config.groups[group].block_size
+            for position in range(start, end):
+                at, offset = divmod(position, size)
+                if at < len(table) and table[at]:
+                    self.write(table[at], group, offset, stamps[position])
+
+
+def _runs(
+    scene: Scene, name: str, start: str, end: str, own: str | None, drafts: str | None, samples: str | None,
+    tables: str,
+) -> None:  # fmt: skip
+    text, table = scene.texts.setdefault(name, [OTHER] * 9), scene.tables(tables)
+    first, last, count = int(start), int(end), int(drafts or 0)
+    known = last - count
+    drafted = text[known:last] if own else [20 + at for at in range(count)]
+    inputs = [*text[first:known], *drafted]
+    sampled: tuple[int, ...] = ()
+    if samples == "stop":
+        sampled = (STOP,)
+    elif samples:
+        sampled = (*drafted[: int(samples) - 1], 100 + len(text) + 10 * scene.serial)
+    scene.fill(table, chained([*text[:known], *drafted]), first, last)
+    scene._lanes.append(Lane(name, first, tuple(inputs), count, sampled, table))
+    text += sampled
+    if name in scene.requests:
+        scene.requests[name] = RequestFact("RUNNING", (), last, table)
+
+
+def _gets(
+    scene: Scene, name: str, count: str | None, other: str | None, twice: str | None, ends: str | None
+) -> None:
+    tokens = scene._batch.get(name, ())[: int(count or 0)]
+    tokens = (OTHER,) if other else tokens * 2 if twice else tokens
+    scene._outputs.append(Output(name, tokens, "length" if ends else ""))
+    if name in scene._batch:
+        scene.given[name] += tokens
+
+
+def _turns(scene: Scene, name: str, kept: str | None) -> None:
+    was = scene.given[name] if kept else scene.given[name][:-1]
+    scene.given[name] = [*was, *scene.waiting.pop(name)]
+    scene.texts[name] = list(scene.given[name])
+
+
+def _is(scene: Scene, name: str, status: str, computed: str, tables: str | None) -> None:
+    table = scene.requests[name].tables if tables is None else scene.tables(tables)
+    scene.requests[name] = RequestFact(status, (), int(computed), table)
+    if status == "PREEMPTED":
+        scene.texts[name] = list(scene.given[name])
+
+
+def _knows(scene: Scene, name: str, at: str) -> None:
+    def other(facts: BlockFacts) -> object:
+        fact = facts.requests[name]
+        tokens = (*fact.tokens[: int(at)], OTHER, *fact.tokens[int(at) + 1 :])
+        return {**facts.requests, name: fact._replace(tokens=tokens)}
+
+    scene._spoil(requests=other)
+
+
+def _knows_less(scene: Scene, name: str, count: str) -> None:
+    def less(facts: BlockFacts) -> object:
+        fact = facts.requests[name]
+        return {**facts.requests, name: fact._replace(tokens=fact.tokens[: int(count)])}
+
+    scene._spoil(requests=less)
+
+
+def _lane(change: Callable[[Lane, str], Lane]) -> Callable[..., None]:
+    def state(scene: Scene, name: str, value: str) -> None:
+        scene._lanes = [change(lane, value) if lane.request == name else lane for lane in scene._lanes]
+
+    return state
+
+
+def _input(lane: Lane, at: str) -> Lane:
+    return lane._replace(tokens=(*lane.tokens[: int(at)], OTHER, *lane.tokens[int(at) + 1 :]))
+
+
+def _more_inputs(lane: Lane, count: str) -> Lane:
+    return lane._replace(tokens=(*lane.tokens, *(OTHER,) * int(count)))
+
+
+def _hash(scene: Scene, block: str, group: str | None, more: str | None, other: str | None) -> None:
+    owner, slots = scene.memory[int(block)]
+    stamps = tuple(stamp for stamp in slots if stamp)
+    if more:
+        stamps += (7,)
+    if other:
+        stamps = (*stamps[:-1], 7)
+    scene.hashes.append(Published(int(block), int(group) if group else max(0, owner), stamps))
+
+
+def _holds(scene: Scene, block: str, group: str, name: str, start: str, end: str) -> None:
+    size, stamps = scene.config.groups[int(group)].block_size, chained(scene.texts[name])
+    for position in range(int(start), int(end)):
+        scene.write(int(block), int(group), position % size, stamps[position])
+
+
+def _slot(scene: Scene, what: str, block: str, offset: str) -> None:
+    group, _ = scene.memory[int(block)]
+    scene.write(int(block), group, int(offset), 0 if what == "erases" else 7)
+
+
+def _refs(scene: Scene, block: str, count: str) -> None:
+    at = int(block)
+    scene._spoil(refs=lambda f: (*f.refs[:at], int(count), *f.refs[at + 1 :]))
+
+
+def _free(scene: Scene, sign: str, block: str) -> None:
+    at = int(block)
+    more: Callable[[BlockFacts], object] = lambda f: (*f.free, at)  # noqa: E731
+    less: Callable[[BlockFacts], object] = lambda f: tuple(b for b in f.free if b != at)  # noqa: E731
+    scene._spoil(free=more if sign == "+" else less)
+
+
+def _map(scene: Scene, block: str, count: str) -> None:
+    scene._spoil(mapped=lambda f: {**f.mapped, int(block): int(count)})
+
+
+def _unmap(scene: Scene, block: str) -> None:
+    scene._spoil(mapped=lambda f: {at: count for at, count in f.mapped.items() if at != int(block)})
+
+
+def _drop(scene: Scene, name: str) -> None:
+    del scene.requests[name]
+
+
+def _forget(scene: Scene) -> None:
+    scene.hashes.clear()
+
+
+_WHO, _BLOCKS = r"(?P<name>r\d)", r"(?P<tables>[\d |]*)"
+_STATEMENTS: dict[str, Callable[..., None]] = {
+    rf"{_WHO} runs (?P<start>\d+)-(?P<end>\d+)( with(?P<own> its)? (?P<drafts>\d) drafts)?"
+    rf"( samples (?P<samples>\d|stop))? in ?{_BLOCKS}": _runs,
+    rf"{_WHO} gets ((?P<count>\d)|(?P<other>other))(?P<twice> twice)?(?P<ends> ends)?": _gets,
+    rf"{_WHO} takes its next turn(?P<kept> behind all)?": _turns,
+    rf"{_WHO} is (?P<status>[A-Z]+) (?P<computed>\d+)( in ?{_BLOCKS})?": _is,
+    rf"{_WHO} is gone": _drop,
+    rf"{_WHO} has another token at (?P<at>\d+)": _knows,
+    rf"{_WHO} has (?P<count>\d+) tokens": _knows_less,
+    rf"{_WHO} computes another token at (?P<value>\d+)": _lane(_input),
+    rf"{_WHO} computes (?P<value>\d) token more": _lane(_more_inputs),
+    rf"{_WHO} runs in (?P<value>[\d |]*)": _lane(
+        lambda lane, text: lane._replace(tables=tuple(tuple(map(int, t.split())) for t in text.split("|")))
+    ),
+    r"hash (?P<block>\d+)( in group (?P<group>\d))?(?P<more> and more)?(?P<other> of others)?": _hash,
+    r"no hashes": _forget,
+    rf"block (?P<block>\d+) holds group (?P<group>\d) of {_WHO} (?P<start>\d+)-(?P<end>\d+)": _holds,
+    r"somebody (?P<what>erases|overwrites) block (?P<block>\d+) slot (?P<offset>\d+)": _slot,
+    r"refs (?P<block>\d+) = (?P<count>\d+)": _refs,
+    r"free (?P<sign>[+-]) (?P<block>\d+)": _free,
+    r"map (?P<block>\d+) = (?P<count>\d+)": _map,
+    r"no map (?P<block>\d+)": _unmap,
+    r"the manager keeps (?P<name>\w+)": lambda scene, name: scene._spoil(leftovers=lambda _: (name,)),
+    r"the reset succeeds": lambda scene: scene._spoil(reset=lambda _: True),
+}  # fmt: skip
