@@ -42,7 +42,7 @@ class RecordedRun(NamedTuple):
     @property
     def holder(self) -> str:
         """Where a request, or a session's slot, has its row, and the cursors from there on."""
-        return ".kv" if self.kind.places["req_pool_idx"].startswith("kv.") else ""
+        return f".{record}" if (record := self.kind.record()) else ""
 
     @property
     def page_size(self) -> int:
@@ -57,7 +57,7 @@ class RecordedRun(NamedTuple):
 
     def cursor(self, name: str) -> str:
         """What a cursor is called there."""
-        return f".{self.kind.places[name]}".removeprefix(f"{self.holder}.")
+        return self.kind.in_record()[name]
 
     def whose(self, holder: str, moment: Moment) -> str:
         """Where the cursors of a row are, by the name of its request or session."""

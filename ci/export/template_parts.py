@@ -8,11 +8,13 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from ci import templates
 from impl.sglang.process.system import SGLangSystem
 from impl.sglang.releases.catalogue import ALIKE, TABLE
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from reference.geometry import PRESETS, Geometry
 
 _IMPORTS = re.compile(r"(^from sglang.*\n)+", re.MULTILINE)
@@ -85,6 +87,8 @@ def _whole(system: SGLangSystem, versions: set[str]) -> tuple[str, list[str]]:
 
 def _rendered(system: SGLangSystem, versions: set[str], **features: bool) -> str:
     order, kind, sizes = list(TABLE), system.kind, replace(PRESETS["page1"], tree=True)
+    sorted_kinds = [TABLE[version] for version in sorted(versions, key=order.index)]
+    oldest, newest = sorted_kinds[0], sorted_kinds[-1]
 
     def reached(version: str) -> set[bool]:
         return {order.index(v) >= order.index(version) for v in versions}
@@ -93,9 +97,40 @@ def _rendered(system: SGLangSystem, versions: set[str], **features: bool) -> str
     unified = "False", "tree and window is not None", "tree", "True"  # each for one more of these
     return templates(escape=False).get_template("exported_test.py.j2").render(
         features, overlap=system.overlap, groups=kind.groups_prefill, core=kind.core,
+        oldest=oldest, newest=newest, of_record=newest.in_record(),
+        spec_module=Path(newest.spec_file).stem,
+        imported=lambda what: _imported(what, oldest, newest),
         unified=unified[sum(map(kind.is_unified, servers))],
         across=lambda version: len(reached(version)) == 2, since=lambda version: reached(version) == {True},
     )  # fmt: skip
+
+
+def _imported(what: str, oldest: type[Release0510], newest: type[Release0510]) -> str:
+    """The lines that import something of the newest release, or where that fails, of the oldest."""
+    lines, older = _import_lines(what, newest), _import_lines(what, oldest)
+    if lines == older:
+        return "\n".join(lines)
+    since = next(version for version, kind in TABLE.items() if _import_lines(what, kind) == lines)
+    tried, instead = (textwrap.indent("\n".join(each), "    ") for each in (lines, older))
+    return f"\ntry:\n{tried}\nexcept ImportError:  # before {since}\n{instead}"
+
+
+def _import_lines(what: str, kind: type[Release0510]) -> list[str]:
+    """The imports of one release. Each object has one name in the template, whatever a release calls it."""
+    package, _, paged = kind.paged_allocator.rpartition(".")
+    objects = {
+        "sessions": [
+            (kind.session_controller, "SessionController", "SessionController"),
+            (*kind.session_cache, "StreamingSession"),
+        ],
+        "paged": [(package, paged, "paged")],
+        "swa": [(kind.swa_allocators, "SWATokenToKVPoolAllocator", "SWATokenToKVPoolAllocator")],
+        "checks": [(*each, each[1]) for each in (kind.checker, kind.observer) if each is not None],
+    }
+    return [
+        f"from {module} import {name}" + (f" as {here}" if name != here else "")
+        for module, name, here in objects[what]
+    ]
 
 
 class _Unit(NamedTuple):

@@ -6,6 +6,7 @@ A new release is a new class in TABLE; nothing else asks for a version.
 from __future__ import annotations
 
 import ast
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,27 +18,33 @@ from impl.sglang.releases.v0_5_15_to_21 import (
 )  # fmt: skip
 from impl.sglang.releases.v0_5_22_to_23 import Release0522, Release0523
 
-# A version alone: of its release every file that is loaded here is as in the one before it, or differs where
-# nothing is driven.
-_RELEASES: tuple[type[Release0510] | str, ...] = (
-    Release0510, "0.5.10.post1", Release0511, Release0512, "0.5.12.post1", Release0513, "0.5.13.post1",
-    Release0514, Release0515, "0.5.15.post1", Release0516, Release0517, Release0518, Release0519, Release0520,
-    Release0521, Release0522, Release0523,
+# Releases from old to new. Those of one group are so alike in their names that one file of Python can call
+# any of them (ci/export/unit_test.py). A version alone: of its release every file that is loaded here is as
+# in the one before it, or differs where nothing is driven.
+_RELEASES: tuple[tuple[type[Release0510] | str, ...], ...] = (
+    (
+        Release0510, "0.5.10.post1", Release0511, Release0512, "0.5.12.post1", Release0513, "0.5.13.post1",
+        Release0514,
+    ),
+    (Release0515, "0.5.15.post1"),
+    (Release0516,),
+    (Release0517, Release0518),
+    (Release0519,),
+    (Release0520,),
+    (Release0521,),
+    (Release0522, Release0523),
 )  # fmt: skip
+ALIKE = tuple(
+    tuple(each if isinstance(each, str) else each.version for each in alike) for alike in _RELEASES
+)
 TABLE: dict[str, type[Release0510]] = {}
 _last: type[Release0510] = Release0510
-for _each in _RELEASES:
+for _each in itertools.chain(*_RELEASES):
     if isinstance(_each, str):
         _each = type(_last.__name__, (_last,), {"version": _each, "__doc__": _last.__doc__})
     _last = TABLE[_each.version] = _each
 SUPPORTED = ", ".join(TABLE)
-# Releases whose names are so alike that one file of Python can call any of a line (ci/export/unit_test.py).
 _STRANGE = 20  # a checkout that lacks more than this of every kind is of none
-ALIKE = (
-    ("0.5.10", "0.5.10.post1", "0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.14"),
-    ("0.5.15", "0.5.15.post1"), ("0.5.16",), ("0.5.17", "0.5.18"), ("0.5.19",), ("0.5.20",), ("0.5.21",),
-    ("0.5.22", "0.5.23"),
-)  # fmt: skip
 
 
 def supported(version: str) -> type[Release0510]:

@@ -29,6 +29,7 @@ class Release0510:
     session_cache = ("sglang.srt.mem_cache.session_aware_cache", "SessionAwareCache")
     session_controller = "sglang.srt.managers.session_controller"
     checker = ("sglang.srt.managers.scheduler_runtime_checker_mixin", "SchedulerRuntimeCheckerMixin")
+    observer: ClassVar[tuple[str, str] | None] = None  # where the sizes of pools are counted, if apart
     scheduler: ClassVar[type[memory_checks.Scheduler]] = memory_checks.Scheduler0510
     paged_allocator = "sglang.srt.mem_cache.allocator"
     swa_allocators = "sglang.srt.mem_cache.swa_memory_pool"
@@ -55,6 +56,16 @@ class Release0510:
     waived: ClassVar[dict[str, str]] = {}
     # The paged two-pool allocator declines an extend that leaves no page to spare per lane.
     spare_page_per_lane = True
+
+    @classmethod
+    def record(cls) -> str:
+        """The attribute of a request, or of a session's slot, that has its row; "" for itself."""
+        return cls.places["req_pool_idx"].rpartition(".")[0]
+
+    @classmethod
+    def in_record(cls) -> dict[str, str]:
+        """`places`, seen from that attribute."""
+        return {name: place.removeprefix(f"{cls.record()}.") for name, place in cls.places.items()}
 
     @classmethod
     def require(cls, root: Path) -> None:
