@@ -1,19 +1,22 @@
 """One sentence on why the state at a violation is impossible, made from facts of the run.
 
 For each clause: which page, cursor or node is at stake, since which command it is as it is, who else has it,
-and what the rules say. Where nothing better is known, expected and observed in words. Nothing here decides
-whether a clause holds, and nothing prints.
+and what the rules say. A clause without words of its own gets expected, observed, and the story of the places
+that its failure names. Nothing here decides whether a clause holds, and nothing prints.
 """
 
 from typing import Any, NamedTuple
 
 from ci.explain import blocks, cursors, lifecycle, pages, tree
 from ci.explain.history import Claim, History, Past
+from ci.explain.places import story
 from reference.blocks.clauses import BlockStep
 from reference.commands import Broken
 from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
+
+MAX_PLACES = 2  # of a clause without words of its own: the thing itself, and what explains it
 
 _RULES = pages.RULES | cursors.RULES | lifecycle.RULES | tree.RULES
 
@@ -48,4 +51,6 @@ def explanation_of(run: Run) -> Explanation | None:
 
 def _fallback(past: Past) -> str:
     expected, observed = past.violation.expected, past.violation.observed.replace("\n", "; ")
-    return f"after {past.here} the rules want: {expected}; the system shows: {observed}"
+    told = [f"after {past.here} the rules want: {expected}", f"the system shows: {observed}"]
+    stories = (story(past, place) for place in past.violation.failure.at[:MAX_PLACES])
+    return "; ".join([*told, *filter(None, stories)])

@@ -3,29 +3,12 @@
 from collections.abc import Callable, Iterator
 
 from ci.compare.differences import CURSORS
-from ci.explain.history import History, of, some
+from ci.explain.history import History, cursors_of, lent_to, of, some
 from reference.clauses.window import lost_window, oversweep
 from reference.commands import Admit, Finish
 from reference.failures import AtCursor
-from reference.ledger import IN_BATCH, ZERO, Cursors, Request
+from reference.ledger import ZERO, Cursors, Request
 from stateful_tests.lockstep.results import Moment
-
-
-def cursors_of(m: Moment, name: str) -> Cursors | None:
-    """Of "r1" or "slot of s1". A slot that is lent says nothing of its own: None."""
-    session = name.removeprefix("slot of ")
-    if session == name:
-        facts = m.facts.requests.get(name)
-        return facts.cursors or ZERO if facts is not None else None
-    kept = m.facts.sessions.get(session)
-    return kept.slot if kept is not None and lent_to(m, name) is None else None
-
-
-def lent_to(m: Moment, name: str) -> str | None:
-    """The turn that has the row of "slot of s1", if one has."""
-    session = m.state.session(name.removeprefix("slot of "))
-    turn = m.state.request(session.turn or "") if session is not None else None
-    return turn.name if turn is not None and turn.phase in IN_BATCH else None
 
 
 def has_cursor(m: Moment, name: str, letter: str, value: int) -> bool:

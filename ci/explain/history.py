@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from ci.compare.differences import CURSORS
 from reference.clauses.step import Step
-from stateful_tests.lockstep.results import Run, Violation
+from reference.ledger import IN_BATCH, ZERO, Cursors
+from stateful_tests.lockstep.results import Moment, Run, Violation
 from stateful_tests.traces.notation import format_command as describe
 
 Holds = Callable[[Any], bool]  # of a Moment, or an EngineMoment
@@ -122,6 +123,23 @@ def of(finder: Callable[[Step], Any], told: Callable[..., str | None]) -> Callab
 
 def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> bool:
     return holds(moment, *more)
+
+
+def cursors_of(m: Moment, name: str) -> Cursors | None:
+    """Of "r1" or "slot of s1". A slot that is lent says nothing of its own: None."""
+    session = name.removeprefix("slot of ")
+    if session == name:
+        facts = m.facts.requests.get(name)
+        return facts.cursors or ZERO if facts is not None else None
+    kept = m.facts.sessions.get(session)
+    return kept.slot if kept is not None and lent_to(m, name) is None else None
+
+
+def lent_to(m: Moment, name: str) -> str | None:
+    """The turn that has the row of "slot of s1", if one has."""
+    session = m.state.session(name.removeprefix("slot of "))
+    turn = m.state.request(session.turn or "") if session is not None else None
+    return turn.name if turn is not None and turn.phase in IN_BATCH else None
 
 
 def some(count: int, what: str) -> str:

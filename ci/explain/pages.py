@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ci.compare.differences import POOL, spans
 from ci.explain.history import History
-from ci.explain.places import entry, is_odd, story
+from ci.explain.places import entry, is_odd, slot_of, story
 from reference.clauses.contents import misread, stamp_text
 from reference.clauses.freed import wrongly_freed
 from reference.failures import AtEntry, AtPage, Place
@@ -64,13 +64,6 @@ def _freed(past: History) -> str | None:
 # Mapping and reads.
 
 
-def _slot(m: Moment, holder: str, position: int) -> int:
-    """The full slot that a row names; 0 for none."""
-    facts = m.facts.holders.get(holder)
-    cells = m.view.rows.get(facts.row, ()) if facts is not None else ()
-    return cells[position] if position < len(cells) else 0
-
-
 def _leads(m: Moment, full: int, swa: int) -> bool:
     return entry(m, full) == swa
 
@@ -89,8 +82,8 @@ def _shared(past: History) -> str | None:
 def _unmapped(past: History) -> str | None:
     """MAP-2: a live position without an SWA slot."""
     holder, position = past.now.facts.unmapped[0]
-    slot = _slot(past.now, holder, position)
-    names = past.first_since(f"{holder} has slot {slot}", lambda m: _slot(m, holder, position) == slot)
+    slot = slot_of(past.now, holder, position)
+    names = past.first_since(f"{holder} has slot {slot}", lambda m: slot_of(m, holder, position) == slot)
     entry = past.first_since(f"entry {slot} is 0", _leads, slot, 0)
     frontier = past.now.facts.holders[holder].cursors.swa_evicted_seqlen
     return (
@@ -121,11 +114,11 @@ def _read(past: History) -> str | None:
     holder, start, tokens, stamps = found
     at = next(i for i, (a, b) in enumerate(zip(tokens, stamps)) if a != b)
     position = start + at
-    full = _slot(past.now, holder, position)
+    full = slot_of(past.now, holder, position)
     slot = full if pool == "full" else entry(past.now, full)
 
     def reads(m: Moment) -> bool:
-        return _slot(m, holder, position) == full and (pool == "full" or _leads(m, full, slot))
+        return slot_of(m, holder, position) == full and (pool == "full" or _leads(m, full, slot))
 
     def stamp(m: Moment) -> int:
         return (m.view.full_stamps if pool == "full" else m.view.swa_stamps)[slot]

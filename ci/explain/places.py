@@ -1,4 +1,4 @@
-"""What is so of a page, a row or a mapping entry at one moment, and since when: the same for all clauses.
+"""What is so of a page, a cursor, a node, ... at one moment, and since when: the same for all clauses.
 
 Each kind of place has a case in `called` and one in `facts_at`. `story` dates the facts; it knows no clause.
 """
@@ -6,10 +6,13 @@ Each kind of place has a case in `called` and one in `facts_at`. `story` dates t
 from functools import partial
 from typing import NamedTuple
 
-from ci.compare.differences import POOL, spans
-from ci.explain.history import Past, some
+from ci.compare.differences import CURSORS, POOL, spans
+from ci.explain.history import Past, cursors_of, some
 from reference.clauses.facts import Facts
-from reference.failures import AtEntry, AtPage, AtRow, Place
+from reference.failures import (
+    AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtTreePage, Place,
+)  # fmt: skip
+from reference.prefix_cache import path_text
 from stateful_tests.lockstep.results import Moment
 
 
@@ -35,7 +38,20 @@ def called(place: Place, m: Moment) -> str:
             return f"row {row}"
         case AtEntry(slot):
             return f"full slot {slot}"
-    raise TypeError(place)
+        case AtCursor(owner, field):
+            letter = next(letter for letter, name in CURSORS.items() if name == field)
+            return f"\0{letter}\0 of {'the ' * owner.startswith('slot')}{owner}"
+        case AtPosition(owner, _, position):
+            return f"position {position} of {owner}"
+        case AtNode(path):
+            return f"the node that ends {path_text(path)}"
+        case AtTreePage(path, start):
+            return f"[{start}, {len(path)}) of {path_text(path)}"
+        case AtLock(owner):
+            return f"the lock of {owner}"
+        case AtNamed(kind, name):
+            return f"the slot of {name}" if kind == "slot" else f"{kind} {name}"
+    return ""
 
 
 def facts_at(place: Place, m: Moment) -> list[Fact]:
@@ -53,7 +69,46 @@ def facts_at(place: Place, m: Moment) -> list[Fact]:
         case AtEntry(slot):
             swa = entry(m, slot)
             return [Fact("", f"is mapped to SWA slot {swa}" if swa else "is mapped to no SWA slot")]
-    raise TypeError(place)
+        case AtCursor(owner, field):
+            cursors = cursors_of(m, owner)
+            return [Fact("", f"is {getattr(cursors, field)}" if cursors is not None else "is not there")]
+        case AtPosition(owner, pool, position):
+            slot = slot_of(m, owner, position)
+            if not slot:
+                return [Fact("", "has no slot")]
+            slot = slot if pool == "full" else entry(m, slot)
+            return [Fact("", f"has {POOL[pool]} slot {slot}" if slot else f"has no {POOL[pool]} slot")]
+        case AtNode() | AtTreePage() | AtLock():
+            return [Fact("", _in_tree(place, m))]
+        case AtNamed("slot", name):
+            session = m.facts.sessions.get(name)
+            return [Fact("", _there(session is not None and session.slot is not None))]
+        case AtNamed(kind, name):
+            return [Fact("", _there(name in getattr(m.facts, f"{kind}s")))]
+    return []
+
+
+def _there(is_there: bool) -> str:
+    return "is there" if is_there else "is not there"
+
+
+def _in_tree(place: AtNode | AtTreePage | AtLock, m: Moment) -> str:
+    tree = m.facts.tree
+    match place:
+        case AtNode(path, pool, must):
+            node = next((n for n in tree.nodes if n.path == path), None) if tree is not None else None
+            if node is None or must is None:
+                return _there(node is not None)
+            count = node.full_locks if pool == "full" else node.swa_locks
+            return f"counts {some(count, f'{POOL[pool]} lock')}"
+        case AtTreePage(path):
+            page = tree.pages.get(path) if tree is not None else None
+            if page is None:
+                return "is not in the tree"
+            return "is in the tree" if page[1] or "swa" not in m.facts.pools else "is a tombstone"
+        case AtLock(owner):
+            lock = m.locks.get(owner)
+            return f"pins [0, {len(lock.key)}) of {path_text(lock.key)}" if lock else _there(False)
 
 
 def _free(times: int, where: str) -> list[Fact]:
@@ -79,9 +134,19 @@ def entry(m: Moment, slot: int) -> int:
     return m.view.full_to_swa[slot] if 0 <= slot < len(m.view.full_to_swa) else 0
 
 
+def slot_of(m: Moment, holder: str, position: int) -> int:
+    """The full slot that a row names at a position; 0 for none."""
+    facts = m.facts.holders.get(holder)
+    cells = m.view.rows.get(facts.row, ()) if facts is not None else ()
+    return cells[position] if position < len(cells) else 0
+
+
 def story(past: Past, place: Place) -> str:
-    """What is so of a place now, each fact since when; what was so until then, of a thing that nobody has."""
+    """What is so of a place now, each fact since when; what was so until then, of a thing that nobody has.
+    Empty for a kind of place that has no case here."""
     name, facts = called(place, past.now), facts_at(place, past.now)
+    if not facts:
+        return ""
     own = [fact for fact in facts if not fact.owner]
     having = [f"{f.owner} {_since(past, place, f)}" for f in facts if f.owner]
     if not own:

@@ -64,6 +64,13 @@ def test_what_is_said_of_the_past_is_so(name):
 
 
 @pytest.mark.parametrize("name", BUGS)
+def test_a_clause_without_words_of_its_own_dates_its_places(name, monkeypatch):
+    monkeypatch.setattr(explain, "_RULES", {})
+    test_what_is_said_of_the_past_is_so(name)
+    assert "the rules want:" in explained(name).text or violated(name).violation.clause == "BROKEN"
+
+
+@pytest.mark.parametrize("name", BUGS)
 def test_free_lists_say_the_same(name):
     """What can be read off the view by other means than the explanation's own."""
     run, text = violated(name), re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", explained(name).text)
