@@ -9,7 +9,7 @@ from unittest.mock import patch
 from hypothesis import reporting
 from hypothesis.internal.conjecture import engine
 
-SECONDS = 3  # in which it halves a long run, at most; ours takes a second for the rest
+SECONDS = 3  # in which it leaves half of a run, about; ours needs a second for the rest
 
 
 @contextmanager
