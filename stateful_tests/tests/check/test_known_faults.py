@@ -31,7 +31,7 @@ def test_every_trace_belongs_to_one_fault_and_shows_a_clause_of_it():
     [
         ("0.5.14", "recovered-tombstone", True), ("0.5.15", "recovered-tombstone", False),
         ("0.5.15.post1", "lock-pins-a-whole-leaf", True), ("0.5.10.post1", "finish-keeps-overshoot", True),
-        ("0.5.23.post1", "last-token", True), ("0.5.24", "last-token", False),
+        ("0.5.23.post1", "last-token", True), ("0.9.0", "last-token", False),
         ("0.5.14", "last-token", False), ("main", "last-token", False),
     ],
 )  # fmt: skip
