@@ -107,7 +107,7 @@ def _alarm(past: History) -> str | None:
         lines = miscounted(past.step, report, account) if report is not None else []
         counts = f"counts {account.counted} {unit} of {account.total}"
         told = f"every page has its one owner, but {past.here} {counts}"
-        off = lines[0].replace("swa page", "SWA page") if lines else _terms_off(past, account.pool)
+        off = lines[0] if lines else _terms_off(past, account.pool)
         since = past.violation.since
         then = f"; the check fails from {past.command(since)} on" if since is not None else ""
         return f"{told}: {off}{then}" if off else told + then

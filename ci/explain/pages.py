@@ -68,17 +68,6 @@ def _leads(m: Moment, full: int, swa: int) -> bool:
     return entry(m, full) == swa
 
 
-def _shared(past: History) -> str | None:
-    """MAP-1: an SWA slot that several positions lead to."""
-    if past.now.facts.torn_swa:
-        return _torn(past)
-    for _, swa in past.now.facts.shared:
-        slots = [s for s, to in enumerate(past.now.view.full_to_swa) if to == swa]
-        each = [f"full slot {s} {past.first_since(f'{s} leads to {swa}', _leads, s, swa)}" for s in slots]
-        return f"two tokens write to SWA slot {swa}: it is mapped from {' and from '.join(each)}"
-    return None
-
-
 def _unmapped(past: History) -> str | None:
     """MAP-2: a live position without an SWA slot."""
     holder, position = past.now.facts.unmapped[0]
@@ -140,5 +129,5 @@ def _read(past: History) -> str | None:
 RULES: dict[str, Callable[[History], str | None]] = {
     "OWN-1": _place, "OWN-2": _place, "OWN-3": _place, "OWN-4": _place, "OWN-5": _torn,
     "FREE-1": _freed, "FREE-2": _freed, "END-1": _lost,
-    "MAP-1": _shared, "MAP-2": _unmapped, "MAP-3": _stale, "MAP-4": _stale, "READ-1": _read, "READ-2": _read,
+    "MAP-1": _torn, "MAP-2": _unmapped, "MAP-3": _stale, "MAP-4": _stale, "READ-1": _read, "READ-2": _read,
 }  # fmt: skip

@@ -103,7 +103,8 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
     pages = [(o.at, o.page) for o in step.after.pools[pool].owned if o.holder == holder.name]
     at = span([index for index, _ in pages], step.config.geometry.page_size)
     numbers = ", ".join(str(page) for _, page in pages)
-    return f"{pool} page{'s' * (len(pages) > 1)} {numbers} of {holder.name} at {at}"
+    kind = "SWA" if pool == "swa" else pool
+    return f"{kind} page{'s' * (len(pages) > 1)} {numbers} of {holder.name} at {at}"
 
 
 @clause(

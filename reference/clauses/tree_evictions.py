@@ -87,12 +87,12 @@ def _as_asked(step: Step) -> Failure | None:
         held = [len(n.slots if pool == "full" else n.swa_slots) for n in step.before.tree.nodes]
         could = sum(tokens for tokens, lock in zip(held, locks) if not lock)
         freed = sum(len(p) for h, p in step.freed[pool].items() if h.startswith("tree ")) * size
-        want = min(asked[pool], could)
+        want, kind = min(asked[pool], could), "SWA" if pool == "swa" else pool
         if freed < want:
-            told = f"{want} {pool} tokens freed, of {could} that are not locked"
+            told = f"{want} {kind} tokens freed, of {could} that are not locked"
             return failure(told, f"{freed}")
         if said is not None and getattr(said, pool) != freed:
-            told = f"{freed} {pool} tokens reported, as were freed"
+            told = f"{freed} {kind} tokens reported, as were freed"
             return failure(told, f"{getattr(said, pool)}")
     return None
 
