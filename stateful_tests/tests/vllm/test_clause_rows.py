@@ -26,3 +26,14 @@ def test_the_last_line_violates_its_clause_and_no_line_before_does(row):
 
 def test_every_clause_has_a_row():
     assert {row.clause for row in ROWS if row.clause} == {*BLOCK_CLAUSES}
+
+
+def test_a_waived_clause_is_not_evaluated():
+    scene = Scene(SIZES["full"])
+    assert scene.violation("add r1 a5 for 4; refs 7 = 1; free - 7", waived=("BLK-1",)) is None
+
+
+def test_of_who_waits_nothing_is_sure():
+    scene = Scene(SIZES["full"])
+    assert scene.violation("add r1 a5 for 4") is None
+    assert scene.ledger.bearers["r1"].sure == 0
