@@ -9,6 +9,7 @@ from reference.clauses.tree import half_dead, long_leaf, where, wrong_token
 from reference.clauses.tree_evictions import SIZES, walked
 from reference.clauses.tree_locks import match_of, miscounted_locks, other_slots, unpinned, usable_length
 from reference.commands import Evict, token_of
+from reference.failures import AtNode
 from reference.prefix_cache import path_text
 from reference.tree import Key, nodes
 from stateful_tests.lockstep.results import Moment
@@ -241,6 +242,16 @@ def _mapped(m: Moment, path: Key, at: int, slot: int) -> bool:
     return node is not None and at < len(node.mapped) and node.mapped[at] == slot
 
 
+def _orphan(past: History) -> str | None:
+    """TREE-1: a node below none that ends where it starts."""
+    place = past.violation.failure.at[0]
+    node = _node(past.now, place.path) if isinstance(place, AtNode) else None
+    if node is None or not node.start or _node(past.now, node.path[: node.start]) is not None:
+        return None
+    since = past.first_since(f"{where(node)} is a node", lambda m: _node(m, node.path) is not None)
+    return f"node {where(node)} is there {since}, and no node ends at {node.start}, where it begins"
+
+
 def _contents(past: History, found: tuple[NodeFacts, str, int]) -> str:
     """TREE-3: a node that holds the KV of other tokens."""
     node, pool, at = found
@@ -275,10 +286,21 @@ def _says(m: Moment, at: int, amount: int) -> bool:
     return tree is not None and tree.sizes is not None and tree.sizes[at] == amount
 
 
+def _amount(past: History) -> str:
+    """TREE-10."""
+    expected, observed = past.violation.expected, past.violation.observed
+    return f"by the rules {past.here} ends with {expected}; in the system it is {observed}"
+
+
+def _inserted(past: History) -> str:
+    """TREE-12, TREE-14."""
+    return f"{past.here} must leave {past.violation.expected}; {past.violation.observed}"
+
+
 RULES: dict[str, Callable[[History], str | None]] = {
-    "TREE-2": of(half_dead, _half), "TREE-3": of(wrong_token, _contents),
+    "TREE-1": _orphan, "TREE-2": of(half_dead, _half), "TREE-3": of(wrong_token, _contents),
     "TREE-4": of(other_slots, _prefix), "TREE-5": of(match_of, _match),
     "TREE-6": of(miscounted_locks, _lock_counts), "TREE-7": of(long_leaf, _leaf),
-    "TREE-8": of(unpinned, _pinned), "TREE-9": _sizes,
-    "TREE-11": _shape, "TREE-13": _shape,
+    "TREE-8": of(unpinned, _pinned), "TREE-9": _sizes, "TREE-10": _amount,
+    "TREE-11": _shape, "TREE-12": _inserted, "TREE-13": _shape, "TREE-14": _inserted,
 }  # fmt: skip
