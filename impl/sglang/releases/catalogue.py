@@ -70,7 +70,7 @@ def detect(root: Path) -> Kind:
     What `_version.py` states decides between those that they fit alike, as a checkout between two releases
     has often none of its own. Raises UnusableImplementation that names the first thing they lack.
     """
-    checkout, order, stated = files(root), list(TABLE), stated_version(root)
+    checkout, order, stated = files(root, TABLE), list(TABLE), stated_version(root)
     missing = {version: checkout.missing(version, order) for version in order}
     fewest = min(map(len, missing.values()))
     alike = [version for version in order if len(missing[version]) == fewest]

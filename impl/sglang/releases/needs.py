@@ -1,12 +1,15 @@
 """What the adapter uses of a checkout of SGLang; see `impl.probe`. Add a line where a release or the adapter
-starts to use something else."""
+starts to use something else. A name in braces is what the class of each release says."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from impl import probe
 from impl.sglang.parts.modules import SGLANG
+from impl.sglang.releases.v0_5_10_to_14 import Release0510
 
 # ruff: noqa: E501
 NEEDS = """
@@ -19,36 +22,31 @@ NEEDS = """
 0.5.10 ...    managers/schedule_batch.py | ScheduleBatch._evict_swa(_, _); FINISH_ABORT(); FINISH_LENGTH(length=_)
 0.5.10 0.5.19 managers/schedule_batch.py | ScheduleBatch.release_req(_, _, _); ScheduleBatch.retract_decode(_)
 0.5.19 ...    managers/schedule_batch.py | ScheduleBatch.release_req(_, _); ScheduleBatch.retract_decode()
-0.5.10 0.5.13 managers/schedule_batch.py | Req.check_finished(_); Req.is_chunked; Req.fill_ids
-0.5.13 ...    managers/schedule_batch.py | Req.update_finish_state(_); Req.inflight_middle_chunks; Req.full_untruncated_fill_ids
+0.5.10 ...    managers/schedule_batch.py | Req.{looks}(_); Req.{chunks}
+0.5.10 0.5.13 managers/schedule_batch.py | Req.fill_ids
+0.5.13 ...    managers/schedule_batch.py | Req.full_untruncated_fill_ids
 0.5.10 0.5.15 managers/schedule_batch.py | Req.set_extend_input_len(_)
 0.5.13 0.5.15 managers/schedule_batch.py | Req.fill_len
 0.5.15 0.5.22 managers/schedule_batch.py | Req.set_extend_range(_, _); Req.extend_range
 0.5.22 ...    managers/schedule_batch.py | Req.extend_end; Req.prefix_len; Req.lock; Req.swa_branching_seqlen
-0.5.10 0.5.16 managers/schedule_batch.py | Req.kv_allocated_len; Req.swa_evicted_seqlen
-0.5.10 0.5.19 managers/schedule_batch.py | Req.req_pool_idx; Req.kv_committed_len; Req.cache_protected_len
-0.5.16 ...    managers/schedule_batch.py | Req.kv; ReqKvInfo.kv_allocated_len
+0.5.10 ...    managers/schedule_batch.py | {req_pool_idx}; {kv_committed_len}; {kv_allocated_len}
+0.5.10 ...    managers/schedule_batch.py | {swa_evicted_seqlen}; {cache_protected_len}
+0.5.16 ...    managers/schedule_batch.py | Req.kv
+0.5.21 ...    managers/schedule_batch.py | ReqKvInfo.set_evicted_seqlen(_, _)
 0.5.16 0.5.19 managers/schedule_batch.py | ReqKvInfo(kv_allocated_len=_, swa_evicted_seqlen=_)
-0.5.19 ...    managers/schedule_batch.py | ReqKvInfo.req_pool_idx; ReqKvInfo.kv_committed_len; ReqKvInfo.cache_protected_len
 0.5.19 ...    managers/schedule_batch.py | ReqKvInfo.holds_kv
-0.5.16 0.5.21 managers/schedule_batch.py | ReqKvInfo.swa_evicted_seqlen
-0.5.21 ...    managers/schedule_batch.py | ReqKvInfo.max_evicted_seqlen; ReqKvInfo.set_evicted_seqlen(_, _)
 0.5.20 0.5.22 managers/schedule_batch.py | Req.lock_receipt
 0.5.10 0.5.22 managers/schedule_batch.py | Req.prefix_indices
-0.5.10 0.5.11 managers/session_controller.py | SessionController(_); SessionController.open(_); SessionController.close(_)
-0.5.10 0.5.11 managers/session_controller.py | SessionController.get(_); SessionController.sessions
-0.5.10 0.5.11 managers/session_controller.py | SessionController.maybe_reap(_); SessionController._last_reap_time
-0.5.10 0.5.11 managers/session_controller.py | Session.create_req(_, _, _); Session.req_nodes
-0.5.10 0.5.11 mem_cache/session_aware_cache.py | SessionAwareCache(_); SessionAwareCache.slots; SessionSlot.is_holding_kv
-0.5.11 ...    session/session_controller.py | SessionController(_); SessionController.open(_); SessionController.close(_)
-0.5.11 ...    session/session_controller.py | SessionController.get(_); SessionController.sessions
-0.5.11 ...    session/session_controller.py | SessionController.maybe_reap(_); SessionController._last_reap_time
-0.5.11 ...    session/session_controller.py | Session.create_req(_, _, _); Session.req_nodes; Session.close_on_finish
-0.5.21 ...    session/session_controller.py | Session.abort_req()
-0.5.11 ...    session/streaming_session.py | StreamingSession(_); StreamingSession.slots
-0.5.11 0.5.19 session/streaming_session.py | SessionSlot.is_holding_kv
-0.5.19 ...    session/streaming_session.py | SessionSlot.kv
-0.5.22 ...    session/streaming_session.py | SessionSlot.publishes_prompt
+0.5.10 ...    {controller} | SessionController(_); SessionController.open(_); SessionController.close(_)
+0.5.10 ...    {controller} | SessionController.get(_); SessionController.sessions
+0.5.10 ...    {controller} | SessionController.maybe_reap(_); SessionController._last_reap_time
+0.5.10 ...    {controller} | Session.create_req(_, _, _); Session.req_nodes
+0.5.11 ...    {controller} | Session.close_on_finish
+0.5.21 ...    {controller} | Session.abort_req()
+0.5.10 ...    {sessions} | {SessionCache}(_); {SessionCache}.slots
+0.5.10 0.5.19 {sessions} | SessionSlot.is_holding_kv
+0.5.19 ...    {sessions} | SessionSlot.kv
+0.5.22 ...    {sessions} | SessionSlot.publishes_prompt
 0.5.10 0.5.14 mem_cache/common.py | release_kv_cache(_, _)
 0.5.14 0.5.22 mem_cache/common.py | release_kv_cache(_, _, is_insert=_)
 0.5.22 ...    mem_cache/common.py | release_kv_cache(_, _, checkpoint=_); checkpoint_kv_cache(_, _); match_kv_cache(_, _, _)
@@ -91,16 +89,55 @@ NEEDS = """
 0.5.22 ...    mem_cache/unified_radix_cache.py | UnifiedRadixCache.lock(_); UnifiedRadixCache.unlock(_); UnifiedRadixCache.prefix_device_indices(_)
 0.5.10 0.5.15 speculative/eagle_info_v2.py | EagleDraftInputV2Mixin.prepare_for_decode(_)
 0.5.15 ...    speculative/eagle_utils.py | eagle_prepare_for_decode(_)
-0.5.10 0.5.13 managers/scheduler_runtime_checker_mixin.py | SchedulerRuntimeCheckerMixin.self_check_during_busy()
-0.5.13 ...    managers/scheduler_components/invariant_checker.py | SchedulerInvariantChecker.self_check_during_busy(); SchedulerInvariantChecker._check_req_pool()
-0.5.13 ...    managers/scheduler_components/invariant_checker.py | SchedulerInvariantChecker._check_all_pools(_); SchedulerInvariantChecker._report_leak(_, _)
-0.5.13 ...    managers/scheduler_components/invariant_checker.py | SchedulerInvariantChecker._check_tree_cache(); SchedulerInvariantChecker._check_pool_invariant(_, _, _, _, _, _, _)
-0.5.13 ...    managers/scheduler_components/pool_stats_observer.py | SchedulerPoolStatsObserver.get_pool_stats(); SchedulerPoolStatsObserver.session_held_req_count()
+0.5.10 ...    {checker} | {Checker}.self_check_during_busy()
+0.5.13 ...    {checker} | {Checker}._check_req_pool()
+0.5.13 ...    {checker} | {Checker}._check_all_pools(_); {Checker}._report_leak(_, _)
+0.5.13 ...    {checker} | {Checker}._check_tree_cache(); {Checker}._check_pool_invariant(_, _, _, _, _, _, _)
+0.5.13 ...    {observer} | {Observer}.get_pool_stats(); {Observer}.session_held_req_count()
 """
 
-_NEEDS = tuple(probe.needs(NEEDS))
+
+def files(root: Path, releases: Mapping[str, type[Release0510]]) -> probe.Checkout:
+    """The files under `root`, which holds `sglang/`. releases: all, by version, from old to new."""
+    return probe.Checkout(root, "sglang/srt", SGLANG, tuple(_needs(releases)))
 
 
-def files(root: Path) -> probe.Checkout:
-    """The files under `root`, which holds `sglang/`."""
-    return probe.Checkout(root, "sglang/srt", SGLANG, _NEEDS)
+def _needs(releases: Mapping[str, type[Release0510]]) -> Iterator[probe.Need]:
+    """The table, with what each release calls the things in braces."""
+    order = [*releases, "..."]
+    for line in NEEDS.strip().splitlines():
+        if "{" not in line:
+            yield from probe.needs(line)
+            continue
+        since, before, uses = line.split(maxsplit=2)
+        reached = order[order.index(since) : order.index(before)]
+        named = {version: uses.format_map(_names(releases[version])) for version in reached}
+        for text, alike in itertools.groupby(reached, key=named.__getitem__):
+            versions = list(alike)
+            end = order[order.index(versions[-1]) + 1]
+            yield from probe.needs(f"{versions[0]} {end} {text}")
+
+
+def _names(release: type[Release0510]) -> dict[str, str]:
+    """What the table has in braces: modules as files, classes, and where a request has its cursors."""
+    names = {
+        "looks": release.looks,
+        "chunks": release.chunks,
+        "controller": _file(release.session_controller),
+    }
+    classes = {
+        "sessions": ("SessionCache", release.session_cache),
+        "checker": ("Checker", release.checker),
+        "observer": ("Observer", release.observer),
+    }
+    for file, (kind, found) in classes.items():
+        if found is not None:
+            names |= {file: _file(found[0]), kind: found[1]}
+    for name, place in release.places.items():
+        record, _, attribute = place.rpartition(".")
+        names[name] = f"{'ReqKvInfo' if record else 'Req'}.{attribute}"
+    return names
+
+
+def _file(module: str) -> str:
+    return module.removeprefix("sglang.srt.").replace(".", "/") + ".py"
