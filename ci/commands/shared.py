@@ -9,10 +9,10 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,9 @@ class Asked:
             raise Unusable(f"--impl {self.impl}: {type(error).__name__}: {error}") from error
         if remark := getattr(system, "remark", ""):
             click.echo(f"kvspec: {remark}", err=True)
+        if ":" in self.impl:
+            with suppress(AttributeError):  # an adapter may have slots
+                system.close = partial(_closed, self.impl, system.close)  # type: ignore[method-assign]
         return system
 
     def of(self, trace: Trace) -> Asked:
@@ -116,6 +119,14 @@ class Asked:
             if (value := _kept_option(name)) is not None:
                 options += [f"--{name}", f"{value:g}"]
         return shlex.join(options)
+
+
+def _closed(impl: str, close: Callable[[], None]) -> None:
+    """Close a stranger's system: what it raises there takes no report away."""
+    try:
+        close()
+    except Exception as error:
+        click.echo(f"kvspec: --impl {impl}: close(): {type(error).__name__}: {error}", err=True)
 
 
 def impl_options(command: _Command) -> _Command:
@@ -162,7 +173,8 @@ def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
 _worker_options = (
     click.option(
         "--in-process", is_flag=True, expose_value=False, callback=_keep,
-        help="Drive module:factory in this process: for debuggers and prints.",
+        help="Drive module:factory in this process, for debuggers and prints. If it crashes or exits, there is no"
+        " report.",
     ),
     click.option(
         "--timeout", type=click.FloatRange(0, 86_400, min_open=True), expose_value=False,
@@ -305,8 +317,11 @@ class Saved:
 
     def tidy(self, reports: list[Data]) -> None:
         """Remove what was saved on the way, and is part of another file now."""
+        if any(found.get("not_saved") for found in reports):
+            return  # a full disk: what lies there is all that there is
         for path in self._there.keys() - {Path(found["saved"]) for found in reports if found["saved"]}:
             path.unlink(missing_ok=True)
+            self._say(f"removed {path}: another trace shows its violation too")
 
 
 def writable(file: str | None, option: str) -> None:

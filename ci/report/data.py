@@ -188,6 +188,8 @@ def _verdict(
     if base is not None and old:
         said += [] if new else ["nothing new"]
         said.append(f"{', '.join(sorted(old))} also in {base.system}")
+    if result.broke_off:
+        said.append(f"could not be driven on: {result.broke_off}")
     if result.interrupted:
         said.append(f"interrupted after {result.examples} runs")
         code = code if new else 130
@@ -203,6 +205,8 @@ def _verdict(
     verdict = "; ".join(said) or "conforms"
     if capabilities.known:
         verdict += f"; known faults were passed over: {', '.join(capabilities.known)}"
+    if waived := [clause for clause in capabilities.waived if clause not in capabilities.known]:
+        verdict += f"; waived: {', '.join(waived)}"
     return {"verdict": f"{result.system}: {verdict} ({effort})", "exit_code": code}
 
 

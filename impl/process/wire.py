@@ -138,6 +138,8 @@ def checked(given: object) -> Outcome:
 
 def capable(given: Capabilities) -> Capabilities:
     """What a system says it can do. Raises TypeError where that is something else, or names no command."""
+    if not isinstance(given, Capabilities):
+        raise TypeError(f"capabilities: expected Capabilities, got {type(given).__name__}")
     made: Capabilities = _copied("capabilities", _CAPABILITIES, given)
     if not made.commands or made.commands - _COMMANDS.keys():
         unknown = ", ".join(sorted(made.commands - _COMMANDS.keys())) or "none"

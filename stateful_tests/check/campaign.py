@@ -28,7 +28,7 @@ from stateful_tests.check.corpus import FIXTURE
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import new_tallies, replay, turned_away
 from stateful_tests.lockstep.results import (
-    CheckResult, Finding, MachineResult, Trace, Violation, add_tallies, finding_name,
+    CheckResult, Finding, MachineResult, Run, Trace, Violation, add_tallies, finding_name,
 )  # fmt: skip
 from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
 from stateful_tests.shrink.passes import BUDGET
@@ -137,6 +137,11 @@ class _Campaign:
         except KeyboardInterrupt:
             result.interrupted = True
             self.caught = self.shrinking | self.caught
+        except UnusableImplementation as error:  # what was found until then is reported all the same
+            self.caught = self.shrinking | self.caught
+            if not self.caught:
+                raise
+            result.broke_off = str(error)
         result.refusals = dict(self.refusals.most_common())
         result.commands_by_kind = dict(self.kinds.most_common())
         result.situations = dict(sorted(self.situations.items()))
@@ -337,9 +342,12 @@ class _Campaign:
 
     def _finding(self, name: str) -> Finding:
         caught, clause = self.caught[name], name.split()[0]
-        run = replay(self.system, replace(caught.trace, clause=clause))
-        if run.violation is None:
-            run = replay(self.system, replace(caught.first, clause=clause))
+        try:
+            run = replay(self.system, replace(caught.trace, clause=clause))
+            if run.violation is None:
+                run = replay(self.system, replace(caught.first, clause=clause))
+        except UnusableImplementation:  # it cannot be driven any more
+            run = Run(replace(caught.trace, clause=clause), self.system.name, (), caught.violation)
         if run.violation is None:
             # Reported all the same: a fault that comes and goes is one, and so is a reset that forgets.
             run = replace(run, violation=caught.violation.noted(ONCE))

@@ -242,7 +242,8 @@ class CheckResult:
     refusals, situations: how often each was met. unreached: clauses whose trigger never
     came up. timed_out: the time limit cut the check short, which says nothing of the system. stopped:
     nothing new had come up for a while after a finding, so the rest of the plan was left. interrupted: by a
-    signal. planned: runs of the plan. never_done: commands that the system offers and never carried out;
+    signal. broke_off: why the system could not be driven on after a finding. planned: runs of the plan.
+    never_done: commands that the system offers and never carried out;
     carried_out: commands that were not refused. required: situations that the corpus drives the system into;
     unfit: situation -> why its line could not be driven.
     """
@@ -260,6 +261,7 @@ class CheckResult:
     timed_out: bool = False
     stopped: bool = False
     interrupted: bool = False
+    broke_off: str = ""
     planned: int = 0
     never_done: tuple[str, ...] = ()
     carried_out: int = 0

@@ -10,6 +10,7 @@ from typing import Any
 from impl.adapter import System, UnusableImplementation
 from impl.process.system import LIMITS, Limits, StrangerSystem
 from impl.process.worker import made
+from reference.blocks.clauses import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import passed_over
 
 ENGINES = ("sglang", "vllm", "transformers")  # whose releases and checkouts are driven
@@ -77,7 +78,10 @@ def resolve(
             raise UnusableImplementation(f"--impl {spec!r}: nothing goes after a release of transformers")
         return TransformersSystem(version or None, checkout, limits)
     if ":" in spec:
-        return made(spec) if in_process else StrangerSystem(spec, limits)
+        stranger: Any = made(spec) if in_process else StrangerSystem(spec, limits)
+        if unknown := sorted({*stranger.capabilities.waived} - EVERY_CLAUSE.keys()):
+            raise UnusableImplementation(f"--impl {spec}: waives {', '.join(unknown)}, which is no clause")
+        return stranger
     raise UnusableImplementation(
         f"--impl {spec!r}: not one of reference, torch, torch+BUG, sglang==VERSION, sglang,"
         " vllm==VERSION, vllm, transformers==VERSION, module:factory"

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from impl.adapter import UnusableImplementation
 from impl.example_engine import ExampleEngine
-from reference.commands import Admit, Done, Reason, Refused, Submit
+from reference.commands import Admit, Decode, Done, Reason, Refused, Submit
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 
 
@@ -137,3 +137,42 @@ class LeavesAChild(ExampleEngine):
         subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
         while not os.path.exists("child") or not os.path.getsize("child"):
             time.sleep(0.01)
+
+
+class FreesTwice(ExampleEngine):
+    """A decode puts a page on the free list a second time."""
+
+    def apply(self, command):
+        outcome = super().apply(command)
+        if isinstance(command, Decode) and isinstance(outcome, Done):
+            self.free_pages.append(self.free_pages[0] if self.free_pages else 1)
+        return outcome
+
+
+class CannotBeResetAgain(FreesTwice):
+    """Is unusable from the fortieth reset on, after its fault was found."""
+
+    resets = 0
+
+    def reset(self, geometry):
+        type(self).resets += 1
+        if self.resets > 40:
+            raise UnusableImplementation("no more resets")
+        super().reset(geometry)
+
+
+class CannotBeClosed(FreesTwice):
+    def close(self):
+        raise RuntimeError("close fails")
+
+
+class WaivesNothingKnown(ExampleEngine):
+    capabilities = replace(ExampleEngine.capabilities, waived={"NOPE-1": "harmless"})
+
+
+class WaivesReads(ExampleEngine):
+    capabilities = replace(ExampleEngine.capabilities, waived={"READ-1": "harmless"})
+
+
+class SaysADictionary(ExampleEngine):
+    capabilities = {"commands": ["Submit"]}  # noqa: RUF012

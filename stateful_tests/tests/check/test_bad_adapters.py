@@ -98,3 +98,30 @@ def test_what_an_adapter_has_started_ends_with_it(kvspec):
             return
         time.sleep(0.01)
     pytest.fail("it is still running")
+
+
+@pytest.mark.parametrize("adapter", ["CannotBeResetAgain", "CannotBeClosed"])
+@pytest.mark.parametrize("where", [(), ("--in-process",)], ids=["in a worker", "in process"])
+def test_what_was_found_is_reported_whatever_comes_after(adapter, where, kvspec):
+    options = ("--examples", "20", "--seed", "1", "-j", "1", *where)
+    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *options)
+    assert code == 1 and "violates OWN-2" in " ".join(out.split())
+    assert [path.name for path in Path("traces").iterdir()] == ["own-2-example.json"]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        ("WaivesNothingKnown", "waives NOPE-1, which is no clause"),
+        ("SaysADictionary", "capabilities: expected Capabilities, got dict"),
+    ],
+)
+def test_capabilities_that_mean_nothing_are_refused(adapter, says, kvspec):
+    code, _, err = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK)
+    assert code == 2 and says in err
+
+
+def test_the_verdict_names_what_was_waived(kvspec):
+    adapter = f"{bad_adapters.__name__}:WaivesReads"
+    _, out, _ = kvspec("check", "--impl", adapter, "--examples", "8", "-j", "1")
+    assert "; waived: READ-1 (" in " ".join(out.split())
