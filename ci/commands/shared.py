@@ -173,7 +173,7 @@ def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
 _worker_options = (
     click.option(
         "--in-process", is_flag=True, expose_value=False, callback=_keep,
-        help="Drive module:factory in this process, for debuggers and prints. If it crashes or exits, there is no"
+        help="Drive module:factory in this process, for debuggers and prints. A crash or an exit leaves no"
         " report.",
     ),
     click.option(
