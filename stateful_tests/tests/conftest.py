@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,10 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from impl.adapter import EngineSystem, System
+
+# A shell's background jobs ignore SIGINT, nohup's SIGHUP; the commands that tests start inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 gc.set_threshold(20_000, 20, 20)  # tests make much, and little of it is garbage
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
