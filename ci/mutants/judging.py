@@ -67,6 +67,9 @@ _OF_CLAUSES = tuple(
     for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
 )
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
+_OF_LOGS = tuple(
+    f"{_TESTS}/watched/test_{name}.py" for name in ("noticed", "validation", "played", "watcher")
+)
 AREAS = (
     Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),
     Area("impl/torch_kv", ("torch",), (f"{_TESTS}/torch_kv",),
@@ -75,6 +78,8 @@ AREAS = (
          without=("reference/clauses/base.py", *_SITUATIONS)),
     Area("reference/blocks", (), _OF_BLOCKS,
          without=tuple(f"reference/blocks/{name}.py" for name in ("commands", "config", "facts"))),
+    Area("stateful_tests/watched", (), _OF_LOGS,
+         without=tuple(f"stateful_tests/watched/{name}.py" for name in ("live", "population", "serving"))),
     Area("stateful_tests/lockstep/follow.py", (OWN_TREE,), (f"{_TESTS}/check/test_own_tree_engine.py",)),
     # The vocabulary is everybody's: two systems that share a fault agree.
     Area("reference", ("torch", OWN_TREE), (f"{_TESTS}/reference", f"{_TESTS}/check/test_own_tree_engine.py"),

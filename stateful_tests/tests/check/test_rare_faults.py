@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from impl.torch_kv.system import TorchKV
+from impl.torch_kv.tree import RadixTree
 from reference.commands import CheckBusy
 from stateful_tests.check.campaign import first_violation
 from stateful_tests.check.tiers import plan
@@ -78,12 +79,38 @@ class ForgetsTheTailWithoutAWindow(TorchKV):
             super().drop_overallocated(requests, targets)
 
 
+class CountsComputedTokens(TorchKV):
+    """With results in flight the window is that of the last token computed, not of the last confirmed."""
+
+    def window_lost(self, requests):
+        computed = [(r.cursors, r.cursors.kv_committed_len - r.rejected) for r in requests]
+        return not all(self.window_live(self.lost_below(cursors), end) for cursors, end in computed)
+
+
+class ResumesInWholePages(TorchKV):
+    """A resume looks for its window from the end of the prefix's page: too late for a smaller window."""
+
+    def window_live(self, evicted, position):
+        whole = position if evicted % self.page_size == 0 else self.ceil(position)
+        return super().window_live(evicted, whole)
+
+
+class ForgetsWhenASplitPrefixWasUsed(TorchKV):
+    """A split leaves the prefix as if nobody had used it yet."""
+
+    class tree_class(RadixTree):  # noqa: N801
+        def inherit(self, head, tail):
+            super().inherit(head, tail)
+            head.used = [0, 0]
+
+
 # The clause that names each with seed 0, and the commands before that at most.
 RARE: dict[type[TorchKV], tuple[str, int]] = {
     ClampsDrafts: ("OUT-1", 2_000), WindowNeverBeginsAtTheStart: ("OUT-1", 1_000),
     RemembersSessions: ("SES-2", 1_000), WritesNoEntries: ("CHK-2", 1_000),
     KeepsASharedLock: ("TREE-6", 2_000), EvictsForWhoHasLostItsWindow: ("OUT-2", 20_000),
-    ForgetsTheTailWithoutAWindow: ("LEN-2", 2_000),
+    ForgetsTheTailWithoutAWindow: ("LEN-2", 2_000), CountsComputedTokens: ("OUT-1", 2_000),
+    ResumesInWholePages: ("SWA-2", 2_000), ForgetsWhenASplitPrefixWasUsed: ("TREE-11", 2_000),
 }  # fmt: skip
 
 
