@@ -63,7 +63,7 @@ def unit_test(
     # What stands in the scheduler and in its pool can be asserted; the first clause that is about that is.
     first = trace.clause if trace.clause in said else violation.clause
     steps = list(notes := _Steps(run, system))
-    if violation.clause == "BROKEN":
+    if "BROKEN" in violation.clauses:
         command, calls = steps.pop()
         steps.append((command, []))
         raised = ["except Exception as error:", '    self.fail(f"it raises {error!r}")']

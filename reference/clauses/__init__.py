@@ -2,20 +2,18 @@
 
 A clause says what must be so from the command, the reference's roles (who runs, which text) and the
 system's facts. It shares no rule with the model: nothing here calls one, and a clause that leans on
-the reference for more than roles says so in its scope. `CLAUSES` is in the order of evaluation, which is
-the order of the imports. Of several that fail, `by_cause` picks the one that names the violation.
+the reference for more than roles says so in its scope. `CLAUSES` is in the order of evaluation, that of
+`_MODULES`. Of several that fail, `by_cause` picks the one that names the violation.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# isort: off
-from reference.clauses import outcomes, checks, lengths, lifecycle, tree, tree_locks
-from reference.clauses import tree_evictions, freed, pages, window, contents
-
-# isort: on
-from reference.clauses.base import CLAUSES, Clause, by_cause
+from reference.clauses import (
+    checks, contents, freed, lengths, lifecycle, outcomes, pages, tree, tree_evictions, tree_locks, window,
+)  # fmt: skip
+from reference.clauses.base import REGISTERED, Clause, by_cause, in_order
 from reference.clauses.step import Step
 from reference.remembered import remembered
 
@@ -23,6 +21,7 @@ __all__ = ["CLAUSES", "Clause", "about", "broken", "broken_off", "by_cause"]
 _MODULES = (
     outcomes, checks, lengths, lifecycle, tree, tree_locks, tree_evictions, freed, pages, window, contents,
 )  # fmt: skip
+CLAUSES = in_order(REGISTERED, _MODULES)
 
 
 @remembered

@@ -1,10 +1,11 @@
-"""What a clause is, and the registry that the modules beside this one fill in order."""
+"""What a clause is, and the registry that the modules beside this one fill."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, Literal, TypeVar, get_args
 
 from reference.commands import COMMANDS
@@ -60,7 +61,17 @@ def by_cause(failures: list[tuple[Clause, Failed]]) -> list[tuple[Clause, Failed
     return sorted(failures, key=lambda failure: CONCERNS.index(failure[0].concerns))
 
 
-CLAUSES: dict[str, Clause] = {}
+REGISTERED: dict[str, Clause] = {}
+
+
+def in_order(registered: dict[str, Clause], modules: Iterable[ModuleType]) -> dict[str, Clause]:
+    """The clauses of some modules, in the order of the modules and then of their text."""
+    return {
+        each.id: each
+        for module in modules
+        for each in registered.values()
+        if each.check.__module__ == module.__name__
+    }
 
 
 def register(
@@ -94,4 +105,4 @@ def register(
     return add
 
 
-clause = partial(register, CLAUSES)
+clause = partial(register, REGISTERED)

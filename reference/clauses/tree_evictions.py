@@ -153,12 +153,12 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     source="#26919",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Not of systems whose tree splits by rules of its own. The reference says where"
-    " nodes end.",
+    " nodes end, so it holds where the two have not swept as far: an insert's SWA KV begins there.",
     needs=("tree",),
     trigger=lambda s: s.grew,
 )
 def _ends(step: Step) -> Failure | None:
-    if step.tree_policy_is_free or step.after.tree is None:
+    if step.tree_policy_is_free or step.after.tree is None or _swept_otherwise(step):
         return None
     assert step.now.tree is not None
     want = {p.path for p in nodes(step.now.tree)}
@@ -167,3 +167,9 @@ def _ends(step: Step) -> Failure | None:
         told = f"a node ends {path_text(path)}", "none does"
         return failure(*(told if path in want else told[::-1]), AtNode(path))
     return None
+
+
+def _swept_otherwise(step: Step) -> bool:
+    """The system's swa_evicted_seqlen of a request is not the reference's: SWA-1, OUT-3 or REF-1 say so."""
+    own = [(r.name, r.cursors.swa_evicted_seqlen) for r in step.now.requests if r.cursors is not None]
+    return any(step.frontier(name) != swept for name, swept in own)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import suppress
 
 from impl.adapter import EngineSystem, UnusableImplementation
 from impl.process.failures import described
-from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken
+from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
 from reference.blocks.commands import EngineCommand
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
@@ -57,9 +58,7 @@ class EngineLockstep:
         except Exception as error:
             outcome = Broken(described(error))
         if isinstance(outcome, Broken):
-            self.violation = Violation(
-                "BROKEN", index, Failure("the engine carries it out", outcome.error)
-            )
+            self.violation = self._broken(command, outcome, index)
             return outcome
         done = isinstance(outcome, Done)
         if isinstance(outcome, Refused) and self._refusals is not None:
@@ -74,6 +73,21 @@ class EngineLockstep:
         if failures:
             self.violation = violation_of(failures, index)
         return outcome
+
+    def _broken(self, command: EngineCommand, outcome: Broken, index: int) -> Violation:
+        """The engine has failed. What it has left in its blocks, if it still shows them, says more."""
+        failure, before = Failure("the engine carries it out", outcome.error), self.facts
+        with suppress(Exception, SystemExit):
+            self.facts = self.system.view()
+        step = BlockStep(
+            self.ledger.config, command, False, before, self.facts, [], [], self.ledger.bearers
+        )
+        found = broken_off(step, self.waived) if self.facts != before else []
+        if not found:
+            self.facts = before
+            return Violation("BROKEN", index, failure)
+        self.step = step
+        return violation_of(found, index).with_break(failure)
 
 
 def replay_engine(system: EngineSystem, trace: Trace) -> Run:

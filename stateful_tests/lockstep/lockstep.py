@@ -158,10 +158,7 @@ class Lockstep:
         if not found:
             return Violation("BROKEN", index, failure)
         self._step = step
-        violation = violation_of(found, index)
-        return replace(
-            violation, also=(*violation.also, "BROKEN"), others=(*violation.others, failure)
-        )
+        return violation_of(found, index).with_break(failure)
 
     def _agreed(self, command: Command, answers: _Answers) -> _Answers:
         """What is left to compare once the reference has followed what the system may choose."""

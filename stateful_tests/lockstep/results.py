@@ -85,6 +85,10 @@ class Violation:
         """The same, with a note behind what was observed."""
         return replace(self, failure=replace(self.failure, observed=f"{self.observed} {note}"))
 
+    def with_break(self, failure: Failure) -> Violation:
+        """The same, found in what a system has left that broke: BROKEN comes last."""
+        return replace(self, also=(*self.also, "BROKEN"), others=(*self.others, failure))
+
     @property
     def details(self) -> tuple[tuple[str, str], ...]:
         """Expected and observed of each of `also`."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-# isort: off
-from reference.blocks.clauses import texts, runs, blocks, windows
-
-# isort: on
-from reference.blocks.clauses.step import BLOCK_CLAUSES, BlockStep
+from reference.blocks.clauses import blocks, runs, texts, windows
+from reference.blocks.clauses.step import REGISTERED, BlockStep
+from reference.blocks.commands import Schedule
 from reference.clauses import CLAUSES, Clause, by_cause
+from reference.clauses.base import in_order
 from reference.failures import Failure
 
-__all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken"]
-_MODULES = (texts, runs, blocks, windows)
+__all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken", "broken_off"]
+BLOCK_CLAUSES = in_order(REGISTERED, (texts, runs, blocks, windows))
 EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES  # of all kinds of systems, in the order of asking
 
 
@@ -24,4 +23,17 @@ def broken(step: BlockStep, waived: Container[str] = ()) -> list[tuple[Clause, F
     for each in BLOCK_CLAUSES.values():
         if each.id not in waived and (failure := each.check(step)) is not None:
             found.append((each, failure))
+    return by_cause(found)
+
+
+# They hold wherever a command breaks off, but for what a batch publishes before it writes.
+_WHEREVER_IT_ENDS = "PUB-1", "PUB-2", "BLK-3"
+
+
+def broken_off(step: BlockStep, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:
+    """What fails in the facts that an engine has left when it failed itself, the headline first."""
+    asked = [BLOCK_CLAUSES[name] for name in _WHEREVER_IT_ENDS if name not in waived]
+    if isinstance(step.command, Schedule):
+        asked.remove(BLOCK_CLAUSES["PUB-1"])
+    found = [(each, failure) for each in asked if (failure := each.check(step)) is not None]
     return by_cause(found)

@@ -14,8 +14,8 @@ from reference.clauses.base import Clause, register
 from reference.failures import AtTable, Failure, failure
 from reference.remembered import remembered
 
-BLOCK_CLAUSES: dict[str, Clause] = {}
-clause = partial(register, BLOCK_CLAUSES)
+REGISTERED: dict[str, Clause] = {}
+clause = partial(register, REGISTERED)
 NO_BLOCK, NOT_WRITTEN = -1, 0  # what is read where a table ends; where a slot has no KV of this group
 
 

@@ -204,6 +204,14 @@ def test_what_is_freed_where_the_tree_policy_is_free(bug, name, says):
     assert found.text == says
 
 
+def test_a_tail_that_is_cut_short_is_one_cause():
+    """Nodes end where the SWA KV of an insert begins: TREE-13 says nothing beside SWA-1."""
+    trace = traces.load(FIXTURES["a_received_tail_has_the_next_window"])
+    with_tree = replace(trace, geometry=replace(trace.geometry, tree=True))
+    run = lockstep.replay(resolve("torch+tail-cuts-the-window"), with_tree)
+    assert run.violation.clauses == ("SWA-1", "SWA-2", "READ-2")
+
+
 class Forgetful(OwnShape):
     """Knows how long the history of a session is, and not what is in it."""
 

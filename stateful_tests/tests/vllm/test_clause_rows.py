@@ -3,8 +3,13 @@ and what only resembles one conforms."""
 
 import pytest
 
+from impl.vllm.system import VLLMSystem
 from reference.blocks.clauses import BLOCK_CLAUSES
+from reference.commands import Done, Mode
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.vllm.scenes import SIZES, Scene, clause_rows, in_words
+from stateful_tests.traces.notation import ENGINE_KINDS, parse
 
 ROWS = list(clause_rows())
 
@@ -37,3 +42,43 @@ def test_of_who_waits_nothing_is_sure():
     scene = Scene(SIZES["full"])
     assert scene.violation("add r1 a5 for 4") is None
     assert scene.ledger.bearers["r1"].sure == 0
+
+
+class Breaks:
+    """An engine that does what the lines of a scene say, and raises in the last."""
+
+    name, capabilities = "breaks", VLLMSystem.capabilities
+
+    def __init__(self, *lines):
+        self.lines = list(lines)
+
+    def reset(self, config):
+        self.scene = Scene(config)
+
+    def apply(self, command):
+        self.scene.violation(self.lines.pop(0))
+        if not self.lines:
+            raise RuntimeError("no such block")
+        return Done()
+
+    def view(self):
+        return self.scene.before
+
+
+def broken_at(*lines):
+    commands = tuple(parse(line.split(";")[0], ENGINE_KINDS) for line in lines)
+    return replay(Breaks(*lines), Trace(SIZES["full"], Mode.FAITHFUL, commands)).violation
+
+
+def test_what_an_engine_has_left_that_breaks_is_the_headline():
+    batch = "add r1 a5 for 4", "schedule; r1 runs 0-3 in 1 2; hash 1"
+    violation = broken_at(*batch, "update; hash 2 and more")
+    assert violation.clauses == ("PUB-1", "BROKEN")
+    assert violation.observed == "its slot 1 is not written"
+    assert violation.failure_of("BROKEN").observed.startswith("RuntimeError: no such block")
+    assert broken_at(*batch, "update").clauses == ("BROKEN",)
+
+
+def test_a_batch_that_breaks_may_still_write_what_it_has_published():
+    violation = broken_at("add r1 a5 for 4", "schedule; r1 is RUNNING 0 in 1 2; hash 2 and more")
+    assert violation.clauses == ("BROKEN",)
