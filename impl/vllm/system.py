@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
-from impl.vllm.needs import require
+from impl.vllm.needs import RELEASES, require
 from reference.blocks.commands import ENGINE_COMMANDS
 from reference.commands import Mode
 
@@ -21,6 +23,7 @@ class VLLMSystem(WorkerSystem):
     the release cannot be had.
     """
 
+    remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
         commands=frozenset(kind.__name__ for kind in ENGINE_COMMANDS), modes=(Mode.FAITHFUL,)
     )
@@ -46,8 +49,17 @@ class VLLMSystem(WorkerSystem):
             self.root = release_root(version, v2)
             self.name = f"vllm=={version}"
         require(self.root, self.name, v2)
-        self.release = version or "checkout"
+        self.release = version or self._taken_for(self.root)
         self.name += "+async" * overlap + "+v2" * v2
+
+    def _taken_for(self, root: Path) -> str:
+        """The release that a checkout states, where it is one that is driven, else the newest."""
+        file = root / "vllm" / "_version.py"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        stated = re.search(r"version = '(\d+\.\d+\.\d+)", text)
+        release = stated[1] if stated and stated[1] in RELEASES else RELEASES[-1]
+        self.remark = f"{root}: taken for {release}"
+        return release
 
     def command_line(self) -> list[str]:
         options = ["--async"] * self.overlap + ["--v2"] * self.v2
