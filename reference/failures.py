@@ -101,6 +101,13 @@ class AtBlock(NamedTuple):
     block: int
 
 
+class AtChunk(NamedTuple):
+    """A chunk of host memory. slot: the one that is wrong (tokens from its first)."""
+
+    chunk: int
+    slot: int | None = None
+
+
 class AtTable(NamedTuple):
     """The place of a block in a request's table.
 
@@ -117,7 +124,7 @@ class AtTable(NamedTuple):
 class AtCount(NamedTuple):
     """A number that an engine which schedules by itself shows.
 
-    owner: a request's name, or "batch", "manager", "cache". name: such as "start", "computed", "tokens".
+    owner: a request's name, or "batch", "manager", "cache", "host". name: such as "start" or "computed".
     must: the value or the bound that it has to keep to; group: of whose table.
     """
 
@@ -129,7 +136,7 @@ class AtCount(NamedTuple):
 
 Place = (
     AtPage | AtRow | AtCursor | AtPosition | AtNode | AtTreePage | AtLock
-    | AtNamed | AtEntry | AtCounter | AtText | AtBlock | AtTable | AtCount
+    | AtNamed | AtEntry | AtCounter | AtText | AtBlock | AtChunk | AtTable | AtCount
 )  # fmt: skip
 
 

@@ -26,9 +26,10 @@ def names(impl: str) -> list[str]:
 
         releases = VARIANTS.get(ways[0] if ways else "", TABLE)
     elif package == "vllm==all":
-        from impl.vllm.needs import RELEASES
+        from impl.vllm.needs import RELEASES, SINCE
 
-        releases = RELEASES
+        first = max(RELEASES.index(SINCE.get(way, RELEASES[0])) for way in ("", *ways))
+        releases = RELEASES[first:]
     return ["+".join([package.replace("all", version), *ways]) for version in releases]
 
 

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 base_option = click.option(
     "--base", metavar="IMPL|DIR",
-    help="What was there before: a violation whose trace shows it there too is no failure. [default: of a"
-    " checkout the release that it was taken from]",
+    help="What was there before: a violation whose trace shows it there too is no failure.",
 )  # fmt: skip
 
 
@@ -66,7 +65,7 @@ def check(
     """Drive an implementation beside the reference and report every violated clause.
 
     --impl sglang==all, or vllm==all, drives every release, one after the other, and prints which shows which
-    clause; after it may stand +unified, +rust, +overlap (+async): every release that has it.
+    clause; after it may stand +unified, +rust, +overlap (+async, +offload): every release that has it.
     """
     from reference.commands import Mode
     from stateful_tests.check import tiers
@@ -112,30 +111,22 @@ def _driven(
     from ci.report import data as report
     from ci.report.progress import Progress
     from stateful_tests.check import campaign, driving, tiers
-    from stateful_tests.check import masks as known
 
     with ExitStack() as opened:
         before = None if base is None else opened.enter_context(closing(_base(base, asked)))
         system = opened.enter_context(closing(asked.resolve()))
-        if base is None and asked.checkout is not None and (before := _taken_from(system, asked)) is not None:
-            opened.enter_context(closing(before))
         plan = tiers.for_system(plan, system)
         strange, cuda = ":" in asked.impl, asked.device == "cuda"  # a stranger's may hold what there is once
         named = driving.Named(asked.impl, asked.device, asked.checkout, **worker_limits())
         with where(pays=not strange and not cuda, fork=not cuda) as executor, Progress() as progress:
             saved = Saved(system.name, save_dir, progress.say)
             with unusable(f"--impl {asked.impl}: "):
-                masks = []
-                for mask in known.masks(system, before):
-                    masks.append(mask)
-                    progress.say(mask.line)
-                named = named._replace(asked=known.asked(system, masks))
                 result = campaign.run(
-                    system, plan, progress, before, executor=executor, named=named, found=saved, masks=masks
+                    system, plan, progress, before, executor=executor, named=named, found=saved
                 )
         data = report.check_data(
-            result, plan, capabilities=system.capabilities, masks=masks,
-            base=None if before is None else before.name,
+            result, plan, capabilities=system.capabilities,
+            base=None if before is None else report.on_base(before, result.findings),
         )  # fmt: skip
 
     def save() -> None:
@@ -159,18 +150,6 @@ def _base(named: str, asked: Asked) -> System:
             with unusable("it does not load: "):
                 system.reset(sizes)
     return system
-
-
-def _taken_from(system: Any, asked: Asked) -> System | None:
-    """The release that a checkout was taken for, driven in the same ways; None where it cannot be had."""
-    engine, of_checkout, ways = system.name.partition("@checkout")
-    if not of_checkout:
-        return None
-    try:
-        return Asked(f"{engine}=={system.release}{ways}", None, asked.device).resolve()
-    except Unusable as error:
-        click.echo(f"kvspec: without a base: {error}", err=True)
-        return None
 
 
 @click.command()

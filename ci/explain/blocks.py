@@ -3,7 +3,7 @@
 from ci.explain.history import Past, some
 from reference.blocks.clauses import BlockStep
 from reference.blocks.clauses.step import window_start
-from reference.failures import AtBlock, AtCount, AtNamed, AtTable, AtText, Place
+from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place
 from stateful_tests.lockstep.results import EngineMoment
 
 
@@ -33,6 +33,8 @@ def rule(past: Past) -> str | None:
             return f"{past.here} gives no batch with {some(len(facts.free), 'block')} free: {waiting}"
         case (AtBlock(block), *_):
             return _of_block(past, block)
+        case (AtChunk(chunk), *_):
+            return _of_chunk(past, chunk)
         case (AtCount(who) | AtText(who) | AtNamed(_, who), *_) if who in facts.requests:
             said = f"{past.here}: {violation.observed}, where {violation.expected}"
             return f"{said}; {_of_request(past, who)}"
@@ -79,6 +81,23 @@ def _of_block(past: Past, block: int) -> str:
     violation = past.violation
     said.append(_written(past, block))
     return f"by the rules {violation.expected}, and {violation.observed}; of block {block}: {', '.join(said)}"
+
+
+def _of_chunk(past: Past, chunk: int) -> str:
+    """Since when a hash names a chunk, and what was moved into it last."""
+    said = [f"by the rules {past.violation.expected}, and {past.violation.observed}"]
+    if any(key.chunk == chunk for key in past.now.facts.host.keys):
+        named = past.first_since(
+            f"{chunk} has its hash", lambda m: any(key.chunk == chunk for key in m.facts.host.keys)
+        )
+        said.append(f"a hash names it {named}")
+    for at, moment in reversed(list(enumerate(past.run.history, past.run.first))):
+        for job in moment.facts.transfers:
+            blocks = [part[1] for part in job.parts if part[2] == chunk]
+            if blocks and job.copied and not job.load:
+                moved = f"store {job.job} has moved block {' and '.join(map(str, blocks))} into it"
+                return f"{', '.join(said)}; {moved} by {past.command(at)}"
+    return f"{', '.join(said)}; no store in sight has written it"
 
 
 def _written(past: Past, block: int) -> str:

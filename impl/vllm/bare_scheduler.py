@@ -79,7 +79,11 @@ def pool_of(config: Any) -> Any:
             shape["sliding_window"] = group.window
         spec = kind(**taken(kind, shape | {"block_size": group.block_size}))
         groups.append(interface.KVCacheGroupSpec([f"layer{at}"], spec))
-    return interface.KVCacheConfig(num_blocks=config.blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+    made = interface.KVCacheConfig(num_blocks=config.blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+    if config.host_chunks:  # the size of host memory follows from that of a block
+        layers = [name for group in groups for name in group.layer_names]
+        made.kv_cache_tensors = [Values(size=64 * made.num_blocks, shared_by=layers)]
+    return made
 
 
 def block_sizes(utils: Any, pool: Any, settings: Any, config: Any) -> tuple[int, int]:
@@ -108,7 +112,7 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
         uses_draft_model=no, use_dflash=no, use_dspark=no, use_ngram_gpu=no, use_multi_module_mtp=no,
         uses_extract_hidden_states=no,
     )  # fmt: skip
-    return Values(
+    settings = Values(
         scheduler_config=Values(
             max_num_seqs=config.max_seqs, max_num_batched_tokens=config.max_batched_tokens,
             max_model_len=config.max_model_len, policy="priority" if config.priority else "fcfs",
@@ -135,6 +139,35 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
         ec_manager_config=Values(get_encoder_cache_manager_obj=lambda: None),
         aux_output_config=Values(enabled=False),
     )  # fmt: skip
+    if config.host_chunks:
+        offloading(vars(settings), config)
+    return settings
+
+
+def offloading(settings: dict[str, Any], config: Any) -> None:
+    """Settings of a server with an OffloadingConnector; a chunk has 4,096 bytes, whatever it holds."""
+    extra = {
+        "cpu_bytes_to_use": 4096 * config.host_chunks, "num_cpu_blocks": config.host_chunks,
+        "offload_prompt_only": bool(config.prompt_only),
+        "sync_load_budget_bytes": (1 << 30) * bool(config.sync_loads),
+        "eviction_policy": "arc" if config.arc else "lru", "store_threshold": 0,
+    }  # fmt: skip
+    if config.chunk_blocks > 1:
+        extra["block_size"] = config.chunk_blocks * config.groups[0].block_size  # all groups have it
+    settings["kv_transfer_config"] = Values(
+        kv_connector_extra_config=extra, get_from_extra_config=extra.get,
+        kv_connector="OffloadingConnector", kv_role="kv_both", engine_id="engine",
+        kv_load_failure_policy="recompute", is_kv_consumer=True, is_kv_producer=True,
+    )  # fmt: skip
+    vars(settings["parallel_config"]).update(
+        world_size=1, tensor_parallel_size=1, nnodes_within_dp=1, rank=0, data_parallel_rank_local=0
+    )
+    vars(settings["model_config"]).update(
+        use_mla=False, get_total_num_kv_heads=lambda: 1, model="model", dtype="float32"
+    )
+    settings["cache_config"].cache_dtype = "auto"
+    settings["attention_config"] = Values()
+    settings["num_hash_lookahead_tokens"] = 0  # as config/vllm.py has it beside a connector
 
 
 def requests_by(hasher: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """Carries commands out on a release's scheduler, as its engine core does, and gathers the facts.
 
-`python -m impl.vllm.driver ROOT [--async] [--v2]` is the worker of a release. A release's module state is
-global, so each worker has one.
+`python -m impl.vllm.driver ROOT [--async] [--v2] [--offload]` is the worker of a release. A release's module
+state is global, so each worker has one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ from impl.process.worker import serve
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
+from impl.vllm.needs import WAYS
+from impl.vllm.offload import Offloading
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
 from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import (
-    Add, End, EngineCommand, More, ResetCache, Schedule, Update, client_tokens,
+    Add, Complete, Copy, End, EngineCommand, More, ResetCache, ResetConnector, Schedule, Update,
+    client_tokens,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact
@@ -33,12 +37,14 @@ from reference.commands import Abort, Done, Outcome, Reason, Refused, prompt_len
 
 class EngineDriver:
     """One release under `root`, in this process. overlap: its asynchronous scheduler, with two steps in
-    flight; v2: model runner V2."""
+    flight; v2: model runner V2; offloads: with its OffloadingConnector."""
 
     name, capabilities = "", Capabilities()  # VLLMSystem says both
 
-    def __init__(self, root: Path, overlap: bool = False, v2: bool = False) -> None:
-        install(root)
+    def __init__(
+        self, root: Path, overlap: bool = False, v2: bool = False, offloads: bool = False
+    ) -> None:
+        install(root, offloads=offloads)
         self._root = root
         self.overlap, self.v2 = overlap, v2
         self._methods = {} if v2 else runner_methods(root)
@@ -51,18 +57,25 @@ class EngineDriver:
         self._utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
         self._commands: dict[type, Callable[[Any], None]] = {
             Add: self._add, More: self._more, End: self._end, Abort: self._abort, ResetCache: self._reset,
-            Schedule: self._schedule, Update: self._update,
+            Schedule: self._schedule, Update: self._update, Copy: self._copy, Complete: self._complete,
+            ResetConnector: self._reset_connector,
         }  # fmt: skip
+        self._offloads = offloads
 
     def reset(self, geometry: EngineConfig) -> None:
         """Start an engine of these sizes."""
+        if geometry.host_chunks and not self._offloads:
+            raise UnusableImplementation("host_chunks: it is driven without its connector; +offload has it")
         if self.overlap and geometry.drafts and not self._spec_overlap:
             raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
         self.config = config = geometry
         self._stamps = Stamps()
         self.scheduler, self._request = start(config, self.overlap, self._stamps, self.v2)
         self.runner = self._worker(config)
-        self._in_flight: deque[tuple[Any, Ran]] = deque()
+        self._host = (
+            Offloading(self.scheduler, self.runner, config, self._stamps) if config.host_chunks else None
+        )
+        self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
         self._names: dict[str, str] = {}
         self._ended: set[str] = set()
@@ -82,7 +95,7 @@ class EngineDriver:
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         self._lanes, self._given, self._reset_done = (), (), False
-        if self._in_step and not isinstance(command, (Abort, Update)):
+        if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete)):
             return Refused(Reason.WRONG_PHASE)
         unset = r"\w*config\.\w+"
         said = "does not fit the adapter", "vLLM"
@@ -164,11 +177,15 @@ class EngineDriver:
         require(self.scheduler.has_requests(), Reason.EMPTY)
         scheduled = self.scheduler.schedule()
         stop = [self._ids.get(name, "") for name in command.stop]
-        ran = self.runner.run(scheduled, command.accept, stop)
+        forward = partial(self.runner.run, scheduled, command.accept, stop)
+        ran, moved = self._host.around(scheduled, forward) if self._host is not None else (forward(), None)
+        outcome = results(ran.sampled)
+        if moved is not None:
+            outcome.kv_connector_output = moved
         if ran.lanes:
-            self._in_flight.append((scheduled, ran))
+            self._in_flight.append((scheduled, ran, outcome))
         else:
-            self.scheduler.update_from_output(scheduled, results(ran.sampled))
+            self.scheduler.update_from_output(scheduled, outcome)
         # The engine core fills its queue of batches first (EngineCore.step_with_batch_queue).
         self._in_step = len(self._in_flight) > self.overlap or bool(self._in_flight and not ran.lanes)
         self._lanes = tuple(lane._replace(request=self._names[lane.request]) for lane in ran.lanes)
@@ -181,8 +198,8 @@ class EngineDriver:
         require(self._in_flight, Reason.EMPTY)
         require(self._due(), Reason.WRONG_PHASE)
         self._in_step = False
-        scheduled, ran = self._in_flight.popleft()
-        given = self.scheduler.update_from_output(scheduled, results(ran.sampled))
+        scheduled, ran, outcome = self._in_flight.popleft()
+        given = self.scheduler.update_from_output(scheduled, outcome)
         self._given = tuple(
             Output(self._names[out.request_id], tuple(out.new_token_ids), _reason(out.finish_reason))
             for one in given.values()
@@ -196,6 +213,18 @@ class EngineDriver:
             kind = self._outputs.DraftTokenIds
             self.scheduler.update_draft_token_ids(kind(list(drafts), list(drafts.values())))
 
+    # -- transfers --------------------------------------------------------------------------------
+
+    def _copy(self, command: Copy) -> None:
+        require(self._host is not None and self._host.transfers.copy(command.load), Reason.EMPTY)
+
+    def _complete(self, command: Complete) -> None:
+        require(self._host is not None and self._host.transfers.complete(command.load), Reason.EMPTY)
+
+    def _reset_connector(self, _: ResetConnector) -> None:
+        require(self._host is not None, Reason.EMPTY)
+        self.scheduler.reset_connector_cache()
+
     # -- facts ------------------------------------------------------------------------------------
 
     def view(self) -> BlockFacts:
@@ -204,8 +233,13 @@ class EngineDriver:
         pool, groups = manager.block_pool, self.config.groups
         managers = manager.coordinator.single_type_managers
         requests = {}
+        deferred = [blocks for _, blocks in getattr(self.scheduler, "deferred_frees", ())]
+        kept = [block.block_id for blocks in deferred for block in blocks]
         for name, request in self.scheduler.requests.items():
             tables = tuple(tuple(b.block_id for b in m.req_to_blocks.get(name, ())) for m in managers)
+            if request.is_finished():  # a load writes its blocks yet
+                kept += [block for table in tables for block in table]
+                continue
             requests[self._names[name]] = RequestFact(
                 request.status.name, tuple(request._all_token_ids), request.num_computed_tokens, tables
             )  # fmt: skip
@@ -222,8 +256,8 @@ class EngineDriver:
         for blocks in getattr(cache, "_cache", cache).values():
             for block in blocks.values() if isinstance(blocks, dict) else (blocks,):
                 mapped[block.block_id] = mapped.get(block.block_id, 0) + 1
-        kept = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
-        kept.update(*(m.num_cached_block for m in managers))
+        named = {name for m in managers for name, blocks in m.req_to_blocks.items() if blocks}
+        named.update(*(m.num_cached_block for m in managers))
         written = self.runner.memory
         memory = [written.get(block.block_id, (-1, ())) for block in pool.blocks]
         known = self.scheduler.requests
@@ -234,13 +268,15 @@ class EngineDriver:
             published=tuple(published),
             mapped=mapped,
             requests=requests,
-            leftovers=tuple(self._names.get(name, name) for name in kept if name not in known),
+            leftovers=tuple(self._names.get(name, name) for name in named if name not in known),
             lanes=self._lanes,
             outputs=self._given,
             reset=self._reset_done,
             steps_in_flight=len(self._in_flight),
             results_due=self._due(),
             in_step=self._in_step,
+            kept=tuple(kept),
+            host=self._host.facts() if self._host is not None else None,
         )
 
 
@@ -252,4 +288,5 @@ if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     importlib.import_module("torch").set_num_threads(1)
     root, options = Path(sys.argv[1]), sys.argv[2:]
-    sys.exit(serve(lambda: EngineDriver(root, overlap="--async" in options, v2="--v2" in options), root))
+    ways = {way: f"--{word}" in options for way, word in WAYS.items()}
+    sys.exit(serve(lambda: EngineDriver(root, **ways), root))

@@ -17,11 +17,13 @@ from typing import Any
 from impl import fetch
 from impl.adapter import UnusableImplementation
 from impl.vllm.modules import RUNNER, RUNNER_V2
+from impl.vllm.offload import CONNECTOR
+from impl.vllm.offload import FILES as OFFLOAD
 
 _NEEDED = (
     "vllm/v1/core/", "vllm/v1/request.py", "vllm/v1/kv_cache_", "vllm/v1/hisparse/",
     "vllm/v1/engine/__init__.py", "vllm/v1/outputs.py", "vllm/v1/metrics/", "vllm/v1/kv_hints.py",
-    "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2,
+    "vllm/v1/spec_decode/", "vllm/utils/", RUNNER, *RUNNER_V2, *OFFLOAD,
 )  # fmt: skip
 _TIMEOUT_S = 60
 
@@ -63,17 +65,18 @@ class _Ranges(io.RawIOBase):
         return len(got)
 
 
-def release_root(version: str, v2: bool = False) -> Path:
-    """The folder that holds `vllm/` of this release (see `impl.fetch`). v2: with model runner V2, which is
-    added to a folder from before it was fetched."""
+def release_root(version: str, v2: bool = False, offloads: bool = False) -> Path:
+    """The folder that holds `vllm/` of this release (see `impl.fetch`). v2: with model runner V2; offloads:
+    with its connector. Both are added to a folder from before they were fetched."""
     unpacked = partial(_unpacked, f"vllm=={version}")
     root = fetch.release_root("vllm", version, unpacked)
-    if v2 and not (root / RUNNER_V2[0]).is_file():
+    wanted = [RUNNER_V2[0]] * v2 + [CONNECTOR] * offloads
+    if not all((root / file).is_file() for file in wanted):
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as work:
             unpacked(Path(work), whole := Path(work) / "unpacked")
-            for file in filter(lambda file: (whole / file).is_file(), RUNNER_V2):
-                (root / file).parent.mkdir(parents=True, exist_ok=True)
-                (whole / file).replace(root / file)
+            for file in filter(Path.is_file, whole.rglob("*")):
+                (target := root / file.relative_to(whole)).parent.mkdir(parents=True, exist_ok=True)
+                file.replace(target)
             fetch.seal(root)
     return root
 

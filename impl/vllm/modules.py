@@ -110,7 +110,10 @@ def _provided() -> Provided:
             "strip_covered_mm_data": lambda features, *_, **__: features,
         },
         "vllm.platforms": {
-            "current_platform": Values(is_xpu=_no, is_tpu=_no, register_custom_kv_cache_specs=_no),
+            "current_platform": Values(
+                is_xpu=_no, is_tpu=_no, register_custom_kv_cache_specs=_no, is_cuda=_no, is_rocm=_no,
+                is_cuda_alike=_no,
+            ),
         },
         "vllm.distributed.kv_events": {"MEDIUM_GPU": "GPU", "MEDIUM_CPU": "CPU"},
         "vllm.envs": {"VLLM_USE_V2_MODEL_RUNNER": None, "VLLM_PREFIX_CACHE_RETENTION_INTERVAL": None},
@@ -119,11 +122,19 @@ def _provided() -> Provided:
     }  # fmt: skip
 
 
-def install(root: Path, _: str = "") -> None:
-    """Hook the imports of this process up to the vLLM under `root`, of whichever version."""
+def install(root: Path, _: str = "", offloads: bool = False) -> None:
+    """Hook the imports of this process up to the vLLM under `root`, of whichever version. offloads: with its
+    OffloadingConnector."""
     engine = (root / "vllm/v1/engine").glob("*.py")
     never = tuple(f"vllm.v1.engine.{file.stem}" for file in engine if file.stem != "__init__")
-    install_hook(root, replace(VLLM, inert=never), _provided())
+    if not offloads:
+        install_hook(root, replace(VLLM, inert=never), _provided())
+        return
+    from impl.vllm import offload
+
+    modules = replace(VLLM, real=VLLM.real + offload.REAL, inert=never + offload.INERT)
+    install_hook(root, modules, _provided() | offload.provided())
+    offload.expose()
 
 
 def runner_methods(root: Path) -> dict[str, Any]:

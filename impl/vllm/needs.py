@@ -9,6 +9,7 @@ from impl import probe
 from impl.adapter import UnusableImplementation
 from impl.vllm.modules import VLLM
 
+WAYS = {"overlap": "async", "v2": "v2", "offloads": "offload"}  # to run an engine, and how they are asked for
 RELEASES = tuple(f"0.{minor}.0" for minor in range(11, 34))
 # ruff: noqa: E501
 NEEDS = """
@@ -34,12 +35,19 @@ NEEDS_V2 = """
 0.31.0 ... v1/worker/gpu/block_table.py | BlockTables
 0.31.0 ... v1/worker/gpu/input_batch.py | InputBuffers; get_num_sampled_and_rejected(_, _, _, _, _)
 """
+NEEDS_OFFLOAD = """
+0.22.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector
+0.22.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.lookup(_, _); CPUOffloadingManager.prepare_load(_, _); CPUOffloadingManager.reset_cache()
+0.22.0 ... v1/core/sched/scheduler.py | Scheduler.reset_connector_cache()
+"""
+SINCE = {"v2": "0.31.0", "offload": "0.22.0"}  # the first release that is driven so
 
 
-def require(root: Path, name: str, v2: bool = False) -> None:
+def require(root: Path, name: str, v2: bool = False, offloads: bool = False) -> None:
     """Raise UnusableImplementation that names the first thing that the files under `root` lack. v2: for model
-    runner V2."""
-    needs = tuple(probe.needs(NEEDS + (NEEDS_V2.lstrip() if v2 else "")))
+    runner V2; offloads: for its OffloadingConnector."""
+    more = NEEDS_V2.lstrip() * v2 + NEEDS_OFFLOAD.lstrip() * offloads
+    needs = tuple(probe.needs(NEEDS + more))
     missing = probe.Checkout(root, "vllm", VLLM, needs).missing(RELEASES[-1], list(RELEASES))
     if missing:
         (what, file), more = missing[0], f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
-from impl.vllm.needs import RELEASES, require
-from reference.blocks.commands import ENGINE_COMMANDS
+from impl.vllm.needs import WAYS, require
+from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
 from reference.commands import Mode
 
 
 class VLLMSystem(WorkerSystem):
     """A release (`version`) or a checkout (`path`) of vLLM. overlap: its asynchronous scheduler; v2: model
-    runner V2.
+    runner V2; offloads: with its OffloadingConnector.
 
     The files are fetched here, the worker starts with the first `reset`. Raises UnusableImplementation when
     the release cannot be had.
     """
 
-    remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
-        commands=frozenset(kind.__name__ for kind in ENGINE_COMMANDS), modes=(Mode.FAITHFUL,)
+        commands=frozenset(kind.__name__ for kind in (*set(ENGINE_COMMANDS) - set(TRANSFER_COMMANDS),)),
+        modes=(Mode.FAITHFUL,),
     )
 
     def __init__(
@@ -35,32 +34,28 @@ class VLLMSystem(WorkerSystem):
         *,
         overlap: bool = False,
         v2: bool = False,
+        offloads: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
         super().__init__(limits)
         if (version is None) == (path is None):
             raise UnusableImplementation("vllm: give a version or the path of a checkout")
+        self.ways = {"overlap": overlap, "v2": v2, "offloads": offloads}
         self.overlap, self.v2 = overlap, v2
         if path is not None:
             self.root = checkout_root(path)
             self.name = "vllm@checkout"
         else:
             assert version is not None
-            self.root = release_root(version, v2)
+            self.root = release_root(version, v2, offloads)
             self.name = f"vllm=={version}"
-        require(self.root, self.name, v2)
-        self.release = version or self._taken_for(self.root)
-        self.name += "+async" * overlap + "+v2" * v2
-
-    def _taken_for(self, root: Path) -> str:
-        """The release that a checkout states, where it is one that is driven, else the newest."""
-        file = root / "vllm" / "_version.py"
-        text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        stated = re.search(r"version = '(\d+\.\d+\.\d+)", text)
-        release = stated[1] if stated and stated[1] in RELEASES else RELEASES[-1]
-        self.remark = f"{root}: taken for {release}"
-        return release
+        require(self.root, self.name, v2, offloads)
+        if offloads:
+            every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
+            self.capabilities = replace(self.capabilities, commands=every)
+        self.release = version or "checkout"
+        self.name += "".join(f"+{WAYS[way]}" for way, given in self.ways.items() if given)
 
     def command_line(self) -> list[str]:
-        options = ["--async"] * self.overlap + ["--v2"] * self.v2
+        options = [f"--{WAYS[way]}" for way, given in self.ways.items() if given]
         return [sys.executable, "-m", "impl.vllm.driver", str(self.root), *options]

@@ -69,8 +69,32 @@ class Update:
     drafts: int = 16
 
 
-EngineCommand = Union[Add, More, End, Abort, ResetCache, Schedule, Update]
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The oldest transfer that has not moved its KV does so now: it reads its source and writes its
+    destination. load: of those from the host, else of those to it."""
+
+    load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The oldest transfer completes; KV that it has not moved is moved first. The engine learns of it with
+    its next batch. load: of those from the host, else of those to it."""
+
+    load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResetConnector:
+    """Forget every copy in host memory."""
+
+
+EngineCommand = Union[
+    Add, More, End, Abort, ResetCache, Schedule, Update, Copy, Complete, ResetConnector
+]
 ENGINE_COMMANDS: tuple[type, ...] = get_args(EngineCommand)
+TRANSFER_COMMANDS = (Copy, Complete, ResetConnector)  # of engines with host memory
 STOP_TOKEN = 1  # no other token is so small
 
 

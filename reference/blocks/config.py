@@ -16,6 +16,8 @@ BOUNDS = {
     "max_seqs": (1, 256),
     "drafts": (0, 16),
     "long_prefill": (0, 1 << 12),
+    "host_chunks": (0, 1 << 12),
+    "chunk_blocks": (1, 16),
 }
 MAX_GROUPS = 8
 MAX_SLOTS = 1 << 16
@@ -37,6 +39,9 @@ class EngineConfig:
     requests. drafts: tokens that a drafter proposes for each round; eagle: it writes KV of its own, so slots
     are taken ahead, and a cache hit leaves out its last block. long_prefill: the longest chunk of a prompt
     while others wait, 0 for no limit. priority: the waiting are ordered by it, not by arrival.
+    host_chunks: chunks of host memory that blocks are offloaded to, 0 for none; chunk_blocks: blocks of a
+    chunk; arc: evicted by ARC instead of LRU; sync_loads: a load may be done within the step that needs it;
+    prompt_only: outputs are not offloaded.
     Raises GeometryError when a size is out of bounds or the sizes do not fit together.
     """
 
@@ -51,6 +56,11 @@ class EngineConfig:
     chunked: bool = True
     priority: bool = False
     long_prefill: int = 0
+    host_chunks: int = 0
+    chunk_blocks: int = 1
+    arc: bool = False
+    sync_loads: bool = False
+    prompt_only: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.groups) <= MAX_GROUPS:
@@ -74,6 +84,10 @@ class EngineConfig:
             raise GeometryError("max_batched_tokens", f"must hold {rounds}")
         if not self.chunked and self.max_batched_tokens < self.max_model_len:
             raise GeometryError("max_batched_tokens", "must hold a prompt of max_model_len where none is cut")
+        if self.chunk_blocks > 1 and len({group.block_size for group in self.groups}) > 1:
+            raise GeometryError("chunk_blocks", "must be 1 where groups have blocks of several sizes")
+        if self.host_chunks and not self.caching:
+            raise GeometryError("host_chunks", "needs caching: blocks are offloaded by their hashes")
         if self.blocks < (need := sum(map(self.most_blocks, self.groups))):
             raise GeometryError("blocks", f"one request of max_model_len needs {need} of them")
 
@@ -99,6 +113,13 @@ ENGINE_PRESETS: dict[str, EngineConfig] = {
     "block16": EngineConfig((LayerGroup(16), LayerGroup(16, 20)), 10, 64, 32, max_seqs=3),
     "tight": EngineConfig((_TWO,), 8, 16, 12, max_seqs=3, priority=True, long_prefill=3),
     "uncached": EngineConfig((_TWO, _NEAR), 18, 16, 16, max_seqs=3, caching=False, chunked=False),
+    "host": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=6),
+    "host-small": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=2, sync_loads=True),
+    "host-chunks": EngineConfig((_TWO,), 10, 16, 8, max_seqs=3, host_chunks=8, chunk_blocks=2, arc=True),
+    "host-hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3, host_chunks=16),
+    "host-window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3, host_chunks=8, prompt_only=True),
+    "host-drafts": EngineConfig((_TWO, LayerGroup(2, 4)), 22, 18, 12, max_seqs=3, drafts=2, host_chunks=12),
+    "host-priority": EngineConfig((_TWO,), 8, 16, 12, max_seqs=3, priority=True, host_chunks=12, arc=True),
 }
 
 

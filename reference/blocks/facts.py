@@ -63,6 +63,45 @@ class Published(NamedTuple):
     stamps: tuple[int, ...]
 
 
+Part = tuple[int, int, int, int]  # group, block, chunk of host memory, index of the block in the chunk
+
+
+class Transfer(NamedTuple):
+    """A job between blocks and host memory that the scheduler has begun and not seen completed. load: from
+    the host, else to it. submitted: to the device; copied: its KV was moved; completed: by the device;
+    stale: from before a reset of host memory, so that the scheduler only waits for its end."""
+
+    job: int
+    load: bool
+    parts: tuple[Part, ...]
+    submitted: bool = False
+    copied: bool = False
+    completed: bool = False
+    stale: bool = False
+
+
+class HostKey(NamedTuple):
+    """A chunk that is kept under a hash. stamps: of the tokens that it is of, from the chunk's first slot on.
+    pins: loads that read it, -1 while it is written."""
+
+    chunk: int
+    group: int
+    stamps: tuple[int, ...]
+    pins: int
+
+
+class HostFacts(NamedTuple):
+    """Host memory. chunks: that were handed out at least once. memory: for each of them, by block, the group
+    that the KV is of (-1: none) and its stamps. records: what the connector keeps for nobody, in words."""
+
+    chunks: int
+    free: tuple[int, ...]
+    memory: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
+    keys: tuple[HostKey, ...]
+    transfers: tuple[Transfer, ...]
+    records: tuple[str, ...] = ()
+
+
 class BlockFacts(NamedTuple):
     """An engine at rest after a command.
 
@@ -72,6 +111,8 @@ class BlockFacts(NamedTuple):
     lanes: of a Schedule; outputs: of an Update; reset: whether a ResetCache succeeded. steps_in_flight:
     batches whose results wait; results_due: the oldest are taken next, as nothing more can be scheduled
     before; in_step: in the very step that has scheduled, so that of what clients do only aborts come before.
+    kept: blocks of requests that are gone, which a step or a transfer in flight still uses, once for each
+    table that named them. host: None without host memory.
     """
 
     refs: tuple[int, ...]
@@ -87,3 +128,10 @@ class BlockFacts(NamedTuple):
     steps_in_flight: int = 0
     results_due: bool = False
     in_step: bool = False
+    kept: tuple[int, ...] = ()
+    host: HostFacts | None = None
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """Transfers in flight."""
+        return self.host.transfers if self.host is not None else ()

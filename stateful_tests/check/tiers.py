@@ -101,7 +101,8 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
     for."""
     machines, presets = (tuple(MACHINES), tuple(PRESETS))
     if system.capabilities.schedules:
-        machines, presets = (CLIENTS,), tuple(ENGINE_PRESETS)
+        machines, hosts = (CLIENTS,), "Copy" in system.capabilities.commands
+        presets = tuple(n for n, config in ENGINE_PRESETS.items() if bool(config.host_chunks) == hosts)
     if plan.presets == tuple(PRESETS):
         plan = replace(plan, presets=presets)
     return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan

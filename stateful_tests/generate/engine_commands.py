@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from reference.blocks.commands import Add, End, EngineCommand, More, ResetCache, Schedule, Update
+from reference.blocks.commands import (
+    Add, Complete, Copy, End, EngineCommand, More, ResetCache, ResetConnector, Schedule, Update,
+)  # fmt: skip
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts
 from reference.blocks.ledger import Bearer, Ledger
@@ -25,6 +27,7 @@ class EngineProfile:
 
     names: requests at a time. sessions: of those added, how many are. long: prompts of half of max_model_len.
     accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len.
+    slow: transfers wait, the more so the larger it is; forget: host memory is reset.
     """
 
     names: tuple[str, ...]
@@ -37,6 +40,8 @@ class EngineProfile:
     long: bool
     busy: bool
     overlong: bool
+    slow: int
+    forget: int
 
 
 def draw_engine_profile(source: Choices) -> EngineProfile:
@@ -52,6 +57,8 @@ def draw_engine_profile(source: Choices) -> EngineProfile:
         long=once_in(source, 3),
         busy=once_in(source, 2),
         overlong=once_in(source, 8),
+        slow=pick(source, (1, 2, 4, 12)),
+        forget=pick(source, (0, 0, 0, 30)),
     )
 
 
@@ -70,7 +77,14 @@ def draw_engine_config(source: Choices, like: EngineConfig) -> EngineConfig:
         drafts=drafts, blocks=1 << 10, priority=once_in(source, 3), long_prefill=pick(source, (0, 0, 2, 5)),
     )  # fmt: skip
     need = sum(made.most_blocks(group) for group in groups)
-    return replace(made, blocks=need + source.upto(need))
+    made = replace(made, blocks=need + source.upto(need))
+    if not like.host_chunks:
+        return made
+    chunk = 1 if not equal else pick(source, (1, 1, 2, 3))
+    return replace(
+        made, host_chunks=1 + source.upto(2 * need), chunk_blocks=chunk, arc=once_in(source, 2),
+        sync_loads=once_in(source, 3), prompt_only=once_in(source, 4),
+    )  # fmt: skip
 
 
 def propose_engine_command(
@@ -82,6 +96,8 @@ def propose_engine_command(
     client = once_in(source, 3 if profile.busy else 6) or not there
     if profile.abort and there and once_in(source, profile.abort):
         return Abort(pick(source, there).name)
+    if facts.host is not None and (moved := _transfer(facts, source, profile)) is not None:
+        return moved
     if facts.in_step:
         return Update(pick(source, DRAFTS))
     if profile.reset and once_in(source, profile.reset):
@@ -97,6 +113,17 @@ def propose_engine_command(
     if facts.results_due:
         return Update(pick(source, DRAFTS))
     return _schedule(ledger, there, source, profile)
+
+
+def _transfer(facts: BlockFacts, source: Choices, profile: EngineProfile) -> EngineCommand | None:
+    """What the device that moves KV does now, or a reset of host memory."""
+    moving = [job for job in facts.transfers if job.submitted and not job.completed]
+    if moving and once_in(source, profile.slow):
+        job = pick(source, moving)
+        return Complete(job.load) if job.copied or once_in(source, 2) else Copy(job.load)
+    if not facts.in_step and profile.forget and once_in(source, profile.forget):
+        return ResetConnector()
+    return None
 
 
 def _schedule(ledger: Ledger, there: list[Bearer], source: Choices, profile: EngineProfile) -> Schedule:
@@ -148,9 +175,12 @@ def engine_finale(ledger: Ledger, facts: BlockFacts) -> EngineCommand | None:
     """What ends a run, command by command, until nobody is there; then the cache is forgotten."""
     if facts.in_step:
         return Update()
+    moving = [job for job in facts.transfers if job.submitted and not job.completed]
+    if moving:
+        return Complete(moving[0].load)
     for bearer in ledger.bearers.values():
         if bearer.resumable and None not in bearer.turns:
             return End(bearer.name)
     if facts.results_due:
         return Update()
-    return Schedule() if ledger.bearers or facts.steps_in_flight else None
+    return Schedule() if ledger.bearers or facts.steps_in_flight or facts.transfers else None

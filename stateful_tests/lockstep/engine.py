@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from contextlib import suppress
+from collections.abc import Iterator
 
 from impl.adapter import EngineSystem, UnusableImplementation
 from impl.process.failures import described
@@ -133,4 +134,27 @@ def _said(before: BlockFacts, now: BlockFacts) -> list[str]:
     for word, blocks in (("published", named - was_named), ("forgotten", was_named - named)):
         if blocks:
             said.append(f"{word}: {' '.join(map(str, sorted(blocks)))}")
-    return said
+    return said + list(_moved(before, now))
+
+
+def _moved(before: BlockFacts, now: BlockFacts) -> Iterator[str]:
+    """What transfers did, and what host memory keeps."""
+    were, are = ({job.job: job for job in facts.transfers} for facts in (before, now))
+    for number in sorted(were | are):
+        was, job = were.get(number), are.get(number) or were[number]
+        what = f"{'load' if job.load else 'store'} {number}"
+        if was is None:
+            blocks, chunks = (" ".join(str(part[at]) for part in job.parts) for at in (1, 2))
+            ends = (f"blocks {blocks}", f"chunks {chunks}")
+            yield f"{what}: {' to '.join(reversed(ends) if job.load else ends)}"
+        if job.copied and not job.completed and not (was and was.copied):
+            yield f"{what} has copied"
+        if job.completed and not (was and was.completed):
+            yield f"{what} completes"
+        if number not in are:
+            yield f"{what} has ended"
+    kept, keeps = ({(key.chunk, key.stamps) for key in facts.host.keys} if facts.host else set()
+                   for facts in (before, now))  # fmt: skip
+    for word, keys in (("under a hash", keeps - kept), ("forgotten", kept - keeps)):
+        if keys:
+            yield f"chunks {word}: {' '.join(str(chunk) for chunk, _ in sorted(keys))}"

@@ -26,7 +26,7 @@ def resolve(
     sglang | vllm | transformers, with a `checkout` of it
     After either sglang `+unified` or `+rust`: with that radix tree, where a release has the choice (see
     impl.sglang.releases.variants); and `+overlap`: with overlap scheduling; after vllm `+async` for the same,
-    and `+v2` for model runner V2.
+    `+v2` for model runner V2 and `+offload` for its OffloadingConnector.
     calls: it notes them (see SGLangSystem). limits: of a worker process. in_process: false drives a factory's
     system in one. Raises UnusableImplementation with a one-line reason.
     """
@@ -65,12 +65,14 @@ def resolve(
         system.capabilities = replace(system.capabilities, known=known)
         return system
     if engine == "vllm":
+        from impl.vllm.needs import WAYS
         from impl.vllm.system import VLLMSystem
 
-        if ways not in ([], ["async"], ["v2"], ["async", "v2"]):
-            raise UnusableImplementation(f"--impl {spec!r}: after a release goes +async, then +v2")
-        overlap, v2 = "async" in ways, "v2" in ways
-        return VLLMSystem(version=version or None, path=checkout, overlap=overlap, v2=v2, limits=limits)
+        given = {way: word in ways for way, word in WAYS.items()}
+        if ways != [WAYS[way] for way in WAYS if given[way]]:
+            order = ", then +".join(WAYS.values())
+            raise UnusableImplementation(f"--impl {spec!r}: after a release goes +{order}")
+        return VLLMSystem(version=version or None, path=checkout, **given, limits=limits)
     if engine == "transformers":
         from impl.transformers_paging.loading import TransformersSystem
 

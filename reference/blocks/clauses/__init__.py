@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from reference.blocks.clauses import blocks, runs, texts, windows
+from reference.blocks.clauses import blocks, host, runs, texts, transfers, windows
 from reference.blocks.clauses.step import REGISTERED, BlockStep
 from reference.blocks.commands import Schedule
 from reference.clauses import CLAUSES, Clause, by_cause
@@ -13,7 +13,7 @@ from reference.clauses.base import in_order
 from reference.failures import Failure
 
 __all__ = ["BLOCK_CLAUSES", "EVERY_CLAUSE", "BlockStep", "broken", "broken_off"]
-BLOCK_CLAUSES = in_order(REGISTERED, (texts, runs, blocks, windows))
+BLOCK_CLAUSES = in_order(REGISTERED, (texts, runs, blocks, windows, host, transfers))
 EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES  # of all kinds of systems, in the order of asking
 
 

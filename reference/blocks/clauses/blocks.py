@@ -60,6 +60,7 @@ def _free(step: BlockStep) -> Failure | None:
 )
 def _one_place(step: BlockStep) -> Failure | None:
     for block, named in step.entries.items():
+        named = [each for each in named if each[1] >= 0]
         if len({(group, at) for _, group, at in named}) > 1:
             places = ", ".join(f"{name} group {group} block {at}" for name, group, at in named)
             at = (AtTable(name, group, at) for name, group, at in named)

@@ -91,9 +91,8 @@ def _inputs(step: BlockStep) -> Failure | None:
 @clause(
     "RUN-4",
     "no stall",
-    "While a request waits or runs, nobody is between turns and no step is in flight, a schedule gives a"
-    " batch, or"
-    " preempts somebody.",
+    "While a request waits or runs, nobody is between turns and neither a step nor a transfer is in flight,"
+    " a schedule gives a batch, or preempts somebody.",
     why="Nothing will ever change: the server hangs, and every check of memory is content.",
     rule="blocks.config",
     source="vllm Scheduler.schedule",
@@ -103,6 +102,8 @@ def _inputs(step: BlockStep) -> Failure | None:
 def _stall(step: BlockStep) -> Failure | None:
     if not isinstance(step.command, Schedule) or step.refused or step.after.lanes:
         return None
+    if step.before.transfers or step.after.transfers:
+        return None  # somebody may wait for one
     if step.before.steps_in_flight or any(b.idle for b in step.bearers.values()) or not step.bearers:
         return None
     if step.before.requests != step.after.requests:

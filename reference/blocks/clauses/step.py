@@ -16,6 +16,7 @@ from reference.remembered import remembered
 
 REGISTERED: dict[str, Clause] = {}
 clause = partial(register, REGISTERED)
+IN_FLIGHT = "what is in flight"
 NO_BLOCK, NOT_WRITTEN = -1, 0  # what is read where a table ends; where a slot has no KV of this group
 
 
@@ -35,13 +36,16 @@ class BlockStep:
 
     @remembered
     def entries(self) -> dict[int, list[tuple[str, int, int]]]:
-        """Of each block that a table names: (request, group, index in the table), null blocks left out."""
+        """Of each block that a table names: (request, group, index in the table), null blocks left out. A
+        block that is kept for a step or a transfer in flight has group -1."""
         named: dict[int, list[tuple[str, int, int]]] = {}
         for name, fact in self.after.requests.items():
             for group, blocks in enumerate(fact.tables):
                 for at, block in enumerate(blocks):
                     if block:
                         named.setdefault(block, []).append((name, group, at))
+        for block in self.after.kept:
+            named.setdefault(block, []).append((IN_FLIGHT, -1, 0))
         return named
 
     def held(self) -> Iterator[tuple[str, Bearer, Table]]:

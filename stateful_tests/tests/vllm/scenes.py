@@ -17,7 +17,9 @@ from typing import NamedTuple
 from reference.blocks.clauses import BlockStep, broken
 from reference.blocks.commands import Add, More, Update, client_tokens
 from reference.blocks.config import EngineConfig, LayerGroup
-from reference.blocks.facts import BlockFacts, Lane, Output, Published, RequestFact, Table, chained
+from reference.blocks.facts import (
+    BlockFacts, HostFacts, HostKey, Lane, Output, Published, RequestFact, Table, Transfer, chained,
+)  # fmt: skip
 from reference.blocks.ledger import Ledger
 from reference.failures import Place
 from stateful_tests.lockstep.results import Violation, violation_of
@@ -33,6 +35,8 @@ SIZES = {
     "drafts": EngineConfig((_FULL,), 12, 12, 8, drafts=2),
     "near drafts": EngineConfig((_NEAR,), 12, 12, 8, drafts=2),
     "uncached": EngineConfig((_FULL,), 12, 12, 12, caching=False, chunked=False),
+    "host": EngineConfig((_FULL,), 12, 12, 8, host_chunks=4),
+    "host near": EngineConfig((_NEAR,), 12, 12, 8, host_chunks=4, chunk_blocks=2),
 }
 
 
@@ -80,7 +84,7 @@ class Scene:
     """What there is after the lines so far.
 
     texts: of each request with what was sampled for it; given: with what its client got. waiting: tokens of
-    a next turn, until the one before ends.
+    a next turn, until the one before ends. keys, chunks, transfers: of host memory; kept: blocks.
     """
 
     config: EngineConfig
@@ -91,6 +95,10 @@ class Scene:
     batches: deque[dict[str, tuple[int, ...]]] = field(default_factory=deque)
     waiting: dict[str, list[int]] = field(default_factory=dict)
     serial: int = 0
+    keys: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    chunks: dict[int, list[tuple[int, tuple[int, ...]]]] = field(default_factory=dict)
+    transfers: dict[int, Transfer] = field(default_factory=dict)
+    kept: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.memory: list[tuple[int, tuple[int, ...]]] = [(-1, ())] * (self.config.blocks + 1)
@@ -137,6 +145,7 @@ class Scene:
     def _facts(self) -> BlockFacts:
         facts = {name: self._known(name) for name in self.requests}
         held = Counter(chain.from_iterable(table for fact in facts.values() for table in fact.tables))
+        held.update(self.kept)
         held[0] = 0
         refs = tuple(held[block] for block in range(self.config.blocks + 1))
         free = tuple(block for block, count in enumerate(refs) if block and not count)
@@ -144,7 +153,22 @@ class Scene:
             refs, free, tuple(self.memory), tuple(self.hashes),
             mapped=Counter(published.block for published in self.hashes), requests=facts,
             lanes=tuple(getattr(self, "_lanes", ())), outputs=tuple(getattr(self, "_outputs", ())),
-            steps_in_flight=len(self.batches),
+            steps_in_flight=len(self.batches), kept=self.kept,
+            host=self._host() if self.config.host_chunks else None,
+        )  # fmt: skip
+
+    def _host(self) -> HostFacts:
+        """Host memory: pins and the free list follow from transfers and hashes."""
+        jobs = [job for job in self.transfers.values() if not job.stale]
+        moving = [(job.load, part[2]) for job in jobs for part in job.parts]
+        pins = {chunk: -1 if (False, chunk) in moving else moving.count((True, chunk)) for chunk in self.keys}
+        used, count = {*self.keys, *(chunk for _, chunk in moving)}, self.config.host_chunks
+        nothing = [(-1, ())] * self.config.chunk_blocks
+        return HostFacts(
+            count, tuple(chunk for chunk in range(count) if chunk not in used),
+            tuple(tuple(self.chunks.get(chunk, nothing)) for chunk in range(count)),
+            tuple(HostKey(chunk, 0, stamps, pins[chunk]) for chunk, stamps in self.keys.items()),
+            tuple(self.transfers.values()),
         )  # fmt: skip
 
     def _known(self, name: str) -> RequestFact:
@@ -307,6 +331,53 @@ def _forget(scene: Scene) -> None:
     scene.hashes.clear()
 
 
+def _key(scene: Scene, chunk: str, name: str, start: str, end: str, how: str | None) -> None:
+    """A chunk is kept under a hash, and holds that, unless how says what is wrong with its last slot."""
+    stamps, size = chained(scene.texts[name])[int(start) : int(end)], scene.config.groups[0].block_size
+    scene.keys[int(chunk)] = tuple(stamps)
+    held = [*stamps[:-1], {"unwritten": 0, "overwritten": 7}[how]] if how else stamps
+    blocks = [(0, tuple(held[at : at + size])) for at in range(0, len(held), size)]
+    scene.chunks[int(chunk)] = blocks
+
+
+def _hole(scene: Scene, chunk: str, index: str) -> None:
+    scene.chunks[int(chunk)][int(index)] = (-1, ())
+
+
+def _moves(scene: Scene, way: str, job: str, first: str, second: str, how: str | None) -> None:
+    load, states = way == "load", ("queued", "copied", "completed")
+    sources, targets = ([int(number) for number in text.split()] for text in (first, second))
+    blocks, chunks, size = *((targets, sources) if load else (sources, targets)), scene.config.chunk_blocks
+    parts = tuple((0, block, chunks[at // size], at % size) for at, block in enumerate(blocks))
+    state = states.index(how) if how in states else 0
+    scene.transfers[int(job)] = Transfer(int(job), load, parts, True, state > 0, state > 1, how == "stale")
+
+
+def _ends(scene: Scene, job: str) -> None:
+    del scene.transfers[int(job)]
+
+
+def _keeps(scene: Scene, blocks: str) -> None:
+    scene.kept = tuple(map(int, blocks.split()))
+
+
+def _host(change: Callable[[HostFacts, int, str], HostFacts]) -> Callable[..., None]:
+    def state(scene: Scene, number: str = "0", value: str = "") -> None:
+        scene._spoil(host=lambda facts: change(facts.host, int(number), value))
+
+    return state
+
+
+def _pins(host: HostFacts, chunk: int, pins: str) -> HostFacts:
+    keys = (key._replace(pins=int(pins)) if key.chunk == chunk else key for key in host.keys)
+    return host._replace(keys=tuple(keys))
+
+
+def _free_chunk(host: HostFacts, chunk: int, sign: str) -> HostFacts:
+    less = tuple(free for free in host.free if free != chunk)
+    return host._replace(free=(*host.free, chunk) if sign == "+" else less)
+
+
 _WHO, _BLOCKS = r"(?P<name>r\d)", r"(?P<tables>[\d |]*)"
 _STATEMENTS: dict[str, Callable[..., None]] = {
     rf"{_WHO} runs (?P<start>\d+)-(?P<end>\d+)( with(?P<own> its)? (?P<drafts>\d) drafts)?"
@@ -331,5 +402,15 @@ _STATEMENTS: dict[str, Callable[..., None]] = {
     r"map (?P<block>\d+) = (?P<count>\d+)": _map,
     r"no map (?P<block>\d+)": _unmap,
     r"the manager keeps (?P<name>\w+)": lambda scene, name: scene._spoil(leftovers=lambda _: (name,)),
+    rf"chunk (?P<chunk>\d) keeps (?P<start>\d+)-(?P<end>\d+) of {_WHO}"
+    r"( (?P<how>unwritten|overwritten))?": _key,
+    r"chunk (?P<chunk>\d) lacks its block (?P<index>\d)": _hole,
+    r"(?P<way>store|load) (?P<job>\d) of (?P<first>[\d ]+) to (?P<second>[\d ]+)( (?P<how>\w+))?": _moves,
+    r"transfer (?P<job>\d) ends": _ends,
+    r"blocks are kept:? ?(?P<blocks>[\d ]*)": _keeps,
+    r"chunk (?P<number>\d) has pins (?P<value>-?\d)": _host(_pins),
+    r"chunks free (?P<value>[+-]) (?P<number>\d)": _host(_free_chunk),
+    r"the connector keeps (?P<value>\w+)": _host(lambda host, _, who: host._replace(records=(who,))),
+    r"no hashes in host memory": lambda scene: scene.keys.clear(),
     r"the reset succeeds": lambda scene: scene._spoil(reset=lambda _: True),
 }  # fmt: skip

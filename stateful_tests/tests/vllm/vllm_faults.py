@@ -145,7 +145,7 @@ def _tested(text: str) -> str:
 @cache
 def _loaded(overlap: bool, v2: bool) -> Loaded:
     logging.disable(logging.CRITICAL)
-    return Loaded(release_root(VERSION, v2=True), overlap, v2)
+    return Loaded(release_root(VERSION, v2=True, offloads=True), overlap, v2, offloads=True)
 
 
 def main(names: list[str]) -> int:
