@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 base_option = click.option(
     "--base", metavar="IMPL|DIR",
-    help="What was there before: a violation whose trace shows it there too is no failure.",
+    help="What was there before: a violation whose trace shows it there too is no failure. [default: of a"
+    " checkout the release that it was taken from]",
 )  # fmt: skip
 
 
@@ -111,22 +112,30 @@ def _driven(
     from ci.report import data as report
     from ci.report.progress import Progress
     from stateful_tests.check import campaign, driving, tiers
+    from stateful_tests.check import masks as known
 
     with ExitStack() as opened:
         before = None if base is None else opened.enter_context(closing(_base(base, asked)))
         system = opened.enter_context(closing(asked.resolve()))
+        if base is None and asked.checkout is not None and (before := _taken_from(system, asked)) is not None:
+            opened.enter_context(closing(before))
         plan = tiers.for_system(plan, system)
         strange, cuda = ":" in asked.impl, asked.device == "cuda"  # a stranger's may hold what there is once
         named = driving.Named(asked.impl, asked.device, asked.checkout, **worker_limits())
         with where(pays=not strange and not cuda, fork=not cuda) as executor, Progress() as progress:
             saved = Saved(system.name, save_dir, progress.say)
             with unusable(f"--impl {asked.impl}: "):
+                masks = []
+                for mask in known.masks(system, before):
+                    masks.append(mask)
+                    progress.say(mask.line)
+                named = named._replace(asked=known.asked(system, masks))
                 result = campaign.run(
-                    system, plan, progress, before, executor=executor, named=named, found=saved
+                    system, plan, progress, before, executor=executor, named=named, found=saved, masks=masks
                 )
         data = report.check_data(
-            result, plan, capabilities=system.capabilities,
-            base=None if before is None else report.on_base(before, result.findings),
+            result, plan, capabilities=system.capabilities, masks=masks,
+            base=None if before is None else before.name,
         )  # fmt: skip
 
     def save() -> None:
@@ -150,6 +159,18 @@ def _base(named: str, asked: Asked) -> System:
             with unusable("it does not load: "):
                 system.reset(sizes)
     return system
+
+
+def _taken_from(system: Any, asked: Asked) -> System | None:
+    """The release that a checkout was taken for, driven in the same ways; None where it cannot be had."""
+    engine, of_checkout, ways = system.name.partition("@checkout")
+    if not of_checkout:
+        return None
+    try:
+        return Asked(f"{engine}=={system.release}{ways}", None, asked.device).resolve()
+    except Unusable as error:
+        click.echo(f"kvspec: without a base: {error}", err=True)
+        return None
 
 
 @click.command()

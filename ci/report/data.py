@@ -6,8 +6,8 @@ The text is rendered from these dictionaries alone, so that no figure is in one 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 
 from ci import Data
 from ci.compare import ledger, snapshot
@@ -17,8 +17,8 @@ from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.blocks.config import EngineConfig
 from reference.commands import Mode, Refused
+from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan
-from stateful_tests.lockstep.known_faults import of_clauses
 from stateful_tests.lockstep.lockstep import turned_away
 from stateful_tests.lockstep.results import OWN, CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
@@ -62,24 +62,11 @@ def told(source: object, names: str) -> Data:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class OnBase:
-    """What an implementation before a change violates as well, by the smallest trace of each clause."""
-
-    system: str
-    clauses: frozenset[str]
-
-
-def on_base(system: System, findings: Iterable[Finding]) -> OnBase:
-    """Replay what was found on the implementation that was there before."""
-    clauses = {f.clause for f in findings if f.clause in (violated(system, f.run.trace, f.clause) or ())}
-    return OnBase(system.name, frozenset(clauses))
-
-
 def check_data(
-    result: CheckResult, plan: Plan, *, capabilities: Capabilities, base: OnBase | None = None
-) -> Data:
-    """Everything about a check."""
+    result: CheckResult, plan: Plan, *, capabilities: Capabilities, base: str | None = None,
+    masks: Sequence[Mask] = (),
+) -> Data:  # fmt: skip
+    """Everything about a check. base: what was there before; masks: the known faults that were looked for."""
     data: Data = {
         "format": "kvspec-check",
         "version": 1,
@@ -130,9 +117,22 @@ def check_data(
         "commands_per_s": rate(result.commands, sum(m.seconds for m in result.machines)),
         "stopped_early": result.stopped,
         "findings": [finding_data(group, base) for group in groups(result.findings)],
-        "base": base and {"implementation": base.system, "violates": sorted(base.clauses)},
-    }
-    return data | _verdict(result, plan, capabilities=capabilities, base=base)
+        "base": base and {
+            "implementation": base, "violates": sorted({f.clause for f in result.findings if f.old}),
+        },
+        "known": [_known(mask, result) for mask in masks],
+    }  # fmt: skip
+    return data | _verdict(result, plan, masks, capabilities=capabilities, base=base)
+
+
+def _known(mask: Mask, result: CheckResult) -> Data:
+    """A known fault of the tree: whether it is still there, and how many violations it explains."""
+    fault = mask.fault
+    return {
+        "id": fault.id, "clauses": list(fault.clauses), "state": mask.state, "masked": mask.holds,
+        "times": result.masked.get(fault.id, 0), "traces": list(fault.traces),
+        "says": fault.says, "upstream": fault.upstream,
+    }  # fmt: skip
 
 
 def _situations(result: CheckResult) -> Data:
@@ -173,10 +173,11 @@ def _waived(clause: str, capabilities: Capabilities) -> str | None:
 
 
 def _verdict(
-    result: CheckResult, plan: Plan, *, capabilities: Capabilities, base: OnBase | None
+    result: CheckResult, plan: Plan, masks: Sequence[Mask], *, capabilities: Capabilities, base: str | None
 ) -> Data:
-    old = base.clauses if base is not None else frozenset()
-    new = [f for f in result.findings if f.clause not in old]
+    old = sorted({f.clause for f in result.findings if f.old})
+    new = [f for f in result.findings if not f.old]
+    holding = [mask.fault.id for mask in masks if mask.holds]
     code = replace(result, findings=new).exit_code
     violated = list(dict.fromkeys(f.clause for f in new if f.clause != "BROKEN"))
     effort = f"{result.commands} commands in {result.seconds:.1f} s"
@@ -185,9 +186,12 @@ def _verdict(
         said.append("the system broke")
     if violated:
         said.append(f"violates {', '.join(violated)}")
-    if base is not None and old:
+    if old or holding:
         said += [] if new else ["nothing new"]
-        said.append(f"{', '.join(sorted(old))} also in {base.system}")
+    if old:
+        said.append(f"{', '.join(old)} also in {base}")
+    if holding:
+        said.append(f"known faults: {', '.join(holding)}")
     if result.broke_off:
         said.append(f"could not be driven on: {result.broke_off}")
     if result.interrupted:
@@ -219,9 +223,10 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     return list(together.values())
 
 
-def finding_data(group: list[Finding], base: OnBase | None = None) -> Data:
-    """Findings that share a trace. also_in: the base, where it violates as well; of a clause, or of all."""
-    also = {f.clause: base.system if base is not None and f.clause in base.clauses else None for f in group}
+def finding_data(group: list[Finding], base: str | None = None) -> Data:
+    """Findings that share a trace. also_in: the base, where it violates as well; of a clause, or of all.
+    mended: the known fault of which they are what is left."""
+    also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
             {
@@ -238,9 +243,10 @@ def finding_data(group: list[Finding], base: OnBase | None = None) -> Data:
             }
             for f in group
         ],
-        "base": base and base.system,
-        "also_in": base.system if base is not None and all(also.values()) else None,
-        "known_in_base": of_clauses(base.system, filter(also.get, also)) if base is not None else [],
+        "base": base,
+        "also_in": base if all(also.values()) else None,
+        "mended": group[0].mended or None,
+        "without": list(group[0].without),
         "saved": None,
         "replay": None,
         "page": None,

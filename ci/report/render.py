@@ -91,8 +91,12 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     for found in old:
         names = ", ".join(c["id"] for c in found["clauses"])
         say(out, f"  {names}: {found['saved'] or found['not_saved']}", whole=True)
-        if found["known_in_base"]:
-            say(out, f"    known faults there: {', '.join(found['known_in_base'])} (FINDINGS.md)")
+    if data["known"]:
+        out.print()
+    for fault in data["known"]:
+        times = f", met {fault['times']} times" if fault["times"] else ""
+        head = f"known: {fault['id']} ({', '.join(fault['clauses'])}), {fault['state']}{times}"
+        say(out, f"{head}: {fault['says']} ({fault['upstream']})")
     out.print()
     if detailed:
         _counted(out, data)
@@ -200,7 +204,12 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
     if not detailed:
         first, violation = data["clauses"][0], data["violation"]
         because = data["argument"] or f"{violation['observed']}, not {violation['expected']}"
-        labelled(out, {"rule": f"{first['title']}; {first['reach']}; {first['clients']}", "because": because})
+        words = {"rule": f"{first['title']}; {first['reach']}; {first['clients']}", "because": because}
+        if data.get("mended"):
+            words["known"] = f"{data['mended']} is mended in part: this is left of it"
+        if data.get("without"):
+            words["apart"] = f"it needs none of: {', '.join(data['without'])}. So it has another cause"
+        labelled(out, words)
     out.print()
     run(out, data, detailed=detailed)
     if data["saved"] is not None:

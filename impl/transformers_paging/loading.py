@@ -15,6 +15,7 @@ from impl.isolation import Bookkeeping, install
 from impl.process.system import LIMITS, Limits, WorkerSystem
 from reference.commands import Mode
 
+NEWEST = "5.23.0"
 PACKAGE = "transformers.generation.continuous_batching"
 _FOLDER = PACKAGE.replace(".", "/")
 CAN = Capabilities(commands=frozenset({"Add", "Abort", "Schedule", "Update"}), modes=(Mode.FAITHFUL,))
@@ -28,6 +29,7 @@ class TransformersSystem(WorkerSystem):
     def __init__(self, version: str | None, path: str | None = None, limits: Limits = LIMITS) -> None:
         super().__init__(limits)
         self.name = f"transformers=={version}" if path is None else "transformers@checkout"
+        self.release = version or NEWEST
         self.root = _release(str(version)) if path is None else Path(path).expanduser().resolve() / "src"
         if path is not None and not self.root.is_dir():
             raise UnusableImplementation(f"transformers checkout: {path} has no folder src")

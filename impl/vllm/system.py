@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
-from impl.vllm.needs import WAYS, require
+from impl.vllm.needs import RELEASES, WAYS, require
 from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
 from reference.commands import Mode
 
@@ -22,6 +24,7 @@ class VLLMSystem(WorkerSystem):
     the release cannot be had.
     """
 
+    remark = ""  # what the user of a checkout should know about how it is driven
     capabilities = Capabilities(
         commands=frozenset(kind.__name__ for kind in (*set(ENGINE_COMMANDS) - set(TRANSFER_COMMANDS),)),
         modes=(Mode.FAITHFUL,),
@@ -53,8 +56,17 @@ class VLLMSystem(WorkerSystem):
         if offloads:
             every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
             self.capabilities = replace(self.capabilities, commands=every)
-        self.release = version or "checkout"
+        self.release = version or self._taken_for(self.root)
         self.name += "".join(f"+{WAYS[way]}" for way, given in self.ways.items() if given)
+
+    def _taken_for(self, root: Path) -> str:
+        """The release that a checkout states, where it is one that is driven, else the newest."""
+        file = root / "vllm" / "_version.py"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        stated = re.search(r"version = '(\d+\.\d+\.\d+)", text)
+        release = stated[1] if stated and stated[1] in RELEASES else RELEASES[-1]
+        self.remark = f"{root}: taken for {release}"
+        return release
 
     def command_line(self) -> list[str]:
         options = [f"--{WAYS[way]}" for way, given in self.ways.items() if given]

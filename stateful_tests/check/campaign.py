@@ -22,15 +22,16 @@ from reference.commands import Mode, kind_name
 from reference.geometry import GeometryError
 from stateful_tests.check.driving import Cell, Driven, Named, Stint, drive, drive_named, lines_of
 from stateful_tests.check.executors import SERIAL, Executor
+from stateful_tests.check.masks import Mask, how_it_breaks, same_on, unexplained
 from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, sizes_for
-from stateful_tests.check.ways import Needs, avoided, lacks, needs, other_ways
+from stateful_tests.check.ways import Needs, lacks, needs
 from stateful_tests.check.corpus import FIXTURE
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import new_tallies, replay, turned_away
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Run, Trace, Violation, add_tallies, finding_name,
 )  # fmt: skip
-from stateful_tests.shrink.minimise import failing_prefix, minimise, violated
+from stateful_tests.shrink.minimise import Allowed, failing_prefix, minimise, violated
 from stateful_tests.shrink.passes import BUDGET
 
 Progress = Callable[[str, int, int], None]
@@ -56,14 +57,17 @@ def run(
     executor: Executor = SERIAL,
     named: Named | None = None,
     found: Found | None = None,
+    masks: Sequence[Mask] = (),
 ) -> CheckResult:
     """Carry the plan out on `system`.
 
     The cells of the plan take turns, a few runs each, so that every kind of fault comes up early. base: what
     was there before; what it violates too ends nothing, and of each clause a trace is looked for in which it
-    conforms. executor: where runs execute, on systems that are made from `named`; without that all is done
-    on `system` itself. found: is told of a violation before it is shrunk, and of each smaller trace. An
-    interrupt ends the check with what was found until then. Raises UnusableImplementation when no cell fits.
+    conforms. masks: known faults; what they explain is counted, neither shrunk nor a finding; one that is
+    mended in part is a finding. executor: where runs execute, on systems that are made from `named`; without
+    that all is done on `system` itself. found: is told of a violation before it is shrunk, and of each
+    smaller trace. An interrupt ends the check with what was found until then. Raises
+    UnusableImplementation when no cell fits.
     """
     plan = for_system(plan, system)
     work: Callable[[Stint], Driven] = partial(drive, system, plan)
@@ -71,7 +75,7 @@ def run(
         executor = SERIAL
     elif executor is not SERIAL:
         work = partial(drive_named, named, plan)
-    return _Campaign(system, plan, progress, base, found).run(executor, work)
+    return _Campaign(system, plan, progress, base, found, masks).run(executor, work)
 
 
 def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | None:
@@ -99,7 +103,9 @@ class _Caught:
     after_commands: int
     old: bool  # the base violates it in this trace as well
     retries: int = 0
+    number: int = 1  # of the traces of its clause
     without: Needs = ()
+    mended: str = ""  # the known fault of which this is what is left
     needs: Needs | None = None  # of the trace, once that was asked
 
 
@@ -110,6 +116,8 @@ class _Campaign:
     progress: Progress | None
     base: AnySystem | None
     found: Found | None = None
+    masks: Sequence[Mask] = ()
+    masked: Counter[str] = field(default_factory=Counter)  # violations, by the known fault that explains them
     shrinking: dict[str, _Caught] = field(default_factory=dict)  # what is not in `caught` yet
     started: float = field(default_factory=time.monotonic)
     caught: dict[str, _Caught] = field(default_factory=dict)  # by the name of the finding
@@ -129,6 +137,7 @@ class _Campaign:
         result.planned = sum(map(self._planned, machines))
         ahead, now = tee(self.stints(tuple(machines)))
         try:
+            self._mended_in_part()
             with closing(executor.map(work, ahead)) as driven:
                 for stint in now:
                     if self._over(result):
@@ -142,6 +151,7 @@ class _Campaign:
             if not self.caught:
                 raise
             result.broke_off = str(error)
+        result.masked = dict(self.masked)
         result.refusals = dict(self.refusals.most_common())
         result.commands_by_kind = dict(self.kinds.most_common())
         result.situations = dict(sorted(self.situations.items()))
@@ -236,13 +246,59 @@ class _Campaign:
             self.commands += commands
             for violation, trace in met:
                 result.violated.update(violation.clauses)
-                if not self._another_way(violation.clause, trace):
+                mask = self._mask(violation, trace)
+                if mask is not None:
+                    self.masked[mask.fault.id] += 1
+                elif not self._another_way(violation, trace):
                     self._catch(violation, trace)
         self.situations += driven.situations
         self.unfit |= driven.unfit
         if self.progress is not None:
             where = f"{result.name} on {result.preset}, {result.mode.value}"
             self.progress(where, self.commands, len(self.caught))
+
+    def _mended_in_part(self) -> None:
+        """What is left of known faults that were mended by half is found already."""
+        for mask in self.masks:
+            for trace, _ in mask.there if mask.mended else ():
+                clause, seen = trace.clause or "", replay(self.system, trace).violation
+                if seen is not None and clause not in self.caught:
+                    met = _Caught(trace, trace, seen, {trace.mode}, 1, 0.0, 0, False, mended=mask.fault.id)
+                    self.caught[clause] = met
+        self._tell()
+
+    def _mask(self, violation: Violation, trace: Trace) -> Mask | None:
+        """The known fault that explains a violation, if one does.
+
+        Of an engine that schedules by itself the base may run another way, and conform there by chance.
+        """
+        clause = violation.clause
+        of_clause = self._holding(violation)
+        if not of_clause:
+            return None
+        if self.base is not None:
+            same = all(same_on(self.base, trace, violation, each) for each in violation.clauses)
+            if not same and not self.system.capabilities.schedules:
+                return None
+        else:
+            known = [way for mask in of_clause for way in mask.ways(clause)]
+            if unexplained(self.system, trace, clause, known):
+                return None
+        return self._named(of_clause, trace, clause)
+
+    def _holding(self, violation: Violation) -> list[Mask]:
+        """The known faults that may explain a violation."""
+        holding = [mask for mask in self.masks if mask.holds and violation.clause in mask.fault.clauses]
+        if violation.clause != "BROKEN":
+            return holding
+        return [mask for mask in holding if how_it_breaks(violation.observed) in mask.breaks]
+
+    def _named(self, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
+        """The one whose own trace needs what this one does, and the most."""
+        ways = [(way, mask) for mask in masks for way in mask.ways(clause)]
+        asked = {need for way, _ in ways for need in way}
+        needed = {*needs(self.system, trace, clause, asked)} if len(masks) > 1 else asked
+        return max(ways, key=lambda each: ({*each[0]} <= needed, len(each[0])))[1]
 
     def _catch(self, violation: Violation, trace: Trace) -> None:
         """Count a violation; shrink the first of its kind in each mode."""
@@ -255,27 +311,30 @@ class _Campaign:
                 self.shrinking[clause] = met
         self._tell()
         for clause in violation.clauses:
-            known = self.caught.get(clause)
-            base = None
+            known, allowed = self.caught.get(clause), None
+            old = self.base is not None and same_on(self.base, trace, violation, clause)
+            if old and any(mask.holds and clause in mask.fault.clauses for mask in self.masks):
+                self.shrinking.pop(clause, None)  # known, and comes beside what is new
+                continue
+            if self.base is not None and not old:
+                allowed = self._not_on_base(clause)
             if known is not None:
                 known.times += 1
-                if known.old and self.base is not None and violated(self.base, trace, clause) == ():
-                    base = self.base  # another fault than the one that was there before
-                elif trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
+                another = known.old and not old  # than the one that was there before
+                if not another and trace.mode in known.modes and not self._may_get_smaller(known, trace.mode):
                     continue
-            if smallest is None or clause not in shown or base is not None:
+            if smallest is None or clause not in shown or not self._shows(smallest, clause, allowed):
                 budget = BUDGET if smallest is None else _BESIDE_BUDGET
-                smallest = minimise(self.system, trace, clause, budget=budget, base=base)
+                smallest = minimise(self.system, trace, clause, budget=budget, allowed=allowed)
                 shown = violated(self.system, smallest, clause) or ()
                 if clause not in shown:  # it comes and goes
                     smallest, shown = trace, ()
             modes = {trace.mode}
             faithful = replace(smallest, mode=Mode.FAITHFUL)
             free = trace.mode is Mode.FREE
-            if free and failing_prefix(self.system, clause, base, faithful) == smallest.commands:
+            if free and failing_prefix(self.system, clause, faithful, None, allowed) == smallest.commands:
                 modes.add(Mode.FAITHFUL)  # a scheduler could do the very same
                 smallest, shown = faithful, violated(self.system, faithful, clause) or ()
-            old = self.base is not None and clause in (violated(self.base, smallest, clause) or ())
             if known is None or (known.old and not old):
                 known = _Caught(smallest, trace, violation, set(), 1, after, self.commands, old)
                 self.caught[clause] = known
@@ -290,38 +349,48 @@ class _Campaign:
                 known.trace = min(known.trace, smallest, key=self._rank)
             self._tell()
 
+    def _shows(self, trace: Trace, clause: str, allowed: Allowed | None) -> bool:
+        return allowed is None or failing_prefix(self.system, clause, trace, None, allowed) is not None
+
+    def _not_on_base(self, clause: str) -> Allowed:
+        base = self.base
+        assert base is not None
+        return lambda trace, violation: not same_on(base, trace, violation, clause)
+
     def _ways(self, clause: str) -> list[_Caught]:
         return [caught for name, caught in self.caught.items() if name.split()[0] == clause]
 
-    def _another_way(self, clause: str, trace: Trace) -> bool:
+    def _another_way(self, violation: Violation, trace: Trace) -> bool:
         """Whether the trace violates a clause that is known without what each trace of it needs; the smallest
         such trace is another finding."""
+        clause = violation.clause
         known = self._ways(clause)
-        if not known or self.base is not None or len(known) == MAX_TRACES_PER_CLAUSE:
+        masks = self._holding(violation)
+        if not (known or masks) or self.base is not None or len(known) == MAX_TRACES_PER_CLAUSE:
             return False
-        if self.looks[clause] == MAX_ALTERNATIVE_SEARCHES:
+        if known and self.looks[clause] == MAX_ALTERNATIVE_SEARCHES:
             return False
-        self.looks[clause] += 1
+        self.looks[clause] += bool(known)
         system, looked = self.system, time.monotonic() - self.started
         for each in known:
             each.needs = needs(system, each.trace, clause) if each.needs is None else each.needs
-        for without in other_ways([each.needs or () for each in known]):
-            candidate = avoided(system, trace, without)
-            found = failing_prefix(system, clause, None, candidate)
-            if found is None or clause == "BROKEN":
-                continue
-            smallest = minimise(
-                system, replace(candidate, commands=found), clause, budget=ALTERNATIVE_SHRINK_BUDGET,
-                allowed=partial(lacks, system, without),
-            )  # fmt: skip
-            self.caught[finding_name(clause, without)] = _Caught(
-                smallest, candidate, known[0].violation, {trace.mode}, 1, looked, self.commands, False,
-                without=without,
-            )  # fmt: skip
-            self.last_new = self.commands
-            self._tell()
-            return True
-        return False
+        ways = [each.needs or () for each in known] + [way for mask in masks for way in mask.ways(clause)]
+        found = None if clause == "BROKEN" else unexplained(system, trace, clause, ways)
+        if found is None:
+            return False
+        without, candidate = found
+        smallest = minimise(
+            system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET,
+            allowed=lambda smaller, _: lacks(system, without, smaller),
+        )  # fmt: skip
+        number = 1 + len(known)
+        self.caught[finding_name(clause, number)] = _Caught(
+            smallest, candidate, violation, {trace.mode}, 1, looked, self.commands, False,
+            number=number, without=without,
+        )  # fmt: skip
+        self.last_new = self.commands
+        self._tell()
+        return True
 
     def _tell(self) -> None:
         if self.found is not None:
@@ -352,8 +421,10 @@ class _Campaign:
             # Reported all the same: a fault that comes and goes is one, and so is a reset that forgets.
             run = replace(run, violation=caught.violation.noted(ONCE))
         modes = tuple(m for m in Mode if m in caught.modes)
-        times, met = caught.times, (caught.after_s, caught.after_commands)
-        return Finding(clause, run, modes, times, *met, caught.without)
+        return Finding(
+            clause, run, modes, caught.times, caught.after_s, caught.after_commands,
+            number=caught.number, without=caught.without, old=caught.old, mended=caught.mended,
+        )  # fmt: skip
 
 
 def report_order(name: str) -> tuple[int, int]:

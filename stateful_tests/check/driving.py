@@ -6,7 +6,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
@@ -34,13 +34,17 @@ from stateful_tests.lockstep.results import Tally, Trace, Violation
 
 
 class Named(NamedTuple):
-    """A system by name, as `systems.resolve` takes it: what every process can make for itself."""
+    """A system by name, as `systems.resolve` takes it: what every process can make for itself.
+
+    asked: clauses that it is asked for all the same, of those that its release is known to violate.
+    """
 
     impl: str
     device: str = "cpu"
     checkout: str | None = None
     limits: Limits = LIMITS
     in_process: bool = True
+    asked: frozenset[str] = frozenset()
 
 
 class Cell(NamedTuple):
@@ -96,9 +100,18 @@ def _system(named: Named) -> Any:
         named.impl, device=named.device, checkout=named.checkout, limits=named.limits,
         in_process=named.in_process,
     )  # fmt: skip
+    ask(system, named.asked)
     Finalize(None, system.close, exitpriority=1)
     gc.freeze()
     return system
+
+
+def ask(system: Any, clauses: frozenset[str]) -> None:
+    """Ask a system for clauses that its release is known to violate."""
+    can = system.capabilities
+    if clauses & can.known.keys():
+        known = {clause: why for clause, why in can.known.items() if clause not in clauses}
+        system.capabilities = replace(can, known=known)
 
 
 class Begun(NamedTuple):

@@ -7,15 +7,18 @@ has another cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 from impl.adapter import AnySystem
+from reference.blocks.commands import Add, More, ResetCache
 from reference.blocks.config import EngineConfig
-from reference.commands import Abort, Close, Command, Finish, Retract
-from reference.geometry import Geometry
+from reference.commands import Abort, Close, Extend, Finish, Retract, SpecDecode
+from reference.geometry import GeometryError
 from stateful_tests.lockstep.lockstep import replay, turned_away
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import violated
@@ -23,7 +26,7 @@ from stateful_tests.shrink.minimise import violated
 Needs = tuple[str, ...]  # names, in the order of _NEEDS
 
 
-def _none_of(kind: type[Command], system: AnySystem, trace: Trace) -> Trace:
+def _none_of(kind: type, system: AnySystem, trace: Trace) -> Trace:
     del system
     return replace(trace, commands=tuple(c for c in trace.commands if not isinstance(c, kind)))
 
@@ -34,13 +37,54 @@ def _nobody_turned_away(system: AnySystem, trace: Trace) -> Trace:
     return replace(trace, commands=tuple(c for at, c in enumerate(trace.commands) if at not in away))
 
 
-def _room(system: AnySystem, trace: Trace) -> Trace:
-    """Each row may be full, and a page is left."""
+def _nothing_received(system: AnySystem, trace: Trace) -> Trace:
+    """Each prompt takes SWA slots for all of it."""
     del system
-    sizes: Geometry = trace.geometry
+    return replace(trace, commands=tuple(
+        replace(c, lanes=tuple(replace(lane, tail=False) for lane in c.lanes)) if isinstance(c, Extend) else c
+        for c in trace.commands
+    ))  # fmt: skip
+
+
+def _with_sizes(trace: Trace, **sizes: Any) -> Trace:
+    """As it was where the sizes do not fit together."""
+    try:
+        return replace(trace, geometry=replace(trace.geometry, **sizes))
+    except GeometryError:
+        return trace
+
+
+def _room(system: AnySystem, trace: Trace) -> Trace:
+    """Each row may be full, and a page is left; of an engine, each text may be as long as the model takes."""
+    del system
+    sizes = trace.geometry
+    if isinstance(sizes, EngineConfig):
+        texts = sum(isinstance(command, Add) for command in trace.commands)
+        most = (texts + 1) * sum(map(sizes.most_blocks, sizes.groups))
+        return _with_sizes(trace, blocks=max(sizes.blocks, most))
     pages = 1 + sizes.rows * -(-sizes.width // sizes.page_size)
     swa = 0 if sizes.window is None else max(sizes.swa_pages, pages)
-    return replace(trace, geometry=replace(sizes, full_pages=max(sizes.full_pages, pages), swa_pages=swa))
+    return _with_sizes(trace, full_pages=max(sizes.full_pages, pages), swa_pages=swa)
+
+
+def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
+    """No session goes on with a turn that leaves no room for an output in max_model_len."""
+    del system
+    kept, length = [], Counter[str]()
+    for command in trace.commands:
+        if isinstance(command, Add | More):
+            asked = command.tokens + sum(piece.tokens for piece in command.prompt)
+            before = 0 if isinstance(command, Add) else length[command.request]
+            if isinstance(command, More) and before + asked >= trace.geometry.max_model_len:
+                continue
+            length[command.request] = before + asked + command.max_tokens
+        kept.append(command)
+    return replace(trace, commands=tuple(kept))
+
+
+def _engine_without(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
+    del system
+    return _with_sizes(trace, **sizes) if isinstance(trace.geometry, EngineConfig) else trace
 
 
 # What a trace may need, and the trace without it. Who is turned away depends on the ends before.
@@ -49,6 +93,14 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "an abort": partial(_none_of, Abort),
     "a finish": partial(_none_of, Finish),
     "a close": partial(_none_of, Close),
+    "a verify round": partial(_none_of, SpecDecode),
+    "a received prompt": _nothing_received,
+    "a next turn": partial(_none_of, More),
+    "a reset of the cache": partial(_none_of, ResetCache),
+    "drafts": partial(_engine_without, drafts=0, eagle=False),
+    "priorities": partial(_engine_without, priority=False),
+    "a limit of a prefill": partial(_engine_without, long_prefill=0),
+    "a text longer than the model": _no_longer_text,
     "pools that run full": _room,
     "a turn that is turned away": _nobody_turned_away,
 }
@@ -66,14 +118,14 @@ def lacks(system: AnySystem, without: Needs, trace: Trace) -> bool:
     return avoided(system, trace, without) == trace
 
 
-def needs(system: AnySystem, smallest: Trace, clause: str) -> Needs:
+def needs(system: AnySystem, smallest: Trace, clause: str, asked: Iterable[str] = _NEEDS) -> Needs:
     """What a trace of a clause needs, of which no command can go."""
 
     def needed(name: str) -> bool:
         less = avoided(system, smallest, (name,))
         return less != smallest and clause not in (violated(system, less, clause) or ())
 
-    return () if isinstance(smallest.geometry, EngineConfig) else tuple(filter(needed, _NEEDS))
+    return tuple(filter(needed, asked))
 
 
 def other_ways(known: Sequence[Needs]) -> list[Needs]:

@@ -145,16 +145,17 @@ def label(release: str, fault: str) -> str | None:
     return fault if _VERSION.match(release) and asked.is_in(release) else None
 
 
-def of_clauses(system: str, clauses: Iterable[str]) -> list[str]:
-    """The faults that a release, such as "sglang==0.5.14+unified", is known to violate one of these by."""
-    engine, _, named = system.partition("==")
-    release, *ways = named.split("+")
-    if not _VERSION.match(release):
-        return []
-    asked, tree = set(clauses), "unified" if "unified" in ways else None
-    faults = (fault.on(tree) for fault in known_faults().values() if fault.engine == engine)
-    there = (fault for fault in faults if fault.way in ("", *ways) and fault.is_in(release))
-    return [fault.id for fault in there if asked & set(fault.clauses)]
+def of_system(engine: Engine, release: str, ways: Iterable[str] = ()) -> Iterator[KnownFault]:
+    """The faults that a release, driven in these ways ("unified", "overlap", "async", ...), is known to have
+    and that a trace shows; of their traces those that need no other way."""
+    ways = {*ways}
+    for fault in known_faults().values():
+        fault = fault.on("unified" if "unified" in ways else None)
+        if fault.engine != engine or not {fault.way} <= {"", *ways} or not fault.is_in(release):
+            continue
+        shown = [path for path in fault.traces if {*path.partition("/")[0].split("+")[1:]} <= ways]
+        if shown:
+            yield msgspec.structs.replace(fault, traces=tuple(shown))
 
 
 def passed_over(engine: str, release: str, tree: str | None = None) -> dict[str, str]:
@@ -170,9 +171,10 @@ def passed_over(engine: str, release: str, tree: str | None = None) -> dict[str,
 def releases(engine: Engine) -> Sequence[str]:
     """The releases of an engine that are driven, the oldest first."""
     from impl.sglang.releases.catalogue import TABLE
+    from impl.transformers_paging.loading import NEWEST
     from impl.vllm.needs import RELEASES
 
-    return {"sglang": tuple(TABLE), "vllm": RELEASES, "transformers": ("5.23.0",)}[engine]
+    return {"sglang": tuple(TABLE), "vllm": RELEASES, "transformers": (NEWEST,)}[engine]
 
 
 def _order(version: str) -> tuple[int, ...]:

@@ -171,8 +171,9 @@ class Finding:
     """A distinct violated clause with its smallest trace (run.violation names it).
 
     modes: the modes in which the violation was reached. times: how often before shrinking.
-    found_after: seconds and commands into the check. without: what the trace does not need, and those of the
-    same clause do that were found before.
+    found_after: seconds and commands into the check. number: of the traces of its clause. without: what the
+    trace does not need, and those of the same clause do that were found before. old: the base shows it as
+    well. mended: the known fault of which it is what is left.
     """
 
     clause: str
@@ -181,16 +182,19 @@ class Finding:
     times: int
     found_after_s: float
     found_after_commands: int
+    number: int = 1
     without: tuple[str, ...] = ()
+    old: bool = False
+    mended: str = ""
 
     @property
     def name(self) -> str:
-        return finding_name(self.clause, self.without)
+        return finding_name(self.clause, self.number)
 
 
-def finding_name(clause: str, without: Sequence[str] = ()) -> str:
-    """The clause, and where it is violated in more ways than one what this one does without."""
-    return f"{clause} without {' or '.join(without)}" if without else clause
+def finding_name(clause: str, number: int) -> str:
+    """Of a trace of the clause; its first has the name of the clause alone."""
+    return f"{clause} ({number})" if number > 1 else clause
 
 
 @dataclass(slots=True)
@@ -249,7 +253,7 @@ class CheckResult:
     signal. broke_off: why the system could not be driven on after a finding. planned: runs of the plan.
     never_done: commands that the system offers and never carried out;
     carried_out: commands that were not refused. required: situations that the corpus drives the system into;
-    unfit: situation -> why its line could not be driven.
+    unfit: situation -> why its line could not be driven. masked: known fault -> violations that it explains.
     """
 
     system: str
@@ -261,6 +265,7 @@ class CheckResult:
     situations: dict[str, int] = field(default_factory=dict)
     commands_by_kind: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    masked: dict[str, int] = field(default_factory=dict)
     unreached: tuple[str, ...] = ()
     timed_out: bool = False
     stopped: bool = False

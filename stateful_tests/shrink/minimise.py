@@ -14,9 +14,11 @@ from impl.process.system import WorkerSystem
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.geometry import GeometryError
 from stateful_tests.lockstep.lockstep import check_fits, lockstep_on, replay
-from stateful_tests.lockstep.results import Trace
+from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.shrink.passes import BUDGET, StillFails, drop, shrink
 from stateful_tests.shrink.rewriting import Commands, scaled
+
+Allowed = Callable[[Trace, Violation], bool]  # a trace up to the violation that it ends with
 
 
 def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | None:
@@ -29,29 +31,25 @@ def violated(system: AnySystem, trace: Trace, clause: str) -> tuple[str, ...] | 
 
 
 def minimise(
-    system: AnySystem, trace: Trace, clause: str, *, budget: int = BUDGET, base: AnySystem | None = None,
-    allowed: Callable[[Trace], bool] = lambda _: True,
-) -> Trace:  # fmt: skip
+    system: AnySystem, trace: Trace, clause: str, *, budget: int = BUDGET, allowed: Allowed | None = None
+) -> Trace:
     """The smallest trace for `clause`: fewest commands, then smallest pools, then again.
 
-    `budget` bounds the candidates of each `shrink`. base: conforms in the trace, and still does.
-    allowed: which smaller ones are looked at.
+    `budget` bounds the candidates of each `shrink`. allowed: which smaller ones are looked at.
     """
     with system.hurried() if isinstance(system, WorkerSystem) else nullcontext():
-        return _minimised(system, trace, clause, budget, base, allowed)
+        return _minimised(system, trace, clause, budget, allowed)
 
 
 def _minimised(
-    system: AnySystem, trace: Trace, clause: str, budget: int, base: AnySystem | None,
-    allowed: Callable[[Trace], bool],
-) -> Trace:  # fmt: skip
+    system: AnySystem, trace: Trace, clause: str, budget: int, allowed: Allowed | None
+) -> Trace:
     smallest = trace
     smaller = partial(shrink, budget=budget)
     kind = _kind(system, trace) if clause == "BROKEN" else None
 
     def failing(candidate: Trace) -> Commands | None:
-        commands = failing_prefix(system, clause, base, candidate, kind)
-        return commands if commands is None or allowed(replace(candidate, commands=commands)) else None
+        return failing_prefix(system, clause, candidate, kind, allowed)
 
     for search in (drop, smaller):
         smallest = _shrink_commands(failing, smallest, search)
@@ -156,9 +154,9 @@ def _scaled(trace: Trace, was: int) -> Trace:
 
 
 def failing_prefix(
-    system: AnySystem, clause: str, base: AnySystem | None, trace: Trace, kind: str | None = None
+    system: AnySystem, clause: str, trace: Trace, kind: str | None = None, allowed: Allowed | None = None
 ) -> Commands | None:
-    """The commands up to the step that violates `clause`, if one does, and the base conforms in them.
+    """The commands up to the step that violates `clause`, if one does, and if that is `allowed`.
 
     kind: of BROKEN, how the system fails there; None where that does not matter.
     """
@@ -175,5 +173,6 @@ def failing_prefix(
     commands = trace.commands[: lockstep.steps]
     if clause not in seen.clauses or kind not in (None, kind_of(seen.failure_of(clause).observed)):
         return None
-    alone = base is None or violated(base, replace(trace, commands=commands), clause) == ()
-    return commands if alone else None
+    if allowed is not None and not allowed(replace(trace, commands=commands), seen):
+        return None
+    return commands

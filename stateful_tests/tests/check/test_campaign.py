@@ -10,8 +10,6 @@ import pytest
 
 from ci.report.data import check_data
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.torch_kv.system import TorchKV
-from impl.vocabulary import RequestPhase
 from reference.commands import Abort, Decode, Done, Mode, Open, Reason, Refused, Retract
 from reference.geometry import PRESETS, preset
 from stateful_tests.check import campaign, driving
@@ -27,7 +25,7 @@ from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.shrink.passes import BUDGET
-from stateful_tests.tests.support.closing import WaitsForEver
+from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.commands import script
 from stateful_tests.traces.files import prompt_of
 
@@ -229,30 +227,6 @@ def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations
     assert len(seen.rows) == (7 if ends is None else ends[1] + 1)
 
 
-class KeepsOnThreeWays(TorchKV):
-    """SES-2 three times: an abort keeps the slot after a retract, and where no page is free; a close that
-    follows a turn that is turned away does not wait."""
-
-    name = "torch+keeps-on-three-ways"
-    turned_away = False
-
-    def reset(self, geometry):
-        super().reset(geometry)
-        self.turned_away = False
-
-    def wipes(self, request):
-        retracted = request.started and request.phase is RequestPhase.QUEUED
-        return super().wipes(request) and not retracted and bool(self.view().free_full)
-
-    def turn_in_flight(self, session):
-        busy = super().turn_in_flight(session)
-        self.turned_away |= busy
-        return busy
-
-    def must_defer_close(self, session):
-        return super().must_defer_close(session) and not self.turned_away
-
-
 @pytest.mark.parametrize(
     ("commands", "needed"),
     [
@@ -279,7 +253,8 @@ def test_of_known_traces_one_need_each_is_avoided():
 def test_a_fault_hides_no_other_of_its_clause(monkeypatch):
     asked = plan("smoke", presets=["page1", "tight"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4)
     close, abort = run(KeepsOnThreeWays(), asked).findings
-    assert (close.name, abort.name) == ("SES-2", "SES-2 without a close")
+    assert (close.name, abort.name) == ("SES-2", "SES-2 (2)")
+    assert abort.without == ("a close",)
     assert turned_away(close.run) and not turned_away(abort.run)
     assert [type(c) for c in abort.run.trace.commands][-2:] == [Retract, Abort]
     monkeypatch.setattr(campaign, "MAX_TRACES_PER_CLAUSE", 1)

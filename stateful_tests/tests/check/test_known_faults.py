@@ -7,7 +7,7 @@ import pytest
 from impl.adapter import UnusableImplementation
 from reference.blocks.clauses import EVERY_CLAUSE
 from stateful_tests.lockstep.known_faults import (
-    FOLDER, PATH, known_faults, label, of_clauses, passed_over, read,
+    FOLDER, PATH, known_faults, label, of_system, passed_over, read,
 )  # fmt: skip
 from stateful_tests.traces.files import load
 
@@ -46,15 +46,17 @@ def test_a_check_passes_over_what_would_end_most_runs():
 
 
 @pytest.mark.parametrize(
-    ("system", "known"),
+    ("engine", "release", "ways", "known"),
     [
-        ("sglang==0.5.14+unified", ["recovered-tombstone", "split-leaf"]),
-        ("sglang==0.5.14+overlap", ["recovered-tombstone"]), ("sglang==0.5.15", []),
-        ("torch+pr22900", []), ("sglang@checkout", []), ("vllm==0.14.0", []),
+        ("sglang", "0.5.14", ["unified"], ["recovered-tombstone", "split-leaf"]),
+        ("sglang", "0.5.14", ["overlap"], ["recovered-tombstone"]), ("sglang", "0.5.15", [], []),
+        ("vllm", "0.14.0", [], []),
     ],
 )  # fmt: skip
-def test_what_a_base_violates_is_known_by_name(system, known):
-    assert of_clauses(system, ["TREE-4"]) == known
+def test_a_release_has_faults_by_the_ways_that_it_is_driven_in(engine, release, ways, known):
+    assert [fault.id for fault in of_system(engine, release, ways) if "TREE-4" in fault.clauses] == known
+    overlapped = [fault.id for fault in of_system("sglang", "0.5.23", ways)]
+    assert ("first-token-drops-suffix" in overlapped) == ("overlap" in ways)
 
 
 ENTRY = """

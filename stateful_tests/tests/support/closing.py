@@ -21,3 +21,27 @@ class WaitsForEver(TorchKV):
 
     def must_defer_close(self, session: KVSession) -> bool:
         return session in self.lost or super().must_defer_close(session)
+
+
+class KeepsOnThreeWays(TorchKV):
+    """SES-2 three times: an abort keeps the slot after a retract, and where no page is free; a close that
+    follows a turn that is turned away does not wait."""
+
+    name = "torch+keeps-on-three-ways"
+    turned_away = False
+
+    def reset(self, geometry):
+        super().reset(geometry)
+        self.turned_away = False
+
+    def wipes(self, request):
+        retracted = request.started and request.phase is RequestPhase.QUEUED
+        return super().wipes(request) and not retracted and bool(self.view().free_full)
+
+    def turn_in_flight(self, session):
+        busy = super().turn_in_flight(session)
+        self.turned_away |= busy
+        return busy
+
+    def must_defer_close(self, session):
+        return super().must_defer_close(session) and not self.turned_away

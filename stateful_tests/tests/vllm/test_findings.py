@@ -35,7 +35,9 @@ SAID = {
         "its slot 1 holds KV of another token; of block 2: r1 has it at [2, 4) of group 0 since command 1",
     "an_idle_session_asks_for_more_blocks_than_are_free":
         "command 14 (schedule) makes the system fail, ValueError: Cannot get 4 free blocks",
-    "two_waiting_turns_hold_each_others_blocks": "with 2 blocks free: r1 (WAITING) has 7 tokens",
+    "two_waiting_turns_hold_each_others_blocks": "with 4 blocks free: r1 (WAITING) has 8 tokens",
+    "a_turn_longer_than_the_model_fails_an_assertion": "AssertionError: assert block_mask is None or len",
+    "a_turn_longer_than_the_model_waits_for_ever": "with 2 blocks free: r1 (WAITING) has 7 tokens",
     "a_padded_round_is_cut_by_the_prefill_threshold": "makes the system fail, AssertionError: assert num_new",
     "a_request_preempted_in_its_own_step_leaves_a_published_block":
         "the prefix cache names it since command 6 (schedule), nobody has written it",

@@ -1,0 +1,150 @@
+"""Known faults as masks: which of them a tree still has, and which violations of it they explain.
+
+A mask holds while each trace of its fault that fails on the tree's base fails on the tree itself: who mends
+one path of a fault and not the other is told so. A violation is the fault's if the run violates the clause no
+more without one of the things that the fault's own trace needs (see ways.py), and, where there is a base,
+if the base shows the same failure at the same step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from impl.adapter import AnySystem, UnusableImplementation
+from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtText
+from stateful_tests.check.driving import ask
+from stateful_tests.check.ways import Needs, avoided, needs, other_ways
+from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, of_system
+from stateful_tests.lockstep.lockstep import replay
+from stateful_tests.lockstep.results import Trace, Violation
+from stateful_tests.shrink.minimise import failing_prefix
+from stateful_tests.traces.files import load
+
+# Failures about these alone say the same where they are the same; page numbers are the run's own.
+_SAID_ALIKE = AtCursor, AtText, AtCounter, AtNamed, AtLock, AtNode
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A known fault on a tree.
+
+    there: its traces that fail on the tree, each with what it needs; mended: files of those that conform, and
+    fail on the base. breaks: how the tree breaks in them; instead: what it violates in place of the clause.
+    """
+
+    fault: KnownFault
+    there: tuple[tuple[Trace, Needs], ...]
+    mended: tuple[str, ...] = ()
+    breaks: frozenset[str] = frozenset()
+    instead: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """Whether the tree has the fault, in words."""
+        if not self.there:
+            shown = f"its trace violates {', '.join(self.instead)}" if self.instead else "not there any more"
+            return f"{shown} on this tree"
+        if self.mended:
+            return f"mended in part: {', '.join(Path(name).stem for name in self.mended)} conforms"
+        return "still there"
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.there) and not self.mended
+
+    @property
+    def line(self) -> str:
+        """Such as "known: split-leaf (TREE-4), still there: A leaf that is split ..."."""
+        says = self.fault.says.partition(". ")[0].rstrip(".")
+        return f"known: {self.fault.id} ({', '.join(self.fault.clauses)}), {self.state}: {says}"
+
+    def ways(self, clause: str) -> list[Needs]:
+        """What its traces of a clause need; where it has none of that clause, what each of them does."""
+        of_clause = [needed for trace, needed in self.there if trace.clause == clause]
+        return of_clause or [needed for _, needed in self.there]
+
+
+def masks(system: Any, base: Any = None) -> Iterator[Mask]:
+    """The known faults of the release that a system is, or was taken for, as its traces show them here."""
+    named, *ways = system.name.split("+")
+    engine, _, release = named.partition("==")
+    if named.endswith("@checkout"):
+        engine, release = named.removesuffix("@checkout"), system.release
+    if not release:
+        return
+    for fault in of_system(cast("Engine", engine), release, ways):
+        there, mended, breaks, instead = [], [], set(), []
+        for file in fault.traces:
+            trace = load(FOLDER / file)
+            clause = fault.shown(trace.clause or "", release)
+            if clause is None:
+                continue
+            trace = replace(trace, clause=clause)
+            seen = _violation(system, trace)
+            if seen is not None and clause in seen.clauses:
+                there.append((trace, needs(system, trace, clause)))
+                if clause == "BROKEN":
+                    breaks.add(how_it_breaks(seen.observed))
+            elif base is not None and _mended(_violation(base, trace), seen, clause):
+                mended.append(file)
+            elif seen is not None:
+                instead.append(seen.clause)
+        yield Mask(fault, tuple(there), tuple(mended), frozenset(breaks), tuple(instead))
+
+
+def asked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:
+    """Clauses that a check passes over for a fault which the tree has no more: it is asked for them."""
+    mended = [mask.fault for mask in masks if mask.fault.passed_over and not mask.holds]
+    clauses = frozenset(clause for fault in mended for clause in fault.clauses)
+    ask(system, clauses)
+    return clauses
+
+
+def _mended(was: Violation | None, now: Violation | None, clause: str) -> bool:
+    """Whether a tree gets past what its base violates; past others, where the clause is asked past them."""
+    if was is None or clause not in was.clauses:
+        return False
+    return now is None or (was.parted is not None and now.clause == was.parted.clause)
+
+
+def _violation(system: AnySystem, trace: Trace) -> Violation | None:
+    try:
+        return replay(system, trace).violation
+    except UnusableImplementation:
+        return None
+
+
+def how_it_breaks(said: str) -> str:
+    """What two failures of a system have in common: not the line of its code, nor numbers of the run."""
+    return re.sub(r"\d+", "N", said.partition(" at ")[0])
+
+
+def unexplained(
+    system: AnySystem, trace: Trace, clause: str, known: list[Needs]
+) -> tuple[Needs, Trace] | None:
+    """What to leave out of a trace so that none of the known explains it, and the trace without that, if it
+    still violates the clause."""
+    for without in other_ways(known):
+        candidate = avoided(system, trace, without)
+        found = failing_prefix(system, clause, candidate)
+        if found is not None:
+            return without, replace(candidate, commands=found)
+    return None
+
+
+def same_on(base: AnySystem, trace: Trace, violation: Violation, clause: str) -> bool:
+    """Whether the base shows the same failure of a clause at the same step."""
+    seen = _violation(base, replace(trace, clause=clause))
+    if seen is None or clause not in seen.clauses:
+        return False
+    if base.capabilities.schedules:  # it picks what it does: another step may be the same failure
+        return True
+    one, two = seen.failure_of(clause), violation.failure_of(clause)
+    if clause == "BROKEN":
+        return how_it_breaks(one.observed) == how_it_breaks(two.observed)
+    said_alike = all(isinstance(place, _SAID_ALIKE) for place in (*one.at, *two.at))
+    return seen.step == violation.step and (one.observed == two.observed or not said_alike)

@@ -1,0 +1,181 @@
+"""Known faults as masks: a violation is known only where the fault is still there and explains it."""
+
+import io
+import os
+import shutil
+import tomllib
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ci.report import data as report
+from ci.report import render
+from impl.bugs import BUGS
+from impl.torch_kv import TorchKV
+from reference.commands import Close, Mode, Retract
+from stateful_tests.check.campaign import run
+from stateful_tests.check.driving import Named, ask
+from stateful_tests.check.masks import asked, how_it_breaks, masks
+from stateful_tests.check.tiers import plan
+from stateful_tests.check.ways import needs
+from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
+from stateful_tests.lockstep.lockstep import turned_away
+from stateful_tests.lockstep.systems import resolve
+from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
+from stateful_tests.tests.support.patched_code import replaced
+from stateful_tests.traces.files import load
+
+PLAN = plan("smoke", presets=["page1", "tight"], machines=["sessions"], modes=[Mode.FAITHFUL], seed=4)
+
+
+class ClosesAtOnce(KeepsOnThreeWays):
+    """And on a fourth: from its second turn on a session is closed at once."""
+
+    def must_defer_close(self, session):
+        return super().must_defer_close(session) and not session.history
+
+
+def called(kind, release="0.5.23", **more):
+    """A system that goes by the name of a release, whose known faults it may have."""
+    return type(kind.__name__, (kind,), {"name": f"sglang=={release}", **more})()
+
+
+at_night = pytest.mark.skipif(
+    "KVSPEC_EVERY_RELEASE" not in os.environ, reason="KVSPEC_EVERY_RELEASE=1 does whole plans"
+)
+THREE = called(KeepsOnThreeWays)
+
+
+def by_id(system, base=None):
+    return {mask.fault.id: mask for mask in masks(system, base)}
+
+
+def test_a_known_fault_is_reported_first_and_explains_what_it_causes():
+    known = list(masks(THREE))
+    lines = [mask.line for mask in known]
+    assert lines[0].startswith("known: last-token (LEN-2, READ-1), not there any more on this tree: ")
+    said = "(OUT-1, SES-1, SES-2, SES-4), still there: A retract counts as the end of the turn"
+    assert lines[1] == f"known: retract-ends-turn {said}"
+    result = run(THREE, PLAN, masks=known)
+    assert not result.findings and result.exit_code == 0 and not result.stopped
+    assert result.masked.keys() == {"retract-ends-turn", "rejection-ends-turn"}
+    assert [finding.clause for finding in run(THREE, PLAN).findings] == ["SES-2", "SES-2"]
+
+
+def test_what_is_masked_stands_in_the_verdict_and_in_the_report():
+    known = list(masks(THREE))
+    result = run(THREE, PLAN, masks=known)
+    data = report.check_data(result, PLAN, capabilities=THREE.capabilities, masks=known)
+    holding = "retract-ends-turn, rejection-ends-turn"
+    assert data["verdict"].startswith(f"sglang==0.5.23: nothing new; known faults: {holding} (")
+    [first] = [each for each in data["known"] if each["id"] == "retract-ends-turn"]
+    assert first["masked"] and first["times"] and first["state"] == "still there"
+    assert "#40252" in first["upstream"]
+    render.check(out := render.console(io.StringIO()), data)
+    assert "known: last-token (LEN-2, READ-1), not there any more" in out.file.getvalue()
+
+
+def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
+    system = called(ClosesAtOnce)
+    [finding] = run(system, PLAN, masks=list(masks(system))).findings
+    assert (finding.name, finding.old) == ("SES-2", False)
+    kinds = [type(command) for command in finding.run.trace.commands]
+    assert kinds[-1] is Close and Retract not in kinds and not turned_away(finding.run)
+    beside = run(system, PLAN, base=THREE, masks=list(masks(system, THREE))).findings
+    assert [each.name for each in beside] == ["SES-2"] and not beside[0].old
+
+
+def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line():
+    again = called(KeepsOnThreeWays)
+    same = run(again, PLAN, base=THREE, masks=list(masks(again, THREE)))
+    assert not same.findings and sum(same.masked.values())
+    [finding] = run(again, PLAN, base=THREE).findings
+    assert finding.old
+
+
+def test_a_fault_that_is_mended_on_one_path_and_not_on_the_other_is_no_mask():
+    before, half = called(WaitsForEver), called(BUGS["abort-keeps-retracted-kv"].system)
+    mask = by_id(half, before)["retract-ends-turn"]
+    path = "a_close_after_a_retract_and_an_abort_never_happens"
+    assert not mask.holds and f"mended in part: {path}" in mask.state
+    result = run(half, PLAN, base=before, masks=[mask])
+    [finding] = result.findings
+    assert (finding.clause, finding.mended, finding.old) == ("SES-2", "retract-ends-turn", False)
+    assert result.exit_code == 1
+    [told] = report.check_data(result, PLAN, capabilities=half.capabilities, base="before")["findings"]
+    assert told["mended"] == "retract-ends-turn" and not told["also_in"]
+    mended = by_id(called(TorchKV), before)["retract-ends-turn"]
+    assert mended.state == "not there any more on this tree"
+    assert by_id(before, before)["retract-ends-turn"].holds
+
+
+def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
+    known = passed_over("sglang", "0.5.13") | {"LEN-1": "a stranger's own"}
+    can = replace(called(TorchKV).capabilities, known=known)
+    system, again = (called(TorchKV, "0.5.13", capabilities=can) for _ in range(2))
+    assert asked(system, list(masks(system))) == {"TREE-7", "MAP-4"}
+    assert system.capabilities.known.keys() == {"LEN-1"}
+    ask(again, Named("x", asked=frozenset({"MAP-4"})).asked)
+    assert again.capabilities.known.keys() == {"TREE-7", "LEN-1"}
+
+
+def test_two_failures_of_a_system_are_alike_but_for_lines_and_numbers():
+    one, two = (f"ValueError: Cannot get {number} free blocks at a.py:{number}" for number in (4, 17))
+    assert how_it_breaks(one) == how_it_breaks(two) != how_it_breaks("ValueError: no block at a.py:4")
+
+
+def test_a_system_that_is_no_release_has_no_known_faults():
+    assert not list(masks(TorchKV()))
+
+
+# -- releases themselves -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["0.5.23", "0.5.23+overlap", "0.5.14"])
+def test_the_known_faults_of_a_release_are_there_and_say_what_they_need(name, release):
+    system = release(name)
+    known = list(masks(system))
+    asked_for = of_system("sglang", system.release, name.split("+")[1:])
+    assert [mask.fault.id for mask in known] == [fault.id for fault in asked_for]
+    gone = [mask.fault.id for mask in known if not mask.holds]
+    assert gone == ["received-tail-shorter-than-a-window"] * ("overlap" in name)
+
+
+@pytest.mark.parametrize(
+    ("file", "needed"),
+    [
+        ("0.15.0/two_waiting_turns_hold_each_others_blocks", {"a next turn", "pools that run full"}),
+        ("0.19.0/a_turn_longer_than_the_model_waits_for_ever",
+         {"a next turn", "a text longer than the model", "pools that run full"}),
+    ],
+)  # fmt: skip
+def test_two_stalls_of_an_engine_are_told_apart(file, needed, vllm):
+    trace = load(FOLDER / f"vllm-{file}.json")
+    assert {*needs(vllm("0.33.0"), trace, "RUN-4")} == needed
+
+
+@at_night
+@pytest.mark.parametrize("name", ["sglang==0.5.23", "vllm==0.33.0"])
+def test_nothing_is_new_in_the_newest_releases(name, release, vllm):
+    engine, _, version = name.partition("==")
+    system = {"sglang": release, "vllm": vllm}[engine](version)
+    result = run(system, plan("smoke"), masks=list(masks(system)))
+    assert not result.findings and result.examples == result.planned
+    assert result.commands > 10_000
+
+
+FAULTS = tomllib.loads(Path(__file__).with_name("masked_faults.toml").read_text())["fault"]
+
+
+@at_night
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["says"])
+def test_a_fault_that_is_put_into_a_release_is_new(fault, release, tmp_path):
+    base = release("0.5.23")
+    shutil.copytree(base.root, tmp_path / "checkout")
+    file = tmp_path / "checkout" / "sglang" / "srt" / fault["file"]
+    file.write_text(replaced(file, fault["old"], fault["new"]))
+    with closing(resolve("sglang", checkout=str(tmp_path / "checkout"))) as system:
+        result = run(system, plan("smoke"), base=base, masks=list(masks(system, base)))
+    assert {*fault["clauses"]} <= {finding.clause for finding in result.findings if not finding.old}
