@@ -68,7 +68,7 @@ _OF_CLAUSES = tuple(
 )
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
 _OF_LOGS = tuple(
-    f"{_TESTS}/watched/test_{name}.py" for name in ("noticed", "validation", "played", "watcher")
+    f"{_TESTS}/watched/test_{name}.py" for name in ("noticed", "changes", "validation", "played", "watcher")
 )
 AREAS = (
     Area("impl/torch_kv/kernels.py", (), (f"{_TESTS}/torch_kv/test_kernels.py",)),

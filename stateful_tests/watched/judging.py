@@ -21,7 +21,7 @@ from reference.clauses.facts import Facts, RequestFacts, SessionFacts
 from reference.clauses.step import Step, cursors_text
 from reference.commands import CheckBusy, Command, Done, Outcome
 from reference.geometry import Geometry
-from reference.ledger import Cursors, State, text_tokens
+from reference.ledger import Cursors, State, holders, text_tokens
 from stateful_tests.lockstep.abstraction import facts_of
 
 # In the order of evaluation; the others read pages, contents or the tree.
@@ -29,7 +29,10 @@ _OF_LENGTHS = tuple(
     each for name, each in CLAUSES.items()
     if name in ("OUT-1", "OUT-3", "LEN-2", "LEN-3", "LEN-1", "LEN-4", "SES-2", "SES-1", "SWA-1")
 )  # fmt: skip
-_OF_PAGES = tuple(CLAUSES[name] for name in ("OWN-5", "OWN-4", "MAP-2", "MAP-3", "OWN-2", "OWN-1", "OWN-3"))
+_OF_PAGES = tuple(
+    CLAUSES[name]
+    for name in ("OWN-5", "OWN-4", "MAP-1", "MAP-2", "MAP-3", "OWN-2", "OWN-1", "OWN-3")
+)
 
 
 class Verdict(NamedTuple):
@@ -98,6 +101,17 @@ class TextJudge:
         self.inputs = {r.request: r.ids[: r.tokens] for r in e.requests if r.ids is not None}
         self._said = {r.request: r.ids[r.tokens :] for r in e.requests if r.ids is not None}
 
+    def shows(self, e: Snapshot) -> Iterator[Verdict]:
+        """The texts of a snapshot are those that are remembered."""
+        for r in e.requests:
+            text = [*self.inputs.get(r.request, []), *self._said.get(r.request, [])]
+            if r.ids is not None and r.request in self.inputs and r.ids[: len(text)] != text:
+                yield Verdict("SES-1", f"{len(text)} tokens of {r.request}, as they came", "others")
+        for s in e.sessions:
+            had = self.history.get(s.session)
+            if s.turn is None and s.ids and had is not None and s.ids != had:
+                yield Verdict("SES-1", f"{len(had)} tokens of {s.session}, as its turns left them", "others")
+
     def asks(self, request: str, session: str | None, ids: list[int] | None) -> Iterator[Verdict]:
         """A request comes: its input begins with what its session remembers."""
         if ids is None:
@@ -136,7 +150,7 @@ class PageJudge:
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
-        self._rows: dict[str, tuple[Cursors, list[int]]] = {}
+        self._rows: dict[str, tuple[Cursors, list[int], int]] = {}
 
     def forget(self, holder: str) -> None:
         """Its row was given back: a new one has nothing to do with it."""
@@ -145,9 +159,9 @@ class PageJudge:
     def cut(self, holder: str, length: int) -> None:
         """No more than this is committed in its row; what comes after may be written anew."""
         if holder in self._rows:
-            cursors, slots = self._rows[holder]
+            cursors, slots, row = self._rows[holder]
             least = min(cursors.kv_committed_len, length)
-            self._rows[holder] = cursors._replace(kv_committed_len=least), slots
+            self._rows[holder] = cursors._replace(kv_committed_len=least), slots, row
 
     def judge(self, state: State, e: Paged) -> Iterator[Verdict]:
         """What is wrong with the pages of a step."""
@@ -157,9 +171,14 @@ class PageJudge:
             failure = clause.check(step)
             if failure is not None:
                 yield Verdict(clause.id, failure.expected, failure.observed)
-        for name, (_, cells, slots) in e.owners.items():
+        owners = {owner.name: owner.cursors for owner in holders(state)}
+        for name, (row, cells, slots) in e.owners.items():
             cursors = Cursors(*cells)
-            before, had = self._rows.get(name, (cursors, slots))
+            if owners.get(name, cursors) != cursors:
+                yield Verdict("LEN-4", f"{name}: {cursors_text(owners[name])}", cursors_text(cursors))
+            before, had, had_row = self._rows.get(name, (cursors, slots, row))
+            if row != had_row:
+                yield Verdict("OWN-4", f"{name} keeps row {had_row}", f"has row {row}")
             start = max(before.cache_protected_len, cursors.cache_protected_len)
             end = min(before.kv_committed_len, cursors.kv_committed_len)
             end = min(end, len(had), len(slots))
@@ -167,7 +186,7 @@ class PageJudge:
             if moved is not None:
                 want = f"{name} keeps slot {had[moved]} at position {moved}, which is committed"
                 yield Verdict("READ-1", want, f"its row names {slots[moved]} there")
-            self._rows[name] = cursors, slots
+            self._rows[name] = cursors, slots, row
         for name in self._rows.keys() - e.owners.keys():
             del self._rows[name]
 

@@ -23,7 +23,7 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
     request = beside.request(e.request)
     beside.interrupts(e.request)
     if request.session is not None and e.session is None:
-        request = _orphaned(beside, request)
+        request = orphaned(beside, request)
     beside.of(e.request).matched = e.prefix
     session, cursors = beside.session_of(request), Cursors(*e.cursors)
     if request.phase not in (Phase.QUEUED, Phase.ADMITTED):
@@ -41,7 +41,7 @@ def admitted(beside: Beside, e: log.Admitted) -> None:
             raise Diverged("LEN-4", want, f"shows {cursors_text(cursors)}")
 
 
-def _orphaned(beside: Beside, request: Request) -> Request:
+def orphaned(beside: Beside, request: Request) -> Request:
     """A known fault: the server no longer counts a turn as its session's, whose text it still is."""
     session = beside.session_of(request)
     assert session is not None

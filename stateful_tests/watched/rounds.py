@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from impl.sglang.server import events as log
 from reference.commands import Decode, Draft, Reason, SpecDecode
-from reference.ledger import Cursors, Phase
+from reference.ledger import IN_BATCH, Cursors, Phase
 from stateful_tests.watched.beside import Beside, Diverged
 from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.mapping import action
@@ -133,7 +133,7 @@ def catches_up(beside: Beside, name: str, got: Cursors) -> int:
 def counts_outputs(beside: Beside, name: str, outputs: int, in_flight: Sequence[RoundSeen]) -> None:
     """How many outputs the server counts: all but those of rounds in flight."""
     request = beside.request(name)
-    if request.phase is not Phase.RUNNING:
+    if request.phase not in IN_BATCH:
         return
     beside.result.compared += 1
     most = request.output - sum(each.counted for each in in_flight)

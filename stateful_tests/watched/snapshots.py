@@ -12,11 +12,17 @@ from reference.ledger import Cursors, Phase, Request, Session, State, text_len
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged
 from stateful_tests.watched.mapping import action
+from stateful_tests.watched.prefill import orphaned
+from stateful_tests.watched.rounds import counts_outputs
 from stateful_tests.watched.seen import RequestSeen, RoundSeen, SessionSeen, StepSeen
 
 
 @action(log.Snapshot, compared="sessions and requests; after a mismatch they are taken as given")
 def snapshot(beside: Beside, e: log.Snapshot) -> None:
+    for r in e.requests:
+        request = beside.state.request(r.request)
+        if beside.follows and request is not None and request.session is not None and r.session is None:
+            orphaned(beside, request)
     result, given = beside.result, _state_of(beside, e)
     if e.dropped:
         result.skipped["events that the watcher dropped"] += e.dropped
@@ -30,6 +36,29 @@ def snapshot(beside: Beside, e: log.Snapshot) -> None:
                 raise Diverged(clause, f"{what}: {want}", got)
     elif not result.ended:  # two turns write into one row: no state is that
         _begin(beside, e, given)
+    if not result.ended:
+        _compared(beside, e)
+
+
+def _compared(beside: Beside, e: log.Snapshot) -> None:
+    """What a snapshot shows besides the state: outputs that count, closes to come, slots of turns, texts."""
+    for r in e.requests:
+        if beside.tells_results:
+            counts_outputs(beside, r.request, r.outputs, beside.of(r.request).rounds)
+        waits = beside.request(r.request).phase in (Phase.QUEUED, Phase.ADMITTED)
+        if waits != r.queued:
+            raise Diverged("OUT-1", f"{r.request} waits: {waits}", str(r.queued))
+    for s in e.sessions:
+        if s.closing != (asked := beside.of_session(s.session).close_asked):
+            raise Diverged("SES-2", f"a close of {s.session} was asked for: {asked}", str(s.closing))
+        session = beside.state.session(s.session)
+        turn = beside.state.request(session.turn) if session is not None and session.turn else None
+        if session is not None and turn is not None and s.cursors is not None:
+            if Cursors(*s.cursors) not in (session.slot, turn.cursors):
+                want = f"slot of {s.session}: {session.slot} or {turn.cursors}"
+                raise Diverged("LEN-4", want, f"{s.cursors}")
+    for found in beside.texts.shows(e):
+        raise Diverged(*found)
 
 
 def _shown(state: State, unknown: set[str]) -> dict[tuple[str, str], str]:

@@ -119,6 +119,8 @@ def _rejected(beside: Beside, e: log.Submitted) -> None:
         beside.result.reach("a second turn that is rejected")
     else:
         beside.result.policy[f"submit: {e.why[:60] or 'rejected'}"] += 1
+    if e.tokens != 1:
+        raise Diverged("SES-2", f"{e.request} is rejected: it runs one token", f"runs {e.tokens}")
     beside.requests[e.request] = RequestSeen(rejected_by=e.session)
     beside.do(Submit(e.request, None, max(1, e.tokens)))
 

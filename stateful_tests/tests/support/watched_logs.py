@@ -1,10 +1,11 @@
 """The logs of fixtures/watched, made anew by the release's own scheduler.
 
-    python -m stateful_tests.tests.support.watched_logs
+    python -m stateful_tests.tests.support.watched_logs [NAME...]
 """
 
 import random
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,7 +23,14 @@ LOGS: dict[str, tuple[int, int, dict[str, int | bool]]] = {
     "0.5.23-speculation_under_overlap": (9, 9, {"page_size": 4, "window": 8, "overlap": True, "draft": 4}),
     "0.5.23-mixed_batches": (7, 6, {"page_size": 4, "window": 8, "overlap": True, "draft": 4, "mixed": True}),
     "0.5.23-pages": (18, 3, {"page_size": 4, "window": 8, "tokens": 64, "tree": False}),
-}
+    "0.5.23-clients_that_do_not_wait": (10, 6, {
+        "page_size": 2, "window": 3, "tokens": 96, "overlap": True, "draft": 4, "mixed": True, "chunk": 8,
+    }),
+    "0.5.23-pages_of_a_tree": (10, 3, {
+        "page_size": 4, "window": 8, "tokens": 64, "overlap": True, "draft": 4, "mixed": True,
+    }),
+}  # fmt: skip
+IMPATIENT = {"0.5.23-clients_that_do_not_wait", "0.5.23-pages_of_a_tree"}  # and a snapshot every few steps
 
 
 def job(name: str, seed: int, count: int, fixed: dict[str, int | bool], folder: str) -> Job:
@@ -31,14 +39,17 @@ def job(name: str, seed: int, count: int, fixed: dict[str, int | bool], folder: 
     plain: dict[str, int | bool] = {"draft": 0, "overlap": False, "tree": True, "pressure": True,
                                         "mixed": False}
     config = population.configuration(rng, **{**plain, "running": 3, "tokens": 128, "chunk": 16, **fixed})
-    level = "pages" if name.endswith("pages") else "lengths"
-    watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": level}
-    return Job(config, population.clients(rng, config, count=count), seed, watch)
+    impatient = name in IMPATIENT
+    watch = {"KVSPEC_WATCH": folder, "KVSPEC_WATCH_LEVEL": "pages" if "pages" in name else "lengths"}
+    if impatient:
+        watch["KVSPEC_WATCH_SNAPSHOT"] = "6"
+    return Job(config, population.clients(rng, config, count=count, impatient=impatient), seed, watch)
 
 
-def main() -> None:
-    """Write them."""
-    for name, (seed, count, fixed) in LOGS.items():
+def main(*names: str) -> None:
+    """Write them; those of `names` alone, if there are any."""
+    for name in names or LOGS:
+        seed, count, fixed = LOGS[name]
         runner = WholeScheduler(environment.python_of(name.partition("-")[0]))
         with tempfile.TemporaryDirectory() as folder:
             outcome = runner.run(job(name, seed, count, fixed, folder))
@@ -49,4 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -8,7 +8,6 @@ import pytest
 
 from impl.sglang.server.events import Event
 from stateful_tests.lockstep.known_faults import known_faults
-from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
 from stateful_tests.watched.mapping import TABLE
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
@@ -52,23 +51,6 @@ def test_a_real_scheduler_conforms(path):
 
 def test_every_event_has_a_row():
     assert TABLE.keys() == set(get_args(Event))
-
-
-# What one change does. Without a tree, overlap and speculation these are always noticed; how much of the rest
-# is, `python -m stateful_tests.tests.support.log_changes` prints.
-
-SURE = (
-    r"(.* )?[CAER]|extend (prefix|tokens)|step .*|release (counted|outputs)|two rows swapped"
-    r"|drop (abort|close|closed|extend|open|pages|release|requeue|step|submit)"
-)
-
-
-@pytest.mark.parametrize("name", ["window_and_chunk_cache", "pages"])
-def test_one_change_is_noticed(name):
-    (path,) = FIXTURES.glob(f"*-{name}.jsonl")
-    found = list(log_changes.measured(path, 2, SURE))
-    assert len(found) > 30
-    assert not [kind for kind, _, after in found if len(after) < 2]
 
 
 def test_a_mismatch_names_line_clause_and_both_sides(written):
