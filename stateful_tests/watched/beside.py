@@ -139,10 +139,12 @@ class Beside:
         return self.sessions.setdefault(session, SessionSeen())
 
     def interrupts(self, name: str) -> None:
-        """A request goes through the server. One that was rejected may end the turn of its session."""
-        session = self.state.session(self.of(name).rejected_by)
-        if session is not None and session.turn is not None:
-            self.of(session.turn).interrupted = True
+        """A request goes through the server. One that was rejected may end the turn of its session; which
+        that is, a log that begins later does not say."""
+        by = self.of(name).rejected_by
+        for session in self.state.sessions:
+            if by in (session.name, "") and session.turn is not None:
+                self.of(session.turn).interrupted = True
 
     def session_of(self, request: Request) -> Session | None:
         """The session whose turn a request is."""

@@ -20,7 +20,8 @@ class RoundSeen(NamedTuple):
 class RequestSeen:
     """A request that has not ended.
 
-    rejected_by: the session that refused it as a turn; it runs by itself, and tells its client so.
+    rejected_by: the session that refused it as a turn ("" if not known); it runs by itself, and tells its
+    client so.
     retracts: how often it was retracted.
     interrupted: a rejected turn of its session went through the server since.
     joined_late: it was there when validation began; what it went through is not known.

@@ -132,9 +132,10 @@ def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
         counted = beside.header.claims if verifies else min(ahead, 1)
         ahead -= counted
         rounds.append(RoundSeen(counted, kind == "mixed"))
-    return RequestSeen(
-        beside.of(r.request).rejected_by, int(r.retracted), joined_late=True, rounds=rounds[::-1]
-    )
+    by = beside.of(r.request).rejected_by
+    if by is None and r.rejected and request.session is None:
+        by = r.session or ""
+    return RequestSeen(by, int(r.retracted), joined_late=True, rounds=rounds[::-1])
 
 
 def _request_of(r: log.RequestState, session: str | None, serial: int) -> Request:
