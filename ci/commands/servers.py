@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stateful_tests.watched.reader import WatchLog
-    from stateful_tests.watched.serving import ServedRun
+    from stateful_tests.watched.serving import Before, ServedRun
 
 
 NOT_LIVE = {
@@ -99,6 +100,11 @@ def validate(
 @click.command("serve-check")
 @click.option("--impl", default="sglang==0.5.23", show_default=True, metavar="sglang==VERSION")
 @click.option("--sglang-path", metavar="DIR", help="A checkout, in the environment of that version.")
+@click.option(
+    "--base", metavar="sglang==VERSION|DIR",
+    help="What was there before: a finding that the same run shows there too is no failure. [default: of a"
+    " checkout the version that --impl names]",
+)  # fmt: skip
 @click.option("--runs", default=20, show_default=True, metavar="N", help="Sets of clients.")
 @click.option("--clients", default=12, show_default=True, metavar="N", help="In each run.")
 @click.option("--seed", default=0, show_default=True, metavar="N")
@@ -113,8 +119,9 @@ def validate(
 @click.option("--again", metavar="FILE", help="Repeat a saved run instead.")
 @json_option
 def serve_check(
-    out: ReportOut, impl: str, sglang_path: str | None, runs: int, clients: int, seed: int, impatient: bool,
-    live: bool, fixed: tuple[str, ...], time_limit: float | None, save_dir: str, again: str | None,
+    out: ReportOut, impl: str, sglang_path: str | None, base: str | None, runs: int, clients: int, seed: int,
+    impatient: bool, live: bool, fixed: tuple[str, ...], time_limit: float | None, save_dir: str,
+    again: str | None,
 ) -> int:  # fmt: skip
     """Drive a release's own scheduler on a CPU with random clients, and judge what it does three ways.
 
@@ -134,8 +141,8 @@ def serve_check(
     if run is None and not impl.startswith("sglang=="):
         raise Unusable(f"--impl {impl}: whole schedulers are driven of sglang==VERSION")
     given = dict(_field(each) for each in fixed)
-    if live and (again is not None or impatient):
-        raise Unusable("--live goes neither with --again nor with --impatient")
+    if live and (again is not None or impatient or base is not None):
+        raise Unusable("--live goes neither with --again nor with --impatient nor with --base")
     for field, why in NOT_LIVE.items():
         if live and given.get(field):
             raise Unusable(f"--set {field}: not in a live server on a CPU: {why}")
@@ -147,22 +154,49 @@ def serve_check(
         if live:
             return _live(out, release, root, given, seed, clients, time_limit or 600.0, save_dir)
         runner = WholeScheduler(environment.python_of(release), root)
+        before = _before(release, sglang_path, base)
     try:
         if run is not None:
-            judged = serving.serve(runner, run)
+            judged = serving.judge(runner, run, before)
             found = {each.key: judged for each in judged.findings}
             result = serving.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
         else:
             with Progress() as progress:
                 result = serving.check(
                     runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,
-                    limit_s=time_limit, say=progress,
+                    limit_s=time_limit, before=before, say=progress,
                 )  # fmt: skip
     finally:
         runner.close()
+        if before is not None:
+            before.runner.close()
     data = servers.served(result, Path(save_dir) if run is None else None, runs if run is None else 1)
     servers.served_text(out.console, data)
     return out.end(data)
+
+
+def _before(release: str, checkout: str | None, base: str | None) -> Before | None:
+    """What a tree is compared with: the base, or the release that the checkout is of; None for a release."""
+    from impl.sglang.parts.fetch import checkout_root
+    from impl.sglang.server import environment
+    from impl.sglang.server.runs import WholeScheduler
+    from stateful_tests.check.masks import masks
+    from stateful_tests.lockstep.systems import resolve
+    from stateful_tests.watched.serving import Before
+
+    if base is None and checkout is None:
+        return None
+    folder = checkout_root(base) if base is not None and Path(base).is_dir() else None
+    of = release if base is None or folder is not None else base.removeprefix("sglang==")
+    runner = WholeScheduler(environment.python_of(of), folder)
+    there = {}
+    if checkout is not None:
+        with closing(resolve("sglang", checkout=checkout)) as tree, closing(resolve(f"sglang=={of}")) as was:
+            for mask in masks(tree, was):
+                click.echo(mask.line, err=True)
+                if mask.there or mask.mended:
+                    there[mask.fault.id] = mask.holds
+    return Before(runner, there)
 
 
 def _live(

@@ -105,19 +105,19 @@ def served(result: Served, folder: Path | None, planned: int) -> Data:
         saved = None if folder is None else _save(folder, judged)
         found.append({
             "key": key, "judge": finding.judge, "says": finding.says, "times": max(1, result.times[key]),
-            "known": finding.known, "forwards": judged.outcome.forwards,
+            "known": finding.known, "old": finding.old, "forwards": judged.outcome.forwards,
             "config": msgspec.to_builtins(judged.run.config), "seed": judged.run.seed,
             "clients": msgspec.to_builtins(judged.run.clients), "tail": judged.tail, "saved": saved,
             "mismatch": mismatch(finding.mismatch) if finding.mismatch else None,
             "again": None if saved is None else f"kvspec serve-check --again {saved}",
         })  # fmt: skip
-    new = [each for each in found if not each["known"]]
+    new = [each for each in found if not each["known"] and not each["old"]]
     broke = any(each["judge"] == "server" for each in new)
     return {
         "format": "kvspec-serve-check", "version": 1, "release": result.release, "seed": result.seed,
         "runs": result.runs, "runs_asked": planned, "forwards": result.forwards, "events": result.events,
         "seconds": round(result.seconds, 1), "reached": dict(result.reached.most_common()),
-        "known": dict(result.known), "findings": found,
+        "known": dict(result.known), "old": dict(result.old), "findings": found,
         "exit_code": 1 + 2 * broke if new else 4 * (result.runs < planned),
     }  # fmt: skip
 
@@ -161,10 +161,12 @@ def _save(folder: Path, judged: JudgedRun) -> str:
 
 def served_text(out: Console, data: Data) -> None:
     """The report of a check of whole schedulers as text: verdict, findings, what was reached."""
-    new = [each for each in data["findings"] if not each["known"]]
+    new = [each for each in data["findings"] if not each["known"] and not each["old"]]
     rate = f", {data['forwards'] / data['seconds']:.0f} a second" if data["seconds"] else ""
     done = f"{data['runs']} runs, {data['forwards']} forward passes{rate}"
-    what = f"{len(new)} findings" if new else "conforms" if not data["findings"] else "known faults alone"
+    masked = data["known"] or data["old"] or data["findings"]
+    what = f"{len(new)} findings" if new else "nothing new" if masked else "conforms"
+    what += f", known faults: {', '.join(data['known'])}," * bool(data["known"])
     if data["runs"] < data["runs_asked"] and not new:
         what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: nothing was found"
     say(out, f"sglang {data['release']}: {what} in {done}", "bold red" if new else "bold green")
@@ -183,6 +185,8 @@ def served_text(out: Console, data: Data) -> None:
         if each["again"]:
             say(out, f"  again: {each['again']}", whole=True)
     out.print()
+    for key, times in data["old"].items():
+        say(out, f"also in the base, {times} times: {key}")
     for name, times in data["known"].items():
         say(out, f"known {name}, {times} times: {known_faults()[name].told}")
     if data["reached"]:

@@ -11,8 +11,8 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,17 +47,20 @@ class Runner(Protocol):
 
     def run(self, job: Job) -> RunOutcome: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServedFinding:
     """What a judge says of a run. key: the same of another run means the same fault. known: the fault of this
-    release that it is, or that it follows from."""
+    release that it is, or that it follows from. old: the base shows it in the same run."""
 
     judge: str
     key: str
     says: str
     known: str = ""
     mismatch: Mismatch | None = None
+    old: bool = False
 
 
 @dataclass(slots=True)
@@ -72,13 +75,14 @@ class JudgedRun:
 
     @property
     def new(self) -> list[ServedFinding]:
-        """What no known fault explains."""
-        return [each for each in self.findings if not each.known]
+        """What no known fault explains, and the base does not show."""
+        return [each for each in self.findings if not each.known and not each.old]
 
 
 @dataclass(slots=True)
 class Served:
-    """A whole check. reached: decisions of the scheduler, and how often; found: key -> the smallest run."""
+    """A whole check. reached: decisions of the scheduler, and how often; known, old: what known faults
+    explain, and what the base shows as well; found: key -> the smallest run."""
 
     release: str
     seed: int
@@ -88,6 +92,7 @@ class Served:
     seconds: float = 0.0
     reached: Counter[str] = field(default_factory=Counter)
     known: Counter[str] = field(default_factory=Counter)
+    old: Counter[str] = field(default_factory=Counter)
     found: dict[str, JudgedRun] = field(default_factory=dict)
     times: Counter[str] = field(default_factory=Counter)
 
@@ -103,6 +108,38 @@ def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
             validated = Validator(log.header).run(log.lines())
             tail = log.files[-1].read_text().splitlines()[-12:]
     return JudgedRun(run, outcome, validated, list(_findings(run, outcome, validated)), tail)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """The release that a tree was taken from.
+
+    there: known fault -> whether its traces fail on the tree as well; of a fault without traces the same run
+    on the release says so.
+    """
+
+    runner: Runner
+    there: Mapping[str, bool]
+
+    def compared(self, judged: JudgedRun) -> JudgedRun:
+        """The run beside the same of the release."""
+        if not judged.findings:
+            return judged
+        was = serve(self.runner, judged.run).findings
+        keys, known = {each.key for each in was}, {each.known for each in was}
+        judged.findings = [
+            replace(each, known=each.known if self.there.get(each.known, each.known in known) else "")
+            if each.known
+            else replace(each, old=each.key in keys)
+            for each in judged.findings
+        ]
+        return judged
+
+
+def judge(runner: Runner, run: ServedRun, before: Before | None = None) -> JudgedRun:
+    """Serve one run, judge it, and compare it with what was before."""
+    judged = serve(runner, run)
+    return judged if before is None else before.compared(judged)
 
 
 def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iterator[ServedFinding]:
@@ -132,7 +169,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
 
 def check(
     runner: Runner, release: str, seed: int, runs: int, *, fixed: dict[str, int | bool] | None = None,
-    count: int = 12, impatient: bool = False, limit_s: float | None = None,
+    count: int = 12, impatient: bool = False, limit_s: float | None = None, before: Before | None = None,
     say: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Served:  # fmt: skip
     """Serve random runs until their number or the time is over; each new finding is shrunk at once."""
@@ -143,7 +180,7 @@ def check(
         rng = random.Random(f"{seed} {number}")
         config = population.configuration(rng, **(fixed or {}))
         clients = population.clients(rng, config, count=count, impatient=impatient)
-        judged = serve(runner, ServedRun(release, config, clients, rng.randrange(1 << 30)))
+        judged = judge(runner, ServedRun(release, config, clients, rng.randrange(1 << 30)), before)
         result.runs += 1
         result.forwards += judged.outcome.forwards
         result.events += judged.validated.events
@@ -151,11 +188,13 @@ def check(
         for each in judged.findings:
             if each.known:
                 result.known[each.known] += 1
+            if each.old:
+                result.old[each.key] += 1
         for key in dict.fromkeys(each.key for each in judged.new[:1]):
             result.times[key] += 1
             if key not in result.found:
                 say(f"shrinks {key}", result.forwards, len(result.found))
-                result.found[key] = shrunk(runner, judged, key)
+                result.found[key] = shrunk(runner, judged, key, before=before)
         say(f"run {number + 1} of {runs}", result.forwards, len(result.found))
     result.seconds = time.monotonic() - begun
     return result
@@ -164,7 +203,9 @@ def check(
 # Shrinking: clients, their turns, their numbers, then the configuration.
 
 
-def shrunk(runner: Runner, judged: JudgedRun, key: str, most: int = SHRINKS) -> JudgedRun:
+def shrunk(
+    runner: Runner, judged: JudgedRun, key: str, most: int = SHRINKS, before: Before | None = None
+) -> JudgedRun:
     """The smallest run that is met in so many tries and still shows the finding."""
     best, left, again = judged, most, True
     while again and left > 0:
@@ -173,7 +214,7 @@ def shrunk(runner: Runner, judged: JudgedRun, key: str, most: int = SHRINKS) -> 
             if left <= 0:
                 break
             left -= 1
-            tried = serve(runner, smaller)
+            tried = judge(runner, smaller, before)
             if any(each.key == key for each in tried.new):
                 best, again = tried, True
                 break

@@ -219,6 +219,15 @@ def test_a_turn_that_is_nobodys_after_a_retract(release, known, validate):
     assert (mismatch.clause, mismatch.event, mismatch.known) == ("SES-2", "admit", known)
 
 
+@pytest.mark.parametrize("release, known", [("0.5.23", "retract-ends-turn"), ("9.9.9", None)])
+def test_a_snapshot_shows_that_a_turn_is_nobodys_after_a_retract(release, known, validate):
+    (_, _, [session], [request]) = shown = json.loads(json.dumps(SNAPSHOT))
+    session.update(tokens=6, cursors=[5, 5, 1, 0])
+    request.update(session=None, queued=True, retracted=True, cursors=None)
+    (mismatch,) = validate([*events(TURN, RETRACT), shown], release=release).mismatches
+    assert (mismatch.clause, mismatch.event, mismatch.known) == ("SES-2", "snapshot", known)
+
+
 LAST_TOKEN = """
 ["open","c1",true]
 ["submit","c1.1","c1",3,3,false]

@@ -57,6 +57,41 @@ def test_a_conforming_check_finds_nothing_and_counts():
     assert result.events > 0 and result.reached["a turn that resumes"] > 0
 
 
+class Conforms(Pretends):
+    """Has no fault."""
+
+    def run(self, job):
+        return replace(super().run(job), misread=[])
+
+
+def test_what_the_base_shows_in_the_same_run_is_not_new():
+    before = serving.Before(Pretends(), {})
+    same = serving.check(Pretends(), RELEASE, 1, 5, count=6, before=before)
+    assert not same.found and same.old["reads full"]
+    new = serving.check(Pretends(), RELEASE, 1, 5, count=6, before=serving.Before(Conforms(), {}))
+    assert list(new.found) == ["reads full"] and not new.old
+
+
+@pytest.mark.parametrize(
+    ("there", "was", "known"),
+    [
+        ({}, "last-token", "last-token"), ({}, "", ""), ({"last-token": True}, "", "last-token"),
+        ({"last-token": False}, "last-token", ""),
+    ],
+)  # fmt: skip
+def test_a_label_of_a_tree_holds_while_its_fault_is_there(monkeypatch, there, was, known):
+    """By its traces; without traces by the same run on the release."""
+
+    def judged(name):
+        found = [serving.ServedFinding("log", "log LEN-2 release", "says", name)]
+        return serving.JudgedRun(serving.ServedRun(RELEASE, Config(), (), 1), None, Validated(), found)
+
+    monkeypatch.setattr(serving, "serve", lambda *_: judged(was))
+    compared = serving.Before(Pretends(), there).compared(judged("last-token"))
+    assert [each.known for each in compared.findings] == [known]
+    assert len(compared.new) == (not known)
+
+
 def test_the_same_seed_gives_the_same_population():
     def made():
         rng = random.Random(5)
