@@ -36,11 +36,15 @@ class AtCursor(NamedTuple):
 
 
 class AtPosition(NamedTuple):
-    """A position of a row (tokens), as attention reads it in a pool."""
+    """A position of a row (tokens), or of what a lock holder has locked, as attention reads it in a pool.
+
+    must: the token whose KV it has to find there, as a stamp.
+    """
 
     owner: str
     pool: str
     position: int
+    must: int | None = None
 
 
 class AtNode(NamedTuple):
@@ -89,10 +93,14 @@ class AtCounter(NamedTuple):
 
 
 class AtText(NamedTuple):
-    """The token history of a session or request. at: the first position that differs (tokens)."""
+    """The token history of a session or request.
+
+    at: the first position that differs (tokens); must: the token that has to be there.
+    """
 
     owner: str
     at: int | None = None
+    must: int | None = None
 
 
 class AtBlock(NamedTuple):
@@ -144,13 +152,15 @@ Place = (
 class Failure:
     """A clause that does not hold.
 
-    expected, observed: one line each. find: computes the places. Only an explanation, a page or an export
-    calls it, so a search for places costs a check nothing.
+    expected, observed: one line each. head: what the command does that it may not, where the places do not
+    say it, such as "ends the turn at target 38". find: computes the places. Only an explanation, a page or an
+    export calls it, so a search for places costs a check nothing.
     """
 
     expected: str
     observed: str
     find: Callable[[], Iterable[Place]] | None = field(default=None, compare=False, repr=False)
+    head: str = field(default="", compare=False, repr=False)
 
     @property
     def at(self) -> tuple[Place, ...]:
@@ -162,13 +172,13 @@ class Failure:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Failures travel between processes: their places are found before that."""
-        return _rebuilt, (self.expected, self.observed, self.at)
+        return _rebuilt, (self.expected, self.observed, self.at, self.head)
 
 
-def _rebuilt(expected: str, observed: str, at: tuple[Place, ...]) -> Failure:
-    return Failure(expected, observed, lambda: at)
+def _rebuilt(expected: str, observed: str, at: tuple[Place, ...], head: str) -> Failure:
+    return failure(expected, observed, *at, head=head)
 
 
-def failure(expected: str, observed: str, *at: Place) -> Failure:
+def failure(expected: str, observed: str, *at: Place, head: str = "") -> Failure:
     """A Failure whose places are known at once."""
-    return Failure(expected, observed, (lambda: at) if at else None)
+    return Failure(expected, observed, (lambda: at) if at else None, head)

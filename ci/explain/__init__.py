@@ -1,24 +1,21 @@
 """One sentence on why the state at a violation is impossible, made from facts of the run.
 
-For each clause: which page, cursor or node is at stake, since which command it is as it is, who else has it,
-and what the rules say. A clause without words of its own gets expected, observed, and the story of the places
-that its failure names. Nothing here decides whether a clause holds, and nothing prints.
+A clause's failure names the places that it is about, and where they do not say it what the command does
+that it may not (`Failure.head`). The rest is the same for all clauses: since when each place is as it is,
+until when it was otherwise, who else has it. Outcomes, memory checks, matches and the order of evictions are
+about no place: reasons.py words them. Nothing here decides whether a clause holds, and nothing prints.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ci.explain import blocks, cursors, lifecycle, pages, tree
+from ci.explain import blocks, reasons
 from ci.explain.history import Claim, History, Past
-from ci.explain.places import story
+from ci.explain.stories import stories
 from reference.blocks.clauses import BlockStep
 from reference.commands import Broken
 from stateful_tests.lockstep.results import Run
 from stateful_tests.traces.notation import format_command as describe
 from stateful_tests.traces.notation import format_outcome as say
-
-MAX_PLACES = 2  # of a clause without words of its own: the thing itself, and what explains it
-
-_RULES = pages.RULES | cursors.RULES | lifecycle.RULES | tree.RULES
 
 
 class Explanation(NamedTuple):
@@ -40,17 +37,31 @@ def explanation_of(run: Run) -> Explanation | None:
         failed += f", {violation.observed.rstrip('.')}"
         ruled = "" if isinstance(row.outcome, Broken) else f"; by the rules it is {say(row.outcome)}"
         return Explanation(f"{failed}{ruled}.")
-    past: Any = Past(run, violation) if isinstance(step, BlockStep) else History(run, violation, step)
-    rule = blocks.rule if isinstance(step, BlockStep) else _RULES.get(violation.clause)
+    past = Past(run, violation) if isinstance(step, BlockStep) else History(run, violation, step)
     try:
-        text = rule(past) if rule is not None else None
+        text = _of_engine(past) if not isinstance(past, History) else reasons.said(past) or _told(past)
     except (LookupError, AssertionError, StopIteration):
-        text = None  # a view that is odd in more ways than the clause says: expected and observed remain
-    return Explanation(past.words(f"{text or _fallback(past)}."), tuple(past.claims))
+        text = _expected(past)  # a view that is odd in more ways than the clause says
+    return Explanation(past.words(f"{text}."), tuple(past.claims))
 
 
-def _fallback(past: Past) -> str:
+def _told(past: Past) -> str:
+    """The clause's own head, and the stories of its places."""
+    head, since, told = past.violation.failure.head, past.violation.since, "; ".join(stories(past))
+    checked = f"; the check fails from {past.command(since)} on" if since is not None else ""
+    if head:
+        return f"{past.here} {head}{f': {told}' if told else checked}"
+    if not told:
+        return _expected(past)
+    return told if past.here in told else f"after {past.here} {told}"
+
+
+def _of_engine(past: Past) -> str:
+    observed, expected = past.violation.observed, past.violation.expected
+    told = [f"{past.here}: {observed}, where {expected}", *stories(past), *blocks.events(past)]
+    return "; ".join(filter(None, told))
+
+
+def _expected(past: Past) -> str:
     expected, observed = past.violation.expected, past.violation.observed.replace("\n", "; ")
-    told = [f"after {past.here} the rules want: {expected}", f"the system shows: {observed}"]
-    stories = (story(past, place) for place in past.violation.failure.at[:MAX_PLACES])
-    return "; ".join([*told, *filter(None, stories)])
+    return f"after {past.here} the rules want: {expected}; the system shows: {observed}"

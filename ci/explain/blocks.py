@@ -1,7 +1,9 @@
-"""Explanations for engines that schedule by themselves: blocks, places in tables, requests."""
+"""What is so of the blocks, table places and requests of an engine that schedules by itself."""
+
+from __future__ import annotations
 
 from ci.explain.history import Past, some
-from reference.blocks.clauses import BlockStep
+from ci.explain.places import Fact
 from reference.blocks.clauses.step import window_start
 from reference.failures import AtBlock, AtChunk, AtCount, AtNamed, AtTable, AtText, Place
 from stateful_tests.lockstep.results import EngineMoment
@@ -22,82 +24,79 @@ def blocks_of(places: tuple[Place, ...], moment: EngineMoment) -> set[int]:
     return {first.block} if isinstance(first, AtBlock) else set()
 
 
-def rule(past: Past) -> str | None:
-    """Why what a clause is about cannot be."""
-    violation, facts = past.violation, past.now.facts
-    match violation.failure.at:
-        case (AtTable() as place, *_):
-            return _of_place(past, place)
-        case (AtCount("batch", "stall"), *_):
-            waiting = " and ".join(_of_request(past, name) for name in facts.requests)
-            return f"{past.here} gives no batch with {some(len(facts.free), 'block')} free: {waiting}"
-        case (AtBlock(block), *_):
-            return _of_block(past, block)
-        case (AtChunk(chunk), *_):
-            return _of_chunk(past, chunk)
-        case (AtCount(who) | AtText(who) | AtNamed(_, who), *_) if who in facts.requests:
-            said = f"{past.here}: {violation.observed}, where {violation.expected}"
-            return f"{said}; {_of_request(past, who)}"
-    return None
+def called(place: Place, m: EngineMoment) -> str:
+    match place:
+        case AtTable(request):
+            return f"{request} at {_range(place, m)}"
+        case AtBlock(block):
+            return f"block {block}"
+        case AtChunk(chunk):
+            return f"chunk {chunk} of host memory"
+        case AtCount(who) | AtText(who) | AtNamed(_, who):
+            return who
+    return ""
 
 
-def _range(place: AtTable, step: BlockStep) -> str:
-    size = step.config.groups[place.group].block_size
+def facts_at(place: Place, m: EngineMoment) -> list[Fact]:
+    """As places.facts_at. A block is free, named by the prefix cache, and in tables."""
+    facts = m.facts
+    match place:
+        case AtTable():
+            block = block_at(place, m)
+            had = {0: "the null block", None: "no block"}.get(block, f"block {block}")
+            return [Fact("", f"has {had}", f"had {had}" if block else "")]
+        case AtBlock(block):
+            free = [Fact("", "is free", "was free")] if block in facts.free else []
+            named = any(published.block == block for published in facts.published)
+            entries = m.step.entries.get(block, ()) if m.step is not None else ()
+            owners = [Fact(entry[0], _having(AtTable(*entry), m)) for entry in entries]
+            return free + [Fact("", "is named by the prefix cache")] * named + owners
+        case AtChunk(chunk) if facts.host is not None:
+            named = any(key.chunk == chunk for key in facts.host.keys)
+            free = [Fact("", "is free", "was free")] if chunk in facts.host.free else []
+            return free + [Fact("", "is named by a hash", "was named by a hash")] * named
+        case AtCount(who) | AtText(who) | AtNamed(_, who) if who in facts.requests:
+            fact = facts.requests[who]
+            blocks = some(sum(1 for table in fact.tables for block in table if block), "block")
+            counts = f"counts {fact.computed} computed and holds {blocks}"
+            return [Fact("", f"is {fact.status} with {some(len(fact.tokens), 'token')}, {counts}")]
+    return []
+
+
+def _having(place: AtTable, m: EngineMoment) -> str:
+    """group -1: what is in flight keeps the block."""
+    return f"has it at {_range(place, m)}" if place.group >= 0 else "keeps it"
+
+
+def _range(place: AtTable, m: EngineMoment) -> str:
+    assert m.step is not None
+    size = m.step.config.groups[place.group].block_size
     return f"[{place.at * size}, {(place.at + 1) * size}) of group {place.group}"
 
 
-def _of_place(past: Past, place: AtTable) -> str:
-    """What a request has at a place of its table, what is written there, and which query sees it."""
-    block, step, who = block_at(place, past.now), past.now.step, place.request
-    where = _range(place, step)
-    since = past.first_since(f"{who} has {block} at {where}", lambda m: block_at(place, m) == block)
-    had = {0: "the null block", None: "no block"}.get(block, f"block {block}")
-    said = f"{who} has {had} at {where} {since}"
-    if block:
-        said += f", and {_written(past, block)}"
-    elif (was := past.last_before(lambda m: bool(block_at(place, m)))) is not None:
-        said += f"; until then it had block {block_at(place, was)}"
-    if place.query is None:
-        return said
-    start = window_start(step.config.groups[place.group], place.query)
-    among = "" if place.position is None else f", {place.position} among them"
-    return f"{said}; the query at {place.query} sees positions from {start} on{among}"
+def events(past: Past) -> list[str]:
+    """What the facts of one moment do not show: who wrote a block last, and what a query sees."""
+    at = past.violation.failure.at
+    told = [_written(past, block) for block in sorted(blocks_of(at, past.now))]
+    first = at[0] if at else None
+    if isinstance(first, AtChunk):
+        told.append(_moved(past, first.chunk))
+    if isinstance(first, AtTable) and first.query is not None:
+        layers = past.now.step.config.groups[first.group]
+        among = "" if first.position is None else f", {first.position} among them"
+        seen = f"from {window_start(layers, first.query)} on{among}"
+        told.append(f"the query at {first.query} sees positions {seen}")
+    return told
 
 
-def _of_block(past: Past, block: int) -> str:
-    """Who has a block, whether it is free, what the prefix cache says of it, and what is written there."""
-    facts, said = past.now.facts, []
-    for who, group, index in past.now.step.entries.get(block, ()):
-        place = AtTable(who, group, index)
-        had = past.first_since(f"{place} has {block}", lambda m, p: block_at(p, m) == block, place)
-        said.append(f"{who} has it at {_range(place, past.now.step)} {had}")
-    if block in facts.free:
-        said.append(f"it is free {past.first_since(f'{block} is free', lambda m: block in m.facts.free)}")
-    if any(p.block == block for p in facts.published):
-        named = past.first_since(
-            f"{block} is published", lambda m: any(p.block == block for p in m.facts.published)
-        )
-        said.append(f"the prefix cache names it {named}")
-    violation = past.violation
-    said.append(_written(past, block))
-    return f"by the rules {violation.expected}, and {violation.observed}; of block {block}: {', '.join(said)}"
-
-
-def _of_chunk(past: Past, chunk: int) -> str:
-    """Since when a hash names a chunk, and what was moved into it last."""
-    said = [f"by the rules {past.violation.expected}, and {past.violation.observed}"]
-    if any(key.chunk == chunk for key in past.now.facts.host.keys):
-        named = past.first_since(
-            f"{chunk} has its hash", lambda m: any(key.chunk == chunk for key in m.facts.host.keys)
-        )
-        said.append(f"a hash names it {named}")
+def _moved(past: Past, chunk: int) -> str:
+    """What was moved into a chunk of host memory last."""
     for at, moment in reversed(list(enumerate(past.run.history, past.run.first))):
         for job in moment.facts.transfers:
-            blocks = [part[1] for part in job.parts if part[2] == chunk]
+            blocks = [str(part[1]) for part in job.parts if part[2] == chunk]
             if blocks and job.copied and not job.load:
-                moved = f"store {job.job} has moved block {' and '.join(map(str, blocks))} into it"
-                return f"{', '.join(said)}; {moved} by {past.command(at)}"
-    return f"{', '.join(said)}; no store in sight has written it"
+                return f"store {job.job} has moved block {' and '.join(blocks)} into it by {past.command(at)}"
+    return "no store in sight has written it"
 
 
 def _written(past: Past, block: int) -> str:
@@ -106,25 +105,9 @@ def _written(past: Past, block: int) -> str:
         for lane in reversed(moment.facts.lanes):
             for group, row in enumerate(lane.tables):
                 size = past.now.step.config.groups[group].block_size
-                there = [p for p in range(lane.start, lane.start + len(lane.tokens))
-                         if p // size < len(row) and row[p // size] == block]  # fmt: skip
+                span = range(lane.start, lane.start + len(lane.tokens))
+                there = [p for p in span if p // size < len(row) and row[p // size] == block]
                 if there:
                     where = f"[{there[0]}, {there[-1] + 1}) of group {group}"
-                    return f"{lane.request} wrote {where} there last, in {past.command(at)}"
-    return "nobody has written it"
-
-
-def _of_request(past: Past, who: str) -> str:
-    """How long a request's text is, what the scheduler counts, and what it holds."""
-    fact = past.now.facts.requests[who]
-
-    def same(moment: EngineMoment) -> bool:
-        was = moment.facts.requests.get(who)
-        return was is not None and was._replace(tokens=fact.tokens) == fact
-
-    blocks = sum(1 for table in fact.tables for block in table if block)
-    since = past.first_since(f"{who} is so", same)
-    return (
-        f"{who} ({fact.status}) has {some(len(fact.tokens), 'token')}, counts {fact.computed} computed and"
-        f" holds {some(blocks, 'block')} {since}"
-    )
+                    return f"{lane.request} wrote {where} of block {block} last, in {past.command(at)}"
+    return f"nobody has written block {block}"

@@ -111,16 +111,6 @@ class History(Past):
         self.step, self.page_size = step, step.config.geometry.page_size
 
 
-def of(finder: Callable[[Step], Any], told: Callable[..., str | None]) -> Callable[[History], str | None]:
-    """An explanation made from what the clause's own search finds."""
-
-    def rule(past: History) -> str | None:
-        found = finder(past.step)
-        return None if found is None else told(past, found)
-
-    return rule
-
-
 def _held(holds: Callable[..., bool], more: tuple[object, ...], moment: Any) -> bool:
     return holds(moment, *more)
 

@@ -1,16 +1,22 @@
-"""What is so of a page, a cursor, a node, ... at one moment, and since when: the same for all clauses.
+"""What is so of a page, a cursor, a node, ... at one moment: a case for each kind of place.
 
-Each kind of place has a case in `called` and one in `facts_at`. `story` dates the facts; it knows no clause.
+`called` names a place, `facts_at` says what is so of it. stories.py dates the facts. Neither knows a clause.
 """
 
-from functools import partial
+from __future__ import annotations
+
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ci.compare.differences import CURSORS, POOL, spans
-from ci.explain.history import Past, cursors_of, some
-from reference.clauses.facts import Facts
+from ci.explain.history import some
+from reference.clauses.contents import stamp_text
+from reference.clauses.facts import Facts, NodeFacts
+from reference.clauses.tree_evictions import COUNTERS
+from reference.commands import CheckBusy, CheckIdle
 from reference.failures import (
-    AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtTreePage, Place,
+    AtCounter, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
+    Place,
 )  # fmt: skip
 from reference.prefix_cache import path_text
 from stateful_tests.lockstep.results import Moment
@@ -38,20 +44,28 @@ def called(place: Place, m: Moment) -> str:
             return f"row {row}"
         case AtEntry(slot):
             return f"full slot {slot}"
-        case AtCursor(owner, field):
-            letter = next(letter for letter, name in CURSORS.items() if name == field)
-            return f"\0{letter}\0 of {'the ' * owner.startswith('slot')}{owner}"
         case AtPosition(owner, _, position):
             return f"position {position} of {owner}"
         case AtNode(path):
-            return f"the node that ends {path_text(path)}"
+            node = _node(m, path)
+            start = f"[{node.start}, {len(path)}) of " if node is not None else "that ends "
+            return f"node {start}{path_text(path)}"
         case AtTreePage(path, start):
             return f"[{start}, {len(path)}) of {path_text(path)}"
         case AtLock(owner):
             return f"the lock of {owner}"
         case AtNamed(kind, name):
             return f"the slot of {name}" if kind == "slot" else f"{kind} {name}"
+        case AtText(owner):
+            return f"the {'history' if owner in m.facts.sessions else 'text'} of {owner}"
+        case AtCounter(pool, name):
+            return f"the counter of {POOL.get(pool, pool)} {name} tokens"
     return ""
+
+
+def letter(field: str) -> str:
+    """A cursor by its letter, for Past.words."""
+    return next(f"\0{letter}\0" for letter, name in CURSORS.items() if name == field)
 
 
 def facts_at(place: Place, m: Moment) -> list[Fact]:
@@ -69,46 +83,120 @@ def facts_at(place: Place, m: Moment) -> list[Fact]:
         case AtEntry(slot):
             swa = entry(m, slot)
             return [Fact("", f"is mapped to SWA slot {swa}" if swa else "is mapped to no SWA slot")]
-        case AtCursor(owner, field):
-            cursors = cursors_of(m, owner)
-            return [Fact("", f"is {getattr(cursors, field)}" if cursors is not None else "is not there")]
-        case AtPosition(owner, pool, position):
-            slot = slot_of(m, owner, position)
-            if not slot:
-                return [Fact("", "has no slot")]
-            slot = slot if pool == "full" else entry(m, slot)
-            return [Fact("", f"has {POOL[pool]} slot {slot}" if slot else f"has no {POOL[pool]} slot")]
-        case AtNode() | AtTreePage() | AtLock():
-            return [Fact("", _in_tree(place, m))]
-        case AtNamed("slot", name):
-            session = m.facts.sessions.get(name)
-            return [Fact("", _there(session is not None and session.slot is not None))]
-        case AtNamed(kind, name):
-            return [Fact("", _there(name in getattr(m.facts, f"{kind}s")))]
+        case AtPosition():
+            return _read_at(place, m)
+        case AtNode() | AtTreePage() | AtLock() | AtCounter():
+            return _in_tree(place, m)
+        case AtText(owner, at):
+            return _text(_tokens(m, owner), at)
+        case AtNamed():
+            return _life(place, m)
     return []
 
 
-def _there(is_there: bool) -> str:
-    return "is there" if is_there else "is not there"
+def _life(place: AtNamed, m: Moment) -> list[Fact]:
+    name, session = place.name, m.facts.sessions.get(place.name)
+    match place.kind:
+        case "slot" if session is not None and session.slot is not None:
+            return [Fact("", f"keeps {some(session.slot.kv_committed_len, 'committed token')}")]
+        case "session" if session is not None:
+            return [Fact("", "is closing" if session.closing else "is there")]
+        case "request" if name in m.facts.requests:
+            return [Fact("", "is there")]
+    return [Fact("", "is not there")]
 
 
-def _in_tree(place: AtNode | AtTreePage | AtLock, m: Moment) -> str:
+def _tokens(m: Moment, owner: str) -> Sequence[int] | None:
+    """The history of a session, or the text of a request."""
+    session, request = m.facts.sessions.get(owner), m.facts.requests.get(owner)
+    if session is not None:
+        return session.history
+    return request.text if request is not None else None
+
+
+def _text(tokens: Sequence[int] | None, at: int | None) -> list[Fact]:
+    if tokens is None:
+        return [Fact("", "is not there")]
+    facts = [Fact("", f"has {some(len(tokens), 'token')}")]
+    if at is not None and at < len(tokens):
+        facts.append(Fact("", f"has {token_text(tokens[at])} at position {at}"))
+    return facts
+
+
+def token_text(token: int) -> str:
+    return stamp_text(token) if token else "a token that nobody sent"
+
+
+def _read_at(place: AtPosition, m: Moment) -> list[Fact]:
+    """The slots that attention goes through, and what the last of them holds."""
+    full = slot_of(m, place.owner, place.position)
+    if not full:
+        return [Fact("", "has no slot")]
+    facts, stamps, slot = [Fact("", f"has full slot {full}")], m.view.full_stamps, full
+    if place.pool == "swa":
+        slot, stamps = entry(m, full), m.view.swa_stamps
+        facts.append(Fact("", f"has SWA slot {slot}" if slot else "has no SWA slot"))
+    if slot < len(stamps) and place.must is not None:
+        held = stamp_text(stamps[slot]) if stamps[slot] else "no committed token"
+        facts += [Fact("", f"finds {held}")] if slot else []
+    return facts
+
+
+def _in_tree(place: AtNode | AtTreePage | AtLock | AtCounter, m: Moment) -> list[Fact]:
     tree = m.facts.tree
     match place:
         case AtNode(path, pool, must):
-            node = next((n for n in tree.nodes if n.path == path), None) if tree is not None else None
-            if node is None or must is None:
-                return _there(node is not None)
-            count = node.full_locks if pool == "full" else node.swa_locks
-            return f"counts {some(count, f'{POOL[pool]} lock')}"
+            node = _node(m, path)
+            return [Fact("", "is not there")] if node is None else _of_node(node, pool, must, m)
         case AtTreePage(path):
             page = tree.pages.get(path) if tree is not None else None
             if page is None:
-                return "is not in the tree"
-            return "is in the tree" if page[1] or "swa" not in m.facts.pools else "is a tombstone"
+                return [Fact("", "is not in the tree")]
+            slots = slots_text(page[0])
+            live = page[1] or "swa" not in m.facts.pools
+            return [Fact("", f"has {slots}", f"had {slots}"), *[Fact("", "is a tombstone")] * (not live)]
         case AtLock(owner):
             lock = m.locks.get(owner)
-            return f"pins [0, {len(lock.key)}) of {path_text(lock.key)}" if lock else _there(False)
+            if lock is None:
+                return [Fact("", "is not there")]
+            window = m.state.config.geometry.window is not None
+            swa = f", its SWA KV from {lock.pinned_from} on," * (window and lock.pinned_from > 0)
+            where = f"[0, {len(lock.key)}) of {path_text(lock.key)}{swa}"
+            return [Fact("", f"pins {where}", f"pinned {where}")]
+        case AtCounter(pool, name):
+            if tree is None or tree.sizes is None or _is_check(m):
+                return []  # the terms of a check are of that moment alone
+            at = COUNTERS.index((pool, name))
+            return [Fact("", f"is {tree.sizes[at]}")]
+
+
+def _is_check(m: Moment) -> bool:
+    return m.step is not None and isinstance(m.step.command, (CheckBusy, CheckIdle))
+
+
+def _of_node(node: NodeFacts, pool: str, must: int | None, m: Moment) -> list[Fact]:
+    if must is not None:
+        count = node.full_locks if pool == "full" else node.swa_locks
+        return [Fact("", "is there"), Fact("", f"counts {some(count, f'{POOL[pool]} lock')}")]
+    if "swa" not in m.facts.pools:
+        return [Fact("", "is there")]
+    if not node.live:
+        return [Fact("", "is a tombstone", "was a tombstone")]
+    have = sum(1 for slot in node.swa_slots if slot)
+    tokens = some(len(node.slots), "token")
+    return [Fact("", "is live"), Fact("", f"has {some(have, 'SWA slot')} for its {tokens}")]
+
+
+def _node(m: Moment, path: tuple[int, ...]) -> NodeFacts | None:
+    tree = m.facts.tree
+    return next((n for n in tree.nodes if n.path == path), None) if tree is not None else None
+
+
+def slots_text(slots: Sequence[int]) -> str:
+    """Such as "full slots 4 to 7"."""
+    if len(slots) > 2 and list(slots) == list(range(slots[0], slots[-1] + 1)):
+        return f"full slots {slots[0]} to {slots[-1]}"
+    return f"full slot{'s' * (len(slots) > 1)} {', '.join(map(str, slots))}"
 
 
 def _free(times: int, where: str) -> list[Fact]:
@@ -135,47 +223,26 @@ def entry(m: Moment, slot: int) -> int:
 
 
 def slot_of(m: Moment, holder: str, position: int) -> int:
-    """The full slot that a row names at a position; 0 for none."""
-    facts = m.facts.holders.get(holder)
-    cells = m.view.rows.get(facts.row, ()) if facts is not None else ()
+    """The full slot that a row, or what a lock holder has locked, names at a position; 0 for none."""
+    facts, tree = m.facts.holders.get(holder), m.facts.tree
+    cells: Sequence[int] = m.view.rows.get(facts.row, ()) if facts is not None else ()
+    if facts is None and tree is not None:
+        cells = tree.lock_holders.get(holder, ())
     return cells[position] if position < len(cells) else 0
 
 
-def story(past: Past, place: Place) -> str:
-    """What is so of a place now, each fact since when; what was so until then, of a thing that nobody has.
-    Empty for a kind of place that has no case here."""
-    name, facts = called(place, past.now), facts_at(place, past.now)
-    if not facts:
-        return ""
-    own = [fact for fact in facts if not fact.owner]
-    having = [f"{f.owner} {_since(past, place, f)}" for f in facts if f.owner]
-    if not own:
-        count = len(having)
-        what = f"has {some(count, 'owner')}" if count > 1 else "is not free"
-        return f"{name} {what}: {' and '.join(having)}"
-    told = [f"{name} {_since(past, place, fact)}" for fact in own]
-    if having:
-        return ", and ".join([*told, *having])
-    return f"{told[0]}{_until_then(past, place, own[0])}"
+def leads_to(place: Place, m: Moment) -> list[Place]:
+    """A place, and the page behind a position that does not have one owner."""
+    if not isinstance(place, AtPosition):
+        return [place]
+    slot = slot_of(m, place.owner, place.position)
+    slot = slot if place.pool == "full" else entry(m, slot)
+    page = AtPage(place.pool, slot // m.state.config.geometry.page_size)
+    return [place, page] if slot and _is_odd(page, m) else [place]
 
 
-def _since(past: Past, place: Place, fact: Fact) -> str:
-    return f"{fact.now} {past.first_since(f'{place}: {fact.now}', partial(_is_so, place, fact))}"
-
-
-def _is_so(place: Place, fact: Fact, m: Moment) -> bool:
-    return fact in facts_at(place, m)
-
-
-def _until_then(past: Past, place: Place, fact: Fact) -> str:
-    before = past.last_before(lambda m: not _is_so(place, fact, m))
-    was = [f for f in facts_at(place, before) if f.was] if before is not None else []
-    told = " and ".join(f"{f.owner or 'it'} {f.was}" for f in was)
-    return f"; until then {told}" if told else ""
-
-
-def is_odd(place: Place, m: Moment) -> bool:
-    """A page or a row that does not have one owner, and is not free once."""
-    facts = facts_at(place, m)
-    exists = not isinstance(place, AtPage) or 1 <= place.page <= m.facts.pools[place.pool].size
+def _is_odd(page: AtPage, m: Moment) -> bool:
+    """It does not have one owner, and is not free once."""
+    facts = facts_at(page, m)
+    exists = 1 <= page.page <= m.facts.pools[page.pool].size
     return not exists or len(facts) != 1 or not facts[0].was

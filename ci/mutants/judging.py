@@ -65,7 +65,7 @@ _SITUATIONS = tuple(
 _OF_CLAUSES = tuple(
     f"{_TESTS}/reference/test_{name}.py"
     for name in ("accounts", "clause_independence", "clauses", "clauses_of_owners")
-)
+) + (f"{_TESTS}/report/test_explanations.py",)
 _OF_BLOCKS = (f"{_TESTS}/vllm/test_clause_rows.py",)
 _OF_LOGS = tuple(
     f"{_TESTS}/watched/test_{name}.py" for name in ("noticed", "changes", "validation", "played", "watcher")

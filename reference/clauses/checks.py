@@ -121,7 +121,7 @@ def _place(step: Step, pool: str, holder: Holder) -> str:
 def _only_looks(step: Step) -> Failure | None:
     if step.unchanged or not step.done or not isinstance(step.command, (CheckBusy, CheckIdle)):
         return None
-    return unchanged_failure("the same state as before", step)
+    return unchanged_failure("the same state as before", step, "is a check")
 
 
 @clause(
@@ -146,24 +146,29 @@ def _only_looks(step: Step) -> Failure | None:
     trigger=_checked,
 )
 def _no_false_alarm(step: Step) -> Failure | None:
-    _, report = _reports(step)
-    if report is None:
+    expected, report = _reports(step)
+    if report is None or (not report.alarm and all(a.balances for a in report.accounts)):
         return None
-    lines = []
+    wrong = _wrong_terms(due(step), report) if expected is not None else []
+    lines, heads = [], []
     for account in report.accounts:
         if not account.balances:
             off = account.counted - account.total
             much = f"{_amount(account.pool, abs(off))} too {'many' if off > 0 else 'few'}"
             lines.append(f"{account_text(account)}: {much}")
-            lines += miscounted(step, report, account)
+            whose = miscounted(step, report, account)
+            lines += whose
+            counted = f"{_amount(account.pool, account.counted)} of {account.total}"
+            sums = f"counts {counted} in {_kind(account.pool)}, though every page has its one owner"
+            why = whose[0] if whose else _terms_off(report, wrong, account.pool)
+            heads.append(f"{sums}: {why}" if why else sums)
     if report.alarm and not lines:
         lines = [report.alarm]
-    if not lines:
-        return None
     return Failure(
         "every pool adds up, as every page has its one owner",
         "\n".join(["a false alarm", *lines]),
-        lambda: _wrong_terms(due(step), report),
+        lambda: wrong,
+        next(iter(heads), ""),
     )
 
 
@@ -199,7 +204,10 @@ def _terms(step: Step) -> Failure | None:
         if mine.get(account.pool) != account:
             other = mine.get(account.pool)
             observed = account_text(other) if other else f"{account.pool}: not counted"
-            return failure(account_text(account), observed, *_wrong_terms(want, got))
+            wrong = _wrong_terms(want, got)
+            off = _terms_off(got, wrong, account.pool)
+            head = f"counts wrong terms in {_kind(account.pool)}: {off}" if off else ""
+            return failure(account_text(account), observed, *wrong, head=head)
     if (got.entries or listed) and _merged(got) != _merged(want):
         return failure(_entries_text(want), _entries_text(got))
     return None
@@ -214,6 +222,20 @@ def _wrong_terms(want: Report, got: Report) -> list[AtCounter]:
         for term in TERMS
         if (must := getattr(account, term)) != getattr(mine[account.pool], term)
     ]  # fmt: skip
+
+
+def _terms_off(report: Report, wrong: list[AtCounter], pool: str) -> str:
+    """The terms of a pool that are not what they must be, in words."""
+    accounts = {account.pool: account for account in report.accounts}
+    return ", ".join(
+        f"{term.name} is {getattr(accounts[pool], term.name)}, not {term.must}"
+        for term in wrong
+        if term.pool == pool
+    )
+
+
+def _kind(pool: str) -> str:
+    return "the rows" if pool == "rows" else f"the {'SWA' if pool == 'swa' else pool} pool"
 
 
 def _merged(report: Report) -> Counter[tuple[str, str, str]]:

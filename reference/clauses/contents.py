@@ -47,7 +47,7 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
     return failure(
         f"{name} reads its own {POOL[pool]} KV at position {start + at}",
         stamp_text(got[at]),
-        AtPosition(name, pool, start + at),
+        AtPosition(name, pool, start + at, want[at]),
     )
 
 

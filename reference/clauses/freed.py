@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from reference.clauses.base import clause
 from reference.clauses.step import PagesByHolder, Step, span
+from reference.clauses.contents import POOL
 from reference.failures import AtPage, AtRow, Failure, failure
 from reference.ledger import Phase
+
+_NOBODY = "leaves nobody who holds anything"
 
 
 def owed_and_freed(step: Step, pool: str) -> tuple[PagesByHolder, PagesByHolder]:
@@ -31,8 +34,14 @@ def _check_freed(step: Step, pool: str) -> Failure | None:
         had = sorted(step.before.pools[pool].owned)
         return [AtPage(pool, o.page) for o in had if o.holder == holder and o.at in wrong]
 
+    kind, tree = f"{POOL[pool]} page", holder.removeprefix("tree ")
+    whose = f"of the tree at the end of {tree}" if tree != holder else f"of {holder}"
+    must = f"the {kind}s {whose} at {span(owed, size)}" if owed else f"no {kind} {whose}"
     return Failure(
-        f"{pool} pages of {holder} at {span(owed, size)} freed", f"freed {span(freed, size)}", pages
+        f"{pool} pages of {holder} at {span(owed, size)} freed",
+        f"freed {span(freed, size)}",
+        pages,
+        f"must free {must} and frees {span(freed, size)}",
     )
 
 
@@ -112,6 +121,7 @@ def _all_back(step: Step) -> Failure | None:
                 f"{want} of {pool.size} pages of the {name} pool free",
                 f"{len(pool.free_pages)} are",
                 *(AtPage(name, page) for page in kept),
+                head=_NOBODY,
             )
     if len(set(step.after.free_rows)) < step.after.rows:
         kept = sorted({*range(step.after.rows)} - {*step.after.free_rows})
@@ -119,5 +129,6 @@ def _all_back(step: Step) -> Failure | None:
             f"all {step.after.rows} rows free",
             f"{len(set(step.after.free_rows))} are",
             *map(AtRow, kept),
+            head=_NOBODY,
         )
     return None

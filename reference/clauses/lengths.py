@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from reference.clauses.base import clause
 from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import Admit, EvictSwa, Finish, Launch, Retract, Settle, SpecDecode
@@ -65,11 +67,15 @@ def _capped(step: Step) -> Failure | None:
         want = want._replace(kv_committed_len=max(want.kv_committed_len, first))
     if session.slot == want:
         return None
-    slot = f"slot of {holder}"
+    assert request is not None
+    slot, outputs = f"slot of {holder}", target - request.origin
+    does = "ends the turn" if isinstance(step.command, Finish) else f"queues {request.name} again"
+    tokens = f"{request.origin} token{'s' * (request.origin != 1)} of input, {outputs} of output"
     return failure(
         f"target {target}: {cursors_text(want)}",
         f"{slot}: {cursors_text(session.slot)}",
         *cursors_off(slot, want, session.slot),
+        head=f"{does} at target {target} ({tokens})",
     )
 
 
@@ -105,20 +111,23 @@ def _restored(step: Step) -> Failure | None:
     request_after = step.after.requests.get(request.name)
     if slot_after is None or slot_after.slot is None or request_after is None:
         return None  # SES-2 says so
-    got = request_after.cursors
-    literal = min(session.slot.kv_committed_len, request.origin + request.output - 1)
+    got, key = request_after.cursors, request.origin + request.output - 1
+    literal = min(session.slot.kv_committed_len, key)
     want = capped(session.slot, literal)
-    allowed = [want]
+    allowed, committed = [want], session.slot.kv_committed_len
+    why = f"the smaller of kv_committed_len {committed} and a key of {key} (the text less its last token)"
     window = step.config.geometry.window
     if window is not None and swept_below(session.slot) > max(0, literal - window):
         allowed.append(capped(session.slot, session.slot.cache_protected_len))
+        want, why = allowed[-1], f"for the window behind {literal} was swept"
     if got in allowed and slot_after.slot == got:
         return None
     return failure(
-        f"request and slot both at prefix {literal}: {cursors_text(want)}",
+        f"request and slot both at prefix {want.kv_committed_len}: {cursors_text(want)}",
         f"request: {cursors_text(got)}; slot: {cursors_text(slot_after.slot)}",
         *cursors_off(request.name, want, got),
         *cursors_off(f"slot of {session.name}", want, slot_after.slot),
+        head=f"must resume at {want.kv_committed_len}, {why}",
     )
 
 
@@ -170,22 +179,33 @@ def _order(step: Step) -> Failure | None:
     shown = [("", n, r.cursors) for n, r in step.after.requests.items() if r.cursors is not None]
     shown += [("slot of ", n, s.slot) for n, s in step.after.sessions.items() if s.slot is not None]
     for what, name, c in shown:
-        if wrong := _out_of_bounds(c, geometry):
+        for field, bound, rule in _out_of_bounds(c, geometry):
             return failure(
                 "cursors in order and in bounds",
                 f"{what}{name}: {cursors_text(c)}",
-                *(AtCursor(f"{what}{name}", field) for field in wrong),
+                AtCursor(f"{what}{name}", field),
+                *([AtCursor(f"{what}{name}", bound)] if bound else []),
+                head=f"leaves {field} of {what}{name} {rule}",
             )
     return None
 
 
-def _out_of_bounds(c: Cursors, geometry: Geometry) -> list[str]:
-    """The fields that are negative or above what bounds them, or no whole pages."""
-    most = Cursors(c.kv_allocated_len, geometry.width, c.kv_allocated_len, c.kv_committed_len)
-    wrong = [field for field, value, bound in zip(c._fields, c, most) if not 0 <= value <= bound]
-    if c.cache_protected_len % geometry.page_size and "cache_protected_len" not in wrong:
-        wrong.append("cache_protected_len")
-    return wrong
+def _out_of_bounds(c: Cursors, geometry: Geometry) -> Iterator[tuple[str, str, str]]:
+    """(field, the cursor that bounds it, what is wrong with it) of each that is out of bounds."""
+    bounds = {
+        "cache_protected_len": "kv_committed_len", "kv_committed_len": "kv_allocated_len",
+        "swa_evicted_seqlen": "kv_allocated_len",
+    }  # fmt: skip
+    for field, bound in bounds.items():
+        if getattr(c, field) > getattr(c, bound):
+            yield field, bound, f"above {bound}"
+    for field, value in zip(c._fields, c):
+        if value < 0:
+            yield field, "", "below 0"
+    if c.kv_allocated_len > geometry.width:
+        yield "kv_allocated_len", "", f"above the row's width, {geometry.width}"
+    if c.cache_protected_len % geometry.page_size:
+        yield "cache_protected_len", "", f"inside a page of {geometry.page_size} tokens"
 
 
 @clause(

@@ -26,7 +26,7 @@ from reference.ledger import Phase, text_tokens
 def _idempotent(step: Step) -> Failure | None:
     if not _readmitted(step) or step.unchanged:
         return None
-    return unchanged_failure("the state that the first admission left", step)
+    return unchanged_failure("the state that the first admission left", step, "admits again")
 
 
 def _readmitted(step: Step) -> bool:
@@ -65,6 +65,8 @@ def _close_happens(step: Step) -> Failure | None:
                 f"{name} is gone: it is closed, and no turn is left",
                 f"it is there, with {has}",
                 AtNamed("session", name),
+                *([AtNamed("slot", name)] if slot is not None else []),
+                head=f"leaves {name} waiting for a turn that is gone, and nothing closes it any more",
             )
     return None
 
@@ -90,10 +92,10 @@ def _lives(step: Step) -> Failure | None:
     after, now = step.after, step.now
     names = {r.name for r in now.requests}
     if names != after.requests.keys():
-        return _others("request", "requests", names, after.requests)
+        return _others(step, "request", "requests", names, after.requests)
     names = {s.name for s in now.sessions}
     if names != after.sessions.keys():
-        return _others("session", "open sessions", names, after.sessions)
+        return _others(step, "session", "open sessions", names, after.sessions)
     for session in now.sessions:
         facts = after.sessions[session.name]
         if facts.closing != session.closing:
@@ -107,7 +109,8 @@ def _lives(step: Step) -> Failure | None:
                 f"slot of {session.name}: {cursors_text(session.slot)}",
                 cursors_text(facts.slot),
                 AtNamed("slot", session.name),
-                AtNamed("session", session.name),
+                AtText(session.name),
+                head=f"must {'leave no' if session.slot is None else 'keep the'} slot of {session.name}",
             )
         before = step.before.sessions.get(session.name)
         if isinstance(step.command, (Abort, Submit)) and before and session.turn is None:
@@ -120,10 +123,13 @@ def _lives(step: Step) -> Failure | None:
     return None
 
 
-def _others(kind: str, what: str, want: Iterable[str], got: Iterable[str]) -> Failure:
-    """It is about those that only one side has."""
-    places = [AtNamed(kind, name) for name in sorted({*want} ^ {*got})]
-    return failure(f"{what} {_names(want)}", f"{what} {_names(got)}", *places)
+def _others(step: Step, kind: str, what: str, want: Iterable[str], got: Iterable[str]) -> Failure:
+    """It is about those that only one side has, and the turn of a session that is gone too early."""
+    names = sorted({*want} ^ {*got})
+    turns = [s.turn for s in step.now.sessions if s.turn is not None and s.name in names]
+    does = f"must keep {kind} {names[0]}" if names[0] in want else f"must end {kind} {names[0]}"
+    places = [AtNamed(kind, name) for name in names] + [AtNamed("request", turn) for turn in turns]
+    return failure(f"{what} {_names(want)}", f"{what} {_names(got)}", *places, head=does)
 
 
 def _names(names: Iterable[str]) -> str:
@@ -171,5 +177,6 @@ def _other_text(what: str, owner: str, want: tuple[int, ...], got: tuple[int, ..
     observed = f"{len(got)} tokens" if len(got) != len(want) else "as many, but others"
     pairs = enumerate(zip(want, got))
     first = next((at for at, (a, b) in pairs if a != b), min(len(want), len(got)))
-    return failure(f"{what}: {len(want)} tokens", observed, AtText(owner, first))
-
+    due = want[first] if first < len(want) else None
+    head = f"must leave the {what} with {len(want)} token{'s' * (len(want) != 1)}"
+    return failure(f"{what}: {len(want)} tokens", observed, AtText(owner, first, due), head=head)

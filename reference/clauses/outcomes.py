@@ -50,7 +50,7 @@ def _outcome_text(outcome: object) -> str:
 def _refused_unchanged(step: Step) -> Failure | None:
     if step.done or step.unchanged or (isinstance(step.command, Submit) and _turned_away(step)):
         return None
-    return unchanged_failure("the same state as before", step)
+    return unchanged_failure("the same state as before", step, "is refused")
 
 
 def _turned_away(step: Step) -> bool:
@@ -65,10 +65,13 @@ def _turned_away(step: Step) -> bool:
     return then == now
 
 
-def unchanged_failure(expected: str, step: Step) -> Failure:
-    """The step should have changed nothing, and did."""
+def unchanged_failure(expected: str, step: Step, does: str) -> Failure:
+    """The step should have changed nothing, and did. does: why it should not, such as "is refused"."""
     before, after = step.before, step.after
-    return Failure(expected, difference(before, after), lambda: _changes(before, after))
+    observed = difference(before, after)
+    cursors = any(word in observed for word in ("kv_committed_len", "changed"))
+    head = f"{does} and must change nothing" + ("" if cursors else f" ({observed})")
+    return Failure(expected, observed, lambda: _changes(before, after), head)
 
 
 def _changes(before: Facts, after: Facts) -> Iterator[Place]:
@@ -138,5 +141,8 @@ def difference(before: Facts, after: Facts) -> str:
     trigger=lambda s: isinstance(s.command, (EvictSwa, SpecDecode, Launch)) and s.done,
 )
 def _allowed(step: Step) -> Failure | None:
-    return failure("a choice within bounds", step.overreach) if step.overreach else None
+    if not step.overreach:
+        return None
+    head = f"leaves the bounds of a choice, {step.overreach}"
+    return failure("a choice within bounds", step.overreach, head=head)
 

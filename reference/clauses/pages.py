@@ -34,7 +34,8 @@ def _torn(slots: str, torn: Torn) -> Failure:
     place: Place = AtPosition(torn.holder, torn.pool, torn.start)
     if torn.path:
         place = AtTreePage(torn.path, torn.start)
-    return failure(f"{slots} of a page, in order", str(torn), place)
+    head = f"leaves the {torn.where} at {list(torn.slots)}, which are no page in order"
+    return failure(f"{slots} of a page, in order", str(torn), place, head=head)
 
 
 @clause(
@@ -124,7 +125,7 @@ def _mapped(step: Step) -> Failure | None:
     trigger=lambda s: "swa" in s.after.pools and s.swept_any,
 )
 def _swept(step: Step) -> Failure | None:
-    return _stale("swept position", step.after.swept_mapped)
+    return _stale(step, "swept position", "swa", step.after.swept_mapped)
 
 
 @clause(
@@ -144,16 +145,19 @@ def _swept(step: Step) -> Failure | None:
     trigger=lambda s: "swa" in s.after.pools and s.freed_something,
 )
 def _unused(step: Step) -> Failure | None:
-    return _stale("unused full slot", step.after.unused_mapped)
+    return _stale(step, "unused full slot", "full", step.after.unused_mapped)
 
 
-def _stale(what: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
+def _stale(step: Step, what: str, pool: str, entries: Sequence[tuple[int, int]]) -> Failure | None:
+    """pool: of the page whose fate made the entry stale."""
     if not entries:
         return None
+    slot = entries[0][0 if pool == "full" else 1]
     return failure(
         f"entry of every {what} is 0",
         f"{len(entries)} lead on, one to SWA slot {entries[0][1]}",
         *(AtEntry(slot) for slot, _ in entries),
+        AtPage(pool, slot // step.config.geometry.page_size),
     )
 
 
@@ -213,9 +217,18 @@ def _one_owner(step: Step) -> Failure | None:
                     f"{name} page {page} belongs to {owner[page][0]} alone",
                     f"{holder} has it too",
                     AtPage(name, page),
+                    *_where_rows_begin(step, owner[page][0], holder),
                 )
             owner[page] = (holder, index)
     return None
+
+
+def _where_rows_begin(step: Step, *holders: str) -> list[AtCursor]:
+    """Of a page that a row and the tree have: where the row's own pages begin."""
+    rows = [name for name in holders if name in step.after.holders]
+    if len(rows) == len(holders):
+        return []
+    return [AtCursor(step.name_of_cursors(name), "cache_protected_len") for name in rows]
 
 
 @clause(

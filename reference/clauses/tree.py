@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.clauses.base import clause
+from reference.clauses.contents import stamp_text
 from reference.clauses.facts import NodeFacts, TreeFacts
 from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode, token_of, tree_key
 from reference.cursors import ceil_page, page_ends
-from reference.failures import AtNode, AtTreePage, Failure, failure
+from reference.failures import AtEntry, AtNode, AtTreePage, Failure, failure
 from reference.ledger import Phase, Request, text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
@@ -53,15 +54,18 @@ def _shape(step: Step) -> Failure | None:
     for node in tree.nodes:
         if not node.slots or node.start < 0 or node.start % size or len(node.path) % size:
             told = f"nodes of whole pages, {size} tokens each"
-            return failure(told, f"a node {where(node)}", AtNode(node.path))
+            head = f"leaves a node {where(node)}, and nodes are whole pages of {size} tokens"
+            return failure(told, f"a node {where(node)}", AtNode(node.path), head=head)
         if node.start and node.path[: node.start] not in ends:
             told = f"a node that ends at {node.start}, above {where(node)}"
             above = AtNode(node.path[: node.start])
-            return failure(told, "there is none", AtNode(node.path), above)
+            head = f"leaves no node that ends at {node.start}, where {where(node)} begins"
+            return failure(told, "there is none", AtNode(node.path), above, head=head)
         page = node.path[: node.start + size]
         if page in first:
             twins = [AtNode(n.path) for n in tree.nodes if n.path[: n.start + size] == page]
-            return failure(f"one node that goes on with {path_text(page)}", "there are two", *twins)
+            told = f"one node that goes on with {path_text(page)}"
+            return failure(told, "there are two", *twins, head=f"must leave {told}, and leaves two")
         first.add(page)
     return None
 
@@ -90,9 +94,14 @@ def _live_or_dead(step: Step) -> Failure | None:
     have = sum(1 for slot in node.swa_slots if slot)
     if have < len(node.slots) or len(node.swa_slots) != len(node.slots):
         told = f"{len(node.slots)} SWA slots at {where(node)}, or none"
-        return failure(told, f"{have}", AtNode(node.path, "swa"))
+        head = f"must leave {where(node)} with SWA KV of all its tokens, or as a tombstone"
+        return failure(told, f"{have}", AtNode(node.path, "swa"), head=head)
     told = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
-    return failure(told, f"{list(node.swa_slots)}", AtNode(node.path, "swa"))
+    at = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
+    head = f"leaves {where(node)} with SWA slot {node.swa_slots[at]} for position {node.start + at}"
+    return failure(
+        told, f"{list(node.swa_slots)}", AtNode(node.path, "swa"), AtEntry(node.slots[at]), head=head
+    )
 
 
 def half_dead(step: Step) -> NodeFacts | None:
@@ -124,11 +133,17 @@ def _contents(step: Step) -> Failure | None:
     got = (node.full_read if pool == "full" else node.swa_read)[at]
     size = step.config.geometry.page_size
     start = (node.start + at) // size * size
+    slot = (node.slots if pool == "full" else node.swa_slots)[at]
+    held = stamp_text(got) if got else "no committed token"
+    must = stamp_text(token_of(node.path[node.start + at]))
+    head = f"leaves {where(node)} with {pool} slot {slot} for position {node.start + at}"
+    head += f", which holds {held} and must hold {must}"
     return failure(
         f"{pool} KV of {path_text(node.path)} at position {node.start + at}",
         f"its slot holds that of {path_text((got,)) if got else 'no committed token'}",
         AtTreePage(node.path[: start + size], start),
         AtNode(node.path, pool.lower()),
+        head=head,
     )
 
 
@@ -183,8 +198,10 @@ def _inserted_found(step: Step) -> Failure | None:
                 start = end - geometry.page_size
                 where, place = f"[{start}, {end}) of {path_text(key)}", AtTreePage(key[:end], start)
                 if page is None:
-                    return failure(f"{where} in the tree", "it is not", place)
-                return failure(f"{where} live in the tree", "a tombstone", place)
+                    told = f"{where} in the tree"
+                    return failure(told, "it is not", place, head=f"must leave {told}")
+                told = f"{where} live in the tree"
+                return failure(told, "a tombstone", place, head=f"must leave {told}")
     return None
 
 
@@ -256,7 +273,7 @@ def _resumable(step: Step) -> Failure | None:
     size = step.config.geometry.page_size
     told = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
     observed = "a tombstone" if there else "it is not there"
-    return failure(told, observed, AtTreePage(key[:end], end - size))
+    return failure(told, observed, AtTreePage(key[:end], end - size), head=f"must leave {told}")
 
 
 def lost_end(step: Step) -> tuple[Key, int, bool] | None:
@@ -307,7 +324,9 @@ def _capped(step: Step) -> Failure | None:
         return None
     (node, need), size = found, step.config.geometry.page_size
     told = f"a lock on {where(node)} pins {need // size} SWA pages, as one window needs"
-    return failure(told, f"{len(node.slots) // size} SWA pages", AtNode(node.path, "swa"))
+    head = f"makes {where(node)} one leaf, and a lock pins leaves whole: SWA KV of {len(node.slots)} tokens"
+    head += f" for a window of {step.config.geometry.window}, which needs {need}"
+    return failure(told, f"{len(node.slots) // size} SWA pages", AtNode(node.path, "swa"), head=head)
 
 
 def long_leaf(step: Step) -> tuple[NodeFacts, int] | None:

@@ -15,7 +15,7 @@ from reference.prefix_cache import pages_of, path_text
 from reference.tree import Key, Tree, nodes
 
 SIZES = ("full evictable", "full protected", "SWA evictable", "SWA protected")  # the counters of a tree
-_COUNTERS = (("full", "evictable"), ("full", "protected"), ("swa", "evictable"), ("swa", "protected"))
+COUNTERS = (("full", "evictable"), ("full", "protected"), ("swa", "evictable"), ("swa", "protected"))
 
 
 @clause(
@@ -43,7 +43,7 @@ def _sums(step: Step) -> Failure | None:
         _sizes_text(tree.sizes),
         *(
             AtCounter(*counter, must)
-            for counter, must, has in zip(_COUNTERS, want, tree.sizes)
+            for counter, must, has in zip(COUNTERS, want, tree.sizes)
             if must != has
         ),
     )
@@ -90,10 +90,12 @@ def _as_asked(step: Step) -> Failure | None:
         want, kind = min(asked[pool], could), "SWA" if pool == "swa" else pool
         if freed < want:
             told = f"{want} {kind} tokens freed, of {could} that are not locked"
-            return failure(told, f"{freed}")
+            head = f"frees {freed} {kind} tokens and must free {want}, of {could} that are not locked"
+            return failure(told, f"{freed}", head=head)
         if said is not None and getattr(said, pool) != freed:
-            told = f"{freed} {kind} tokens reported, as were freed"
-            return failure(told, f"{getattr(said, pool)}")
+            told, reported = f"{freed} {kind} tokens reported, as were freed", getattr(said, pool)
+            head = f"frees {freed} {kind} tokens and reports {reported}"
+            return failure(told, f"{reported}", head=head)
     return None
 
 
@@ -165,7 +167,9 @@ def _ends(step: Step) -> Failure | None:
     got = {n.path for n in step.after.tree.nodes}
     for path in sorted(want ^ got):
         told = f"a node ends {path_text(path)}", "none does"
-        return failure(*(told if path in want else told[::-1]), AtNode(path))
+        does = "must end a node at" if path in want else "must end no node at"
+        head = f"{does} {path_text(path)}"
+        return failure(*(told if path in want else told[::-1]), AtNode(path), head=head)
     return None
 
 

@@ -40,7 +40,26 @@ def _usable(step: Step) -> Failure | None:
     if length == want:
         return None
     told = f"{holder}: {want} tokens of {path_text(key)} to resume from"
-    return failure(told, f"{length}", AtLock(holder))
+    hands = f"hands {length} token{'s' * (length != 1)} to {holder} and must hand {want}"
+    if length > len(key):
+        return failure(told, f"{length}", AtLock(holder), head=f"{hands}: the last token is computed again")
+    page = _deciding_page(step, key, length, want)
+    why, window = "", step.config.geometry.window
+    if length > want and window is not None:
+        why = f", as the next token reads a window of {window} behind it"
+    lock = [AtLock(holder)] if length else []
+    return failure(told, f"{length}", *page, *lock, head=hands + why)
+
+
+def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreePage]:
+    """The last page to be handed out; of a match that is too long the last one without KV."""
+    assert step.before.tree is not None
+    size, pages = step.config.geometry.page_size, step.before.tree.pages
+    if length < want:
+        return [AtTreePage(key[:want], want - size)]
+    ends = page_ends(length, size)
+    gone = [end for end in ends if key[:end] not in pages or not pages[key[:end]][1]]
+    return [AtTreePage(key[:end], end - size) for end in gone[-1:]]
 
 
 @clause(
@@ -101,7 +120,7 @@ def _prefixes(step: Step) -> Failure | None:
     return failure(
         f"{name} at [{start}, {len(path)}): the tree's slots {list(want)}",
         f"{list(got)}",
-        *([AtPosition(name, "full", start)] if name in step.after.holders else []),
+        AtPosition(name, "full", start),
         AtLock(name),
         AtTreePage(path, start),
     )
@@ -185,11 +204,13 @@ def _ledger(step: Step) -> Failure | None:
         return None
     node, full, swa = found
     pool, due = ("full", full) if node.full_locks != len(full) else ("swa", swa)
+    through = [n for n, k in step.locked_before.items() if k.key[: len(node.path)] == node.path]
+    others = dict.fromkeys(name for name in (*through, *full) if name not in due)
     return failure(
         f"{where(node)}: {_names(full)} full, {_names(swa)} SWA",
         f"counters {node.full_locks} full, {node.swa_locks if 'swa' in step.after.pools else 0} SWA",
         AtNode(node.path, pool, len(due)),
-        *map(AtLock, due),
+        *map(AtLock, (*due, *others)),
     )
 
 

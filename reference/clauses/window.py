@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from reference.clauses.base import clause
+from reference.clauses.lengths import cursors_off
 from reference.clauses.step import Step, swept_below
 from reference.commands import Decode, EvictSwa, Extend, Launch, SpecDecode
 from reference.failures import AtCursor, AtPosition, Failure, failure
@@ -40,9 +41,17 @@ def _sweep_bounds(step: Step) -> Failure | None:
     found = oversweep(step)
     if found is None:
         return None
-    request, _, low, high, got = found
+    (request, length, low, high, got), window = found, step.config.geometry.window
+    assert window is not None
     told = f"{request.name}: swa_evicted_seqlen in [{low}, {high}]"
-    return failure(told, f"{got}", AtCursor(request.name, "swa_evicted_seqlen"))
+    if low <= got <= high:
+        why = f"inside a page of {step.config.geometry.page_size} tokens"
+    elif got < low:
+        why = f"and what lies below {low} is gone"
+    else:
+        why = f"and a token at {length} reads a window of {window} back"
+    head = f"leaves the SWA KV of {request.name} from {got} on, {why}"
+    return failure(told, f"{got}", AtCursor(request.name, "swa_evicted_seqlen"), head=head)
 
 
 def oversweep(step: Step) -> tuple[Request, int, int, int, int] | None:
@@ -111,10 +120,15 @@ def _window(step: Step) -> Failure | None:
     if found is None:
         return None
     request, p, start, dead = found
+    assert request.cursors is not None
+    got = step.after.requests[request.name].cursors
+    off = cursors_off(request.name, request.cursors, got)
     return failure(
         f"{request.name} at {p}: window from {start} live",
         f"no SWA KV for positions {dead}",
         *(AtPosition(request.holder, "swa", position) for position in dead),
+        *(place for place in off if place.field == "kv_committed_len"),
+        head=f"has {request.name} go on at position {p}, whose window starts at {start}",
     )
 
 

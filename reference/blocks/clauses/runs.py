@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.blocks.clauses.step import BlockStep, clause
 from reference.blocks.commands import Schedule
-from reference.failures import AtCount, Failure, failure
+from reference.failures import AtCount, AtNamed, Failure, failure
 
 
 @clause(
@@ -110,4 +110,6 @@ def _stall(step: BlockStep) -> Failure | None:
         return None  # somebody was preempted: the next schedule has another pool before it
     statuses = {name: fact.status for name, fact in step.after.requests.items()}
     got = f"none; {statuses}, {len(step.after.free)} blocks free"
-    return failure("a batch, as somebody waits and nothing is in flight", got, AtCount("batch", "stall"))
+    waiting = (AtNamed("request", name) for name in statuses)
+    want = "there is a batch, as somebody waits and nothing is in flight"
+    return failure(want, got, AtCount("batch", "stall"), *waiting)

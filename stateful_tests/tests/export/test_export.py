@@ -437,7 +437,7 @@ def test_a_bug_report(kvspec):
     assert out.startswith("# Retract then retry frees the reserved token (LEN-3)\n")
     for part in (
         "the key is one shorter than committed",
-        "\n\nCommand 6 (admit r1) resumes at 10, the smaller of C 11 and a key of 10",
+        "\n\nCommand 6 (admit r1) must resume at 10, the smaller of kv_committed_len 11 and a",
         "> LEN-3: After admit, request and slot hold the same cursors",
         "| LEN-3 | request and slot both at prefix 10: kv_committed_len 10",
         "| **6** | **admit r1** | **done** | **s1 kv_committed_len 11 -> 10;",

@@ -1,0 +1,133 @@
+"""Reasons that are no places: why a command is refused, and what an eviction should have taken."""
+
+from collections.abc import Callable
+
+from ci.compare.differences import POOL
+from ci.explain.history import History, cursors_of, some
+from reference.clauses.step import swept_below
+from reference.commands import Evict, Reason, Refused, Submit
+from reference.ledger import Phase, free
+from reference.prefix_cache import path_text
+from reference.rules import RULES as RULES_OF
+from reference.tree import Key, nodes, sizes
+from stateful_tests.lockstep.follow import launched
+from stateful_tests.lockstep.results import Moment
+from stateful_tests.traces.notation import format_outcome as say
+
+
+def said(past: History) -> str | None:
+    """The sentence on a clause of this module; None for the others."""
+    reason = _REASONS.get(past.violation.clause)
+    return reason(past) if reason is not None else None
+
+
+def _outcome(past: History) -> str | None:
+    """OUT-1: a command that is done or refused, and should not be."""
+    got, want = past.step.outcome, past.step.expected
+    does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
+    return f"the system {does} {past.here}; by the rules it is {say(want)}{_why(past)}"
+
+
+def _why(past: History) -> str:
+    """The fact behind a refusal: the reference's, or what the system says."""
+    step, was = past.step, past.before.state
+    ours = isinstance(step.expected, Refused)
+    refusal = step.expected if ours else step.outcome
+    if not isinstance(refusal, Refused):
+        return ""
+    reason, request = refusal.reason, step.acted
+    if reason is Reason.TURN_IN_FLIGHT and isinstance(step.command, Submit):
+        session = was.session(step.command.session)
+        if session is not None and session.turn is not None:
+            name, turn = session.name, session.turn
+            is_so = f"{turn} is the turn of {name}"
+            since = past.first_since(is_so, lambda m: getattr(m.state.session(name), "turn", "") == turn)
+            return f", for {turn} is in flight in {name} {since}"
+    if reason is Reason.WINDOW_LOST:
+        return _window_lost(past, ours)
+    if reason in (Reason.OUT_OF_FULL, Reason.OUT_OF_SWA) and not ours:
+        pool, at = ("full", 0) if reason is Reason.OUT_OF_FULL else ("swa", 2)
+        left, evictable = free(was), sizes(was.tree)[at] if was.tree is not None else 0
+        if min(left.full, left.swa) < 0:
+            return ""  # row and tree, each with pages of its own, had more than there are
+        pages = some(getattr(left, pool), f"{POOL[pool]} page")
+        return f", for {pages} can be had at once and {evictable // past.page_size} more from the tree"
+    condition = f" ({RULES_OF[type(step.command)].refused[reason]})" if ours else ""
+    if request is not None and reason is (Reason.WRONG_PHASE if ours else Reason.UNKNOWN_REQUEST):
+        name, phase = request.name, request.phase
+        is_so = f"{name} is {phase.value}{' again' * (phase is Phase.QUEUED and request.started)}"
+        so = past.first_since(is_so, lambda m: getattr(m.state.request(name), "phase", None) is phase)
+        since = f" {so}" if ours else ""
+        return f"{condition}, for {is_so}{since}"
+    return condition
+
+
+def _window_lost(past: History, ours: bool) -> str:
+    window = past.step.config.geometry.window
+    one = past.step.acted
+    for name in [one.name] if one is not None else launched(past.step.command):
+        was = past.before.state.request(name)
+        if was is None or was.cursors is None or window is None:
+            continue
+        c = was.cursors
+        start, at = max(0, c.kv_committed_len - window), f", for the window of {name} at {c.kv_committed_len}"
+        if not ours:
+            return f"{at} is there: it starts at {start}"
+        if swept_below(c) > start:
+            since = past.first_since(f"E of {name}", _swept_to, name, c.swa_evicted_seqlen)
+            return f"{at} starts at {start} and its SWA KV below {c.swa_evicted_seqlen} is gone {since}"
+    return ""
+
+
+def _swept_to(m: Moment, name: str, value: int) -> bool:
+    cursors = cursors_of(m, name)
+    return cursors is not None and cursors.swa_evicted_seqlen == value
+
+
+def _shape(past: History) -> str | None:
+    """TREE-11: nodes that stand or went, and when each was last used."""
+    tree, state, before = past.now.facts.tree, past.now.state, past.before.state
+    if tree is None or state.tree is None or before.tree is None:
+        return None
+    ours = {p.path: p.node.live for p in nodes(state.tree)}
+    theirs = {n.path: n.live or "swa" not in past.now.facts.pools for n in tree.nodes}
+    was = sorted(p.path for p in nodes(before.tree))
+    said = []
+    for verb, spares, must, a, b in (
+        ("keeps", "leaves", "must go", theirs, ours), ("takes", "takes", "must stay", ours, theirs),
+    ):  # fmt: skip
+        for path in was:
+            if path in a and path not in b:
+                said.append(f"{verb} {_used(past, path)}, which {must}")
+            elif a.get(path) and not b[path]:
+                said.append(f"{spares} the SWA KV of {_used(past, path)}, which {must}")
+    return f"{past.here} {', and '.join(said[:2])}" if said else None
+
+
+def _used(past: History, path: Key) -> str:
+    """A node, and when it was last used by the rules: its SWA KV, if that alone is asked for."""
+    swa = isinstance(past.step.command, Evict) and not past.step.command.full
+    before = past.before.state.tree
+    node = next((p.node for p in nodes(before) if p.path == path), None) if before is not None else None
+    if node is None:
+        return path_text(path)
+    if swa and not node.live:
+        return f"{path_text(path)} (a tombstone)"
+    moment = node.swa_used if swa else node.full_used
+    at = len(past.run.history) - 2
+    while at > 0 and _clock(past.run.history[at - 1]) >= moment:
+        at -= 1
+    index = at + past.run.first
+    kind = "SWA" if swa else "full"
+    used = f" ({kind} KV last used by {past.command(index)})" if at > 0 else ""
+    return f"{path_text(path)}{used}"
+
+
+def _clock(m: Moment) -> int:
+    return m.state.tree.clock if m.state.tree is not None else 0
+
+
+_REASONS: dict[str, Callable[[History], str | None]] = {
+    "OUT-1": _outcome,
+    "TREE-11": _shape,
+}

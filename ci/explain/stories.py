@@ -1,0 +1,154 @@
+"""Since when each place is as it is, until when it was otherwise, and who else has it: for all clauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from ci.explain import blocks, places
+from ci.explain.history import History, Past, cursors_of, lent_to, some
+from ci.explain.places import Fact, letter, token_text
+from reference.clauses.contents import stamp_text
+from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtPosition, AtText, Place
+from stateful_tests.lockstep.results import Moment
+
+FactsAt = Callable[[Any, Any], list[Fact]]
+MOST = {AtCursor: 6, AtLock: 3, AtNamed: 3}  # places of a kind that are told; of other kinds the first
+
+
+def stories(past: Past) -> list[str]:
+    """A story for each place that the violation is about; cursors of one fate together."""
+    at = past.violation.failure.at
+    if not isinstance(past, History):
+        return [story(past, place, blocks.called, blocks.facts_at) for place in _few(at)]
+    told: dict[str, None] = {}
+    cursors = [place for place in at if isinstance(place, AtCursor)][: MOST[AtCursor]]
+    for place in _few(at):
+        if isinstance(place, AtCursor):
+            told[_cursors(past, cursors)] = None
+        for part in places.leads_to(place, past.now):
+            told[story(past, part, places.called, places.facts_at)] = None
+    return [each for each in told if each]
+
+
+def _few(at: Iterable[Place]) -> list[Place]:
+    kinds: dict[type, list[Place]] = {}
+    for place in at:
+        kinds.setdefault(type(place), []).append(place)
+    return [place for kind, each in kinds.items() for place in each[: MOST.get(kind, 1)]]
+
+
+def story(past: Past, place: Place, called: Callable[[Any, Any], str], facts_at: FactsAt) -> str:
+    """What is so of a place now, each fact since when; what was so until then, of a thing that nobody has.
+    Empty for a kind of place that has no facts."""
+    name, facts = called(place, past.now), facts_at(place, past.now)
+    if not facts:
+        return ""
+
+    def since(fact: Fact) -> str:
+        return past.first_since(f"{place}: {fact.now}", partial(_is_so, facts_at, place, fact))
+
+    own = [fact for fact in facts if not fact.owner]
+    having = [f"{f.owner} {f.now} {since(f)}" for f in facts if f.owner]
+    if not own:
+        count = len(having)
+        what = f"has {some(count, 'owner')}" if count > 1 else "is not free"
+        return f"{name} {what}: {' and '.join(having)}"
+    dated = [(fact.now, since(fact)) for fact in own]
+    told = f"{name} {' and '.join(_together(dated))}{_due(place)}"
+    if having:
+        return ", and ".join([told, *having])
+    return told + _until_then(past, place, own[0], facts_at)
+
+
+def _together(dated: list[tuple[str, str]]) -> list[str]:
+    """Facts with their dates, a date once: "is live and has 1 SWA slot since command 2"."""
+    return [
+        f"{' and '.join(fact for fact, _ in facts)} {since}"
+        for since, facts in groupby(dated, key=lambda each: each[1])
+    ]
+
+
+def _is_so(facts_at: FactsAt, place: Place, fact: Fact, m: Any) -> bool:
+    return fact in facts_at(place, m)
+
+
+def _due(place: Place) -> str:
+    """What has to be so now."""
+    match place:
+        case AtNode(must=int(must)):
+            return f" and must count {must}"
+        case AtCounter(must=int(must)):
+            return f" and must be {must}"
+        case AtPosition(must=int(must)):
+            return f" and must find {stamp_text(must)}"
+        case AtText(at=int(at), must=int(must)):
+            return f" and must have {token_text(must)} at position {at}"
+    return ""
+
+
+def _until_then(past: Past, place: Place, fact: Fact, facts_at: FactsAt) -> str:
+    before = past.last_before(lambda m: not _is_so(facts_at, place, fact, m))
+    was = [f for f in facts_at(place, before) if f.was] if before is not None else []
+    told = " and ".join(f"{f.owner or 'it'} {f.was}" for f in was)
+    if was and isinstance(place, AtLock):  # whether a lock is older than a split tells why it is miscounted
+        then = past.last_time(f"{place}: {was[0].was}", partial(_is_so, facts_at, place, was[0]))
+        told += f" {past.at(then[0])}" if then is not None else ""
+    return f"; until then {told}" if told else ""
+
+
+# -- cursors ---------------------------------------------------------------------------------------------
+
+
+def _cursors(past: History, found: list[AtCursor]) -> str:
+    """What cursors are, since when, and what they must be: those of one fate together."""
+    fates: dict[tuple[int, int, int | None, str], dict[str, list[str]]] = {}
+    off: dict[tuple[int, int, int | None, str], list[AtCursor]] = {}
+    for place in found:
+        cursors = cursors_of(past.now, place.owner)
+        if cursors is None:
+            continue
+        got = getattr(cursors, place.field)
+        index = past.first_step(f"{place.field} of {place.owner} is {got}", _is, place, got)
+        taken = _taken_over(past, place, got) if index == past.violation.step else ""
+        fate = index, got, place.must, taken
+        fates.setdefault(fate, {}).setdefault(place.owner, []).append(letter(place.field))
+        off.setdefault(fate, []).append(place)
+    return "; ".join(_fate(past, fate, whose, off[fate]) for fate, whose in fates.items())
+
+
+def _fate(
+    past: History, fate: tuple[int, int, int | None, str], whose: dict[str, list[str]], off: list[AtCursor]
+) -> str:
+    (index, got, must, taken), several = fate, len(off) > 1
+    who = ", ".join(f"{' and '.join(k)} of {'the ' * (' ' in n)}{n}" for n, k in whose.items())
+    verb = f"{'are' if several else 'is'} {got} {past.at(index)}"
+    if index == past.violation.step:
+        verb = f"{'become' if several else 'becomes'} {got}{taken}"
+    if must is None:
+        return f"{who} {verb}".rstrip(",")
+    before = past.before
+    stays = all(_is(before, place._replace(owner=_had_by(before, place.owner)), must) for place in off)
+    return f"{who} {verb} and must {'stay' if stays else 'be'} {must}"
+
+
+def _is(m: Moment, place: AtCursor, value: int) -> bool:
+    cursors = cursors_of(m, place.owner)
+    return cursors is not None and getattr(cursors, place.field) == value
+
+
+def _had_by(m: Moment, owner: str) -> str:
+    """Who shows the cursors of a row: the turn that has it."""
+    return lent_to(m, owner) or owner
+
+
+def _taken_over(past: History, place: AtCursor, value: int) -> str:
+    """Since when the turn that had the row of a slot had the value that the slot shows now."""
+    turn = lent_to(past.before, place.owner)
+    if turn is None or not _is(past.before, place._replace(owner=turn), value):
+        return ""
+    was = place._replace(owner=turn)
+    since = past.was_since(f"{place.field} of {turn} was {value}", _is, was, value)
+    return f", which {turn} had {since},"
