@@ -276,12 +276,10 @@ class _Campaign:
         of_clause = self._holding(violation)
         if not of_clause:
             return None
-        if self.base is not None:
-            same = all(same_on(self.base, trace, violation, each) for each in violation.clauses)
-            if not same and not self.system.capabilities.schedules:
+        base, known = self.base, [way for mask in of_clause for way in mask.ways(clause)]
+        if base is None or not all(same_on(base, trace, violation, each) for each in violation.clauses):
+            if base is not None and not self.system.capabilities.schedules:
                 return None
-        else:
-            known = [way for mask in of_clause for way in mask.ways(clause)]
             if unexplained(self.system, trace, clause, known):
                 return None
         return self._named(of_clause, trace, clause)
