@@ -167,7 +167,7 @@ class EngineDriver:
         require(can or not command.running, Reason.UNFAITHFUL)
         try:
             self._reset_done = bool(reset(reset_running_requests=command.running) if can else reset())
-        except RuntimeError as error:
+        except RuntimeError as error:  # how it says False of a reset of the running: PUB-3 judges that
             if not str(error).startswith("Failed to reset"):
                 raise
 

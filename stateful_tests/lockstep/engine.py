@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from impl.adapter import EngineSystem, UnusableImplementation
 from impl.process.failures import described
 from reference.blocks.clauses import BLOCK_CLAUSES, BlockStep, broken, broken_off
-from reference.blocks.commands import EngineCommand
+from reference.blocks.commands import EngineCommand, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.blocks.ledger import Ledger
@@ -100,7 +100,10 @@ def replay_engine(system: EngineSystem, trace: Trace) -> Run:
         before = lockstep.facts
         outcome = lockstep.do(command)
         history.append(EngineMoment(lockstep.facts, lockstep.step))
-        rows.append(Row(command, outcome, tree=tuple(_said(before, lockstep.facts))))
+        said = _said(before, lockstep.facts)
+        if isinstance(command, ResetCache) and isinstance(outcome, Done):
+            said.insert(0, "the reset succeeds" if lockstep.facts.reset else "the reset fails")
+        rows.append(Row(command, outcome, tree=tuple(said)))
         if lockstep.violation is None and index in stated and type(stated[index]) is not type(outcome):
             want, got = (type(o).__name__.lower() for o in (stated[index], outcome))
             lockstep.violation = Violation(

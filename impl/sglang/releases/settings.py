@@ -20,6 +20,9 @@ _ALL = (
     ("SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT", "0.5.12", "0.5.16", ("1",)),
     ("SGLANG_OPT_SWA_RADIX_CACHE_COMPACT", "0.5.12", "0.5.16", ("1",)),
     ("SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN", "0.5.13", "0.5.15", ("1",)),
+    # No variable: an allocator's argument, which a server of disaggregated prefill or decode sets. Freed
+    # pages wait in a list of their own until an allocation runs short; then all are merged and sorted.
+    ("need_sort", "0.5.10", "", ("1",)),
     # No variable: fields of a request (parts/namespaces.py).
     ("namespaces", "0.5.10", "0.5.18", ("extra_key",)),
     ("namespaces", "0.5.18", "", ("extra_key", "cache_salt")),

@@ -141,9 +141,14 @@ class Release0510:
 
     # -- pools ------------------------------------------------------------------------------------
 
-    def make_allocator(self, full: int, swa: int | None, page_size: int) -> Any:
-        """The allocator of one pool, or of two; `full` and `swa` are tokens."""
-        kind: dict[str, Any] = {"dtype": torch.float16, "device": SERVER_ARGS.device, "need_sort": False}
+    def make_allocator(self, full: int, swa: int | None, page_size: int, need_sort: bool) -> Any:
+        """The allocator of one pool, or of two.
+
+        full, swa: their sizes (tokens). need_sort: pages are allocated in ascending order.
+        """
+        kind: dict[str, Any] = {
+            "dtype": torch.float16, "device": SERVER_ARGS.device, "need_sort": need_sort,
+        }  # fmt: skip
         if swa is not None:
             pool = doubles.kv_pool(self.swa_pool.SWAKVPool)
             return self.swa_allocator.SWATokenToKVPoolAllocator(

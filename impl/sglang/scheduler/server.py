@@ -118,7 +118,8 @@ class Server:
         SERVER_ARGS.disable_overlap_schedule = not overlap
         SERVER_ARGS.chunked_prefill_size = -1
         swa = None if geometry.window is None else geometry.swa_pages * page
-        self.allocator = release.make_allocator(geometry.full_pages * page, swa, page)
+        need_sort = "need_sort" in dict(geometry.settings)
+        self.allocator = release.make_allocator(geometry.full_pages * page, swa, page, need_sort)
         self.full_pool = self.allocator if swa is None else self.allocator.full_attn_allocator
         self.swa_pool = None if swa is None else self.allocator.swa_attn_allocator
         self.rows = release.make_rows(geometry.rows, geometry.width)

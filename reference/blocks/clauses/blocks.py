@@ -130,7 +130,7 @@ def _mapped(step: BlockStep) -> Failure | None:
     "PUB-3",
     "a reset forgets everything",
     "After a reset that succeeded no block bears a hash, and all are free; it succeeds whenever nobody"
-    " holds one.",
+    " holds one. A reset with running requests leaves them none.",
     why="Resets come with new weights: KV of the old ones must not be matched.",
     rule="blocks.facts",
     source="vllm reset_prefix_cache",
@@ -147,4 +147,9 @@ def _forgotten(step: BlockStep) -> Failure | None:
     if not step.after.reset and not step.entries:
         want = "nobody holds a block: the reset succeeds"
         return failure(want, "it does not", AtCount("cache", "reset"))
+    ran = {name for name, fact in step.before.requests.items() if fact.status == "RUNNING"}
+    holders = {name for named in step.entries.values() for name, _, _ in named}
+    if step.command.running and (kept := sorted(ran & holders)):
+        want = "running requests are preempted and hold no block"
+        return failure(want, f"{', '.join(kept)} still holds blocks", AtCount("cache", "reset"))
     return None

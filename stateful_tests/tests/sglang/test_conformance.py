@@ -140,6 +140,22 @@ def test_keys_of_bigrams_and_in_namespaces(real, name, namespaces, bigram):
     ends(lockstep, real)
 
 
+FREED = (
+    "submit x (no session) +4; submit y (no session) +4; admit x; admit y; extend x +4, y +4;"
+    " retract y; retract x"
+)
+
+
+def test_an_allocator_that_sorts_holds_freed_pages_back(real):
+    """What is freed goes to the end of the free list until an allocation runs short, not to its start."""
+    plain, sorting = (
+        play(real, "page2", FREED, tree=False, settings=settings).system.view().free_full
+        for settings in ((), (("need_sort", "1"),))
+    )
+    assert sorted(plain) == sorted(sorting)
+    assert plain[0] < plain[-1] and sorting[0] > sorting[-1], "freed pages have the lowest ids"
+
+
 REFUSED: tuple[tuple[bool, str, str, str], ...] = (
     (False, "page2", FIRST_TURN,
      "open s; close t; submit a in t +1; submit a in s +0; submit a in s +1 rewind -1;"
