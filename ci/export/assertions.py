@@ -6,8 +6,8 @@ from typing import NamedTuple
 from ci.export import pool_assertions, tree_assertions
 from ci.export.recorded_run import Asserts, NotExportable, RecordedRun
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
-from reference.clauses.checks import due
 from reference.commands import CheckBusy, CheckIdle, Done, Submit
+from reference.failures import AtCounter, AtCursor
 from reference.ledger import Cursors, Phase, free, text_tokens
 from stateful_tests.lockstep.results import Trace
 
@@ -59,50 +59,45 @@ def asserted(trace: Trace, run: RecordedRun) -> Asserts:
 
 
 def _terms(run: RecordedRun, check: str) -> list[str]:
-    """The first pool of which a check counts other than it should."""
-    step = run.after.step
-    assert step is not None and isinstance(step.expected, Done) and isinstance(step.outcome, Done)
+    """The terms that a check counts other than it should."""
+    step = run.step
+    assert isinstance(step.expected, Done) and isinstance(step.outcome, Done)
     want, got = step.expected.report, step.outcome.report
     if want is None or got is None:
         raise NotExportable("CHK-2: whether a check is switched on is for the server's settings to say")
-    want = due(step)
-    counted, lines = {account.pool: account for account in got.accounts}, []
-    for account in want.accounts:
-        if account.pool not in counted:
-            return [f"self.assertIn({quoted(account.pool)}, terms(checks, {check}))"]
-        for term in ("available", "evictable", "protected", "session_held", "uncached"):
-            if getattr(counted[account.pool], term) != (right := getattr(account, term)):
-                code = f"counted[{quoted(account.pool)}][{quoted(term)}]"
-                code = "server.cache.session_held_req_count()" if account.pool == "rows" else code
-                lines.append(f"self.assertEqual({code}, {right})")
-    return [f"counted = terms(checks, {check})", *lines]
+    counted = {account.pool for account in got.accounts}
+    missing = next((account.pool for account in want.accounts if account.pool not in counted), None)
+    if missing is not None:
+        return [f"self.assertIn({quoted(missing)}, terms(checks, {check}))"]
+    lines = [f"counted = terms(checks, {check})"]
+    for term in run.at:
+        if isinstance(term, AtCounter) and term.name != "total":
+            code = f"counted[{quoted(term.pool)}][{quoted(term.name)}]"
+            code = "server.cache.session_held_req_count()" if term.pool == "rows" else code
+            lines.append(f"self.assertEqual({code}, {term.must})")
+    return lines
 
 
 # -- cursors, sessions and sizes -------------------------------------------------------------------------
 
 
 def _order(trace: Trace, run: RecordedRun) -> Asserts | None:
-    """The first cursor that is past another, past the row or inside a page."""
-    view, page, width = run.after.view, trace.geometry.page_size, trace.geometry.width
-    shown = {name: request.cursors for name, request in view.requests.items()}
-    shown |= {name: session.cursors for name, session in view.sessions.items()}
-    for name, cursors in shown.items():
-        lines, held = [f"slot = {run.slot(name)}"], "slot"
-        if name in view.requests:
-            lines, held = [], f"{variable(name)}{run.holder}"
-        if cursors is None:
-            continue
-        committed, allocated, swept, protected = (
-            (f"{held}.{run.cursor(name)}", getattr(cursors, name))
-            for name in (*_CURSORS, "cache_protected_len")
-        )
-        pairs = (protected, committed), (committed, allocated), (swept, allocated)
-        for (low, a), (high, b) in (*pairs, (allocated, (str(width), width))):
-            if a > b:
-                return Asserts([*lines, f"self.assertLessEqual({low}, {high})"])
-        if protected[1] % page:
-            return Asserts([*lines, f"self.assertEqual({protected[0]} % {page}, 0)"])
-    return None
+    """A cursor that is past another, past the row or inside a page."""
+    cursors = [place for place in run.at if isinstance(place, AtCursor)]
+    if not cursors:
+        return None
+    (owner, field, _), *bounds = cursors
+    session = owner.removeprefix("slot of ")
+    lines, held = [], f"{variable(owner)}{run.holder}"
+    if session != owner:
+        lines, held = [f"slot = {run.slot(session)}"], "slot"
+    code = f"{held}.{run.cursor(field)}"
+    if bounds:
+        bound = f"{held}.{run.cursor(bounds[0].field)}"
+        return Asserts([*lines, f"self.assertLessEqual({code}, {bound})"])
+    if field == "cache_protected_len":
+        return Asserts([*lines, f"self.assertEqual({code} % {trace.geometry.page_size}, 0)"])
+    return Asserts([*lines, f"self.assertIn({code}, range({trace.geometry.width + 1}))"])
 
 
 def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:

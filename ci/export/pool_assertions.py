@@ -1,12 +1,13 @@
 """What an exported test asks about pages: who has them, what was freed, where the mapping leads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ci.export.recorded_run import Asserts, RecordedRun, row
 from reference.clauses.freed import wrongly_freed
 from reference.clauses.window import oversweep
 from reference.commands import Extend
 from reference.cursors import Cursors, ceil_page, window_start
+from reference.failures import AtPage, AtPosition, AtRow
 from reference.ledger import text_tokens
 
 _TREE = "the tree"
@@ -100,13 +101,13 @@ def _slots(run: RecordedRun, holder: str, pool: str) -> str:
 
 def _free_list(run: RecordedRun) -> Asserts | None:
     """A free list with a page twice, with padding, or with what does not exist."""
-    for pool, facts in run.after.facts.pools.items():
-        free = f"free_pages({_allocator(run, pool)})"
-        if len(set(facts.free)) < len(facts.free):
-            return Asserts([f"free = {free}", "self.assertEqual(len(free), len(set(free)))"])
-        if not {*facts.free} <= {*range(1, facts.size + 1)}:
-            return Asserts([f"self.assertEqual({{*{free}}} - {{*range(1, {facts.size + 1})}}, set())"])
-    return None
+    place = run.at[0]
+    if not isinstance(place, AtPage):
+        return None
+    facts, free = run.after.facts.pools[place.pool], f"free_pages({_allocator(run, place.pool)})"
+    if list(facts.free).count(place.page) > 1:
+        return Asserts([f"free = {free}", "self.assertEqual(len(free), len(set(free)))"])
+    return Asserts([f"self.assertEqual({{*{free}}} - {{*range(1, {facts.size + 1})}}, set())"])
 
 
 def _freed(run: RecordedRun) -> Asserts | None:
@@ -132,15 +133,15 @@ def _freed(run: RecordedRun) -> Asserts | None:
 
 def _rows(run: RecordedRun) -> Asserts | None:
     """A row that is held and free, or free twice."""
-    facts = run.after.facts
+    facts, place = run.after.facts, run.at[0]
+    if not isinstance(place, AtRow) or place.row not in facts.free_rows:
+        return None
     for holder, seen in facts.holders.items():
-        if seen.row in facts.free_rows:
+        if seen.row == place.row:
             held = run.whose(holder, run.after)
             return Asserts([f"self.assertNotIn({held}.req_pool_idx, server.rows.free_slots)"])
     rows = "server.rows.free_slots"
-    if len(set(facts.free_rows)) < len(facts.free_rows):
-        return Asserts([f"self.assertEqual(len({rows}), len(set({rows})))"])
-    return None
+    return Asserts([f"self.assertEqual(len({rows}), len(set({rows})))"])
 
 
 def _named(slots: str, *, swa: bool) -> list[str]:
@@ -152,32 +153,22 @@ def _named(slots: str, *, swa: bool) -> list[str]:
 
 def _whole_pages(run: RecordedRun) -> Asserts | None:
     """A row, or a node, whose slots or the SWA slots they are mapped to do not fill pages in order."""
-    facts, size, view = run.after.facts, run.page_size, run.after.view
+    size, place = run.page_size, run.at[0]
     swa = run.clause == "MAP-1"
     starts = f"starts = [slots[at - at % {size}] // {size} * {size} for at in range(len(slots))]"
     whole = f"slots, [start + at % {size} for at, start in enumerate(starts)]"
-    for holder, seen in facts.holders.items():
-        lines, held = run.bound(holder, run.after)
-        start, first = _first_live(run, held, seen.cursors) if swa else (0, "")
-        cells = view.rows[seen.row][start : seen.cursors.kv_allocated_len]
-        if _torn([view.full_to_swa[slot] for slot in cells] if swa else cells, size):
-            end = f"{held}.{run.cursor('kv_allocated_len')}"
-            lines += _named(row(held, first, end), swa=swa)
-            return Asserts([*lines, starts, f"self.assertEqual({whole})"])
-    for node in facts.tree.nodes if facts.tree is not None else ():
-        if _torn(node.swa_slots if swa else node.slots, size):
-            value = run.of_node("node", "swa" if swa else "full", "value")
-            value = f"swa_slots(server, {value})" if swa and not run.unified else value
-            lines = [f"slots = {value}.tolist()", starts, f"self.assertEqual({whole}, path)"]
-            each = ["for node, path in nodes(server.cache):"]
-            if swa:
-                each, lines = [*each, f"    if {run.live('node')}:"], [f"    {line}" for line in lines]
-            return Asserts([*each, *(f"    {line}" for line in lines)])
-    return None
-
-
-def _torn(slots: Sequence[int], size: int) -> bool:
-    return list(slots) != [slots[at - at % size] // size * size + at % size for at in range(len(slots))]
+    if isinstance(place, AtPosition):
+        lines, held = run.bound(place.owner, run.after)
+        first = _first_live(run, held, run.after.facts.holders[place.owner].cursors)[1] if swa else ""
+        lines += _named(row(held, first, f"{held}.{run.cursor('kv_allocated_len')}"), swa=swa)
+        return Asserts([*lines, starts, f"self.assertEqual({whole})"])
+    value = run.of_node("node", "swa" if swa else "full", "value")
+    value = f"swa_slots(server, {value})" if swa and not run.unified else value
+    lines = [f"slots = {value}.tolist()", starts, f"self.assertEqual({whole}, path)"]
+    each = ["for node, path in nodes(server.cache):"]
+    if swa:
+        each, lines = [*each, f"    if {run.live('node')}:"], [f"    {line}" for line in lines]
+    return Asserts([*each, *(f"    {line}" for line in lines)])
 
 
 def _one_to_one(run: RecordedRun) -> Asserts | None:
@@ -189,18 +180,17 @@ def _one_to_one(run: RecordedRun) -> Asserts | None:
 def _mapped(run: RecordedRun) -> Asserts | None:
     """Positions that must have an SWA slot and have none."""
     assert run.window is not None
-    for holder, seen in run.after.facts.holders.items():
-        (lines, held), cursors = run.bound(holder, run.after), seen.cursors
-        start, first = _first_live(run, held, cursors)
-        end, last = cursors.kv_allocated_len, "kv_allocated_len"
-        if run.clause != "MAP-2":
-            end, last = cursors.kv_committed_len, "kv_committed_len"
-            start = window_start(end, run.window)
-            first = str(start or "")
-        if any(slot is None for slot in seen.swa_read[start:end]):
-            lines.append(f"row = {row(held, first, f'{held}.{run.cursor(last)}')}")
-            return Asserts([*lines, "self.assertTrue(swa_slots(server, row).all())"])
-    return None
+    place = run.at[0]
+    seen = run.after.facts.holders.get(place.owner) if isinstance(place, AtPosition) else None
+    if seen is None or not isinstance(place, AtPosition) or seen.swa_read[place.position] is not None:
+        return None
+    (lines, held), last = run.bound(place.owner, run.after), "kv_allocated_len"
+    _, first = _first_live(run, held, seen.cursors)
+    if run.clause != "MAP-2":
+        last = "kv_committed_len"
+        first = str(window_start(seen.cursors.kv_committed_len, run.window) or "")
+    lines.append(f"row = {row(held, first, f'{held}.{run.cursor(last)}')}")
+    return Asserts([*lines, "self.assertTrue(swa_slots(server, row).all())"])
 
 
 def _unmapped(run: RecordedRun) -> Asserts:

@@ -8,6 +8,7 @@ from impl.sglang.releases.v0_5_10_to_14 import Release0510
 from impl.sglang.scheduler.call_log import quoted, variable
 from reference.clauses.step import Step
 from reference.commands import Command, Outcome
+from reference.failures import Place
 from stateful_tests.lockstep.results import Moment, Violation
 
 MAPPING = "server.allocator.full_to_swa_index_mapping"
@@ -38,6 +39,11 @@ class RecordedRun(NamedTuple):
         """The last command, as the clauses see it."""
         assert self.after.step is not None
         return self.after.step
+
+    @property
+    def at(self) -> tuple[Place, ...]:
+        """The places that the clause's failure is about."""
+        return self.violation.failure_of(self.clause).at
 
     @property
     def holder(self) -> str:

@@ -6,11 +6,11 @@ from ci.export.pool_assertions import ownership
 from ci.export.recorded_run import MAPPING, Asserts, RecordedRun, row
 from impl.adapter import NodeView, TreeView, View
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
-from reference.clauses.facts import NodeFacts
-from reference.clauses.tree import long_leaf, wrong_token
-from reference.clauses.tree_evictions import SIZES, walked
-from reference.clauses.tree_locks import match_of, miscounted_locks, other_slots, unpinned, usable_length
+from reference.clauses.tree import wrong_token
+from reference.clauses.tree_locks import match_of, usable_length
 from reference.commands import Finish, Insert
+from reference.cursors import ceil_page
+from reference.failures import AtCounter, AtLock, AtNode, AtPosition, AtTreePage
 from reference.prefix_cache import key_of, lock_holders
 
 _EACH = "for node, path in nodes(server.cache):"
@@ -85,10 +85,10 @@ def _inserters(run: RecordedRun) -> dict[str, Sequence[int]]:
 
 def _prefixes(run: RecordedRun) -> Asserts | None:
     """Who has other slots at the start of its row than the tree has for the same tokens."""
-    found = other_slots(run.step)
-    if found is None:
+    place = run.at[0]
+    if not isinstance(place, AtPosition):
         return None
-    name = found[0]
+    name = place.owner
     if name in run.after.facts.holders:
         lines, held = run.bound(name, run.after)
         if held == "slot":
@@ -131,33 +131,33 @@ def _held(node: NodeView, pool: str) -> tuple[int, int]:
 
 
 def _counters(run: RecordedRun) -> Asserts | None:
-    """The first node whose counters are not those of the locks that there are."""
-    wrong = miscounted_locks(run.step)
-    if wrong is None:
+    """A node whose counters are not those of the locks that there are."""
+    place = run.at[0]
+    if not isinstance(place, AtNode):
         return None
-    node, full, swa = wrong
-    is_swa = node.full_locks == len(full)
-    found, lines = _node_at(run, node)
-    counter = run.of_node(found, "swa" if is_swa else "full", "lock_ref")
-    if not is_swa:
-        return Asserts([*lines, f"self.assertEqual({counter}, {len(full)})"])
-    few = node.swa_locks < len(swa)
-    bound = f"GreaterEqual({counter}, {len(swa)})" if few else f"LessEqual({counter}, {len(full)})"
+    found, lines = _node_at(run, place.path)
+    counter = run.of_node(found, place.pool, "lock_ref")
+    if place.pool == "full":
+        return Asserts([*lines, f"self.assertEqual({counter}, {place.must})"])
+    [node] = (node for node in _tree(run.after.view).nodes if tuple(node.path) == place.path)
+    few = node.swa_locks < (place.must or 0)
+    bound = f"GreaterEqual({counter}, {place.must})" if few else f"LessEqual({counter}, {node.full_locks})"
     return Asserts([*lines, f"self.assert{bound}"])
 
 
 def _one_window(run: RecordedRun) -> Asserts | None:
     """A live leaf that was not there before, and is longer than a window."""
-    leaf = long_leaf(run.step)
-    if leaf is None:
+    place = run.at[0]
+    if not isinstance(place, AtNode) or run.window is None:
         return None
-    found, lines = _node_at(run, leaf[0])
-    return Asserts([*lines, f"self.assertLessEqual(len({run.of_node(found, 'full', 'value')}), {leaf[1]})"])
+    found, lines = _node_at(run, place.path)
+    most = ceil_page(run.window, run.page_size)
+    return Asserts([*lines, f"self.assertLessEqual(len({run.of_node(found, 'full', 'value')}), {most})"])
 
 
-def _node_at(run: RecordedRun, node: NodeFacts) -> tuple[str, list[str]]:
+def _node_at(run: RecordedRun, path: Sequence[int]) -> tuple[str, list[str]]:
     """A node as an expression, and the lines that it needs."""
-    found = f"node_at(server.cache, {ids_text(node.path)})"
+    found = f"node_at(server.cache, {ids_text(path)})"
     return ("node", [f"node = {found}"]) if run.unified else (found, [])
 
 
@@ -173,13 +173,13 @@ def _found(run: RecordedRun) -> Asserts | None:
 
 
 def _kept(run: RecordedRun) -> Asserts | None:
-    """The first lock of whose prefix a page is gone, or SWA KV that the lock needs."""
-    found = unpinned(run.step)
-    if found is None:
+    """A lock of whose prefix a page is gone, or SWA KV that the lock needs."""
+    lock, page = run.at
+    if not isinstance(lock, AtLock) or not isinstance(page, AtTreePage):
         return None
-    name, key, _, there = found
-    locked, since = f"locked = {ids_text(key)}", run.step.locks[name].pinned_from
-    if not there:
+    key, since, *_ = run.step.locks[lock.owner]
+    locked, tree = f"locked = {ids_text(key)}", run.after.facts.tree
+    if tree is not None and page.path not in tree.pages:
         return Asserts([locked, "self.assertNotIn(None, tree_slots(server.cache, locked))"])
     needed = f"len(path) > {since} and " if since else ""
     return Asserts([
@@ -189,20 +189,18 @@ def _kept(run: RecordedRun) -> Asserts | None:
 
 
 def _sums(run: RecordedRun) -> Asserts | None:
-    """The first counter of tokens that is not the sum over the nodes."""
-    tree = run.after.facts.tree
-    assert tree is not None and tree.sizes is not None
-    for name, got, walk in zip(SIZES, tree.sizes, walked(tree)):
-        if got != walk:
-            pool, term = name.lower().split()
-            size = f"{term}_size" if run.window is None else f"{pool}_{term}_size"
-            value, locks = (run.of_node("node", pool, what) for what in ("value", "lock_ref"))
-            these = f"{locks} {'>' if term == 'protected' else '=='} 0"
-            which = [f"if {run.live('node')}", f"and {these}"] if pool == "swa" else [f"if {these}"]
-            counted = [f"len({value})", "for node, _ in nodes(server.cache)", *which]
-            asked = f"self.assertEqual(server.cache.{size}(), counted)"
-            return Asserts(["counted = sum(", *(f"    {line}" for line in counted), ")", asked])
-    return None
+    """A counter of tokens that is not the sum over the nodes."""
+    place = run.at[0]
+    if not isinstance(place, AtCounter):
+        return None
+    pool, term = place.pool, place.name
+    size = f"{term}_size" if run.window is None else f"{pool}_{term}_size"
+    value, locks = (run.of_node("node", pool, what) for what in ("value", "lock_ref"))
+    these = f"{locks} {'>' if term == 'protected' else '=='} 0"
+    which = [f"if {run.live('node')}", f"and {these}"] if pool == "swa" else [f"if {these}"]
+    counted = [f"len({value})", "for node, _ in nodes(server.cache)", *which]
+    asked = f"self.assertEqual(server.cache.{size}(), counted)"
+    return Asserts(["counted = sum(", *(f"    {line}" for line in counted), ")", asked])
 
 
 def _eviction(run: RecordedRun) -> Asserts | None:

@@ -88,28 +88,19 @@ def _shape(step: Step) -> Failure | None:
     and "swa" in s.after.pools,
 )  # fmt: skip
 def _live_or_dead(step: Step) -> Failure | None:
-    node = half_dead(step)
-    if node is None:
-        return None
-    have = sum(1 for slot in node.swa_slots if slot)
-    if have < len(node.slots) or len(node.swa_slots) != len(node.slots):
-        told = f"{len(node.slots)} SWA slots at {where(node)}, or none"
-        head = f"must leave {where(node)} with SWA KV of all its tokens, or as a tombstone"
-        return failure(told, f"{have}", AtNode(node.path, "swa"), head=head)
-    told = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
-    at = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
-    head = f"leaves {where(node)} with SWA slot {node.swa_slots[at]} for position {node.start + at}"
-    return failure(
-        told, f"{list(node.swa_slots)}", AtNode(node.path, "swa"), AtEntry(node.slots[at]), head=head
-    )
-
-
-def half_dead(step: Step) -> NodeFacts | None:
-    """The first live node without an SWA slot for each token, or with others than are mapped."""
     tree = tree_of(step)
     for node in tree.nodes if tree is not None and "swa" in step.after.pools else ():
-        if node.live and not (all(node.swa_slots) and list(node.swa_slots) == list(node.mapped)):
-            return node
+        if not node.live or (all(node.swa_slots) and list(node.swa_slots) == list(node.mapped)):
+            continue
+        place, have = AtNode(node.path, "swa"), sum(1 for slot in node.swa_slots if slot)
+        if have < len(node.slots) or len(node.swa_slots) != len(node.slots):
+            told = f"{len(node.slots)} SWA slots at {where(node)}, or none"
+            head = f"must leave {where(node)} with SWA KV of all its tokens, or as a tombstone"
+            return failure(told, f"{have}", place, head=head)
+        at = next(i for i, (slot, to) in enumerate(zip(node.swa_slots, node.mapped)) if slot != to)
+        told = f"SWA slots of {where(node)} as mapped: {list(node.mapped)}"
+        head = f"leaves {where(node)} with SWA slot {node.swa_slots[at]} for position {node.start + at}"
+        return failure(told, f"{list(node.swa_slots)}", place, AtEntry(node.slots[at]), head=head)
     return None
 
 
@@ -319,24 +310,16 @@ def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> 
     trigger=lambda s: s.grew and any(True for _ in _fresh(s)),
 )
 def _capped(step: Step) -> Failure | None:
-    found = long_leaf(step)
-    if found is None:
-        return None
-    (node, need), size = found, step.config.geometry.page_size
-    told = f"a lock on {where(node)} pins {need // size} SWA pages, as one window needs"
-    head = f"makes {where(node)} one leaf, and a lock pins leaves whole: SWA KV of {len(node.slots)} tokens"
-    head += f" for a window of {step.config.geometry.window}, which needs {need}"
-    return failure(told, f"{len(node.slots) // size} SWA pages", AtNode(node.path, "swa"), head=head)
-
-
-def long_leaf(step: Step) -> tuple[NodeFacts, int] | None:
-    """The first fresh leaf that has more tokens than a window needs, and how many it needs."""
-    geometry = step.config.geometry
+    size, window = step.config.geometry.page_size, step.config.geometry.window
     for node in _fresh(step):
-        assert geometry.window is not None
-        need = ceil_page(geometry.window, geometry.page_size)
+        assert window is not None
+        need = ceil_page(window, size)
         if len(node.slots) > need:
-            return node, need
+            told = f"a lock on {where(node)} pins {need // size} SWA pages, as one window needs"
+            head = f"makes {where(node)} one leaf, and a lock pins leaves whole: SWA KV of {len(node.slots)}"
+            head += f" tokens for a window of {window}, which needs {need}"
+            place = AtNode(node.path, "swa")
+            return failure(told, f"{len(node.slots) // size} SWA pages", place, head=head)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reference.clauses.base import clause
 from reference.clauses.facts import NodeFacts
+from reference.clauses.locks import Locked, Locks
 from reference.clauses.step import Step
 from reference.clauses.tree import WITH_TREE, shrank, where
 from reference.commands import Admit, Match, tree_key
@@ -74,27 +75,16 @@ def _deciding_page(step: Step, key: Key, length: int, want: int) -> list[AtTreeP
     trigger=lambda s: locked(s) and shrank(s),
 )
 def _kept(step: Step) -> Failure | None:
-    found = unpinned(step)
-    if found is None:
-        return None
-    holder, key, end, there = found
-    start = end - step.config.geometry.page_size
-    told = f"[{start}, {end}) of {path_text(key)}, locked by {holder}"
-    page = AtTreePage(key[:end], start)
-    if there:
-        return failure(f"{told}, has SWA KV", "it is a tombstone", AtLock(holder), page)
-    return failure(f"{told}, is there", "it is not", AtLock(holder), page)
-
-
-def unpinned(step: Step) -> tuple[str, Key, int, bool] | None:
-    """(holder, its key, end of the page, whether that is there) of the first page that a lock should keep."""
     size = step.config.geometry.page_size
     pages = step.after.tree.pages if step.after.tree is not None else {}
     for holder, (key, pinned_from, _) in sorted(step.locks.items()):
         for end in page_ends(len(key), size):
-            page = pages.get(key[:end])
-            if page is None or (end > pinned_from and not page[1]):
-                return holder, key, end, page is not None
+            page, place = pages.get(key[:end]), AtTreePage(key[:end], end - size)
+            told = f"[{end - size}, {end}) of {path_text(key)}, locked by {holder}"
+            if page is None:
+                return failure(f"{told}, is there", "it is not", AtLock(holder), place)
+            if end > pinned_from and not page[1]:
+                return failure(f"{told}, has SWA KV", "it is a tombstone", AtLock(holder), place)
     return None
 
 
@@ -112,22 +102,6 @@ def unpinned(step: Step) -> tuple[str, Key, int, bool] | None:
     trigger=locked,
 )
 def _prefixes(step: Step) -> Failure | None:
-    found = other_slots(step)
-    if found is None:
-        return None
-    name, path, want, got = found
-    start = len(path) - step.config.geometry.page_size
-    return failure(
-        f"{name} at [{start}, {len(path)}): the tree's slots {list(want)}",
-        f"{list(got)}",
-        AtPosition(name, "full", start),
-        AtLock(name),
-        AtTreePage(path, start),
-    )
-
-
-def other_slots(step: Step) -> tuple[str, Key, tuple[int, ...], tuple[int, ...]] | None:
-    """(who, path to the end of the page, the tree's slots, its own) of the first page that is named wrong."""
     if step.after.tree is None:
         return None
     pages, size = step.after.tree.pages, step.config.geometry.page_size
@@ -135,9 +109,16 @@ def other_slots(step: Step) -> tuple[str, Key, tuple[int, ...], tuple[int, ...]]
     for name, (key, *_) in sorted(step.locks.items()):
         slots = named.get(name, ())
         for end in page_ends(len(key), size) if name in named else ():  # who has no row yet names none
-            want, got = pages.get(key[:end], ((),))[0], tuple(slots[end - size : end])
+            start = end - size
+            want, got = pages.get(key[:end], ((),))[0], tuple(slots[start:end])
             if want != got:
-                return name, key[:end], want, got
+                return failure(
+                    f"{name} at [{start}, {end}): the tree's slots {list(want)}",
+                    f"{list(got)}",
+                    AtPosition(name, "full", start),
+                    AtLock(name),
+                    AtTreePage(key[:end], start),
+                )
     return None
 
 
@@ -199,32 +180,28 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     trigger=lambda s: len(s.locks) > 1,
 )
 def _ledger(step: Step) -> Failure | None:
-    found = miscounted_locks(step)
-    if found is None:
-        return None
-    node, full, swa = found
-    pool, due = ("full", full) if node.full_locks != len(full) else ("swa", swa)
-    through = [n for n, k in step.locked_before.items() if k.key[: len(node.path)] == node.path]
-    others = dict.fromkeys(name for name in (*through, *full) if name not in due)
-    return failure(
-        f"{where(node)}: {_names(full)} full, {_names(swa)} SWA",
-        f"counters {node.full_locks} full, {node.swa_locks if 'swa' in step.after.pools else 0} SWA",
-        AtNode(node.path, pool, len(due)),
-        *map(AtLock, (*due, *others)),
-    )
-
-
-def miscounted_locks(step: Step) -> tuple[NodeFacts, list[str], list[str]] | None:
-    """(node, who needs its full KV, who its SWA KV) of the first node whose counters are wrong."""
     has_swa = "swa" in step.after.pools
     for node in step.after.tree.nodes if step.after.tree is not None else ():
-        end = len(node.path)
-        mine = [(name, k) for name, k in sorted(step.locks.items()) if k.key[:end] == node.path]
-        full, swa = [name for name, _ in mine], [name for name, k in mine if k.pinned_from < end]
-        most = sum(k.reaches < end for _, k in mine)
-        if node.full_locks != len(full) or not len(swa) <= node.swa_locks * has_swa <= most:
-            return node, full, swa
+        mine = _through(step.locks, node)
+        full, swa = [*mine], [name for name, k in mine.items() if k.pinned_from < len(node.path)]
+        most = sum(k.reaches < len(node.path) for k in mine.values())
+        swa_locks = node.swa_locks * has_swa
+        if node.full_locks == len(full) and len(swa) <= swa_locks <= most:
+            continue
+        pool, due = ("full", full) if node.full_locks != len(full) else ("swa", swa)
+        others = {**_through(step.locked_before, node), **mine}.keys() - {*due}
+        return failure(
+            f"{where(node)}: {_names(full)} full, {_names(swa)} SWA",
+            f"counters {node.full_locks} full, {swa_locks} SWA",
+            AtNode(node.path, pool, len(due)),
+            *map(AtLock, (*due, *sorted(others))),
+        )
     return None
+
+
+def _through(locks: Locks, node: NodeFacts) -> dict[str, Locked]:
+    """The locks whose prefix passes through a node."""
+    return {name: k for name, k in sorted(locks.items()) if k.key[: len(node.path)] == node.path}
 
 
 def _names(names: list[str]) -> str:

@@ -116,24 +116,6 @@ def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
     trigger=lambda s: s.swept_any,
 )
 def _window(step: Step) -> Failure | None:
-    found = lost_window(step)
-    if found is None:
-        return None
-    request, p, start, dead = found
-    assert request.cursors is not None
-    got = step.after.requests[request.name].cursors
-    off = cursors_off(request.name, request.cursors, got)
-    return failure(
-        f"{request.name} at {p}: window from {start} live",
-        f"no SWA KV for positions {dead}",
-        *(AtPosition(request.holder, "swa", position) for position in dead),
-        *(place for place in off if place.field == "kv_committed_len"),
-        head=f"has {request.name} go on at position {p}, whose window starts at {start}",
-    )
-
-
-def lost_window(step: Step) -> tuple[Request, int, int, list[int]] | None:
-    """(request, its next position, where the window starts, positions without SWA KV) of the first."""
     window = step.config.geometry.window
     if window is None:
         return None
@@ -148,5 +130,12 @@ def lost_window(step: Step) -> tuple[Request, int, int, list[int]] | None:
         start = max(0, p - window)
         if None in seen.swa_read[start : max(start, p)]:
             dead = [q for q in range(start, min(p, len(seen.swa_read))) if seen.swa_read[q] is None]
-            return request, p, start, dead
+            off = cursors_off(request.name, c, facts.cursors)
+            return failure(
+                f"{request.name} at {p}: window from {start} live",
+                f"no SWA KV for positions {dead}",
+                *(AtPosition(request.holder, "swa", position) for position in dead),
+                *(place for place in off if place.field == "kv_committed_len"),
+                head=f"has {request.name} go on at position {p}, whose window starts at {start}",
+            )
     return None
