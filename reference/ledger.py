@@ -78,9 +78,10 @@ class Request(NamedTuple):
 
     history: text its input starts with, prompt included; serial: whose tokens follow; origin: length of
     the input; output: tokens generated. started: it has written KV. swept: largest length that a sweep
-    was driven with, or that released the SWA part of its session's lock. known: outputs whose results
-    were surely processed when the last round was launched, given that a scheduler runs at most one round
-    ahead. cursors: None while it holds no row and no prefix. in_flight: rounds whose results are to come, the
+    was driven with, or that released the SWA part of its session's lock.
+    processed_outputs: outputs whose results were surely processed when the last round was launched, and
+    when the next one is: a scheduler runs at most one round ahead.
+    cursors: None while it holds no row and no prefix. in_flight: rounds whose results are to come, the
     oldest first; output has none of them.
     """
 
@@ -93,7 +94,7 @@ class Request(NamedTuple):
     phase: Phase = Phase.QUEUED
     started: bool = False
     swept: int = 0
-    known: tuple[int, int] = (0, 0)
+    processed_outputs: tuple[int, int] = (0, 0)
     cursors: Cursors | None = None
     in_flight: tuple[Round, ...] = ()
 

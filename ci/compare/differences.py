@@ -9,8 +9,8 @@ from typing import Any
 
 from ci import Data
 from reference.clauses.contents import POOL as POOL
-from reference.clauses.facts import Facts
-from reference.clauses.step import span
+from reference.clauses.facts import Facts, TreeFacts
+from reference.clauses.step import Step, span
 from reference.clauses.tree import lost_end
 from reference.clauses.tree_evictions import walked
 from reference.commands import tree_key
@@ -18,7 +18,7 @@ from reference.failures import (
     AtCounter, AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
     Place,
 )  # fmt: skip
-from reference.ledger import holders, text_tokens
+from reference.ledger import Holder, holders, text_tokens
 from reference.prefix_cache import path_text
 from reference.tree import nodes
 from stateful_tests.lockstep.results import Moment
@@ -52,55 +52,17 @@ def difference(key: tuple[str, ...], about: str, reference: object, system: obje
 
 def differences(moment: Moment, ref: Data, got: Data, waived: frozenset[str]) -> Iterator[Data]:
     """In the order of a report."""
-    step, facts = moment.step, moment.facts
-    if step is not None:
-        want, said = say(step.expected), say(step.outcome)
-        reported = getattr(step.expected, "freed", None), getattr(step.outcome, "freed", None)
-        if type(step.expected) is not type(step.outcome) or (not step.done and want != said):
-            yield difference(("outcome",), "outcome", want, said)
-        elif reported[0] != reported[1] and not step.tree_policy_is_free and "TREE-10" not in waived:
-            yield difference(("outcome",), "reported as freed", want, said)
-        if step.overreach:
-            yield difference(("outcome",), "choice", "within bounds", step.overreach)
-        if (found := lost_end(step)) is not None:
-            key, about = path_text(found[0]), f"{len(found[0])} tokens to be resumed from"
-            yield difference(("match", key), f"match of {key}", about, "fewer")
+    if moment.step is not None:
+        yield from _outcome_differences(moment.step, waived)
     for kind in ("requests", "sessions"):
         yield from _named_differences(kind, ref[kind], got[kind])
-    for name in [*ref["cursors"], *(n for n in got["cursors"] if n not in ref["cursors"])]:
-        a, b = ref["cursors"].get(name, "none"), got["cursors"].get(name, "none")
-        if isinstance(a, dict) and isinstance(b, dict):
-            for letter in CURSORS:
-                if a[letter] != b[letter]:
-                    about = f"{name}: {letter} {CURSORS[letter]}"
-                    yield difference(("cursors", name, letter), about, a[letter], b[letter])
-        elif a != b:
-            yield difference(("cursors", name), name, _short(a), _short(b))
+    yield from _cursor_differences(ref["cursors"], got["cursors"])
     if "CHK-2" not in waived:
-        for pool, account in ref["accounts"].items():
-            for term, count in account.items():
-                other = got["accounts"].get(pool, {}).get(term, 0)
-                if other != count:
-                    about = f"{POOL.get(pool, pool)} {term}, by the check"
-                    yield difference(("accounts", pool, term), about, count, other)
+        yield from _account_differences(ref["accounts"], got["accounts"])
+    yield from _node_differences(moment, ref["nodes"], got["nodes"])
     yield from _tree_differences(moment, ref, got)
-    for name, pool in facts.pools.items():
-        for page, cell in got["pools"][name].items():
-            if wrong := trouble(page, pool.size, len(cell["owners"]), cell["free"]):
-                about = f"{POOL[name]} page {page}"
-                yield difference(("pools", name, str(page)), about, "free or owned, once", wrong)
-    size = moment.state.config.geometry.page_size
-    for name in sorted({*ref["holders"], *got["holders"]}):
-        a, b = ref["holders"].get(name), got["holders"].get(name)
-        for pool in facts.pools:
-            x, y = (set(side[pool]) if side is not None else set() for side in (a, b))
-            if x != y:
-                about = f"{POOL[pool]} pages of {name}, by position"
-                yield difference(("holders", name, pool), about, spans(x, size), spans(y, size))
-    for pool, count in ref["free"].items():
-        if count is not None and got["free"][pool] != count:
-            yield difference(("free", pool), f"free {_pages(pool)}", count, got["free"][pool])
-    yield from _mapping_differences(facts, waived)
+    yield from _pool_differences(moment, ref, got)
+    yield from _mapping_differences(moment.facts, waived)
     for name, holder in got["holders"].items():
         for pool, positions in holder.get("wrong", {}).items():
             if positions:
@@ -151,6 +113,62 @@ def _keys_of(place: Place, moment: Moment) -> Iterator[tuple[str, ...]]:
             yield "requests", owner
 
 
+def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
+    want, said = say(step.expected), say(step.outcome)
+    reported = getattr(step.expected, "freed", None), getattr(step.outcome, "freed", None)
+    if type(step.expected) is not type(step.outcome) or (not step.done and want != said):
+        yield difference(("outcome",), "outcome", want, said)
+    elif reported[0] != reported[1] and not step.tree_policy_is_free and "TREE-10" not in waived:
+        yield difference(("outcome",), "reported as freed", want, said)
+    if step.overreach:
+        yield difference(("outcome",), "choice", "within bounds", step.overreach)
+    if (found := lost_end(step)) is not None:
+        key, about = path_text(found[0]), f"{len(found[0])} tokens to be resumed from"
+        yield difference(("match", key), f"match of {key}", about, "fewer")
+
+
+def _cursor_differences(ref: Data, got: Data) -> Iterator[Data]:
+    for name in [*ref, *(n for n in got if n not in ref)]:
+        a, b = ref.get(name, "none"), got.get(name, "none")
+        if not (isinstance(a, dict) and isinstance(b, dict)):
+            if a != b:
+                yield difference(("cursors", name), name, _short(a), _short(b))
+            continue
+        for letter in CURSORS:
+            if a[letter] != b[letter]:
+                about = f"{name}: {letter} {CURSORS[letter]}"
+                yield difference(("cursors", name, letter), about, a[letter], b[letter])
+
+
+def _account_differences(ref: Data, got: Data) -> Iterator[Data]:
+    for pool, account in ref.items():
+        for term, count in account.items():
+            other = got.get(pool, {}).get(term, 0)
+            if other != count:
+                about = f"{POOL.get(pool, pool)} {term}, by the check"
+                yield difference(("accounts", pool, term), about, count, other)
+
+
+def _pool_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
+    """Pages by owner: those with none or several, those of each holder by position, and how many are free."""
+    pools, size = moment.facts.pools, moment.state.config.geometry.page_size
+    for pool, pages in pools.items():
+        for page, cell in got["pools"][pool].items():
+            if wrong := trouble(page, pages.size, len(cell["owners"]), cell["free"]):
+                about = f"{POOL[pool]} page {page}"
+                yield difference(("pools", pool, str(page)), about, "free or owned, once", wrong)
+    for name in sorted({*ref["holders"], *got["holders"]}):
+        a, b = ref["holders"].get(name, {}), got["holders"].get(name, {})
+        for pool in pools:
+            x, y = set(a.get(pool, ())), set(b.get(pool, ()))
+            if x != y:
+                about = f"{POOL[pool]} pages of {name}, by position"
+                yield difference(("holders", name, pool), about, spans(x, size), spans(y, size))
+    for name, count in ref["free"].items():
+        if count is not None and got["free"][name] != count:
+            yield difference(("free", name), f"free {_pages(name)}", count, got["free"][name])
+
+
 def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
     one = kind[:-1]
     for name in sorted({*ref, *got}):
@@ -164,10 +182,10 @@ def _named_differences(kind: str, ref: Data, got: Data) -> Iterator[Data]:
                 yield difference((kind, name, field), f"{field} of {one} {name}", a[field], value)
 
 
-def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
+def _node_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     tree_policy_is_free = moment.step is not None and moment.step.tree_policy_is_free
-    for path in sorted({*ref["nodes"], *got["nodes"]}, key=lambda p: (len(p), p)):
-        a, b = ref["nodes"].get(path), got["nodes"].get(path)
+    for path in sorted({*ref, *got}, key=lambda p: (len(p), p)):
+        a, b = ref.get(path), got.get(path)
         if a is None or b is None:
             there = ["there" if side is not None else "not there" for side in (a, b)]
             yield difference(("nodes", path), f"node that ends {path}", *there)
@@ -183,34 +201,44 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
             locks = f"{pool}_locks"
             most = a["full_locks"] if tree_policy_is_free else a[locks]
             if not a[locks] <= b[locks] <= most:
-                yield difference(
-                    ("nodes", path, locks), f"{name}, {POOL[pool]} locks counted", a[locks], b[locks]
-                )
+                about = f"{name}, {POOL[pool]} locks counted"
+                yield difference(("nodes", path, locks), about, a[locks], b[locks])
         if b["wrong"]:
             yield difference(("nodes", path, "wrong"), f"{name} holds the KV of", "its path", "others")
+
+
+def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
+    """Locks, counters, and rows of holders that have other slots than the tree has for their prefix."""
     for name in sorted({*ref["lock_holders"], *got["lock_holders"]}):
         locked = [side["lock_holders"].get(name, "nothing") for side in (ref, got)]
         if locked[0] != locked[1]:
             yield difference(("lock_holders", name), f"tokens that lock holder {name} has locked", *locked)
     tree = moment.facts.tree
-    if tree is not None and tree.sizes is not None:
+    if tree is None:
+        return
+    if tree.sizes is not None:
         for name, count in zip(got["counters"], walked(tree)):
             if got["counters"][name] != count:
                 about = f"{name} tokens, by counter"
                 yield difference(("counters", name), about, count, got["counters"][name])
-    size = moment.state.config.geometry.page_size
-    for h in holders(moment.state) if tree is not None else ():
-        seen = moment.facts.holders.get(h.name)
-        bigram = moment.state.config.geometry.bigram
-        path = tree_key(text_tokens(h.text), bigram)[: h.cursors.cache_protected_len]
-        for end in range(size, len(path) + 1, size):
-            page = tree.pages.get(path[:end]) if tree is not None else None
-            if seen is not None and page is not None and tuple(seen.prefix[end - size : end]) != page[0]:
-                about = f"slots of {h.name} at [{end - size}, {end})"
-                key = ("holders", h.name, "prefix", str(end // size - 1))
-                row = list(seen.prefix[end - size : end])
-                yield difference(key, about, f"the tree's {list(page[0])}", row)
-                break
+    for holder in holders(moment.state):
+        yield from _prefix_difference(moment, tree, holder)
+
+
+def _prefix_difference(moment: Moment, tree: TreeFacts, holder: Holder) -> Iterator[Data]:
+    """The first page of a holder's prefix that is another one than the tree's."""
+    geometry, seen = moment.state.config.geometry, moment.facts.holders.get(holder.name)
+    if seen is None:
+        return
+    size = geometry.page_size
+    path = tree_key(text_tokens(holder.text), geometry.bigram)[: holder.cursors.cache_protected_len]
+    for end in range(size, len(path) + 1, size):
+        page, row = tree.pages.get(path[:end]), list(seen.prefix[end - size : end])
+        if page is not None and tuple(row) != page[0]:
+            about = f"slots of {holder.name} at [{end - size}, {end})"
+            key = ("holders", holder.name, "prefix", str(end // size - 1))
+            yield difference(key, about, f"the tree's {list(page[0])}", row)
+            return
 
 
 def _mapping_differences(facts: Facts, waived: frozenset[str]) -> Iterator[Data]:

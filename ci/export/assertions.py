@@ -105,7 +105,7 @@ def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:
     state, view, page, last = run.after.state, run.after.view, trace.geometry.page_size, run.last
     if isinstance(last, Submit) and run.clause == "OUT-1":
         wanted = isinstance(run.steps[-1][1], Done)
-        sent = variable(last.request)  # turned away, it may have run: then its mark has moved on
+        sent = variable(last.request)  # rejected, it may have run: then its mark has moved on
         fact = f"({sent}.to_finish or {sent}.finished_reason) is None"
         yield "OUT", Equality(fact, str(wanted), str(not wanted))
     for name in sorted({s.name for s in state.sessions} | set(view.sessions)):

@@ -19,7 +19,7 @@ from reference.blocks.config import EngineConfig
 from reference.commands import Mode, Refused
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan
-from stateful_tests.lockstep.lockstep import turned_away
+from stateful_tests.lockstep.lockstep import rejected_turns
 from stateful_tests.lockstep.results import OWN, CheckResult, Finding, Row, Run, Tally, Trace, add_tallies
 from stateful_tests.shrink.minimise import violated
 from stateful_tests.traces import files as traces
@@ -237,7 +237,7 @@ def finding_data(group: list[Finding], base: str | None = None) -> Data:
                 "also_in": also[f.clause],
                 "modes": [mode.value for mode in f.modes],
                 "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
-                "clients": IMPOLITE if turned_away(f.run) else POLITE,
+                "clients": IMPOLITE if rejected_turns(f.run) else POLITE,
                 "found_after_s": round(f.found_after_s, 3),
                 **told(f, "times found_after_commands"),
             }

@@ -93,14 +93,14 @@ def _(self: RadixTree, node: TreeNode) -> bool:
     return True
 
 
-@bug("eviction-stops-a-page-short", "TREE-10", "eviction frees a page less than was asked", RadixTree.evict)
+@bug("eviction-stops-a-page-short", "TREE-10", "eviction frees a page less than requested", RadixTree.evict)
 def _(self: RadixTree, full: int, swa: int) -> Freed:
     """Whoever asked fails to allocate. The loop ends when less than a page is missing. Visible when more than
     one page is asked for. Fix: go on until all of it is there."""
     return RadixTree.evict(self, full - self.page_size, swa - self.page_size)
 
 
-@bug("eviction-reports-what-was-asked", "TREE-10", "eviction says that it freed what was asked",
+@bug("eviction-reports-the-amount-requested", "TREE-10", "eviction says that it freed the amount requested",
      RadixTree.evict)
 def _(self: RadixTree, full: int, swa: int) -> Freed:
     """A batch is launched into a pool that is full. Eviction reports the size of the request instead of what

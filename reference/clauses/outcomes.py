@@ -48,12 +48,12 @@ def _outcome_text(outcome: object) -> str:
     trigger=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
 )
 def _refused_unchanged(step: Step) -> Failure | None:
-    if step.done or step.unchanged or (isinstance(step.command, Submit) and _turned_away(step)):
+    if step.done or step.unchanged or (isinstance(step.command, Submit) and _rejected_turn(step)):
         return None
     return unchanged_failure("the same state as before", step, "is refused")
 
 
-def _turned_away(step: Step) -> bool:
+def _rejected_turn(step: Step) -> bool:
     """Nobody's KV, row or text has changed."""
     before, after = step.before, step.after
     if (before.sessions, before.requests, before.holders) != (after.sessions, after.requests, after.holders):

@@ -224,8 +224,8 @@ def _finished_keys(step: Step, was: Request, command: Finish) -> list[Key]:
     flight, and then nobody hands it in."""
     assert was.cursors is not None
     most = least = min(was.cursors.kv_committed_len, was.origin + command.finished_len)
-    if command.finished_len <= was.known[1]:
-        least = min(most, was.origin + was.known[1] - 1)
+    if command.finished_len <= was.processed_outputs[1]:
+        least = min(most, was.origin + was.processed_outputs[1] - 1)
     geometry = step.config.geometry
     keys = (tree_key(text_tokens(was.text, length), geometry.bigram) for length in (least, most))
     return [_whole(key, geometry.page_size) for key in keys]

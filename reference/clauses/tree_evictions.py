@@ -64,7 +64,7 @@ def _sizes_text(amounts: Sequence[int]) -> str:
 
 @clause(
     "TREE-10",
-    "eviction frees what was asked",
+    "eviction frees the amount requested",
     "Evict frees at least so many tokens of each pool as were asked, or all that no lock pins, and reports"
     " what it freed.",
     why="Whoever asked allocates next: a figure too high makes it fail, one too low makes it give up.",

@@ -148,7 +148,7 @@ def _round(
         moved[request.name] = request._replace(
             cursors=Cursors(committed + gain, allocated, swept, protected),
             output=output,
-            known=(request.known[1], request.output),
+            processed_outputs=(request.processed_outputs[1], request.output),
             in_flight=in_flight,
         )
     return state.with_those(moved)

@@ -59,6 +59,9 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
         require_window(state, request)
     state, grown = allocate(state, grown, context, tails)
     for (request, allocated), lane in zip(grown, command.lanes):
+        processed = request.processed_outputs
+        if request.phase is Phase.RUNNING:
+            processed = processed[1], request.output
         length = cursors_of(request).kv_committed_len + lane.tokens
         last = length == request.origin + request.output
         request = request._replace(
@@ -66,7 +69,7 @@ def extend(state: State, command: Extend, context: RuleContext) -> State:
             started=True,
             output=request.output + last,
             phase=Phase.RUNNING if last else Phase.EXTENDING,
-            known=request.known if request.phase is not Phase.RUNNING else (request.known[1], request.output),
+            processed_outputs=processed,
         )
         state = state.with_request(own_sweep(state, request, context, after=True))
     prompts = [r.name for r in requests if r.phase is not Phase.RUNNING]

@@ -27,7 +27,7 @@ from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, 
 from stateful_tests.check.ways import Needs, lacks, needs
 from stateful_tests.check.corpus import FIXTURE
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep.lockstep import new_tallies, replay, turned_away
+from stateful_tests.lockstep.lockstep import new_tallies, replay, rejected_turns
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Run, Trace, Violation, add_tallies, finding_name,
 )  # fmt: skip
@@ -405,7 +405,7 @@ class _Campaign:
 
     def _rank(self, trace: Trace) -> tuple[bool, bool, int]:
         """The smallest is the best one, of a faithful scheduler and polite clients before all others."""
-        return trace.mode is Mode.FREE, bool(turned_away(replay(self.system, trace))), len(trace.commands)
+        return trace.mode is Mode.FREE, bool(rejected_turns(replay(self.system, trace))), len(trace.commands)
 
     def _finding(self, name: str) -> Finding:
         caught, clause = self.caught[name], name.split()[0]

@@ -29,7 +29,7 @@ from stateful_tests.generate.run_profile import RunProfile, draw_geometry, draw_
 from stateful_tests.lockstep import systems
 from stateful_tests.lockstep.engine import EngineLockstep
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, new_tallies
-from stateful_tests.lockstep.past import violations
+from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.results import Tally, Trace, Violation
 
 

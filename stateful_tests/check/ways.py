@@ -1,7 +1,7 @@
 """Ways to violate a clause: what a trace needs of how turns end, and the same run without that.
 
 A fault that is known must not hide another of its clause. The smallest trace of the first says what it needs:
-a retract, a turn that is turned away, pools without room. A run that violates the clause without one of these
+a retract, a rejected turn, pools without room. A run that violates the clause without one of these
 has another cause.
 """
 
@@ -19,7 +19,7 @@ from reference.blocks.commands import Add, More, ResetCache
 from reference.blocks.config import EngineConfig
 from reference.commands import Abort, Close, Extend, Finish, Retract, SpecDecode
 from reference.geometry import GeometryError
-from stateful_tests.lockstep.lockstep import replay, turned_away
+from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.shrink.minimise import violated
 
@@ -31,9 +31,9 @@ def _none_of(kind: type, system: AnySystem, trace: Trace) -> Trace:
     return replace(trace, commands=tuple(c for c in trace.commands if not isinstance(c, kind)))
 
 
-def _nobody_turned_away(system: AnySystem, trace: Trace) -> Trace:
+def _no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
     """But for the last command, with which the trace violates its clause."""
-    away = turned_away(replay(system, trace)) - {len(trace.commands) - 1}
+    away = rejected_turns(replay(system, trace)) - {len(trace.commands) - 1}
     return replace(trace, commands=tuple(c for at, c in enumerate(trace.commands) if at not in away))
 
 
@@ -87,7 +87,7 @@ def _engine_without(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     return _with_sizes(trace, **sizes) if isinstance(trace.geometry, EngineConfig) else trace
 
 
-# What a trace may need, and the trace without it. Who is turned away depends on the ends before.
+# What a trace may need, and the trace without it. Which turns are rejected depends on the ends before.
 _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a retract": partial(_none_of, Retract),
     "an abort": partial(_none_of, Abort),
@@ -102,7 +102,7 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a limit of a prefill": partial(_engine_without, long_prefill=0),
     "a text longer than the model": _no_longer_text,
     "pools that run full": _room,
-    "a turn that is turned away": _nobody_turned_away,
+    "a rejected turn": _no_rejected_turn,
 }
 
 

@@ -345,7 +345,7 @@ def _evict(was: State, command: Evict, now: State) -> Labels:
     left = ((p.path, p.node) for p in nodes(now.tree) if not p.node.children)
     read = any(not node.live and had[path] for path, node in left)
     stays = "a leaf that is read becomes a tombstone" if read else ""
-    return asked, "less than asked" if short else "what was asked", parent, above, stays
+    return asked, "less than requested" if short else "the amount requested", parent, above, stays
 
 
 _BELOW = ("", "target below evicted", "target below evicted, above a prefix of the tree")

@@ -14,8 +14,8 @@ Serials and letters of prompts, with a tree. Tokens are compared for equality. T
     prompts of the scope as they are.
 Moments. Rules ask which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
     before that anything was used at, and so on; full and SWA apart. Without a window no rule asks swa_used.
-`swept` and `known`. Only the reason UNFAITHFUL asks them, so free mode keeps neither. In faithful mode they
-    are compared with targets from origin on, so a `swept` below origin is none.
+`swept` and `processed_outputs`. The reason UNFAITHFUL alone needs them, so free mode keeps neither. In
+    faithful mode they are compared with targets from origin on, so a `swept` below origin is none.
 
 test_explorer.py compares all of this with a search that leaves nothing out.
 """
@@ -136,7 +136,7 @@ class Representatives:
         if request is not None:
             turn = request._replace(name="", session=None)
             if self.scope.mode is not Mode.FAITHFUL:
-                turn = turn._replace(swept=0, known=(0, 0))
+                turn = turn._replace(swept=0, processed_outputs=(0, 0))
             elif request.swept < request.origin:
                 turn = turn._replace(swept=0)
             if not self.scope.geometry.tree:

@@ -21,7 +21,7 @@ from stateful_tests.explore.representative import relabel
 from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.generate.run_profile import LATE
 from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
-from stateful_tests.lockstep.past import violations
+from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.results import Finding, Trace, Violation
 from stateful_tests.shrink.minimise import minimise
 

@@ -198,7 +198,7 @@ def _finish(c: Enabled) -> Finish:
         return Finish(name, c.source.upto(output + 1))
     low = 1
     if request is not None and c.state.config.mode is Mode.FAITHFUL:
-        low = max(request.known[0] + 1, request.swept - request.origin)
+        low = max(request.processed_outputs[0] + 1, request.swept - request.origin)
     if low >= output or once_in(c.source, 6 if c.profile.allocate_ahead else 3):
         return Finish(name, output)
     if once_in(c.source, 2):  # far back: most of what was accepted was past the limit

@@ -167,7 +167,7 @@ class Lockstep:
         now, expected, outcome, _ = answers
         done = isinstance(outcome, Done) and isinstance(expected, Done)
         if self._can.tree_policy_is_free and now.tree is not None and self._facts.tree is not None:
-            # Who is turned away may have run all the same.
+            # A rejected request may have run all the same.
             if self.parted is None and (done or isinstance(command, Submit)):
                 now = followed(self.state, now, command, self._facts)
         if isinstance(command, CheckBusy) and (self._can.uncounted or not self._can.lists_holders):
@@ -299,7 +299,7 @@ def _mixed(state: State, batch: Extend) -> bool:
     return len({r.phase is Phase.RUNNING for r in found if r is not None}) > 1
 
 
-def turned_away(run: Run) -> set[int]:
+def rejected_turns(run: Run) -> set[int]:
     """The steps at which a client sends a turn while one runs, or takes tokens back."""
     return {
         at for at, row in enumerate(run.rows)

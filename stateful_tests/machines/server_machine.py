@@ -29,7 +29,7 @@ from stateful_tests.generate.enabled import Enabled
 from stateful_tests.generate.next_command import finale
 from stateful_tests.generate.weights import kind_weights
 from stateful_tests.lockstep.lockstep import Lockstep
-from stateful_tests.lockstep.past import violations
+from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.results import Trace, Violation
 from stateful_tests.machines.drawing import OUT_OF_TURN, Start, commands, starts
 from stateful_tests.machines.targets import MachineTarget

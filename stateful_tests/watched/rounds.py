@@ -55,7 +55,8 @@ def drafts(beside: Beside, entries: Sequence[log.Lane]) -> None:
             draft = Draft(name, taken.kv_allocated_len - taken.kv_committed_len, claims)
             beside.do(SpecDecode((draft,)), shown=Shown({name: got}, {}))
             after = beside.request(name)  # the round ends with its result
-            beside.state = beside.state.with_request(after._replace(known=request.known))
+            after = after._replace(processed_outputs=request.processed_outputs)
+            beside.state = beside.state.with_request(after)
 
 
 def launched(beside: Beside, decoding: Sequence[log.Lane]) -> None:

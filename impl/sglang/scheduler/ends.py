@@ -1,4 +1,4 @@
-"""How a turn ends: it finishes, is retracted or aborted; also what becomes of one that was turned away."""
+"""How a turn ends: it finishes, is retracted or aborted; also what becomes of one that was rejected."""
 
 from __future__ import annotations
 

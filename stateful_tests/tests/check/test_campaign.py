@@ -20,7 +20,7 @@ from stateful_tests.check.tiers import plan
 from stateful_tests.check.ways import needs, other_ways
 from stateful_tests.check import corpus
 from stateful_tests.lockstep import lockstep
-from stateful_tests.lockstep.lockstep import replay, turned_away
+from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.reference_system import ReferenceSystem
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.lockstep.systems import resolve
@@ -232,7 +232,7 @@ def test_a_trace_of_a_close_that_never_happens_is_replayed_past_other_violations
     [
         (RETRACTED_ABORTED_CLOSED[:-1], ("a retract", "an abort")),
         (script("open s1; submit r1 in s1 +1; submit r2 in s1 +1; close s1"),
-         ("a close", "a turn that is turned away")),
+         ("a close", "a rejected turn")),
         (script("open s1; submit r1 in s1 +24; admit r1; extend r1 +24; abort r1"),
          ("an abort", "pools that run full")),
     ],
@@ -255,7 +255,7 @@ def test_a_fault_hides_no_other_of_its_clause(monkeypatch):
     close, abort = run(KeepsOnThreeWays(), asked).findings
     assert (close.name, abort.name) == ("SES-2", "SES-2 (2)")
     assert abort.without == ("a close",)
-    assert turned_away(close.run) and not turned_away(abort.run)
+    assert rejected_turns(close.run) and not rejected_turns(abort.run)
     assert [type(c) for c in abort.run.trace.commands][-2:] == [Retract, Abort]
     monkeypatch.setattr(campaign, "MAX_TRACES_PER_CLAUSE", 1)
     assert [f.name for f in run(KeepsOnThreeWays(), asked).findings] == ["SES-2"]

@@ -21,7 +21,7 @@ from stateful_tests.check.masks import asked, how_it_breaks, masks
 from stateful_tests.check.tiers import plan
 from stateful_tests.check.ways import needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
-from stateful_tests.lockstep.lockstep import replay, turned_away
+from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.patched_code import replaced
@@ -77,7 +77,7 @@ def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
     [finding] = run(system, at_once, masks=list(masks(system))).findings
     assert (finding.name, finding.old) == ("SES-2", False)
     kinds = [type(command) for command in finding.run.trace.commands]
-    assert kinds[-1] is Close and Retract not in kinds and not turned_away(finding.run)
+    assert kinds[-1] is Close and Retract not in kinds and not rejected_turns(finding.run)
     beside = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
     assert [each.name for each in beside] == ["SES-2"] and not beside[0].old
 

@@ -105,7 +105,7 @@ class ReleasesLessOfASlot(OwnTreeEngine):
 
 
 class TurnsAwayAndInserts(OwnTreeEngine):
-    """A turn that is turned away takes a row."""
+    """A rejected turn takes a row."""
 
     def submit(self, command):
         try:

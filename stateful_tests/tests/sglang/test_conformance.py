@@ -186,7 +186,7 @@ def test_a_refused_command_changes_nothing(real):
                 continue  # a_rejected_request_writes_its_one_token_into_the_slot
             assert isinstance(real.apply(command), Refused), command
             now = after = real.view()
-            if isinstance(command, Submit):  # who is turned away computes a token, and gives it back
+            if isinstance(command, Submit):  # a rejected request computes a token, and gives it back
                 after = structs.replace(
                     after, full_stamps=before.full_stamps, swa_stamps=before.swa_stamps, tree=before.tree,
                     free_full=before.free_full, free_swa=before.free_swa, free_rows=before.free_rows,

@@ -25,14 +25,14 @@ class WaitsForEver(TorchKV):
 
 class KeepsOnThreeWays(TorchKV):
     """SES-2 three times: an abort keeps the slot after a retract, and where no page is free; a close that
-    follows a turn that is turned away does not wait."""
+    follows a rejected turn does not wait."""
 
     name = "torch+keeps-on-three-ways"
-    turned_away = False
+    rejected = False
 
     def reset(self, geometry):
         super().reset(geometry)
-        self.turned_away = False
+        self.rejected = False
 
     def wipes(self, request):
         retracted = request.started and request.phase is RequestPhase.QUEUED
@@ -40,8 +40,8 @@ class KeepsOnThreeWays(TorchKV):
 
     def turn_in_flight(self, session):
         busy = super().turn_in_flight(session)
-        self.turned_away |= busy
+        self.rejected |= busy
         return busy
 
     def must_defer_close(self, session):
-        return super().must_defer_close(session) and not self.turned_away
+        return super().must_defer_close(session) and not self.rejected
