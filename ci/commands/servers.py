@@ -60,7 +60,7 @@ def validate(
     from ci.report import servers
     from stateful_tests.watched import validator
     from stateful_tests.watched.reader import LogError, logs_of
-    from stateful_tests.watched.mapping import TABLE, mapping_row
+    from stateful_tests.watched.beside import TABLE, mapping_row
 
     if events:
         rows = [mapping_row(each) for each in TABLE.values()]

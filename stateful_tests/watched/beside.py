@@ -1,8 +1,17 @@
-"""The reference beside a watched server: commands are carried out, what the server shows is compared."""
+"""The reference beside a watched server: commands are carried out, what the server shows is compared.
+
+Each kind of event is one guarded action: the guard must hold, the commands are carried out on the reference,
+and what the event shows is compared with it. The rows of TABLE stand with the functions that do this, in
+`turns`, `prefill`, `rounds`, `ends`, `snapshots`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
 from impl.sglang.server import events as log
 from reference import model
 from reference.clauses.step import cursors_text
@@ -212,3 +221,41 @@ class Beside:
             history = f"{text_len(session.history)} tokens of history"
             parts.append(f"{session.name}: {turn}, {history}, slot: {cursors_text(session.slot)}")
         return "; ".join(parts)
+
+
+E = TypeVar("E")
+Action = Callable[[Beside, E], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """One row: what must hold before, the commands, what is compared besides their outcome."""
+
+    event: type
+    guard: str
+    commands: str
+    compared: str
+    act: Action[Any]
+
+
+TABLE: dict[type, Mapping] = {}
+
+
+def action(
+    event: type[E], *, guard: str = "", commands: str = "", compared: str = ""
+) -> Callable[[Action[E]], Action[E]]:
+    """Register the decorated function as the action of this kind of event."""
+
+    def add(act: Action[E]) -> Action[E]:
+        TABLE[event] = Mapping(event, guard, commands, compared, act)
+        return act
+
+    return add
+
+
+def mapping_row(mapping: Mapping) -> dict[str, str]:
+    """A row of the table, in words."""
+    event = str(mapping.event.__struct_config__.tag)  # type: ignore[attr-defined]
+    return {
+        "event": event, "guard": mapping.guard, "commands": mapping.commands, "compared": mapping.compared,
+    }  # fmt: skip

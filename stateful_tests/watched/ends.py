@@ -8,9 +8,8 @@ from reference.cursors import cut
 from reference.ledger import Cursors, Phase, Request, State, text_cut, text_len
 from reference.rules.sessions import end_turn
 from stateful_tests.watched import deviations
-from stateful_tests.watched.beside import Beside, Diverged
+from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import Shown
-from stateful_tests.watched.mapping import action
 from stateful_tests.watched.rounds import catches_up, counts_outputs
 
 

@@ -7,9 +7,8 @@ from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, EvictSwa, Extend, Reason
 from reference.ledger import Cursors, Phase, Request
 from stateful_tests.watched import deviations
-from stateful_tests.watched.beside import Beside, Diverged
+from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import Shown
-from stateful_tests.watched.mapping import action
 from stateful_tests.watched.rounds import catches_up, prepared
 
 

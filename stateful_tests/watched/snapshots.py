@@ -10,8 +10,7 @@ from reference.clauses.step import cursors_text
 from reference.commands import Mode
 from reference.ledger import Cursors, Phase, Request, Session, State, text_len
 from stateful_tests.watched import deviations
-from stateful_tests.watched.beside import Beside, Diverged
-from stateful_tests.watched.mapping import action
+from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.prefill import orphaned
 from stateful_tests.watched.rounds import counts_outputs
 from stateful_tests.watched.seen import RequestSeen, RoundSeen, SessionSeen, StepSeen

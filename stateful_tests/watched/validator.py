@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from impl.sglang.server import events as log
-from stateful_tests.watched import ends, prefill, rounds, snapshots, steps, turns
-from stateful_tests.watched.beside import Beside, Diverged
-from stateful_tests.watched.mapping import TABLE
+from stateful_tests.watched import ends, prefill, rounds, snapshots, turns
+from stateful_tests.watched.beside import TABLE, Beside, Diverged
 from stateful_tests.watched.reader import Line
 from stateful_tests.watched.results import Validated
 
 _SKIPPED = "events after a mismatch, up to the next snapshot"
 
-ACTIONS = (ends, prefill, rounds, snapshots, steps, turns)  # they fill TABLE
+ACTIONS = (ends, prefill, rounds, snapshots, turns)  # they fill TABLE
 
 
 class Validator(Beside):
@@ -37,7 +36,7 @@ class Validator(Beside):
         self._line, event = line, line.event
         self.result.events += 1
         try:
-            steps.notes_gaps(self, event)
+            rounds.notes_gaps(self, event)
             if self.follows or isinstance(event, log.Snapshot | log.HookFailed):
                 TABLE[type(event)].act(self, event)
             else:

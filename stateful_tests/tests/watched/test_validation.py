@@ -9,7 +9,7 @@ import pytest
 from impl.sglang.server.events import Event
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.traces import files
-from stateful_tests.watched.mapping import TABLE
+from stateful_tests.watched.beside import TABLE
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.validator import Validator
