@@ -1,10 +1,59 @@
-"""Random clients and configurations of a whole server, by a seed alone."""
+"""Clients and configurations of a whole server, by a seed alone: random ones, and scenes."""
 
 from __future__ import annotations
 
 import random
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from impl.sglang.server.clients import Client, Config, Turn
+
+SCENES = Path(__file__).with_name("scenes.toml")
+USUAL_TURN: dict[str, Any] = {"wait": 1, "tokens": 1, "limit": 6}
+
+
+def drawn(
+    rng: random.Random, number: int, *, fixed: dict[str, int | bool], count: int = 12, impatient: bool = False
+) -> tuple[Config, tuple[Client, ...]]:
+    """Run number `number`: random clients, and in every second one a scene. fixed: fields of the server."""
+    known = scenes()
+    scene = known[number // 2 % len(known)] if number % 2 else None
+    config = configuration(rng, **{**(scene["server"] if scene else {}), **fixed})
+    if scene is None:
+        return config, clients(rng, config, count=count, impatient=impatient)
+    kinds = [each for kind in scene["clients"] for each in _one_by_one(kind)]
+    return config, tuple(
+        msgspec.convert({"start": 0, **each, "name": f"c{at}"}, Client) for at, each in enumerate(kinds, 1)
+    )
+
+
+@lru_cache(maxsize=1)
+def scenes() -> list[dict[str, Any]]:
+    """The scenes of scenes.toml."""
+    found: list[dict[str, Any]] = tomllib.loads(SCENES.read_text(encoding="utf-8"))["scene"]
+    return found
+
+
+def _one_by_one(client: dict[str, Any]) -> list[dict[str, Any]]:
+    """A client for each of the numbers that stand in the place of one."""
+    parts = [client, *client["turns"]]
+    lists = [v for part in parts for k, v in part.items() if isinstance(v, list) and k != "turns"]
+    most = max(map(len, lists), default=1)
+
+    def at(part: dict[str, Any], number: int) -> dict[str, Any]:
+        return {
+            name: value[number % len(value)] if isinstance(value, list) else value
+            for name, value in part.items() if name != "turns"
+        }  # fmt: skip
+
+    return [
+        {**at(client, n), "turns": [{**USUAL_TURN, **at(turn, n)} for turn in client["turns"]]}
+        for n in range(most)
+    ]
 
 
 def configuration(rng: random.Random, **fixed: int | bool) -> Config:

@@ -178,8 +178,7 @@ def check(
         if limit_s is not None and time.monotonic() - begun > limit_s:
             break
         rng = random.Random(f"{seed} {number}")
-        config = population.configuration(rng, **(fixed or {}))
-        clients = population.clients(rng, config, count=count, impatient=impatient)
+        config, clients = population.drawn(rng, number, fixed=fixed or {}, count=count, impatient=impatient)
         judged = judge(runner, ServedRun(release, config, clients, rng.randrange(1 << 30)), before)
         result.runs += 1
         result.forwards += judged.outcome.forwards

@@ -3,20 +3,32 @@ and samples what the clients' script says.
 
 A stamp is (token, position). Before each token the KV of the whole text so far is read through the row of
 req_to_token, in the full pool and for the window in the SWA pool, and compared with the text.
+
+Under overlap half of the rounds, by the seed, read as late as a device may: before the next round writes, or
+when the result is processed. What the scheduler frees or gives away before that is read wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from impl.sglang.server.clients import Clients
+from impl.sglang.server.clients import Clients, mixed
 from impl.sglang.server.reading import row_of
 from impl.sglang.server.whole_scheduler import Misread
 
 MOST = 500  # wrong reads that are kept of a run
+
+
+class Read(NamedTuple):
+    """What a round reads of a request through `row`: the KV of `text`, for its tokens from `start` on."""
+
+    request: Any
+    row: int
+    start: int
+    text: list[int]
 
 
 class FakeModel:
@@ -27,12 +39,22 @@ class FakeModel:
         self.scheduler, self.clients, self.draft = scheduler, clients, draft
         self.allocator = scheduler.token_to_kv_pool_allocator
         self.window: int | None = scheduler.sliding_window_size if scheduler.is_hybrid_swa else None
-        self.forwards = 0
+        self.forwards = self.processed = 0
         self.misread: dict[tuple[str, str, int], Misread] = {}
         self._stamps: dict[str, dict[int, tuple[int, int]]] = {"full": {}, "swa": {}}
         self._writers: dict[str, dict[int, str]] = {"full": {}, "swa": {}}
         self._texts: dict[str, list[int]] = {}  # what has KV
         self._inputs: dict[str, int] = {}
+        self._to_read: list[Read] = []  # by the round in flight
+        self.overlap = bool(scheduler.enable_overlap)
+
+        def process(*batch: Any, **named: Any) -> Any:
+            self.processed += 1
+            if self.processed == self.forwards:  # else a later round is in flight, which goes on reading
+                self._read_all()
+            return type(scheduler).process_batch_result(scheduler, *batch, **named)  # hooked by now
+
+        scheduler.process_batch_result = process
 
     # -- stamps -------------------------------------------------------------------------------------
 
@@ -45,17 +67,33 @@ class FakeModel:
             self._stamps[pool].update(zip(places, stamps))
             self._writers[pool].update(dict.fromkeys(places, request))
 
-    def _read(self, row: int, length: int, request: str) -> None:
-        slots = self.scheduler.req_to_token_pool.req_to_token[row, :length]
-        self._compare("full", request, 0, slots.tolist(), length)
-        if self.window:
-            first = max(0, length - 1 - self.window)
-            swa = self.allocator.translate_loc_from_full_to_swa(slots[first:]).tolist()
-            self._compare("swa", request, first, swa, length)
+    def _reads(self, lanes: Iterable[tuple[Any, int, int, int]]) -> None:
+        """A round computes: request, row, first position and end of each."""
+        self._to_read = [
+            Read(request, row, start, self._texts[request.rid][:end]) for request, row, start, end in lanes
+        ]
+        if not self.overlap or mixed(self.clients.seed, 5, self.forwards) % 2:
+            self._read_all(own=True)
 
-    def _compare(self, pool: str, request: str, first: int, slots: list[int], length: int) -> None:
+    def _read_all(self, own: bool = False) -> None:
+        """What the round in flight has not read yet; its own tokens as well, or not: a kernel has them at
+        hand. The result of who has ended since is nobody's."""
+        reads, self._to_read = self._to_read, []
+        for request, row, start, text in reads:
+            if row_of(request) == row and not request.finished():
+                self._read(row, start, text if own else text[:start], request.rid)
+
+    def _read(self, row: int, start: int, text: list[int], request: str) -> None:
+        slots = self.scheduler.req_to_token_pool.req_to_token[row, : len(text)]
+        self._compare("full", request, 0, slots.tolist(), text)
+        if self.window:
+            first = max(0, start - self.window)
+            swa = self.allocator.translate_loc_from_full_to_swa(slots[first:]).tolist()
+            self._compare("swa", request, first, swa, text)
+
+    def _compare(self, pool: str, request: str, first: int, slots: list[int], text: list[int]) -> None:
         stamps = self._stamps[pool]
-        want = [(token, at) for at, token in enumerate(self._texts[request][first:length], first)]
+        want = [(token, at) for at, token in enumerate(text[first:], first)]
         got = [stamps.get(slot) for slot in slots]
         if want == got:
             return
@@ -66,6 +104,11 @@ class FakeModel:
                 self.misread[key] = Misread(self.forwards, *key, wanted, found, writer)
 
     # -- forward passes -----------------------------------------------------------------------------
+
+    def begins(self) -> None:
+        """A round writes after all that the one before it reads."""
+        self._read_all()
+        self.forwards += 1
 
     def _says(self, name: str, length: int) -> int:
         """What is sampled after so many tokens of a request's text."""
@@ -85,10 +128,7 @@ class FakeModel:
             self._inputs[name] = len(request.origin_input_ids)
             self._write(slots[done : done + tokens], new, start, name)
             done += tokens
-        for request, start, tokens in lanes:
-            row = row_of(request)
-            assert row is not None
-            self._read(int(row), start + tokens, request.rid)
+        self._reads((request, _row(request), start, start + tokens) for request, start, tokens in lanes)
         return [self._says(request.rid, start + tokens) for request, start, tokens in lanes]
 
     def decode(self, batch: Any) -> list[int]:
@@ -98,8 +138,8 @@ class FakeModel:
         for slot, token, (name, _, length) in zip(batch.out_cache_loc, batch.input_ids.tolist(), lanes):
             self._write(slot.view(1), [token], length - 1, name)
             self._texts[name][length - 1 :] = [token]
-        for name, row, length in lanes:
-            self._read(row, length, name)
+        places = zip(batch.reqs, lanes)
+        self._reads((request, row, length - 1, length) for request, (_, row, length) in places)
         return [self._says(name, length) for name, _, length in lanes]
 
     def verify(self, batch: Any, draft: int) -> tuple[list[list[int]], list[int]]:
@@ -115,15 +155,21 @@ class FakeModel:
             self._write(rows[row, length : length + draft].to(torch.int64), written, length, name)
             self._texts[name][length:] = written[: accepted[-1]]
             sampled.append(right[: accepted[-1]])
-        for (name, row, length), count in zip(lanes, accepted):
-            self._read(row, length + count, name)
+        ends = zip(batch.reqs, lanes, accepted)
+        self._reads((request, row, length, length + count) for request, (_, row, length), count in ends)
         return sampled, accepted
 
     def __call__(self, batch: Any, *_: Any, **__: Any) -> Any:
         """TpModelWorker.forward_batch_generation."""
-        self.forwards += 1
+        self.begins()
         sampled = self.extend(batch) if batch.forward_mode.is_extend() else self.decode(batch)
         return result_of(torch.tensor(sampled, dtype=torch.int64))
+
+
+def _row(request: Any) -> int:
+    row = row_of(request)
+    assert row is not None
+    return int(row)
 
 
 def result_of(tokens: torch.Tensor, **more: Any) -> Any:

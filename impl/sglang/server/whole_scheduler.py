@@ -196,7 +196,7 @@ def _spec_worker() -> type:
 
         def forward_batch_generation(self, batch: Any, on_publish: Any = None, *_: Any, **__: Any) -> Any:
             model: Any = self.model
-            model.forwards += 1
+            model.begins()
             count, draft = len(batch.reqs), model.draft
             if batch.forward_mode.is_extend():
                 tokens = torch.tensor(model.extend(batch), dtype=torch.int64)

@@ -102,6 +102,16 @@ def test_the_same_seed_gives_the_same_population():
     assert made()[0].window == 8 and len(made()[1]) == 9
 
 
+def test_every_second_run_is_a_scene():
+    known = population.scenes()
+    for number, scene in enumerate(known):
+        config, clients = population.drawn(random.Random(1), 2 * number + 1, fixed={"running": 4})
+        assert config.running == 4 and len(clients) > len(scene["clients"])
+        fields = {**scene["server"], "running": 4}
+        assert all(getattr(config, name) == value for name, value in fields.items())
+    assert len(population.drawn(random.Random(1), 0, fixed={}, count=5)[1]) == 5
+
+
 def test_a_server_that_broke_has_a_key_without_numbers():
     one = RunOutcome(1, 1, [], {}, "AssertionError: leak of 3 at srt/mem_cache/common.py:403")
     two = RunOutcome(1, 1, [], {}, "AssertionError: leak of 4 at srt/mem_cache/common.py:403")
@@ -178,7 +188,7 @@ def test_known_faults_explain_what_they_cause_alone(release, error, seen, name):
 # Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That
 # takes minutes and the server environment, so it is for the night (KVSPEC_EVERY_RELEASE).
 
-RUNS = 60
+RUNS = 20
 
 
 class Fault(NamedTuple):
@@ -223,8 +233,7 @@ def test_a_fault_in_the_scheduler_is_caught(fault, tmp_path):
     try:
         for number in range(RUNS):
             rng = random.Random(f"{fault.name} {number}")
-            config = population.configuration(rng, **fault.fixed)
-            clients = population.clients(rng, config, count=12, impatient=fault.impatient)
+            config, clients = population.drawn(rng, number, fixed=fault.fixed, impatient=fault.impatient)
             judged = serving.serve(runner, serving.ServedRun(RELEASE, config, clients, number))
             if fault.sees in {each.judge for each in judged.new}:
                 break  # a run that a busy machine has cut short is seen by another judge, and says nothing
