@@ -24,6 +24,11 @@ def blocks_of(places: tuple[Place, ...], moment: EngineMoment) -> set[int]:
     return {first.block} if isinstance(first, AtBlock) else set()
 
 
+def chunks_of(places: tuple[Place, ...]) -> set[int]:
+    """The chunks of host memory that a failure is about."""
+    return {place.chunk for place in places if isinstance(place, AtChunk)}
+
+
 def called(place: Place, m: EngineMoment) -> str:
     match place:
         case AtTable(request):

@@ -3,10 +3,10 @@
 from itertools import pairwise
 
 from ci import Data
-from ci.explain.blocks import blocks_of
+from ci.explain.blocks import blocks_of, chunks_of
 from ci.report import render
 from reference.blocks.config import EngineConfig
-from reference.blocks.facts import BlockFacts
+from reference.blocks.facts import BlockFacts, Transfer
 from stateful_tests.lockstep.results import EngineMoment, Run
 from stateful_tests.traces.notation import format_command, format_outcome
 
@@ -66,7 +66,34 @@ def _state(run: Run, at: int, was: EngineMoment, now: EngineMoment, hues: dict[s
         "step": at, "command": format_command(row.command), "outcome": format_outcome(row.outcome),
         "violates": violation is not None, "changes": list(row.tree), "requests": requests, "pool": pool,
         "free": list(facts.free), "in_flight": facts.steps_in_flight,
+        "host": _host(facts, was.facts, chunks_of(violation.failure.at) if violation is not None else set()),
+        "moving": [_moving(job) for job in facts.transfers],
     }  # fmt: skip
+
+
+def _host(facts: BlockFacts, was: BlockFacts, stake: set[int]) -> list[Data]:
+    """Host memory, a cell each chunk: whether a hash names it, and the blocks that it holds KV of."""
+    if facts.host is None:
+        return []
+    cells, before = [], was.host.memory if was.host is not None else ()
+    keys = {key.chunk: key for key in facts.host.keys}
+    for chunk, held in enumerate(facts.host.memory):
+        key = keys.get(chunk)
+        pins = "" if key is None else "writing" if key.pins < 0 else f"pinned {key.pins}" * bool(key.pins)
+        groups = ", ".join("nothing" if group < 0 else f"KV of group {group}" for group, _ in held)
+        cells.append({
+            "number": chunk, "tags": [pins or ("kept" if key else "free")], "wrong": chunk in stake,
+            "hue": f"o{key.group % HUES}" if key else "free", "hash": key is not None,
+            "changed": before[chunk : chunk + 1] != (held,), "title": f"chunk {chunk}: {groups}",
+        })  # fmt: skip
+    return cells
+
+
+def _moving(job: Transfer) -> str:
+    """A transfer in flight, in words."""
+    state = "completed" if job.completed else "copied" if job.copied else "waits"
+    parts = ", ".join(f"block {block}, chunk {chunk}" for _, block, chunk, _ in job.parts)
+    return f"{'load' if job.load else 'store'} {job.job} ({state}): {parts}"
 
 
 def _holds(facts: BlockFacts, block: int) -> str:
