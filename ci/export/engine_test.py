@@ -56,8 +56,8 @@ def unit_test(
     named: Titles = AS_MADE, beside: bool = False,
 ) -> str:  # fmt: skip
     """The text of a test that performs the trace on the scheduler of `system`; as `ci.export.unit_test`."""
-    if isinstance(trace.geometry, EngineConfig) and trace.geometry.host_chunks:
-        raise NotExportable("it has host memory: a test beside does not move KV yet")
+    if isinstance(trace.geometry, EngineConfig) and trace.geometry.connects:
+        raise NotExportable("it has a connector: a test beside does not move KV yet")
     run = replay(system, trace)
     if (violation := run.violation) is None:
         raise NotExportable(f"conforms on {system.name}: there is no fault to test")

@@ -139,7 +139,7 @@ def settings_of(config: Any, overlap: bool, v2: bool) -> Values:
         ec_manager_config=Values(get_encoder_cache_manager_obj=lambda: None),
         aux_output_config=Values(enabled=False),
     )  # fmt: skip
-    if config.host_chunks:
+    if config.host_chunks or config.peer:
         offloading(vars(settings), config)
     return settings
 
@@ -156,7 +156,7 @@ def offloading(settings: dict[str, Any], config: Any) -> None:
         extra["block_size"] = config.chunk_blocks * config.groups[0].block_size  # all groups have it
     settings["kv_transfer_config"] = Values(
         kv_connector_extra_config=extra, get_from_extra_config=extra.get,
-        kv_connector="OffloadingConnector", kv_role="kv_both", engine_id="engine",
+        kv_connector="Peer" if config.peer else "OffloadingConnector", kv_role="kv_both", engine_id="engine",
         kv_load_failure_policy="recompute", is_kv_consumer=True, is_kv_producer=True,
     )  # fmt: skip
     vars(settings["parallel_config"]).update(

@@ -24,10 +24,11 @@ from impl.vllm.engine import Stamps, start
 from impl.vllm.modules import RUNNER, install, runner_methods
 from impl.vllm.needs import WAYS
 from impl.vllm.offload import Offloading
+from impl.vllm.peer import Loads
 from impl.vllm.runner import ModelRunner, ModelRunnerV1, Ran
 from impl.vocabulary import CommandRefused, require, well_formed
 from reference.blocks.commands import (
-    Add, Complete, Copy, End, EngineCommand, More, ResetCache, ResetConnector, Schedule, Update,
+    Add, Complete, Copy, End, EngineCommand, Fail, More, ResetCache, ResetConnector, Schedule, Update,
     client_tokens,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig
@@ -58,23 +59,25 @@ class EngineDriver:
         self._commands: dict[type, Callable[[Any], None]] = {
             Add: self._add, More: self._more, End: self._end, Abort: self._abort, ResetCache: self._reset,
             Schedule: self._schedule, Update: self._update, Copy: self._copy, Complete: self._complete,
-            ResetConnector: self._reset_connector,
+            Fail: self._fail, ResetConnector: self._reset_connector,
         }  # fmt: skip
         self._offloads = offloads
 
     def reset(self, geometry: EngineConfig) -> None:
         """Start an engine of these sizes."""
-        if geometry.host_chunks and not self._offloads:
-            raise UnusableImplementation("host_chunks: it is driven without its connector; +offload has it")
+        if geometry.connects and not self._offloads:
+            raise UnusableImplementation("host_chunks, peer: driven without a connector; +offload has one")
         if self.overlap and geometry.drafts and not self._spec_overlap:
             raise UnusableImplementation("this vLLM's asynchronous scheduler takes no drafts")
         self.config = config = geometry
         self._stamps = Stamps()
         self.scheduler, self._request = start(config, self.overlap, self._stamps, self.v2)
         self.runner = self._worker(config)
-        self._host = (
-            Offloading(self.scheduler, self.runner, config, self._stamps) if config.host_chunks else None
-        )
+        self._host: Offloading | Loads | None = None
+        if config.host_chunks:
+            self._host = Offloading(self.scheduler, self.runner, config, self._stamps)
+        elif config.peer:
+            self._host = Loads(self.scheduler, self.runner, config)
         self._in_flight: deque[tuple[Any, Ran, Any]] = deque()
         self._ids: dict[str, str] = {}  # of a request's name: what the engine calls it
         self._names: dict[str, str] = {}
@@ -95,7 +98,7 @@ class EngineDriver:
     def apply(self, command: EngineCommand) -> Outcome:
         """Carry a command out, or refuse it."""
         self._lanes, self._given, self._reset_done = (), (), False
-        if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete)):
+        if self._in_step and not isinstance(command, (Abort, Update, Copy, Complete, Fail)):
             return Refused(Reason.WRONG_PHASE)
         unset = r"\w*config\.\w+"
         said = "does not fit the adapter", "vLLM"
@@ -132,6 +135,8 @@ class EngineDriver:
         name = f"{command.request}-{self._sent}"
         request = self._request(name, tokens, command.max_tokens, command.priority, command.resumable)
         self._ids[command.request], self._names[name] = name, command.request
+        if isinstance(self._host, Loads) and command.remote:
+            self._host.expects(name, command.remote)
         self.scheduler.add_request(request)
 
     def _session(self, name: str) -> Any:
@@ -221,8 +226,12 @@ class EngineDriver:
     def _complete(self, command: Complete) -> None:
         require(self._host is not None and self._host.transfers.complete(command.load), Reason.EMPTY)
 
+    def _fail(self, command: Fail) -> None:
+        loads = self._host if isinstance(self._host, Loads) else None
+        require(loads is not None and loads.fail(command.blocks), Reason.EMPTY)
+
     def _reset_connector(self, _: ResetConnector) -> None:
-        require(self._host is not None, Reason.EMPTY)
+        require(isinstance(self._host, Offloading), Reason.EMPTY)
         self.scheduler.reset_connector_cache()
 
     # -- facts ------------------------------------------------------------------------------------

@@ -44,8 +44,12 @@ class _Factory:
 
     @staticmethod
     def create_connector(config: Any, role: Any, kv_cache_config: Any = None) -> Any:
-        kind = _Factory.get_connector_class()
         given = {"vllm_config": config, "role": role, "kv_cache_config": kv_cache_config}
+        if config.kv_transfer_config.kv_connector == "Peer":
+            from impl.vllm.peer import connector
+
+            return connector()(**given)
+        kind = _Factory.get_connector_class()
         return kind(**taken(kind.__init__, given))
 
     @staticmethod
@@ -75,7 +79,9 @@ def expose() -> None:
 
 
 @dataclass
-class _Job:
+class Job:
+    """A transfer that was submitted."""
+
     job: int
     load: bool
     parts: tuple[Part, ...]
@@ -92,18 +98,18 @@ class Transfers:
     def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
         self._blocks, self._config = runner.memory, config
         self.host: dict[int, Chunk] = {}
-        self.queues: dict[bool, deque[_Job]] = {False: deque(), True: deque()}
+        self.queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
         self.completed: list[int] = []
-        self.jobs: dict[int, _Job] = {}  # that were submitted
+        self.jobs: dict[int, Job] = {}  # that were submitted
 
     # -- what the connector calls -----------------------------------------------------------------
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        return self._submit(_Job(job_id, False, self.parts(src_spec, dst_spec)))
+        return self.submit(Job(job_id, False, self.parts(src_spec, dst_spec)))
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
         del expedited  # it is waited for
-        return self._submit(_Job(job_id, True, self.parts(dst_spec, src_spec)))
+        return self.submit(Job(job_id, True, self.parts(dst_spec, src_spec)))
 
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
         """As releases up to 0.27 submit a job."""
@@ -128,7 +134,7 @@ class Transfers:
 
     # -- what the environment decides -------------------------------------------------------------
 
-    def _submit(self, job: _Job) -> bool:
+    def submit(self, job: Job) -> bool:
         self.jobs[job.job] = job
         self.queues[job.load].append(job)
         return True

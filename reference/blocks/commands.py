@@ -17,7 +17,8 @@ from reference.commands import Abort, Prompt, shared_serial, token_id
 @dataclass(frozen=True, slots=True)
 class Add:
     """A client sends a request: `prompt`, then `tokens` that nobody else has. resumable: the first turn of a
-    session, which waits for more when it ends. Requests of lower `priority` go first."""
+    session, which waits for more when it ends. Requests of lower `priority` go first. remote: tokens of it
+    that a peer has computed."""
 
     request: str
     max_tokens: int
@@ -25,6 +26,7 @@ class Add:
     prompt: Prompt = ()
     priority: int = 0
     resumable: bool = False
+    remote: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +88,22 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True)
+class Fail:
+    """The oldest load ends, and of its blocks only the first `blocks` have come."""
+
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ResetConnector:
     """Forget every copy in host memory."""
 
 
 EngineCommand = Union[
-    Add, More, End, Abort, ResetCache, Schedule, Update, Copy, Complete, ResetConnector
+    Add, More, End, Abort, ResetCache, Schedule, Update, Copy, Complete, Fail, ResetConnector
 ]
 ENGINE_COMMANDS: tuple[type, ...] = get_args(EngineCommand)
-TRANSFER_COMMANDS = (Copy, Complete, ResetConnector)  # of engines with host memory
+TRANSFER_COMMANDS = (Copy, Complete, Fail, ResetConnector)  # of engines with a connector
 STOP_TOKEN = 1  # no other token is so small
 
 

@@ -101,8 +101,8 @@ def for_system(plan: Plan, system: AnySystem) -> Plan:
     for."""
     machines, presets = (tuple(MACHINES), tuple(PRESETS))
     if system.capabilities.schedules:
-        machines, hosts = (CLIENTS,), "Copy" in system.capabilities.commands
-        presets = tuple(n for n, config in ENGINE_PRESETS.items() if bool(config.host_chunks) == hosts)
+        machines, moves = (CLIENTS,), "Copy" in system.capabilities.commands
+        presets = tuple(name for name, config in ENGINE_PRESETS.items() if config.connects == moves)
     if plan.presets == tuple(PRESETS):
         plan = replace(plan, presets=presets)
     return replace(plan, machines=machines) if plan.machines == tuple(MACHINES) else plan

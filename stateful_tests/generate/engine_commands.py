@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from reference.blocks.commands import (
-    Add, Complete, Copy, End, EngineCommand, More, ResetCache, ResetConnector, Schedule, Update,
+    Add, Complete, Copy, End, EngineCommand, Fail, More, ResetCache, ResetConnector, Schedule, Update,
 )  # fmt: skip
 from reference.blocks.config import EngineConfig, LayerGroup
 from reference.blocks.facts import BlockFacts
@@ -27,7 +27,8 @@ class EngineProfile:
 
     names: requests at a time. sessions: of those added, how many are. long: prompts of half of max_model_len.
     accept: of the drafts, 0 none, 1 as it comes, 2 all. overlong: sessions may grow past max_model_len.
-    slow: transfers wait, the more so the larger it is; forget: host memory is reset.
+    slow: transfers wait, the more so the larger it is; forget: host memory is reset; fails: a
+    load fails.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class EngineProfile:
     overlong: bool
     slow: int
     forget: int
+    fails: int
 
 
 def draw_engine_profile(source: Choices) -> EngineProfile:
@@ -59,6 +61,7 @@ def draw_engine_profile(source: Choices) -> EngineProfile:
         overlong=once_in(source, 8),
         slow=pick(source, (1, 2, 4, 12)),
         forget=pick(source, (0, 0, 0, 30)),
+        fails=pick(source, (0, 2, 6)),
     )
 
 
@@ -120,6 +123,8 @@ def _transfer(facts: BlockFacts, source: Choices, profile: EngineProfile) -> Eng
     moving = [job for job in facts.transfers if job.submitted and not job.completed]
     if moving and once_in(source, profile.slow):
         job = pick(source, moving)
+        if profile.fails and job.load and not job.copied and once_in(source, profile.fails):
+            return Fail(source.upto(len(job.parts)))
         return Complete(job.load) if job.copied or once_in(source, 2) else Copy(job.load)
     if not facts.in_step and profile.forget and once_in(source, profile.forget):
         return ResetConnector()
@@ -157,7 +162,10 @@ def _add(ledger: Ledger, name: str, source: Choices, profile: EngineProfile) -> 
     prompt, own = _prompt(ledger, ledger.config.max_model_len - 1, source, profile)
     priority = source.upto(2) if ledger.config.priority else 0
     resumable = bool(profile.sessions) and once_in(source, profile.sessions)
-    return Add(name, _outputs(source, ledger.config.max_model_len), own, prompt, priority, resumable)
+    length = sum(piece.tokens for piece in prompt) + own
+    remote = source.upto(length) if ledger.config.peer and once_in(source, 2) else 0
+    outputs = _outputs(source, ledger.config.max_model_len)
+    return Add(name, outputs, own, prompt, priority, resumable, remote)
 
 
 def _go_on(ledger: Ledger, bearer: Bearer, source: Choices, profile: EngineProfile) -> EngineCommand:

@@ -164,7 +164,7 @@ _IN_OTHER_WORDS: dict[type, tuple[NotationPart, ...]] = {
     CheckBusy: (_number("level", "level", default=1, always=True),),
     Add: (
         _REQUEST, _INPUT, _number("max_tokens", "for"), _number("priority", "priority", default=0),
-        _flag("resumable", "(session)"),
+        _flag("resumable", "(session)"), _number("remote", "remote", default=0),
     ),
     More: (_REQUEST, _INPUT, _number("max_tokens", "for")),
     Schedule: (_listing("accept", int), _listing("stop", str)),

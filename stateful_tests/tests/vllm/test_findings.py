@@ -50,8 +50,10 @@ SAID = {
     "a_reset_preempts_a_request_that_was_loaded": "assert self._jobs[any_jid].is_store",
     "a_second_reset_of_host_memory_ends_the_server": "assert not self._current_batch_jobs_to_flush",
     "a_chunk_with_a_hole_is_stored_too_far_to_the_left": "store 0 has moved block 1 and 3 into it by",
-    "a_reset_stores_blocks_that_the_window_gave_back": "its slot 0 holds KV of another token, where",
-    "a_load_waits_for_more_blocks_than_there_are": "6 blocks free, where there is a batch, as somebody",
+    "a_chunk_with_a_hole_is_stored_too_far_to_the_left": "store 0 has moved block 1 and 3 into it by",
+    "a_reset_stores_blocks_that_the_window_gave_back": "is named by a hash since command",
+    "a_load_waits_for_more_blocks_than_there_are": "r1 is WAITING with 2 tokens",
+    "a_load_is_given_a_block_that_was_just_found": "r3 has it at [2, 4) of group 0",
 }  # fmt: skip
 
 
@@ -72,7 +74,7 @@ def test_why_is_said_in_a_sentence_that_is_true_and_drawn(vllm, path):
     shown = Reader(page.page(data, run))
     assert f"step-{len(run.rows) - 1}" in shown.ids and explained.text[1:] in shown.text
     wrong = [value for _, name, value in shown.attributes if name == "class" and value.endswith(" wrong")]
-    drawn = run.violation.clause in ("PUB-1", "HOST-2")
+    drawn = run.violation.clause in ("PUB-1", "HOST-2", "BLK-3")
     assert bool(wrong) == drawn
 
 
@@ -107,7 +109,7 @@ def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
 
 # Faults of vLLM 0.33.0: each is seen, every clause is the first to see one, and each makes a unit test.
 
-HOST_MEMORY = "# it has host memory: a test beside does not move KV yet"
+HOST_MEMORY = "# it has a connector: a test beside does not move KV yet"
 NO_OBJECT = "# RUN-3: no object of the scheduler shows it"
 
 
@@ -123,7 +125,7 @@ def test_a_fault_is_seen_first_by_its_clause_and_makes_a_unit_test_and_the_relea
     # What goes wrong in the worker alone, no object of the scheduler shows.
     worker = [name for name, fault in RELEASE_FAULTS.items() if "/worker/" in fault.file]
     untold = dict.fromkeys(worker, ["passes"] * 2) | {"session-text-lost-in-the-worker": [NO_OBJECT] * 2}
-    moves = [name for name, fault in RELEASE_FAULTS.items() if fault.sizes.host_chunks]
+    moves = [name for name, fault in RELEASE_FAULTS.items() if fault.sizes.connects]
     untold |= dict.fromkeys(moves, [HOST_MEMORY] * 2)
     assert tested == {name: untold.get(name, ["fails", "passes"]) for name in RELEASE_FAULTS}
 
