@@ -11,7 +11,6 @@ from ci import Data
 from reference.clauses.contents import POOL as POOL
 from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.step import Step, span
-from reference.clauses.tree import lost_end
 from reference.clauses.tree_evictions import walked
 from reference.commands import tree_key
 from reference.failures import (
@@ -122,9 +121,6 @@ def _outcome_differences(step: Step, waived: frozenset[str]) -> Iterator[Data]:
         yield difference(("outcome",), "reported as freed", want, said)
     if step.overreach:
         yield difference(("outcome",), "choice", "within bounds", step.overreach)
-    if (found := lost_end(step)) is not None:
-        key, about = path_text(found[0]), f"{len(found[0])} tokens to be resumed from"
-        yield difference(("match", key), f"match of {key}", about, "fewer")
 
 
 def _cursor_differences(ref: Data, got: Data) -> Iterator[Data]:

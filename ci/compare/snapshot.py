@@ -48,9 +48,11 @@ def _snapshot(run: Run, index: int) -> Data:
     if isinstance(outcome, Broken) and moment.step is None:
         made["differences"] = [difference(("outcome",), "outcome", say(row.outcome), say(outcome))]
     else:
-        found, violation = differences(moment, reference, system, run.waived), run.violation
-        last = violation is not None and violation.step == index
-        places = violation.failure.at if violation is not None and last else ()
+        found, violation = [*differences(moment, reference, system, run.waived)], run.violation
+        places = violation.failure.at if violation is not None and violation.step == index else ()
+        if violation is not None and places and not found:  # both sides have it, and neither may
+            about = difference(("clause",), violation.clause, violation.expected, violation.observed)
+            found.append(about)
         made["differences"] = by_place(found, places, moment)
     return made
 

@@ -64,11 +64,13 @@ def story(past: Past, place: Place, called: Callable[[Any, Any], str], facts_at:
 
 
 def _together(dated: list[tuple[str, str]]) -> list[str]:
-    """Facts with their dates, a date once: "is live and has 1 SWA slot since command 2"."""
-    return [
-        f"{' and '.join(fact for fact, _ in facts)} {since}"
-        for since, facts in groupby(dated, key=lambda each: each[1])
-    ]
+    """Facts with their dates, a date and a verb once: "is live and has 1 SWA slot since command 2"."""
+    told = []
+    for since, facts in groupby(dated, key=lambda each: each[1]):
+        first, *more = [fact for fact, _ in facts]
+        verb = first.split()[0] + " "
+        told.append(" and ".join([first, *(fact.removeprefix(verb) for fact in more)]) + f" {since}")
+    return told
 
 
 def _is_so(facts_at: FactsAt, place: Place, fact: Fact, m: Any) -> bool:
@@ -111,7 +113,8 @@ def _cursors(past: History, found: list[AtCursor]) -> str:
         if cursors is None:
             continue
         got = getattr(cursors, place.field)
-        index = past.first_step(f"{place.field} of {place.owner} is {got}", _is, place, got)
+        held = _holds(past.now, place.owner)
+        index = past.first_step(f"{place.field} of {place.owner} is {got}", _is_since, place, got, held)
         taken = _taken_over(past, place, got) if index == past.violation.step else ""
         fate = index, got, place.must, taken
         fates.setdefault(fate, {}).setdefault(place.owner, []).append(letter(place.field))
@@ -137,6 +140,16 @@ def _fate(
 def _is(m: Moment, place: AtCursor, value: int) -> bool:
     cursors = cursors_of(m, place.owner)
     return cursors is not None and getattr(cursors, place.field) == value
+
+
+def _holds(m: Moment, owner: str) -> bool:
+    """A request that holds nothing shows no cursors; they count as 0."""
+    request = m.facts.requests.get(owner)
+    return request is None or request.cursors is not None
+
+
+def _is_since(m: Moment, place: AtCursor, value: int, held: bool) -> bool:
+    return _is(m, place, value) and _holds(m, place.owner) is held
 
 
 def _had_by(m: Moment, owner: str) -> str:

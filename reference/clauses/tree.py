@@ -257,19 +257,6 @@ def _whole(key: Key, size: int) -> Key:
     and any(brought > 0 and key for _, key, brought, _ in _inserted(s)),
 )
 def _resumable(step: Step) -> Failure | None:
-    found = lost_end(step)
-    if found is None:
-        return None
-    key, end, there = found
-    size = step.config.geometry.page_size
-    told = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
-    observed = "a tombstone" if there else "it is not there"
-    return failure(told, observed, AtTreePage(key[:end], end - size), head=f"must leave {told}")
-
-
-def lost_end(step: Step) -> tuple[Key, int, bool] | None:
-    """(key, end of the page, whether that is there) of the first page that a match of all that a request has
-    handed in would read, and cannot."""
     was, window, command = step.acted, step.config.geometry.window, step.command
     if not isinstance(command, Finish) or not step.done or step.after.tree is None or window is None:
         return None
@@ -286,8 +273,13 @@ def lost_end(step: Step) -> tuple[Key, int, bool] | None:
         gone = next((end for end in ends if not _readable(pages.get(key[:end]), key[:end], locks)), None)
         if gone is None:
             return None
-        found = found or (key, gone, key[:gone] in pages)
-    return found
+        found = found or (key, gone)
+    if found is None:
+        return None
+    key, end = found
+    told = f"[{end - size}, {end}) of {path_text(key)} live in the tree, for a match of {len(key)} tokens"
+    observed = "a tombstone" if key[:end] in pages else "it is not there"
+    return failure(told, observed, AtTreePage(key[:end], end - size), head=f"must leave {told}")
 
 
 def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> bool:

@@ -150,7 +150,7 @@ def test_a_history_of_other_tokens():
     found = explanation_of(lockstep.replay(Forgetful(resolve("torch")), trace))
     assert found.text == (
         "command 5 (finish r1 keep 3) must leave the history of s1 with 13 tokens: the history of s1 has 13"
-        " tokens and has a token that nobody sent at position 0 since command 5 and must have token 0 of the"
+        " tokens, a token that nobody sent at position 0, since command 5 and must have token 0 of the"
         " text that Submit number 1 wrote at position 0."
     )
 
