@@ -57,7 +57,7 @@ def explore(
     chosen = [_scope(name) for name in names] or [s for s in SCOPES.values() if s.takes == "seconds"]
     if listed is not None and not Path(listed).absolute().parent.is_dir():
         raise Unusable(f"--situations {listed}: there is no folder {Path(listed).absolute().parent}")
-    known = coverage.Known({})
+    known = coverage.ReachedIn({})
     if listed is not None and Path(listed).exists():
         with unusable("--situations ", coverage.SituationsError):
             known = coverage.load(Path(listed))

@@ -268,7 +268,7 @@ def run_data(run: Run) -> Data:
             "sentence": sentence(violation.clause),
             "why": why(violation.clause),
             **told(violation, "step expected observed since"),
-            "parted": violation.parted and told(violation.parted, "step clauses"),
+            "first_violation": violation.first_violation and told(violation.first_violation, "step clauses"),
         },
     }
 

@@ -239,10 +239,12 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
         words |= {"expected": violation["expected"], "observed": violation["observed"]}
         if (since := violation["since"]) is not None:
             words["since"] = f"step {since} ({rows[since]['command']}): run before it, the check balances"
-        if (parted := violation["parted"]) is not None:
-            before, command = ", ".join(parted["clauses"]), rows[parted["step"]]["command"]
-            words["parted"] = f"step {parted['step']} ({command}) violates {before}; from there on only" \
-                f" {violation['clause']} is asked"
+        if (first := violation["first_violation"]) is not None:
+            before, command = ", ".join(first["clauses"]), rows[first["step"]]["command"]
+            words["first_violation"] = (
+                f"step {first['step']} ({command}) violates {before};"
+                f" from there on only {violation['clause']} is checked"
+            )
         if violation["also"]:
             words["also"] = f"{', '.join(violation['also'])} at the same step"
             for clause, (expected, observed) in zip(violation["also"], violation["details"]):

@@ -108,7 +108,7 @@ def _mended(was: Violation | None, now: Violation | None, clause: str) -> bool:
     """Whether a tree gets past what its base violates; past others, where the clause is asked past them."""
     if was is None or clause not in was.clauses:
         return False
-    return now is None or (was.parted is not None and now.clause == was.parted.clause)
+    return now is None or (was.first_violation is not None and now.clause == was.first_violation.clause)
 
 
 def _violation(system: AnySystem, trace: Trace) -> Violation | None:

@@ -23,33 +23,33 @@ class SituationsError(Exception):
     """A file of situations that cannot be used: one line says where and why."""
 
 
-class Known(msgspec.Struct, forbid_unknown_fields=True):
+class ReachedIn(msgspec.Struct, forbid_unknown_fields=True):
     """What the file has: situation -> scopes that reach it."""
 
     situations: dict[str, list[str]]
 
-    def taken(self, scope: str, reached: Iterable[str]) -> Known:
+    def taken(self, scope: str, reached: Iterable[str]) -> ReachedIn:
         """The same with what a scope reaches now, without scopes that are no more."""
         scopes = {text: {*names} - {scope} for text, names in self.situations.items()}
         for text in reached:
             scopes.setdefault(text, set()).add(scope)
-        known = {text: [name for name in SCOPES if name in scopes[text]] for text in sorted(scopes)}
-        return Known({text: names for text, names in known.items() if names})
+        reached_in = {text: [name for name in SCOPES if name in scopes[text]] for text in sorted(scopes)}
+        return ReachedIn({text: names for text, names in reached_in.items() if names})
 
 
-def load(path: Path = FILE) -> Known:
+def load(path: Path = FILE) -> ReachedIn:
     """The situations in a file. Raises SituationsError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Known)
+        return msgspec.json.decode(path.read_bytes(), type=ReachedIn)
     except OSError as error:
         raise SituationsError(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SituationsError(f"{path}: {error}") from error
 
 
-def dump(known: Known) -> str:
+def dump(reached_in: ReachedIn) -> str:
     """A file's text: a line for each situation."""
-    lines = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in known.situations.items())
+    lines = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in reached_in.situations.items())
     return f'{{\n  "situations": {{\n{lines}\n  }}\n}}\n'
 
 
@@ -61,7 +61,7 @@ class _World(NamedTuple):
     mode: Mode
 
 
-def elsewhere(scope: Scope) -> list[str]:
+def reached_by_similar(scope: Scope) -> list[str]:
     """Situations of scopes with a tree, a window and a mode like this one's."""
     like = {name for name, other in SCOPES.items() if _world(other) == _world(scope)}
     return [text for text, scopes in load().situations.items() if like.intersection(scopes)]

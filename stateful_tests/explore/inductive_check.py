@@ -1,4 +1,4 @@
-"""Every clause asked of one step from an arbitrary state of the reference.
+"""Every clause checked after one step from an arbitrary state of the reference.
 
 The system is put into the state: a page has the id that comes first, and contents that no clause promises
 (free pages, slots past the commit) hold no token. So a step from there stands for all ways to the state: if
@@ -39,15 +39,15 @@ class ReferenceInState(ReferenceSystem):
             self._write(row, 0)
 
 
-class _Known:
+class _StateMemo:
     """What is remembered of a state: the facts that it alone decides, the number of its layout, and the
-    numbers of all other facts with which clauses about states have been asked of it."""
+    numbers of all other facts with which clauses about states were checked."""
 
-    __slots__ = "asked", "layout", "requests", "sessions"
+    __slots__ = "checked", "layout", "requests", "sessions"
 
     def __init__(self, state: State, layout: int) -> None:
         self.layout = layout
-        self.asked: set[int] = set()
+        self.checked: set[int] = set()
         self.sessions = {
             s.name: SessionFacts(text_tokens(s.history), s.closing, s.slot) for s in state.sessions
         }
@@ -57,12 +57,12 @@ class _Known:
 
 
 class InductiveStepCheck:
-    """Asks every clause about steps of the reference, from one state after the other.
+    """Checks every clause after steps of the reference, from one state after the other.
 
     What the system does depends on the layouts before and after, the kind of the command and its effects:
-    it is asked once for all steps that have these in common, and so shows the same rows, pools and tree.
+    it runs once for all steps that have these in common, and so shows the same rows, pools and tree.
     Clauses about states say the same of two steps that lead to one state, with facts that differ in the ids
-    of pages and rows alone: they are asked at the first of them.
+    of pages and rows alone: they are checked at the first of them.
     """
 
     def __init__(self, system: ReferenceInState | None = None) -> None:
@@ -71,16 +71,16 @@ class InductiveStepCheck:
         self.look_for(())
 
     def _forget(self) -> None:
-        self._states: dict[State, _Known] = {}
+        self._states: dict[State, _StateMemo] = {}
         self._layouts: dict[Hashable, int] = {}
         self._ways: dict[Hashable, tuple[tuple[Any, ...], int]] = {}  # facts but for texts, and their number
         self._numbers: dict[Hashable, int] = {}
 
-    def _known(self, state: State) -> _Known:
+    def _known(self, state: State) -> _StateMemo:
         known = self._states.get(state)
         if known is None:
             number = self._layouts.setdefault(layout(state), len(self._layouts))
-            known = self._states[state] = _Known(state, number)
+            known = self._states[state] = _StateMemo(state, number)
         return known
 
     def look_for(self, reached: Iterable[str]) -> None:
@@ -115,7 +115,7 @@ class InductiveStepCheck:
             self._look(step, _REFUSALS)
             return None
         if isinstance(command, Evict) and done:
-            if (now, number) in self._evicted:  # TREE-10 alone reads how much was asked for
+            if (now, number) in self._evicted:  # TREE-10 alone reads how much was requested
                 return None if CLAUSES["TREE-10"].check(step) is None else _violation(step)
             self._evicted.add((now, number))
         clauses = about(step)
@@ -123,14 +123,14 @@ class InductiveStepCheck:
         for clause in clauses:
             if not clause.of_state and clause.check(step) is not None:
                 return _violation(step)
-        if done and number not in known.asked:
+        if done and number not in known.checked:
             for clause in clauses:
                 if clause.of_state and clause.check(step) is not None:
                     return _violation(step)
-            known.asked.add(number)
+            known.checked.add(number)
         return None
 
-    def _facts(self, kind: type, now: State, known: _Known, effects: Effects) -> tuple[Facts, int]:
+    def _facts(self, kind: type, now: State, known: _StateMemo, effects: Effects) -> tuple[Facts, int]:
         """The system's facts after a command of a kind, and a number for all that are equal up to ids, but
         for what the state itself decides."""
         changed = map(frozenset, (*effects.gone.values(), *effects.adopted.values()))

@@ -1,19 +1,19 @@
-"""States modulo symmetry: `representative(state)` is one state for all that differ in what no rule asks.
+"""States modulo symmetry: `representative(state)` is one state for all that differ in what no rule reads.
 
 A scope has finitely many states only because these differences are left out:
 
 Names. A rule compares names for equality, nothing else; locks and holders are sorted by name, which no
     rule looks at. So the parts of a state (a session with its turn and lock, an ordinary request, a lock
     holder) are a multiset.
-Texts, without a radix tree. Rules ask how long a text is and cut it (`text_len`, `text_cut`). The clauses
+Texts, without a radix tree. Rules read how long a text is, and cut it (`text_len`, `text_cut`). The clauses
     READ and SES alone compare its tokens, with what was written for the same text. So a text stands for
     every other of its length, as long as those of different parts differ: each part has one serial.
 Serials and letters of prompts, with a tree. Tokens are compared for equality. Their order would only
     decide between two nodes last used at one moment, but those lie on one path, where the upper one goes
     first. Serials in use are numbered from 1 in their order. Letters are exchanged where that leaves the
     prompts of the scope as they are.
-Moments. Rules ask which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
-    before that anything was used at, and so on; full and SWA apart. Without a window no rule asks swa_used.
+Moments. Rules compare which of two is earlier. So moments become ages: 0 for the clock, -1 for the moment
+    before that anything was used at, and so on; full and SWA apart. Without a window no rule reads swa_used.
 `swept` and `processed_outputs`. The reason UNFAITHFUL alone needs them, so free mode keeps neither. In
     faithful mode they are compared with targets from origin on, so a `swept` below origin is none.
 
@@ -174,7 +174,7 @@ class Representatives:
     # Commands.
 
     def commands(self, representative: State) -> list[Command]:
-        """Every command of the scope in a representative, in a fixed order. Equal parts are asked once."""
+        """Every command of the scope in a representative, in a fixed order. Equal parts give theirs once."""
         scope, parts = self.scope, self._parts(representative)
         served = scope.sessions + scope.ordinary
         alone: dict[tuple[int, Part], int] = {}

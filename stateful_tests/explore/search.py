@@ -1,4 +1,4 @@
-"""Breadth-first search over the states of a scope modulo symmetry, with every clause asked at every step.
+"""Breadth-first search over the states of a scope modulo symmetry, with every clause checked at every step.
 
 States are expanded in batches of one level. What a batch finds depends on the batch alone, and batches are
 taken in their order: so where they run, and how many at a time, changes nothing.
@@ -23,7 +23,7 @@ from reference.clauses import CLAUSES
 from reference.commands import Command, Done, Mode, Outcome
 from reference.ledger import State
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.coverage.required import elsewhere
+from stateful_tests.coverage.required import reached_by_similar
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore import enumeration
@@ -35,7 +35,7 @@ from stateful_tests.lockstep.results import Finding, Trace, Violation
 from stateful_tests.shrink.minimise import minimise
 
 Progress = Callable[[str, int, int], None]
-MEMORY_MB = 4096  # of the process, where nothing else is asked for
+MEMORY_MB = 4096  # of the process, where no other bound is given
 BATCH = 16  # states
 SPREAD = 8  # batches of a level that are worth other processes
 INTERRUPTED = "an interrupt"  # why a search is over, as others are
@@ -88,7 +88,7 @@ class Expansion:
 
 
 class Expander:
-    """Expands states, one by one. check: None asks no clause."""
+    """Expands states, one by one. check: None checks no clause."""
 
     def __init__(self, scope: Scope, check: InductiveStepCheck | None) -> None:
         self.states = Representatives(scope)
@@ -192,7 +192,7 @@ class Explorer:
         progress: Progress | None = None,
         pause: Callable[[], bool] = lambda: False,
     ) -> str:
-        """Search until nothing is left, or to a bound; says which. pause: asked after every batch."""
+        """Search until nothing is left, or to a bound; says which. pause: called after every batch."""
         began = time.monotonic()
         try:
             while (first := self.levels[-1]) < (end := len(self.queue)):
@@ -261,7 +261,7 @@ class Explorer:
         """Everything that was seen."""
         scope, found = self.scope, self.found
         its = {kind_name(kind) for kind in enumeration.kinds(scope)}
-        others = [text for text in elsewhere(scope) if text.partition(",")[0] in its]
+        others = [text for text in reached_by_similar(scope) if text.partition(",")[0] in its]
         return Exploration(
             scope, len(self.queue), self.expanded, found.transitions, found.refused,
             len(self.levels) - 1 - (len(self.queue) == self.levels[-1]),

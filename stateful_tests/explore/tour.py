@@ -158,7 +158,7 @@ class _Place:
     refused: set[int] = field(default_factory=set)
 
 
-class _Live:
+class _TourRun:
     def __init__(
         self, system: System, explorer: Explorer, progress: Progress | None, found: Found | None
     ) -> None:
@@ -181,7 +181,7 @@ class _Live:
                 tour.transitions += 1
                 place.leads[number] = self.explorer.seen[self.states.of(now)]
             elif isinstance(outcome, Refused) and outcome.reason is not Reason.UNFAITHFUL:
-                tour.refusals += 1  # what no scheduler does a system is not asked
+                tour.refusals += 1  # no scheduler does it, so the system does not run it
                 place.refused.add(number)
         place.open = {*place.leads, *place.refused}
         place.still = {*place.refused, *(n for n, to in place.leads.items() if to == at)}
@@ -346,7 +346,7 @@ def live(
     explorer = Explorer(scope, clauses=False)
     if explorer.run(progress=progress) == INTERRUPTED:
         raise KeyboardInterrupt
-    tour = _Live(system, explorer, progress, found)
+    tour = _TourRun(system, explorer, progress, found)
     try:
         for kinds in kinds_of(system):
             if not tour.run(kinds):

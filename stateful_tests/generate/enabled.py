@@ -92,12 +92,12 @@ class Enabled:
 
     @property
     def busy(self) -> list[Session]:
-        """Sessions that turn a second turn away: in a polite run those alone whose turn was retracted."""
+        """Sessions that reject a second turn: where clients wait, those alone whose turn was retracted."""
         retracted = {r.session for r in self.waiting if r.started}
-        impolite = self.profile.impolite
+        impatient = self.profile.impatient
         return [
             s for s in self.state.sessions
-            if s.turn is not None and not s.closing and (impolite or s.name in retracted)
+            if s.turn is not None and not s.closing and (impatient or s.name in retracted)
         ]  # fmt: skip
 
     @property
@@ -144,13 +144,13 @@ class Enabled:
         state, window = self.state, self.state.config.geometry.window
         if state.tree is None or window is None:
             return []
-        parted = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
+        with_swa = {k.holder for k in state.tree.locks if k.swa_from < len(k.key)}
         past = [
             r.name for r in self.held
             if (r.session is None or state.config.mode is Mode.FAITHFUL)
             and cursors_of(r).kv_committed_len - window >= cursors_of(r).cache_protected_len > 0
         ]  # fmt: skip
-        return [*past, *(name for name in lock_holders(state) if name in parted)]
+        return [*past, *(name for name in lock_holders(state) if name in with_swa)]
 
     def request(self, fitting: Sequence[Request]) -> str:
         """A request that fits; any name at all when invalid or when none does."""

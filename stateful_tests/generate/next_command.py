@@ -21,7 +21,7 @@ from reference.prefix_cache import key_of, lock_holders
 from reference.tree import Key, Sizes, nodes, sizes
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 from stateful_tests.generate.enabled import Enabled, ahead_of, cursors_of, pages_left, room_of
-from stateful_tests.generate.prompts import asked, draw_evicted, draw_prompt, spelt
+from stateful_tests.generate.prompts import draw_evicted, draw_prompt, input_of, spelt
 from stateful_tests.generate.run_profile import RunProfile
 from stateful_tests.generate.weights import kind_weights
 
@@ -94,7 +94,7 @@ def _prompted(c: Enabled, plain: Submit) -> Submit:
     # Room for some output, and in a session for later turns: their sweeps pass what the tree has.
     quarters = (3 if c.profile.long_prompts else 2) - (plain.session is not None)
     longest = max(1, (c.state.config.geometry.width - before) * quarters // 4)
-    twins = [prompt for r in c.state.requests if (prompt := asked(r))]
+    twins = [prompt for r in c.state.requests if (prompt := input_of(r))]
     if twins and not before and once_in(c.source, 4):
         prompt = pick(c.source, twins)
     else:

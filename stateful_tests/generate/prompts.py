@@ -1,4 +1,4 @@
-"""Prompts that meet what is in the radix tree: the same again, longer, shorter, parting on the way.
+"""Prompts that meet what is in the radix tree: the same again, longer, shorter, diverging on the way.
 
 Drawn from the reference's state. What the tree has may be spelt by tokens that no prompt can name
 (outputs, a turn's own tokens); a prompt follows a key as far as its texts are shared ones. Lengths are
@@ -31,7 +31,7 @@ def _letter(serial: int) -> str:
     return chr(ord("a") + serial - SHARED)
 
 
-def asked(request: Request) -> Prompt:
+def input_of(request: Request) -> Prompt:
     """The input of a request, as far as its texts are shared ones."""
     pieces, start = [], 0
     for serial, end in request.history:
@@ -69,7 +69,7 @@ def known(state: State) -> list[Prompt]:
     if state.tree is not None:
         found.update((spelt(placed.path), None) for placed in nodes(state.tree))
         found.update((spelt(lock.key), None) for lock in state.tree.locks)
-    found.update((asked(request), None) for request in state.requests)
+    found.update((input_of(request), None) for request in state.requests)
     found.pop((), None)
     return list(found)
 
@@ -101,7 +101,7 @@ def draw_prompt(
         return shortened(pick(source, short), longest)
     familiar = [p for p in known(state) if after is None or shortened(p, prompt_len(after)) == after]
     page_size = state.config.geometry.page_size
-    if familiar and after is None and page_size > 1 and once_in(source, 6):  # parting inside a page
+    if familiar and after is None and page_size > 1 and once_in(source, 6):  # diverging inside a page
         same = pick(source, familiar)
         at = page_size * source.upto((prompt_len(same) - 1) // page_size) + 1 + source.upto(page_size - 2)
         other = Piece(pick(source, [t for t in texts if t != same[-1].text] or texts), 2 * page_size)

@@ -52,8 +52,8 @@ class RunProfile:
     tails: bool = False
 
     @property
-    def impolite(self) -> bool:
-        """Clients send turns while one runs, give up and close in any phase: of runs that ask for much."""
+    def impatient(self) -> bool:
+        """Clients send turns while one runs, give up and close in any phase (many commands are invalid)."""
         return self.invalid_rate == min(_INVALID_RATES)
 
 

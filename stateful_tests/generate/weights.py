@@ -123,7 +123,7 @@ def _allocate_ahead(c: Enabled, weights: Weights) -> None:
 
 
 def _results_and_clients(c: Enabled, weights: Weights) -> None:
-    if c.windowless:  # who has lost its window asks for a token, before a sweep takes more
+    if c.windowless:  # who has lost its window decodes a token, before a sweep takes more
         weights[Decode] += 8
         weights[SpecDecode] += 4
         weights[EvictSwa] = min(5, weights[EvictSwa])
@@ -132,7 +132,7 @@ def _results_and_clients(c: Enabled, weights: Weights) -> None:
         weights[Retract] += 9
     if c.busy:
         weights[Submit] += 3
-        if c.profile.impolite:
+        if c.profile.impatient:
             weights[Abort] += 2
             weights[Close] += 2
 

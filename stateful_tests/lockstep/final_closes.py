@@ -1,4 +1,4 @@
-"""What a run ends with: its violation, and past that the one clause that can still be asked.
+"""What a run ends with: its violation, and past that the one clause that can still be checked.
 
 A fault that is known must not hide a session that nobody can close any more (SES-4).
 """
@@ -27,7 +27,7 @@ def violations(lockstep: Lockstep, done: Sequence[Command], origin: str) -> list
 
 
 def _all_closed(lockstep: Lockstep) -> list[Command]:
-    """End every turn that the system shows, then close its sessions, and ask whether they are gone."""
+    """End every turn that the system shows, then close its sessions, and check whether they are gone."""
     violation, facts = lockstep.violation, lockstep.moment().facts
     ends: list[Command] = []
     if violation is not None and not {"BROKEN", _CLOSED} & {*violation.clauses, *lockstep.waived}:
@@ -39,6 +39,6 @@ def _all_closed(lockstep: Lockstep) -> list[Command]:
     for command in ends:
         if lockstep.violation is None:
             lockstep.do(command)
-    if lockstep.violation is lockstep.parted:  # it broke on the way
+    if lockstep.violation is lockstep.first_violation:  # it broke on the way
         lockstep.violation = None
     return ends

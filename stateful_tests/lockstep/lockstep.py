@@ -66,9 +66,9 @@ class Lockstep:
     """One run of a system beside the reference, from the empty state.
 
     state: the reference's. violation: the first step that left the specification; nothing may be
-    done after it. tallies (shared between runs) count evaluations and situations. clause: asked
-    for even if the system is known to violate it; one that can be asked alone is asked past all others, of
-    which the first is `parted`.
+    done after it. tallies (shared between runs) count evaluations and situations. clause: checked
+    even if the system is known to violate it; one that can be checked alone is checked even after another
+    has failed, which is kept in `first_violation`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Lockstep:
         self.system = system
         self.state: State = model.initial(geometry, mode)
         self.violation: Violation | None = None
-        self.parted: Violation | None = None
+        self.first_violation: Violation | None = None
         self.steps = 0
         self._alone = CLAUSES[clause] if clause in CLAUSES and CLAUSES[clause].alone else None
         self._tallies = tallies
@@ -115,10 +115,10 @@ class Lockstep:
         check_serial(now)
         check_offered(self.system, was, command)
         if isinstance(expected, Refused) and expected.reason is Reason.UNFAITHFUL:
-            return self._count(expected)  # no scheduler would do it: the system is not asked
+            return self._count(expected)  # no scheduler would do it: the system does not run it
         outcome = self._carried_out(command)
         if isinstance(outcome, Broken):
-            self.violation = self.parted or self._broken(command, expected, outcome, index)
+            self.violation = self.first_violation or self._broken(command, expected, outcome, index)
             return expected
         agreed = self._agreed(command, _Answers(now, expected, outcome))
         step = self._step = Step(
@@ -126,7 +126,7 @@ class Lockstep:
             self._facts is before, agreed.overreach, self._can.tree_policy_is_free, self._locks,
         )  # fmt: skip
         self.state = agreed.now
-        if self.parted is None:
+        if self.first_violation is None:
             self._check(step, index)
         if self._alone is not None:
             self._ask_alone(self._alone, step, index)
@@ -138,7 +138,7 @@ class Lockstep:
             outcome = self._unstarted or checked(self.system.apply(command))
             if not isinstance(outcome, Broken):
                 self._look()
-        except UnusableImplementation:  # the adapter's own fault, or nothing that the system can be asked
+        except UnusableImplementation:  # the adapter's own fault, or nothing that the system offers
             raise
         except (Exception, SystemExit) as error:
             outcome = Broken(described(error))
@@ -168,7 +168,7 @@ class Lockstep:
         done = isinstance(outcome, Done) and isinstance(expected, Done)
         if self._can.tree_policy_is_free and now.tree is not None and self._facts.tree is not None:
             # A rejected request may have run all the same.
-            if self.parted is None and (done or isinstance(command, Submit)):
+            if self.first_violation is None and (done or isinstance(command, Submit)):
                 now = followed(self.state, now, command, self._facts)
         if isinstance(command, CheckBusy) and (self._can.uncounted or not self._can.lists_holders):
             expected = _without(self._can, expected)
@@ -176,7 +176,7 @@ class Lockstep:
 
     def _after_choices(self, command: Command, answers: _Answers) -> _Answers:
         outcome = answers.outcome
-        if self.parted is not None or not isinstance(outcome, Done) or not outcome.choices:
+        if self.first_violation is not None or not isinstance(outcome, Done) or not outcome.choices:
             return answers
         try:
             now, expected = model.step(self.state, command, outcome.choices)
@@ -205,18 +205,19 @@ class Lockstep:
             self.violation = violation_of(failures, index)
 
     def go_on(self, clause: str) -> None:
-        """The run has ended with a violation: from here on `clause` is asked, alone."""
-        self.parted, self.violation, self._alone = self.violation, None, CLAUSES[clause]
+        """The run has ended with a violation: from here on `clause` alone is checked."""
+        self.first_violation, self.violation, self._alone = self.violation, None, CLAUSES[clause]
 
     def _ask_alone(self, clause: Clause, step: Step, index: int) -> None:
         if self.violation is not None and clause.id in self.violation.clauses:
             return
-        if self.parted is None:
-            self.parted = self.violation
+        if self.first_violation is None:
+            self.first_violation = self.violation
         self.violation = None
-        failure = clause.check(step) if self.parted is not None else None
+        failure = clause.check(step) if self.first_violation is not None else None
         if failure is not None:
-            self.violation = replace(violation_of([(clause, failure)], index), parted=self.parted)
+            found = violation_of([(clause, failure)], index)
+            self.violation = replace(found, first_violation=self.first_violation)
 
     def _look(self) -> None:
         """Take the system's view. A view that is the same has the same facts."""
@@ -313,7 +314,7 @@ _IMPOLITE = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
 
 def replay(system: AnySystem, trace: Trace) -> Run:
     """Run a trace and record what each command changed, up to the first violation; of a clause that can be
-    asked alone, up to the first of that, if there is one.
+    checked alone, up to the first of that, if there is one.
 
     Raises UnusableImplementation when the system cannot be driven through it.
     """
@@ -336,7 +337,7 @@ def replay(system: AnySystem, trace: Trace) -> Run:
         if lockstep.violation is not None:
             break
     violation = lockstep.violation
-    if lockstep.parted is not None and violation in (None, lockstep.parted):
+    if lockstep.first_violation is not None and violation in (None, lockstep.first_violation):
         return replace(replay(system, replace(trace, clause=None)), trace=trace)
     if violation is not None and violation.clause == "CHK-1":
         violation = replace(violation, since=_since(on, trace, violation))

@@ -49,7 +49,7 @@ class Violation:
         failed and no clause did. also: further clauses broken at the same step.
     failure: of that clause, with the places that it is about; others: of each of `also`.
     since: the first step after which this very check, had it run there, fails as well.
-    parted: the violation before, past which this clause was asked alone.
+    first_violation: the one before, where this clause was checked alone past it.
     """
 
     clause: str
@@ -58,7 +58,7 @@ class Violation:
     also: tuple[str, ...] = ()
     others: tuple[Failure, ...] = ()
     since: int | None = None
-    parted: Violation | None = None
+    first_violation: Violation | None = None
 
     @property
     def clauses(self) -> tuple[str, ...]:
@@ -125,9 +125,9 @@ class Row:
 class Moment(NamedTuple):
     """Both sides at rest: the reference's state, the system's view and what that comes down to.
 
-    step: the command that led here with everything that clauses ask about it; None at the start, where
-    nobody was asked (a faithful scheduler would not do it), and where the system broke. locks: who has locked
-    what in the tree, from facts.
+    step: the command that led here with everything that clauses check of it; None at the start, where
+    the system did not run it (a faithful scheduler would not do it), and where the system broke.
+    locks: who has locked what in the tree, from facts.
     """
 
     state: State
@@ -139,7 +139,7 @@ class Moment(NamedTuple):
 
 class EngineMoment(NamedTuple):
     """An engine that schedules by itself, at rest: its facts, and the command that led there with what its
-    clauses ask; None at the start, and where the engine broke."""
+    clauses check; None at the start, and where the engine broke."""
 
     facts: BlockFacts
     step: BlockStep | None
@@ -150,7 +150,7 @@ class Run:
     """A trace replayed on a system: its rows, up to and including the violation if there is one.
 
     history: the start, then the moment after each row; of long runs the end alone. Moments, or
-    EngineMoments. waived: clauses that the system was not asked for.
+    EngineMoments. waived: clauses that were not checked.
     """
 
     trace: Trace
@@ -208,8 +208,11 @@ class Tally:
 def tally_up(
     tallies: dict[str, Tally], clauses: Iterable[Clause], step: object, reached: set[str] | None
 ) -> None:
-    """Count that some clauses were asked of a step. reached: whose trigger has come up in this run already;
-    None where the step can reach none, as system and reference do not compare."""
+    """Count that some clauses were checked after a step.
+
+    reached: whose trigger has come up in this run already; None where the step can reach none, as system and
+    reference do not compare.
+    """
     for clause in clauses:
         tally = tallies[clause.id]
         tally.evaluated += 1

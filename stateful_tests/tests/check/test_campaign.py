@@ -203,7 +203,7 @@ def test_a_fault_that_comes_first_does_not_hide_a_close_that_never_happens():
     result = run(WaitsForEver(), asked)
     closed = next(f.run for f in result.findings if f.clause == "SES-4")
     violation = closed.violation
-    assert (violation.clauses, violation.parted.clause) == (("SES-4",), "SES-2")
+    assert (violation.clauses, violation.first_violation.clause) == (("SES-4",), "SES-2")
     assert [type(c) for c in closed.trace.commands] == [type(c) for c in RETRACTED_ABORTED_CLOSED]
     another = run(resolve("torch+abort-keeps-retracted-kv"), asked)
     assert [f.clause for f in another.findings] == ["SES-2"]

@@ -4,7 +4,7 @@ import pytest
 
 from reference.blocks.config import EngineConfig
 from stateful_tests.check import corpus
-from stateful_tests.coverage.required import FILE, Known, SituationsError, dump, elsewhere, load
+from stateful_tests.coverage.required import FILE, ReachedIn, SituationsError, dump, reached_by_similar, load
 from stateful_tests.coverage.scopes import SCOPES
 
 KNOWN = load()
@@ -40,12 +40,12 @@ def test_the_list_has_what_scopes_can_have():
         listed = {text for text, scopes in KNOWN.situations.items() if name in scopes}
         assert bool(listed) == (scope.takes == "seconds"), f"{name}: kvspec explore --situations"
     assert {name for names in KNOWN.situations.values() for name in names} <= SCOPES.keys()
-    of_holders = elsewhere(SCOPES["tree-tiny"])
+    of_holders = reached_by_similar(SCOPES["tree-tiny"])
     assert "unlock, pins some" in of_holders and "decode, refused: no_swa" not in of_holders
 
 
 def test_a_scope_enters_what_it_reaches_now():
-    known = Known({"open": ["session-tiny", "checks"], "gone": ["checks"], "older": ["no such scope"]})
+    known = ReachedIn({"open": ["session-tiny", "checks"], "gone": ["checks"], "older": ["no such scope"]})
     now = known.taken("checks", ["open", "new"])
     assert now.situations == {"new": ["checks"], "open": ["session-tiny", "checks"]}
 
