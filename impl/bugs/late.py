@@ -51,9 +51,10 @@ def _(self: TorchKV, command: Launch) -> Played:
 
 @bug("retract-keeps-results", "OUT-1", "a result outlives the retract of its request", TorchKV.skip_results)
 def _(self: TorchKV, request: KVRequest) -> None:
-    """A retracted turn has tokens twice. The result of a round that was in flight is processed when the turn
-    runs again, after it has computed those tokens anew (sglang 0.5.10 commits it without a look at whose it
-    is). Visible when a turn is retracted with a round in flight and runs again. Fix: nobody processes it."""
+    """A retracted request has tokens twice. The result of a round that was in flight is processed when the
+    request runs again, after it has computed those tokens anew (sglang 0.5.10 commits it without a look at
+    whose it is). Visible when a request is retracted with a round in flight and runs again. Fix: nobody
+    processes it."""
 
 
 @bug("finish-counts-the-last-token", "LEN-2", "a turn's last token is taken for computed",

@@ -185,6 +185,14 @@ def test_known_faults_explain_what_they_cause_alone(release, error, seen, name):
     assert explains_end(release, error, Config(mixed=True), told) == name
 
 
+@pytest.mark.parametrize(
+    "window, far", [(3, False), (4, False), (5, True), (6, True), (7, False), (8, False)]
+)
+def test_a_window_that_a_tree_sweeps_too_far(window, far):
+    leak, name = "Full Pool Mem Leak Detected!", "swept-too-far" if far else ""
+    assert explains_end("0.5.22", leak, Config(window=window, page_size=4), Validated()) == name
+
+
 # Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That
 # takes minutes and the server environment, so it is for the night (KVSPEC_EVERY_RELEASE).
 

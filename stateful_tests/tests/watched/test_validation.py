@@ -8,6 +8,7 @@ import pytest
 
 from impl.sglang.server.events import Event
 from stateful_tests.lockstep.known_faults import known_faults
+from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
 from stateful_tests.watched.beside import TABLE
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
@@ -85,6 +86,13 @@ def test_a_mismatch_becomes_a_trace(written, tmp_path):
     assert trace is not None and trace.clause == "LEN-2"
     files.save(trace, tmp_path / "trace.json")
     assert files.load(tmp_path / "trace.json").commands == trace.commands
+
+
+def test_a_mismatch_in_a_tree_of_unknown_content_has_no_trace():
+    log = log_changes.ChangedLog("sglang-0.5.23-tree_under_overlap")
+    changed = next(change for change in log.changes() if change.kind == "release left out")
+    validator = Validator(log.header)
+    assert validator.run(changed.lines).found and validator.trace() is None
 
 
 def test_a_claim_has_to_be_said(written):
