@@ -17,7 +17,7 @@ from ci import cli
 from ci.report.progress import Progress
 from reference import model
 from reference.commands import SHARED, Command, Mode
-from stateful_tests.check.driving import Cell, begun
+from stateful_tests.check.driving import Configuration, start_run
 from stateful_tests.check.tiers import plan
 from stateful_tests.check import corpus
 from stateful_tests.check.corpus import CorpusLine
@@ -65,11 +65,11 @@ def shrunk(line: CorpusLine) -> CorpusLine:
 def at_random(wanted: set[str]) -> Iterator[CorpusLine]:
     """A way to each of these in the sizes of the presets."""
     system, whole = resolve("reference"), plan("pr", seed=SEED)
-    cells = [Cell(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES]
+    configs = [Configuration(m, preset, mode) for preset in whole.presets for mode in Mode for m in MACHINES]
     for example in range(RUNS):
-        for cell in cells:
-            run, did, met = begun(system, whole, cell, example), list[Command](), dict[str, int]()
-            state = model.initial(run.geometry, cell.mode)
+        for config in configs:
+            run, did, met = start_run(system, whole, config, example), list[Command](), dict[str, int]()
+            state = model.initial(run.geometry, config.mode)
             while len(did) < whole.steps and state.serial < SHARED - 1:
                 was, command = state, propose(state, run.source, run.profile)
                 state, outcome = model.step(was, command)
@@ -77,7 +77,7 @@ def at_random(wanted: set[str]) -> Iterator[CorpusLine]:
                 met.setdefault(situation(was, command, outcome, state), len(did))
             for text in sorted(wanted & met.keys()):
                 wanted.remove(text)
-                yield CorpusLine(text, run.geometry, cell.mode, "random", tuple(did[: met[text]]))
+                yield CorpusLine(text, run.geometry, config.mode, "random", tuple(did[: met[text]]))
         if not wanted:
             return
 

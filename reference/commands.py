@@ -60,7 +60,7 @@ class Mode(StrEnum):
     FAITHFUL = "faithful"
 
 
-class Said(StrEnum):
+class DescribedEnum(StrEnum):
     """Names that say in words what they stand for."""
 
     says: str
@@ -73,7 +73,7 @@ class Said(StrEnum):
         return name
 
 
-class Reason(Said):
+class Reason(DescribedEnum):
     """Why a command is refused. When several apply, the first in this order is the reason."""
 
     EMPTY = "empty", "no lanes, or fewer than one token where one is needed"

@@ -14,7 +14,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from reference.commands import Mode, Said, token_id
+from reference.commands import Mode, DescribedEnum, token_id
 from reference.cursors import Cursors as Cursors
 from reference.geometry import Geometry
 from reference.remembered import remembered
@@ -51,7 +51,7 @@ def text_cut(text: Text, length: int) -> Text:
     return tuple(kept) if length else ()
 
 
-class Phase(Said):
+class Phase(DescribedEnum):
     """Where a request is."""
 
     QUEUED = "queued", "waits, holds nothing itself"

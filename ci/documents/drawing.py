@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from reference.commands import Said
+from reference.commands import DescribedEnum
 from reference.cursors import Cursors, window_start
 from reference.ledger import full_pages, swa_pages
 from stateful_tests.explore.lifecycle import NOWHERE, Edge
@@ -63,7 +63,7 @@ def legend(*drawings: str) -> str:
     return "; ".join(f"`{sign}` {meaning}" for sign, meaning in LEGEND.items() if sign in used)
 
 
-def states(edges: Iterable[Edge], names: type[Said]) -> str:
+def states(edges: Iterable[Edge], names: type[DescribedEnum]) -> str:
     """A Mermaid state diagram, in the order of the names; commands between two states share an arrow."""
     order = [NOWHERE, *names]
     arrows: dict[tuple[str, str], list[str]] = {}

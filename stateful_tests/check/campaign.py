@@ -20,7 +20,7 @@ from reference.blocks.clauses import EVERY_CLAUSE
 from reference.clauses.base import CONCERNS
 from reference.commands import Mode, kind_name
 from reference.geometry import GeometryError
-from stateful_tests.check.driving import Cell, Driven, Named, Stint, drive, drive_named, lines_of
+from stateful_tests.check.driving import Configuration, Driven, Named, RunBatch, drive, drive_named, lines_of
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.check.masks import Mask, how_it_breaks, same_on, unexplained
 from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, sizes_for
@@ -44,7 +44,7 @@ _RETRIES = 4
 _BESIDE_BUDGET = 200
 # Of one clause: traces that need different things, violations in which another is looked for, and candidates.
 MAX_TRACES_PER_CLAUSE, MAX_ALTERNATIVE_SEARCHES, ALTERNATIVE_SHRINK_BUDGET = 3, 12, 300
-_STINT = 3  # runs of one cell before the next has its turn
+_RUNS = 3  # runs of one configuration before the next has its turn
 _LINES = 24  # of the corpus, before runs have their turn: about as many commands
 
 
@@ -61,16 +61,16 @@ def run(
 ) -> CheckResult:
     """Carry the plan out on `system`.
 
-    The cells of the plan take turns, a few runs each, so that every kind of fault comes up early. base: what
-    was there before; what it violates too ends nothing, and of each clause a trace is looked for in which it
-    conforms. masks: known faults; what they explain is counted, neither shrunk nor a finding; one that is
-    mended in part is a finding. executor: where runs execute, on systems that are made from `named`; without
+    The configurations of the plan take turns, a few runs each, so that every kind of fault comes up early.
+    base: what was there before; what it violates too ends nothing, and of each clause a trace is looked for
+    in which it conforms. masks: known faults; what they explain is counted, neither shrunk nor a finding;
+    one that is fixed in part is a finding. executor: where runs execute, on systems that are made from `named`; without
     that all is done on `system` itself. found: is told of a violation before it is shrunk, and of each
     smaller trace. An interrupt ends the check with what was found until then. Raises
-    UnusableImplementation when no cell fits.
+    UnusableImplementation when no configuration fits.
     """
     plan = for_system(plan, system)
-    work: Callable[[Stint], Driven] = partial(drive, system, plan)
+    work: Callable[[RunBatch], Driven] = partial(drive, system, plan)
     if named is None:
         executor = SERIAL
     elif executor is not SERIAL:
@@ -82,8 +82,8 @@ def first_violation(system: AnySystem, plan: Plan) -> tuple[Violation, int] | No
     """The first that the plan's runs meet, and the commands up to its end. Nothing is shrunk."""
     plan = for_system(plan, system)
     campaign, commands = _Campaign(system, plan, None, None), 0
-    for stint in campaign.stints(campaign.cells()):
-        for done, met in drive(system, plan, stint).runs:
+    for batch in campaign.batches(campaign.configs()):
+        for done, met in drive(system, plan, batch).runs:
             commands += done
             if met:
                 return met[0][0], commands
@@ -129,20 +129,20 @@ class _Campaign:
     situations: Counter[str] = field(default_factory=Counter)
     unfit: dict[str, str] = field(default_factory=dict)  # situation -> why its line could not be driven
 
-    def run(self, executor: Executor, work: Callable[[Stint], Driven]) -> CheckResult:
+    def run(self, executor: Executor, work: Callable[[RunBatch], Driven]) -> CheckResult:
         result = CheckResult(self.system.name, self.plan.tier, self.plan.seed)
         engine = self.system.capabilities.schedules
-        machines = {cell: MachineResult(*cell, tallies=new_tallies(engine)) for cell in self.cells()}
+        machines = {config: MachineResult(*config, tallies=new_tallies(engine)) for config in self.configs()}
         result.machines = list(machines.values())
         result.planned = sum(map(self._planned, machines))
-        ahead, now = tee(self.stints(tuple(machines)))
+        ahead, now = tee(self.batches(tuple(machines)))
         try:
             self._mended_in_part()
             with closing(executor.map(work, ahead)) as driven:
-                for stint in now:
+                for batch in now:
                     if self._over(result):
                         break
-                    self._take(machines[stint.cell], next(driven))
+                    self._take(machines[batch.config], next(driven))
         except KeyboardInterrupt:
             result.interrupted = True
             self.caught = self.shrinking | self.caught
@@ -166,7 +166,7 @@ class _Campaign:
         result.seconds = time.monotonic() - self.started
         return result
 
-    def cells(self) -> list[Cell]:
+    def configs(self) -> list[Configuration]:
         """Machines, presets and modes in turns, so that the first few have met each of them."""
         modes = self.plan.modes or self.system.capabilities.modes
         reason: Exception = UnusableImplementation("no machine was asked for")
@@ -174,54 +174,55 @@ class _Campaign:
         for turn, name in product(range(len(self.plan.machines) * len(modes)), self.plan.presets):
             at = turn + self.plan.presets.index(name)
             mode = modes[at // len(self.plan.machines) % len(modes)]
-            asked.append(Cell(self.plan.machines[at % len(self.plan.machines)], name, mode))
-        cells = []
-        for cell in asked:
+            asked.append(Configuration(self.plan.machines[at % len(self.plan.machines)], name, mode))
+        configs = []
+        for config in asked:
             try:
-                check_machine(self.system, cell.machine, sizes_for(cell.machine, cell.preset))
+                check_machine(self.system, config.machine, sizes_for(config.machine, config.preset))
             except (UnusableImplementation, GeometryError) as error:
                 reason = error
             else:
-                cells.append(cell)
-        if not cells:
+                configs.append(config)
+        if not configs:
             raise UnusableImplementation(str(reason))
-        corpus = [Cell(CORPUS, "-", mode) for mode in modes] if self.plan.corpus else []
-        return [*corpus, *cells]
+        corpus = [Configuration(CORPUS, "-", mode) for mode in modes] if self.plan.corpus else []
+        return [*corpus, *configs]
 
-    def _planned(self, cell: Cell) -> int:
-        """Runs of a cell; of the corpus, its lines."""
-        if cell.machine == CORPUS:
-            return len(lines_of(self.system, self.plan, cell.mode))
-        return self.plan.examples[cell.machine]
+    def _planned(self, config: Configuration) -> int:
+        """Runs of a configuration; of the corpus, its lines."""
+        if config.machine == CORPUS:
+            return len(lines_of(self.system, self.plan, config.mode))
+        return self.plan.examples[config.machine]
 
-    def stints(self, cells: Sequence[Cell]) -> Iterator[Stint]:
-        """The runs of the plan, one of each cell first; lines of the corpus in turns with them."""
-        lines = self._turns([cell for cell in cells if cell.machine == CORPUS], _LINES, _LINES)
-        for runs in self._turns([cell for cell in cells if cell.machine != CORPUS], 1, _STINT):
+    def batches(self, configs: Sequence[Configuration]) -> Iterator[RunBatch]:
+        """The runs of the plan, one of each configuration first; lines of the corpus in turns with them."""
+        lines = self._turns([config for config in configs if config.machine == CORPUS], _LINES, _LINES)
+        for runs in self._turns([config for config in configs if config.machine != CORPUS], 1, _RUNS):
             yield from islice(lines, 1)
             yield runs
         yield from lines
 
-    def _turns(self, cells: Sequence[Cell], first: int, size: int) -> Iterator[Stint]:
-        most, start, stop = max(map(self._planned, cells), default=0), 0, first
+    def _turns(self, configs: Sequence[Configuration], first: int, size: int) -> Iterator[RunBatch]:
+        most, start, stop = max(map(self._planned, configs), default=0), 0, first
         while start < most:
-            for cell in cells:
-                if start < (end := min(stop, self._planned(cell))):
-                    yield Stint(cell, range(start, end))
+            for config in configs:
+                if start < (end := min(stop, self._planned(config))):
+                    yield RunBatch(config, range(start, end))
             start, stop = stop, stop + size
 
-    def _required(self, cells: Iterable[Cell]) -> tuple[str, ...]:
+    def _required(self, configs: Iterable[Configuration]) -> tuple[str, ...]:
         """The situations of the corpus that the system can be driven into."""
-        of = [cell for cell in cells if cell.machine == CORPUS]
-        lines = (line for cell in of for line in lines_of(self.system, self.plan, cell.mode))
+        of = [config for config in configs if config.machine == CORPUS]
+        lines = (line for config in of for line in lines_of(self.system, self.plan, config.mode))
         texts = {line.situation for line in lines if line.origin != FIXTURE}
         return tuple(sorted(text for text in texts if text in self.situations or text not in self.unfit))
 
-    def _never_done(self, cells: Iterable[Cell]) -> tuple[str, ...]:
+    def _never_done(self, configs: Iterable[Configuration]) -> tuple[str, ...]:
         """Commands that the system offers and that it carried out in no run of a plan with the corpus."""
         if self.system.capabilities.schedules or not self.plan.corpus:
             return ()
-        offered = {kind for cell in cells if cell.machine != CORPUS for kind in MACHINES[cell.machine]}
+        machines = {config.machine for config in configs} - {CORPUS}
+        offered = {kind for machine in machines for kind in MACHINES[machine]}
         done = {text.partition(",")[0] for text in self.situations if ", refused: " not in text}
         names = {kind_name(k) for k in offered if k.__name__ in self.system.capabilities.commands}
         return tuple(sorted(names - done))
@@ -235,7 +236,7 @@ class _Campaign:
         return result.timed_out or result.stopped
 
     def _take(self, result: MachineResult, driven: Driven) -> None:
-        """Enter what a stint met, and shrink what it violated."""
+        """Enter what a batch met, and shrink what it violated."""
         self.refusals += driven.refusals
         self.kinds += driven.kinds
         add_tallies(result.tallies, driven.tallies)

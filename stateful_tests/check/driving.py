@@ -47,7 +47,7 @@ class Named(NamedTuple):
     asked: frozenset[str] = frozenset()
 
 
-class Cell(NamedTuple):
+class Configuration(NamedTuple):
     """One machine on one preset in one mode."""
 
     machine: str
@@ -55,16 +55,16 @@ class Cell(NamedTuple):
     mode: Mode
 
 
-class Stint(NamedTuple):
-    """A few runs of one cell, or lines of the corpus, by their numbers."""
+class RunBatch(NamedTuple):
+    """A few runs of one configuration, or lines of the corpus, by their numbers."""
 
-    cell: Cell
+    config: Configuration
     examples: range
 
 
 @dataclass(slots=True)
 class Driven:
-    """What a stint met. runs: of each its commands and the violation that it ended with, if it did, with its
+    """What a batch met. runs: of each its commands and the violation that it ended with, if it did, with its
     trace; after that the one that came up when all was closed. unfit: situation -> why its line could not be
     driven."""
 
@@ -77,19 +77,19 @@ class Driven:
     seconds: float = 0.0
 
 
-def drive(system: AnySystem, plan: Plan, stint: Stint) -> Driven:
+def drive(system: AnySystem, plan: Plan, batch: RunBatch) -> Driven:
     """A few runs on a system."""
     driven, began = Driven(new_tallies(system.capabilities.schedules)), time.monotonic()
     machines: dict[str, Any] = {CLIENTS: _engine_example, CORPUS: _line}
-    for example in stint.examples:
-        machines.get(stint.cell.machine, _example)(system, plan, stint.cell, example, driven)
+    for example in batch.examples:
+        machines.get(batch.config.machine, _example)(system, plan, batch.config, example, driven)
     driven.seconds = time.monotonic() - began
     return driven
 
 
-def drive_named(named: Named, plan: Plan, stint: Stint) -> Driven:
+def drive_named(named: Named, plan: Plan, batch: RunBatch) -> Driven:
     """The same on a system of this process."""
-    return drive(_system(named), plan, stint)
+    return drive(_system(named), plan, batch)
 
 
 @lru_cache(maxsize=1)
@@ -114,7 +114,7 @@ def ask(system: Any, clauses: frozenset[str]) -> None:
         system.capabilities = replace(can, known=known)
 
 
-class Begun(NamedTuple):
+class StartedRun(NamedTuple):
     """A run before its first command: its sizes, who decides, and what it is like."""
 
     geometry: Geometry
@@ -122,15 +122,15 @@ class Begun(NamedTuple):
     profile: RunProfile
 
 
-def begun(system: AnySystem, plan: Plan, cell: Cell, example: int) -> Begun:
+def start_run(system: AnySystem, plan: Plan, config: Configuration, example: int) -> StartedRun:
     """A run by its number."""
-    machine, seed = cell.machine, f"{plan.seed}/{cell.preset}/{cell.mode}/{example}"
+    machine, seed = config.machine, f"{plan.seed}/{config.preset}/{config.mode}/{example}"
     source = RandomChoices(seed if machine == "sessions" else f"{seed}/{machine}")
-    profile, geometry = draw_profile(source, system.capabilities, machine), sizes_for(machine, cell.preset)
+    profile, geometry = draw_profile(source, system.capabilities, machine), sizes_for(machine, config.preset)
     if example % 4 == 3:  # the presets are eight points; the specification is for all sizes
         geometry = draw_geometry(source, geometry)
     geometry = with_settings(RandomChoices(f"{seed}/settings"), geometry, system.capabilities)
-    return Begun(geometry, source, profile)
+    return StartedRun(geometry, source, profile)
 
 
 def lines_of(system: AnySystem, plan: Plan, mode: Mode) -> list[CorpusLine]:
@@ -141,16 +141,16 @@ def lines_of(system: AnySystem, plan: Plan, mode: Mode) -> list[CorpusLine]:
 _lines = lru_cache(maxsize=4)(corpus.driven)
 
 
-def _line(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
+def _line(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
     """A line of the corpus, by its number. Every other is closed at its end."""
-    line, commands = lines_of(system, plan, cell.mode)[example], 0
+    line, commands = lines_of(system, plan, config.mode)[example], 0
     try:
         check_fits(system, line.geometry, line.commands)
         if isinstance(line.geometry, EngineConfig):
-            commands, met = _engine_line(system, line, cell, driven)
+            commands, met = _engine_line(system, line, config, driven)
         else:
             lockstep = Lockstep(
-                system, line.geometry, cell.mode, tallies=driven.tallies, refusals=driven.refusals
+                system, line.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals
             )
             done: list[Command] = []
             _carry_out(lockstep, iter(line.commands), done, driven)
@@ -164,7 +164,7 @@ def _line(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> 
 
 
 def _engine_line(
-    system: Any, line: CorpusLine, cell: Cell, driven: Driven
+    system: Any, line: CorpusLine, config: Configuration, driven: Driven
 ) -> tuple[int, list[tuple[Violation, Trace]]]:
     """A line of an engine that schedules by itself: its commands, and the violation if there is one."""
     lockstep = EngineLockstep(system, line.geometry, tallies=driven.tallies, refusals=driven.refusals)
@@ -173,7 +173,7 @@ def _engine_line(
         if lockstep.violation is None:
             done.append(command)
             lockstep.do(command)
-    trace = Trace(line.geometry, cell.mode, tuple(done), "generated")
+    trace = Trace(line.geometry, config.mode, tuple(done), "generated")
     return len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []
 
 
@@ -189,7 +189,7 @@ def _carry_out(lockstep: Lockstep, commands: Iterator[Command], done: list[Comma
         driven.situations[situation(was, command, outcome, lockstep.state)] += 1
 
 
-def _proposed(run: Begun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
+def _proposed(run: StartedRun, lockstep: Lockstep, plan: Plan, example: int) -> Iterator[Command]:
     """The commands of a run. One in 32 is long: what builds up over many turns shows in no short one."""
     for _ in range(plan.steps * (8 if example % 32 == 8 else 1)):
         yield propose(lockstep.state, run.source, run.profile)
@@ -197,9 +197,9 @@ def _proposed(run: Begun, lockstep: Lockstep, plan: Plan, example: int) -> Itera
             return
 
 
-def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
-    run = begun(system, plan, cell, example)
-    lockstep = Lockstep(system, run.geometry, cell.mode, tallies=driven.tallies, refusals=driven.refusals)
+def _example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+    run = start_run(system, plan, config, example)
+    lockstep = Lockstep(system, run.geometry, config.mode, tallies=driven.tallies, refusals=driven.refusals)
     done: list[Command] = []
     _carry_out(lockstep, _proposed(run, lockstep, plan, example), done, driven)
     if example % 4 != 1 and lockstep.violation is None:  # else the next run starts on what this one leaves
@@ -207,15 +207,15 @@ def _example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) 
     driven.runs.append((len(done), violations(lockstep, done, "generated")))
 
 
-def _engine_example(system: Any, plan: Plan, cell: Cell, example: int, driven: Driven) -> None:
-    source = RandomChoices(f"{plan.seed}/{cell.preset}/{example}/{cell.machine}")
-    profile, config = draw_engine_profile(source), engine_preset(cell.preset)
+def _engine_example(system: Any, plan: Plan, config: Configuration, example: int, driven: Driven) -> None:
+    source = RandomChoices(f"{plan.seed}/{config.preset}/{example}/{config.machine}")
+    profile, sizes = draw_engine_profile(source), engine_preset(config.preset)
     tallied = partial(EngineLockstep, tallies=driven.tallies, refusals=driven.refusals)
     try:
-        lockstep = tallied(system, draw_engine_config(source, config) if example % 4 == 3 else config)
+        lockstep = tallied(system, draw_engine_config(source, sizes) if example % 4 == 3 else sizes)
     except UnusableImplementation:  # a release need not take every configuration
-        lockstep = tallied(system, config)
-    config = lockstep.ledger.config
+        lockstep = tallied(system, sizes)
+    sizes = lockstep.ledger.config
     done: list[Any] = []
     steps = plan.steps * (8 if example % 32 == 8 else 1)
     while lockstep.violation is None and len(done) < 2 * steps + 100:
@@ -230,5 +230,5 @@ def _engine_example(system: Any, plan: Plan, cell: Cell, example: int, driven: D
         done.append(command)
         driven.kinds[type(command).__name__] += 1
         lockstep.do(command)
-    trace = Trace(config, cell.mode, tuple(done), "generated")
+    trace = Trace(sizes, config.mode, tuple(done), "generated")
     driven.runs.append((len(done), [(lockstep.violation, trace)] if lockstep.violation is not None else []))

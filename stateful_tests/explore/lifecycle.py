@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from reference.commands import Command, Done, Said
+from reference.commands import Command, Done, DescribedEnum
 from reference.ledger import IN_BATCH, Session, State
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
@@ -14,7 +14,7 @@ from stateful_tests.explore.search import Explorer
 NOWHERE = "[*]"  # before and after, as Mermaid writes it
 
 
-class Life(Said):
+class Life(DescribedEnum):
     """Where a session is: what it keeps, and who uses it."""
 
     EMPTY = "empty", "keeps nothing"

@@ -146,9 +146,9 @@ def test_the_first_twentieth_of_a_plan_has_met_each_preset_machine_and_mode():
     """Then no fault that one of them shows waits for the end of a plan."""
     whole = plan("smoke")
     looked = campaign._Campaign(ReferenceSystem(), whole, None, None)
-    stints = [stint for stint in looked.stints(looked.cells()) if stint.cell.machine != "corpus"]
-    runs = sum(len(stint.examples) for stint in stints)
-    early = [stint.cell for stint in stints[: runs // 20]]
+    batches = [batch for batch in looked.batches(looked.configs()) if batch.config.machine != "corpus"]
+    runs = sum(len(batch.examples) for batch in batches)
+    early = [batch.config for batch in batches[: runs // 20]]
     assert {c.preset for c in early} == {*whole.presets} and {c.mode for c in early} == {*Mode}
     assert {c.machine for c in early} == {*whole.machines}
 

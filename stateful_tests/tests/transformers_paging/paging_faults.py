@@ -30,9 +30,9 @@ def seen(runs: int = 12) -> dict[str, str]:
         found[name] = ""
         with patched(path, module, fault["old"], fault["new"]) if name else nullcontext():
             for example, preset in ((example, preset) for example in range(runs) for preset in plan.presets):
-                cell = driving.Cell(tiers.CLIENTS, preset, Mode.FAITHFUL)
-                stint = driving.Stint(cell, range(example, example + 1))
-                [(_, met)] = driving.drive(system, plan, stint).runs
+                config = driving.Configuration(tiers.CLIENTS, preset, Mode.FAITHFUL)
+                batch = driving.RunBatch(config, range(example, example + 1))
+                [(_, met)] = driving.drive(system, plan, batch).runs
                 if met:
                     found[name] = met[0][0].clause
                     break

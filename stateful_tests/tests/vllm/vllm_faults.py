@@ -94,9 +94,9 @@ def look_for(system: Loaded, fault: ReleaseFault, runs: int = 60) -> tuple[Trace
     plan, ran, commands = tiers.plan("smoke", presets=fault.presets, examples=runs), 0, 0
     for example in range(runs):
         for preset in fault.presets:
-            cell = driving.Cell(tiers.CLIENTS, preset, Mode.FAITHFUL)
+            config = driving.Configuration(tiers.CLIENTS, preset, Mode.FAITHFUL)
             with system.faulty(fault):
-                driven = driving.drive(system, plan, driving.Stint(cell, range(example, example + 1)))
+                driven = driving.drive(system, plan, driving.RunBatch(config, range(example, example + 1)))
             [(count, met)] = driven.runs
             ran, commands = ran + 1, commands + count
             for violation, trace in met:
