@@ -63,11 +63,14 @@ def run(
 
     The configurations of the plan take turns, a few runs each, so that every kind of fault comes up early.
     base: what was there before; what it violates too ends nothing, and of each clause a trace is looked for
-    in which it conforms. masks: known faults; what they explain is counted, neither shrunk nor a finding;
-    one that is fixed in part is a finding. executor: where runs execute, on systems that are made from `named`; without
-    that all is done on `system` itself. found: is told of a violation before it is shrunk, and of each
-    smaller trace. An interrupt ends the check with what was found until then. Raises
-    UnusableImplementation when no configuration fits.
+    in which it conforms.
+    masks: known faults; what they explain is counted, neither shrunk nor a finding; one that is fixed in part
+    is a finding.
+    executor: where runs execute, on systems that are made from `named`; without that all is done on `system`
+    itself.
+    found: is called with a violation before it is shrunk, and with each smaller trace.
+    An interrupt ends the check with what was found until then. Raises UnusableImplementation when no
+    configuration fits.
     """
     plan = for_system(plan, system)
     work: Callable[[RunBatch], Driven] = partial(drive, system, plan)

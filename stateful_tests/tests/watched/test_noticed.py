@@ -11,16 +11,13 @@ from typing import Any
 
 import pytest
 
-from impl.sglang.server.events import FORMAT, VERSION, WatchHeader
+from impl.sglang.server.events import WatchHeader
+from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.results import Validated
 from stateful_tests.watched.validator import Validator
 
-HEADER = {
-    "format": FORMAT, "version": VERSION, "level": "lengths", "process": 1, "engine": "sglang",
-    "release": "9.9.9", "page_size": 1, "window": 2, "full_tokens": 32, "swa_tokens": 32,
-    "rows": 4, "width": 32, "tree": False, "overlap": False, "speculative": False,
-}  # fmt: skip
+HEADER = header()
 
 TURN = """
 ["open","c1",true]

@@ -10,6 +10,7 @@ from impl.sglang.server.events import Event
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
+from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.beside import TABLE
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
 from stateful_tests.watched.results import Validated
@@ -132,8 +133,7 @@ TWO_FIRST_TURNS = """
 
 @pytest.mark.parametrize("release, known", [("0.5.18", "rejection-takes-slot"), ("0.5.24", None)])
 def test_a_rejected_turn_that_ends_as_the_sessions(release, known, written):
-    head = {**lines_of(LOGS[-1])[0], "release": release, "page_size": 1, "window": None, "full_tokens": 64}
-    head |= {"swa_tokens": 0, "rows": 6, "tree": False, "overlap": True, "speculative": False}
+    head = header(release=release, window=None, full_tokens=64, swa_tokens=0, rows=6, width=64, overlap=True)
     found = validate(written([head, *map(json.loads, TWO_FIRST_TURNS)]))
     assert [(m.clause, m.event, m.known) for m in found.mismatches] == [("SES-2", "release", known)]
     assert found.skipped["events after a mismatch, up to the next snapshot"] == 1

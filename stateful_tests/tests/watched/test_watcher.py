@@ -14,17 +14,16 @@ from ci.bench.watcher import _more
 from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.clients import EOS, Client, Clients, Turn
-from impl.sglang.server.events import FORMAT, VERSION, HookFailed, Snapshot, Stepped
+from impl.sglang.server.events import HookFailed, Snapshot, Stepped
 from impl.sglang.server.log import EventLog
 from impl.sglang.server.watch import POINTS, Watcher, around
 from impl.sglang.server.whole_scheduler import RunOutcome
+from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.reader import logs_of
 
-HEADER = {
-    "format": FORMAT, "version": VERSION, "level": "lengths", "process": 1, "engine": "sglang",
-    "release": "0.5.23", "page_size": 1, "window": None, "full_tokens": 8, "swa_tokens": 0,
-    "rows": 2, "width": 8, "tree": False, "overlap": False, "speculative": False,
-}  # fmt: skip
+HEADER = header(
+    release="0.5.23", window=None, full_tokens=8, swa_tokens=0, rows=2, width=8
+)
 
 
 def log_in(folder: Path, **options: int) -> EventLog:
