@@ -197,7 +197,7 @@ def replay(
         system = opened.enter_context(closing(asked.resolve()))
         for path, trace in loaded:
             with unusable(f"{path}: "):
-                run = lockstep.replay(system, trace)
+                run = lockstep.with_calls(system, lockstep.replay(system, trace))
             replays.append(report.replay_data(path, run, before))
             replays[-1]["replay"] = replay_command(path, asked.options)
             if html_file is not None:

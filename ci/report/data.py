@@ -262,6 +262,7 @@ def run_data(run: Run) -> Data:
         "trace": json.loads(traces.dump(run.trace)),
         "rows": [row_data(index, row, index == last) for index, row in enumerate(run.rows)],
         **_explained(run),
+        "called": list(run.called),
         "violation": violation
         and {
             **told(violation, "clause also details"),

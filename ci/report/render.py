@@ -187,6 +187,9 @@ def releases(out: Console, data: Data) -> None:
     verdict(out, f"{data['tier']}, seed {data['seed']}: {effort}", data)
 
 
+_MOST_FILES, _MOST_NAMES = 5, 3  # of what a step calls: files, and functions of each, that the text names
+
+
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
@@ -209,7 +212,7 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
             words["known"] = f"{data['mended']} is mended in part: this is left of it"
         if data.get("without"):
             words["apart"] = f"it needs none of: {', '.join(data['without'])}. So it has another cause"
-        labelled(out, words)
+        labelled(out, words | _called(data))
     out.print()
     run(out, data, detailed=detailed)
     if data["saved"] is not None:
@@ -251,7 +254,22 @@ def run(out: Console, data: Data, *, detailed: bool = True) -> None:
                 words[clause] = f"expected {expected}\nobserved {observed}"
         if violation["why"]:  # a clause of the specification
             words["more"] = f"kvspec clauses {violation['clause']}; SPEC.md under {violation['clause']}"
-        labelled(out, words)
+        labelled(out, words | _called(data))
+
+
+def _called(data: Data) -> dict[str, str]:
+    """Files of the system that the failing command ran through, those with the most functions first."""
+    called = [line.partition(": ") for line in data["called"]]
+    files = sorted(((file, names.split(", ")) for file, _, names in called), key=lambda file: -len(file[1]))
+    lines = [f"{file}: {_first(names)}" for file, names in files[:_MOST_FILES]]
+    if len(files) > _MOST_FILES:
+        lines.append(f"and {len(files) - _MOST_FILES} more files (--json has all)")
+    return {"calls": "\n".join(lines)} if lines else {}
+
+
+def _first(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def difference(differences: list[Data], system: str) -> str:

@@ -11,11 +11,13 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, ClassVar
+
+import msgspec
 
 from impl import HOME
 from impl.adapter import Capabilities, UnusableImplementation, View
@@ -81,7 +83,7 @@ class WorkerSystem:
 
     def reset(self, geometry: Any) -> None:
         """Start empty with these sizes; a worker that ended is replaced."""
-        if self._process is None or self._process.poll() is not None:
+        if not self.alive:
             self.start()
         assert self._errors is not None
         if self._errors.seek(0, os.SEEK_END) > _SAID:
@@ -109,6 +111,22 @@ class WorkerSystem:
         if reply.refused is not None:
             return Refused(reply.refused)
         return Done(reply.choices, reply.report, reply.freed)
+
+    @property
+    def alive(self) -> bool:
+        """Its worker has started and not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def called(self, geometry: Any, commands: Sequence[Any]) -> tuple[str, ...]:
+        """What the last of the commands calls in files of the system, as in wire.Noted. Empty where it ends
+        the worker."""
+        with contextlib.suppress(SystemFailed, UnusableImplementation):
+            self.reset(geometry)
+            *before, last = commands
+            if not any(isinstance(self.apply(command), Broken) for command in before):
+                self._ask(msgspec.structs.replace(wire.pack_command(last), called=True))
+                return self.noted.called if self.alive else ()
+        return ()
 
     def view(self) -> Any:
         """The facts after the last command that came to an end; costs nothing."""

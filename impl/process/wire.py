@@ -38,18 +38,20 @@ class EngineReset(msgspec.Struct, tag=True, frozen=True):
 
 
 class Apply(msgspec.Struct, tag=True, frozen=True):
-    """Carry out one command: its class by name, and its fields."""
+    """Carry out one command: its class by name, and its fields. called: note what it calls."""
 
     kind: str
     command: msgspec.Raw
+    called: bool = False
 
 
 class Noted(msgspec.Struct, frozen=True):
     """What a system that notes it did at its last command, as Python, and what is still to come (see
-    SGLangSystem)."""
+    SGLangSystem). called: "FILE: FUNCTION, ..." of the system's files, in the order of the first calls."""
 
     calls: tuple[str, ...] = ()
     late: tuple[tuple[str, str], ...] = ()
+    called: tuple[str, ...] = ()
 
 
 class StepReply(msgspec.Struct, tag=True, frozen=True):

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -56,16 +57,42 @@ def serve(make: Callable[[], AnySystem], root: Path | None = None) -> int:
     gc.freeze()
     gc.enable()
     while (body := wire.receive(asks)) is not None:
+        ask, called = wire.ASKS.decode(body), dict[str, dict[str, None]]()
+        if isinstance(ask, wire.Apply) and ask.called:
+            sys.setprofile(_noting(called, root or _folder_of(system)))
         try:
-            reply = _answer(system, wire.ASKS.decode(body))
+            reply = _answer(system, ask)
         except BaseException as error:
             reply = _failure(error, root)
+        sys.setprofile(None)
         if isinstance(reply, wire.WorkerFailure) and not reply.unusable:
             with contextlib.suppress(Exception):
                 reply = msgspec.structs.replace(reply, view=_seen(system))
-        wire.send(out, msgspec.structs.replace(reply, noted=getattr(system, "noted", _NOTHING)))
+        noted = msgspec.structs.replace(
+            getattr(system, "noted", _NOTHING),
+            called=tuple(f"{file}: {', '.join(names)}" for file, names in called.items()),
+        )
+        wire.send(out, msgspec.structs.replace(reply, noted=noted))
     system.close()
     os._exit(0)  # at once, whatever else it has running
+
+
+def _noting(called: dict[str, dict[str, None]], root: Path) -> Callable[..., None]:
+    """A profiler that notes the functions called of each file under `root` in `called`."""
+    below, own = f"{root}{os.sep}", frozenset({"view", "apply"})
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(below):
+            if "<" not in code.co_qualname and code.co_name not in own:
+                file = code.co_filename.removeprefix(below)
+                called.setdefault(file, {})[code.co_qualname] = None
+
+    return note
+
+
+def _folder_of(system: object) -> Path:
+    return Path(sys.modules[type(system).__module__].__file__ or ".").resolve().parent
 
 
 def _answer(system: Any, ask: wire.Ask) -> wire.StepReply | wire.WorkerFailure:

@@ -27,7 +27,7 @@ from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, 
 from stateful_tests.check.ways import Needs, lacks, needs
 from stateful_tests.check.corpus import FIXTURE
 from stateful_tests.generate.run_profile import MACHINES
-from stateful_tests.lockstep.lockstep import new_tallies, replay, rejected_turns
+from stateful_tests.lockstep.lockstep import new_tallies, rejected_turns, replay, with_calls
 from stateful_tests.lockstep.results import (
     CheckResult, Finding, MachineResult, Run, Trace, Violation, add_tallies, finding_name,
 )  # fmt: skip
@@ -422,6 +422,7 @@ class _Campaign:
         if run.violation is None:
             # Reported all the same: a fault that comes and goes is one, and so is a reset that forgets.
             run = replace(run, violation=caught.violation.noted(ONCE))
+        run = with_calls(self.system, run)
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(
             clause, run, modes, caught.times, caught.after_s, caught.after_commands,

@@ -20,7 +20,7 @@ from reference.ledger import State
 from stateful_tests.explore.representative import relabel
 from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.generate.run_profile import LATE
-from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay
+from stateful_tests.lockstep.lockstep import Lockstep, check_fits, replay, with_calls
 from stateful_tests.lockstep.final_closes import violations
 from stateful_tests.lockstep.results import Finding, Trace, Violation
 from stateful_tests.shrink.minimise import minimise
@@ -133,6 +133,7 @@ class _Runner:
         run = replay(self.system, replace(minimise(self.system, trace, clause), clause=clause))
         if run.violation is None:
             run = replace(run, violation=violation)
+        run = with_calls(self.system, run)
         after = time.monotonic() - self.started
         self.caught[clause] = Finding(clause, run, (self.tour.mode,), 1, after, self.tour.commands)
         if self.found is not None:

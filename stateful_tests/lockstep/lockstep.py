@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from impl.adapter import AnySystem, Capabilities, System, UnusableImplementation
 from impl.process.failures import described
+from impl.process.system import WorkerSystem
 from impl.process.wire import checked, copied
 from reference import model
 from reference.blocks.clauses import BLOCK_CLAUSES
@@ -342,6 +343,15 @@ def replay(system: AnySystem, trace: Trace) -> Run:
     if violation is not None and violation.clause == "CHK-1":
         violation = replace(violation, since=_since(on, trace, violation))
     return Run(trace, system.name, tuple(rows), violation, tuple(history), lockstep.waived)
+
+
+def with_calls(system: AnySystem, run: Run) -> Run:
+    """The run with what its failing command calls, where the system is in a worker that has not ended."""
+    violation = run.violation
+    if violation is None or not isinstance(system, WorkerSystem) or not system.alive:
+        return run
+    commands = run.trace.commands[: violation.step + 1]
+    return replace(run, called=system.called(run.trace.geometry, commands))
 
 
 def _since(system: System, trace: Trace, violation: Violation) -> int | None:

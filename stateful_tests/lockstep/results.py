@@ -150,7 +150,8 @@ class Run:
     """A trace replayed on a system: its rows, up to and including the violation if there is one.
 
     history: the start, then the moment after each row; of long runs the end alone. Moments, or
-    EngineMoments. waived: clauses that were not checked.
+    EngineMoments. waived: clauses that were not checked. called: what the command at fault calls in the
+    system's own files, "FILE: FUNCTION, ..." each.
     """
 
     trace: Trace
@@ -159,6 +160,7 @@ class Run:
     violation: Violation | None
     history: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     waived: frozenset[str] = frozenset()
+    called: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def first(self) -> int:

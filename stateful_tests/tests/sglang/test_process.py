@@ -8,7 +8,7 @@ from hypothesis import given
 
 from impl.adapter import UnusableImplementation
 from impl.process import wire
-from impl.process.system import Limits
+from impl.process.system import Limits, StrangerSystem
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import memory_checks
 from impl.sglang.parts.doubles import Bag, ForwardMode
@@ -16,7 +16,7 @@ from impl.sglang.process import system as sglang
 from impl.sglang.releases.catalogue import TABLE, Kind
 from impl import vocabulary
 from impl.sglang.scheduler import driver
-from reference.commands import Broken, Done, Open, Piece, Reason, shared_serial, token_id
+from reference.commands import Broken, Done, Open, Piece, Reason, Submit, shared_serial, token_id
 from reference.geometry import preset
 from stateful_tests.tests.support.commands import commands
 
@@ -66,6 +66,16 @@ def test_a_worker_that_fails_is_broken_until_a_reset_replaces_it(tmp_path, monke
     system.reset(preset("page1"))
     assert system.view().sessions == {}
     system.close()
+
+
+def test_what_the_last_command_calls_is_noted():
+    system = StrangerSystem("impl.example_engine:make")
+    try:
+        called = system.called(preset("page1"), [Submit("a", None, 1)])
+    finally:
+        system.close()
+    [functions] = (line for line in called if line.startswith("example_engine.py: "))
+    assert "ExampleEngine._submit" in functions and "ExampleEngine.view" not in functions
 
 
 def test_a_release_starts_by_its_command_line(monkeypatch):
