@@ -5,7 +5,9 @@ A stamp is (token, position). Before each token the KV of the whole text so far 
 req_to_token, in the full pool and for the window in the SWA pool, and compared with the text.
 
 Under overlap half of the rounds, by the seed, read as late as a device may: before the next round writes, or
-when the result is processed. What the scheduler frees or gives away before that is read wrong.
+when the result is processed. What the scheduler frees or gives away before that is read wrong. Not so a chunk
+whose rest is to come on a server with a tree: 0.5.23 inserts it while it runs, and gives back SWA KV that its
+first tokens read. Whether a device may be that late is not known.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class FakeModel:
         self._inputs: dict[str, int] = {}
         self._to_read: list[Read] = []  # by the round in flight
         self.overlap = bool(scheduler.enable_overlap)
+        self.tree = not scheduler.server_args.disable_radix_cache
 
         def process(*batch: Any, **named: Any) -> Any:
             self.processed += 1
@@ -72,7 +75,8 @@ class FakeModel:
         self._to_read = [
             Read(request, row, start, self._texts[request.rid][:end]) for request, row, start, end in lanes
         ]
-        if not self.overlap or mixed(self.clients.seed, 5, self.forwards) % 2:
+        chunk = self.tree and self.scheduler.chunked_req is not None  # its insert gives back SWA KV by then
+        if not self.overlap or chunk or mixed(self.clients.seed, 5, self.forwards) % 2:
             self._read_all(own=True)
 
     def _read_all(self, own: bool = False) -> None:
