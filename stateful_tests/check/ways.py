@@ -17,7 +17,7 @@ from typing import Any
 from impl.adapter import AnySystem
 from reference.blocks.commands import Add, More, ResetCache
 from reference.blocks.config import EngineConfig
-from reference.commands import Abort, Close, Extend, Finish, Retract, SpecDecode
+from reference.commands import Abort, Close, Extend, Finish, Launch, Retract, Settle, SpecDecode
 from reference.geometry import GeometryError
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
 from stateful_tests.lockstep.results import Trace
@@ -26,9 +26,12 @@ from stateful_tests.shrink.minimise import violated
 Needs = tuple[str, ...]  # names, in the order of _NEEDS
 
 
-def _none_of(kind: type, system: AnySystem, trace: Trace) -> Trace:
+_AHEAD = 8  # pages of rounds that a request may have allocated ahead
+
+
+def _none_of(kinds: type | tuple[type, ...], system: AnySystem, trace: Trace) -> Trace:
     del system
-    return replace(trace, commands=tuple(c for c in trace.commands if not isinstance(c, kind)))
+    return replace(trace, commands=tuple(c for c in trace.commands if not isinstance(c, kinds)))
 
 
 def _no_rejected_turn(system: AnySystem, trace: Trace) -> Trace:
@@ -55,14 +58,14 @@ def _with_sizes(trace: Trace, **sizes: Any) -> Trace:
 
 
 def _room(system: AnySystem, trace: Trace) -> Trace:
-    """Each row may be full, and a page is left; of an engine, each text may be as long as the model takes."""
+    """Rows may be full, with rounds allocated ahead; of an engine, texts as long as the model takes."""
     del system
     sizes = trace.geometry
     if isinstance(sizes, EngineConfig):
         texts = sum(isinstance(command, Add) for command in trace.commands)
         most = (texts + 1) * sum(map(sizes.most_blocks, sizes.groups))
         return _with_sizes(trace, blocks=max(sizes.blocks, most))
-    pages = 1 + sizes.rows * -(-sizes.width // sizes.page_size)
+    pages = 1 + sizes.rows * (_AHEAD - 2 * (-sizes.width // sizes.page_size))
     swa = 0 if sizes.window is None else max(sizes.swa_pages, pages)
     return _with_sizes(trace, full_pages=max(sizes.full_pages, pages), swa_pages=swa)
 
@@ -93,7 +96,7 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "an abort": partial(_none_of, Abort),
     "a finish": partial(_none_of, Finish),
     "a close": partial(_none_of, Close),
-    "a verify round": partial(_none_of, SpecDecode),
+    "a verify round": partial(_none_of, (SpecDecode, Launch, Settle)),
     "a received prompt": _nothing_received,
     "a next turn": partial(_none_of, More),
     "a reset of the cache": partial(_none_of, ResetCache),

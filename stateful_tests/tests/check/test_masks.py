@@ -165,7 +165,7 @@ def test_a_known_stall_is_known_where_the_base_happens_not_to_stall(vllm):
 
 
 @at_night
-@pytest.mark.parametrize("name", ["sglang==0.5.23", "vllm==0.33.0"])
+@pytest.mark.parametrize("name", ["sglang==0.5.23", "sglang==0.5.23+overlap", "vllm==0.33.0"])
 def test_nothing_is_new_in_the_newest_releases(name, release, vllm):
     engine, _, version = name.partition("==")
     system = {"sglang": release, "vllm": vllm}[engine](version)
