@@ -76,7 +76,7 @@ class DescribedEnum(StrEnum):
 class Reason(DescribedEnum):
     """Why a command is refused. When several apply, the first in this order is the reason."""
 
-    EMPTY = "empty", "no lanes, or fewer than one token where one is needed"
+    EMPTY = "empty", "no batch entries, or fewer than one token where one is needed"
     DUPLICATE_LANE = "duplicate_lane", "a batch names a request twice"
     UNKNOWN_SESSION = "unknown_session", "no open session is called that"
     SESSION_EXISTS = "session_exists", "the name is taken"
@@ -87,11 +87,11 @@ class Reason(DescribedEnum):
     SHRINKING_PREFIX = "shrinking_prefix", "a prompt that takes back earlier tokens"
     WRONG_PHASE = "wrong_phase", "the request is not where the command needs it"
     NOT_IDLE = "not_idle", "an idle check while a batch holds a request"
-    NO_SWA = "no_swa", "a window sweep, or SWA lengths, on a model without a window"
+    NO_SWA = "no_swa", "window eviction, or SWA lengths, on a model without a window"
     NO_TREE = "no_tree", "a command for the radix tree on a server without one"
     BAD_LENGTH = "bad_length", "a length (or level) outside what the command allows"
-    UNFAITHFUL = "unfaithful", "no scheduler would do it; faithful mode, but for locks of turns"
-    WINDOW_LOST = "window_lost", "a sweep ran ahead of the commit: the request may end, not go on"
+    UNFAITHFUL = "unfaithful", "no scheduler would do it; realistic mode, but for locks of turns"
+    WINDOW_LOST = "window_lost", "window eviction went past the commit: the request may end, not go on"
     ROW_TOO_SHORT = "row_too_short", "the row of req_to_token is too narrow"
     NO_ROW = "no_row", "too few rows are free"
     OUT_OF_FULL = "out_of_full", "too few pages of the full pool are free or evictable"
@@ -132,10 +132,9 @@ def prompt_len(prompt: Prompt) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A client sends a turn (or, with `session` None, an ordinary request): it is queued.
-
-    Its input is the session's history, then `prompt`, then `tokens` that nobody else has. `rewind` > 0
-    is a client that takes back that many tokens of the history, which streaming sessions refuse.
+    """A client sends a turn (`session` None: an ordinary request), and it is queued. Its input is
+    the session's history, then `prompt`, then `tokens` tokens of its own. `rewind` > 0 takes back
+    that many tokens of the history; streaming sessions reject it.
     """
 
     request: str
@@ -147,8 +146,9 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """match_prefix: a later turn gets its slot's KV back, tail freed; whoever has no slot gets what the
-    radix tree has of its input, locked. Repeatable until it extends."""
+    """match_prefix: a later turn gets its slot's KV back, tail freed; another request locks the
+    prefix that the radix tree has. Repeatable until it extends.
+    """
 
     request: str
 
@@ -199,8 +199,10 @@ class SpecDecode:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A verify round whose results arrive later, by Settle (overlap scheduling). The device accepts `accept`
-    tokens of a lane and goes on from there; the server does not know how many. All or nothing."""
+    """A verify round whose result arrives later, by Settle (overlap scheduling). The device
+    accepts `accept` tokens of a batch entry and continues behind them; the server does not know
+    how many. All or nothing.
+    """
 
     lanes: tuple[Draft, ...]
 
@@ -230,10 +232,9 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Retract:
-    """Memory pressure: a running request gives up its place and waits for another admission.
-
-    `in_flight` (0 or 1) outputs are lost: their step had committed, its result was not processed
-    (overlap scheduling), so the committed length is that much longer than the text allows.
+    """Memory pressure: a running request leaves its batch and waits for another admission.
+    `in_flight` (0 or 1) outputs are lost: their round committed, but its result was not processed
+    (overlap), so the committed length is that much ahead of the text.
     """
 
     request: str
@@ -242,10 +243,9 @@ class Retract:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The client or the server gives a request up.
-
-    `marked`: the server keeps the queued request, marks it aborted and lets it run through a
-    one-token prefill of its own (input too long). Only for a request that was never admitted.
+    """The client or the server gives a request up. `marked`: the server keeps the queued request,
+    marks it aborted and runs it through a one-token prefill (input too long); only for a request
+    that was never admitted.
     """
 
     request: str
@@ -261,10 +261,9 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """match_prefix and inc_lock_ref on the radix tree, in one: between the two nothing keeps the slots.
-
-    A lock holder called `holder` has the longest usable prefix of `prompt` locked from then on. `full_only`:
-    it reads full KV alone (a backup, a transfer): tombstones do not stop it, and no SWA KV is pinned.
+    """match_prefix and inc_lock_ref on the radix tree, in one step. `holder` then has the longest
+    usable prefix of `prompt` locked. `full_only`: the owner reads full KV alone (a backup, a
+    transfer), passes over tombstones and pins no SWA KV.
     """
 
     holder: str
@@ -274,27 +273,27 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Unlock:
-    """dec_lock_ref: the lock holder gives back what its lock took, and is gone."""
+    """dec_lock_ref: the lock owner gives back what its lock took, and is gone."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class UnlockSwa:
-    """dec_swa_lock_only: a lock holder, or a request whose window has left its prefix behind, gives back the
-    SWA part of its lock before the rest. A turn's lock is its session's."""
+    """dec_swa_lock_only: a lock owner, or a request whose window is past its prefix, releases the
+    SWA part of its lock first. A turn's lock is its session's.
+    """
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """A request that has computed `prompt` hands its whole pages to the radix tree.
-
-    What `holder` has locked is its prefix: those pages are the tree's; the others it computed itself
-    (they are taken and written now), and a sweep has freed its SWA pages below `evicted`. It has
-    finished and lets its lock go, or (`chunked`) goes on: then its lock reaches to the end of what it
-    inserted, and it inserts only if it can match all of that again.
+    """A request that has computed `prompt` hands its whole pages to the radix tree. The tree
+    already owns what `holder` has locked; the request computed the other pages, and window
+    eviction has freed its SWA pages below `evicted`. The request has finished and unlocks, or
+    continues (`chunked`): then it inserts only if it can match all of it again, and its lock moves
+    to the end of that.
     """
 
     holder: str
@@ -305,7 +304,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Memory pressure on the radix tree: free at least so many tokens of each pool, if they can be had."""
+    """Memory pressure on the radix tree: free at least so many evictable tokens of each pool."""
 
     full: int
     swa: int = 0

@@ -8,9 +8,9 @@ from ci.commands.shared import Unusable, unusable, write_file
 
 
 @click.command()
-@click.option("--out", metavar="FILE", help="Write it there instead of to stdout.")
-@click.option("--html", is_flag=True, help="As one HTML page, with a search and the drawings in colour.")
-@click.option("--findings", is_flag=True, help="What was found in real releases, instead.")
+@click.option("--out", metavar="FILE", help="The file to write (default: stdout).")
+@click.option("--html", is_flag=True, help="One self-contained page: also every drawing, the findings, the commands.")
+@click.option("--findings", is_flag=True, help="Print the bugs of real releases instead of the specification.")
 @click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md, FINDINGS.md) is out of date.")
 def spec(out: str | None, html: bool, findings: bool, check: bool) -> int:
     """Print the specification, generated from the code: cursors, commands, clauses and what they catch."""
@@ -24,7 +24,7 @@ def spec(out: str | None, html: bool, findings: bool, check: bool) -> int:
     if check and not path.is_file():
         raise Unusable(f"--check: there is no {path}; --out FILE names another")
     with unusable("spec: ", document.Incomplete):
-        text = found.text() if findings else document.text()
+        text = found.text() if findings else document.text(full=html)
     if html:
         from ci.documents.html_page import page
 

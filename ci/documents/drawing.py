@@ -12,7 +12,7 @@ LEGEND = {
     "+": "a slot allocated ahead, no token yet",
     "-": "rest of the last page: attached, not allocated",
     "t": "the radix tree's, locked",
-    ".": "full KV is there, SWA KV was swept",
+    ".": "full KV is there, SWA KV was evicted",
     "~": "the window that the next token reads",
 }
 _INDENT = "position  "

@@ -46,10 +46,29 @@ def _row(fault: KnownFault, repository: str) -> str:
     names += [f"[{what}](reports/{file})" for what, file in more.items() if file]
     where = f"{_span(fault)} `+{fault.way}`" if fault.way else _span(fault)
     where += f" ({fault.only})" if fault.only else ""
-    seen = ", ".join([*fault.clauses, *(["the server ends"] if fault.ends_server else [])])
     issue = rf"[#\1](https://github.com/{repository}/issues/\1)"
-    cells = " ".join(names) or fault.id, where, seen, fault.says, re.sub(r"#(\d+)", issue, fault.upstream)
+    upstream = re.sub(r"#(\d+)", issue, fault.upstream)
+    cells = " ".join(names) or fault.id, where, _seen(fault), fault.says, upstream
     return f"| {' | '.join(cells)} |\n"
+
+
+def table() -> list[dict[str, object]]:
+    """The same for the page: a row a fault, with every release that has it."""
+    return [
+        {
+            "fault": fault,
+            "releases": [version for version in releases(fault.engine) if fault.is_in(version)],
+            "span": _span(fault) + (f" +{fault.way}" if fault.way else ""),
+            "seen": _seen(fault),
+            "upstream": re.split(r"#(\d+)", fault.upstream),  # text, number, text, ...
+            "repository": ENGINES[fault.engine][1],
+        }
+        for fault in known_faults().values()
+    ]
+
+
+def _seen(fault: KnownFault) -> str:
+    return ", ".join([*fault.clauses, *(["the server ends"] if fault.ends_server else [])])
 
 
 def _report(fault: KnownFault) -> str | None:

@@ -1,17 +1,22 @@
-"""SPEC.md as one HTML file: a list of headings, a search that hides what does not match, drawings in colour.
+"""The specification, findings, commands: what a contributor bookmarks, as one HTML file.
 
-It needs no network, and reads as well without scripts, in dark mode and in print.
+The findings have filters by release. The page needs no network, and reads without scripts,
+in dark mode and in print.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape, unescape
+from pathlib import Path
 
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from ci import templates
-from ci.documents import drawing
+from ci.documents import drawing, findings
+from stateful_tests.lockstep.known_faults import releases
+
+ROOT = Path(__file__).parents[2]
 
 _HEADING = re.compile(r"<h([123])>(.*?)</h\1>", re.DOTALL)
 _FENCE = re.compile(r'<pre><code class="language-(\w+)">(.*?)</code></pre>', re.DOTALL)
@@ -23,7 +28,8 @@ _LINK = re.compile(r'<a href="([^"#][^"]*)">(.*?)</a>', re.DOTALL)
 
 def page(markdown: str, anchor: Callable[[str], str]) -> str:
     """The page of the document; anchor: what a heading is called in links to it."""
-    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(_without_comment(markdown))
+    markdown = f"{_without_comment(markdown)}\n{_driven()}\n{_commands()}"
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
     body = _LINK.sub(_link, _FENCE.sub(_fence, body))
     contents: list[tuple[int, str, str]] = []
 
@@ -35,8 +41,23 @@ def page(markdown: str, anchor: Callable[[str], str]) -> str:
     body = _HEADING.sub(heading, body).removeprefix("</section>") + "</section>"
     return templates(escape=True).get_template("spec.html").render(
         title=contents[0][2], contents=contents[1:], body=Markup(body), cells=list(_CELL.items()),
-        legend=drawing.LEGEND,
+        legend=drawing.LEGEND, findings=findings.table(), anchor=anchor,
+        engines={engine: (name, releases(engine)) for engine, (name, _, _) in findings.ENGINES.items()},
     )  # fmt: skip
+
+
+def _driven() -> str:
+    """What is driven and what is not, from the releases and the limits in README.md."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    limits = readme.partition("## Limits\n")[2].partition("\n## ")[0]
+    lines = [f"- {name}: {', '.join(releases(e))}" for e, (name, _, _) in findings.ENGINES.items()]
+    return "\n".join(["## What is driven", "", "Releases:", "", *lines, "", "Limits:", "", limits])
+
+
+def _commands() -> str:
+    """ci/COMMANDS.md, below a heading that the specification has not."""
+    said = (ROOT / "ci" / "COMMANDS.md").read_text(encoding="utf-8").replace("\n## ", "\n### ")
+    return said.replace("# Commands\n", "## The command line\n", 1)
 
 
 def _without_comment(markdown: str) -> str:
@@ -45,7 +66,10 @@ def _without_comment(markdown: str) -> str:
 
 def _fence(found: re.Match[str]) -> str:
     if found[1] == "mermaid":
-        return _arrows(unescape(found[2]))
+        diagram = unescape(found[2])
+        says = {name: text for text, name in re.findall(r'state "(.*)" as (\w+)', diagram)}
+        arrows = re.findall(r"^ *(\S+) --> (\S+): (.*)$", diagram, re.MULTILINE)
+        return _states(arrows, says) + _arrows(arrows, says)
     return f'<pre class="drawing">{_WORD.sub(_word, _ROW.sub(_cells, found[2]))}</pre>'
 
 
@@ -58,15 +82,40 @@ def _word(found: re.Match[str]) -> str:
     return f'<b class="{kind}">{found[0]}</b>'
 
 
-def _arrows(diagram: str) -> str:
-    """A state diagram as a table: from, by, to."""
-    says = {name: text for text, name in re.findall(r'state "(.*)" as (\w+)', diagram)}
+def _states(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
+    """A state diagram: a column for each state, a line for each transition."""
+    names = [*dict.fromkeys(("[*]", *says))]
+    x = {name: 70 + 140 * at for at, name in enumerate(names)}
+    wide, high = 140 * len(names) + 180, 50 + 28 * len(arrows)
+    parts = [f'<svg class="states" role="img" aria-label="State diagram" viewBox="0 0 {wide} {high}">']
+    for name in names:
+        title = says.get(name, "none").partition(":")[0]
+        parts.append(f'<rect x="{x[name] - 56}" y="4" width="112" height="24" rx="12"/>')
+        parts.append(f'<text x="{x[name]}" y="20">{escape(title)}</text>')
+        parts.append(f'<path class="life" d="M{x[name]} 28V{high}"/>')
+    for at, (a, b, commands) in enumerate(arrows):
+        y, end = 60 + 28 * at, x[b]
+        if a == b:
+            parts.append(f'<path d="M{end} {y - 12}h24v12H{end + 5}"/>')
+        else:
+            parts.append(f'<path d="M{x[a]} {y}H{end + (5 if end < x[a] else -5)}"/>')
+        tip = 7 if a == b or end < x[a] else -7
+        parts.append(f'<path class="tip" d="M{end} {y}l{tip} -4v8z"/>')
+        middle = end + 28 if a == b else (x[a] + end) // 2
+        kind = "loop" if a == b else "by"
+        parts.append(f'<text class="{kind}" x="{middle}" y="{y - 4}">{escape(commands)}</text>')
+    return f'<div class="picture">{"".join(parts)}</svg></div>'
+
+
+def _arrows(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
+    """The same as a table: from, by, to."""
     rows = "".join(
         f"<tr><td>{escape(says.get(a, 'none'))}</td><td>{escape(commands)}</td>"
         f"<td>{escape(says.get(b, 'none'))}</td></tr>"
-        for a, b, commands in re.findall(r"^ *(\S+) --> (\S+): (.*)$", diagram, re.MULTILINE)
+        for a, b, commands in arrows
     )
-    return f"<table><thead><tr><th>from</th><th>by</th><th>to</th></tr></thead><tbody>{rows}</tbody></table>"
+    table = f"<table><thead><tr><th>from</th><th>by</th><th>to</th></tr></thead><tbody>{rows}</tbody></table>"
+    return f"<details><summary>as a table</summary>{table}</details>"
 
 
 def _link(found: re.Match[str]) -> str:
@@ -74,6 +123,10 @@ def _link(found: re.Match[str]) -> str:
     target, words = found[1], found[2]
     if target.startswith("https:"):
         return found[0]
+    if "SPEC.md#" in target:
+        return f'<a href="#{escape(target.partition("#")[2])}">{words}</a>'
+    if target.endswith("FINDINGS.md"):
+        return f'<a href="#findings">{words}</a>'
     if target.endswith(".json"):
         name = target.rpartition("/")[2].removesuffix(".json")
         return f'<span class="file" title="kvspec replay @{escape(name)}">{words}</span>'

@@ -50,6 +50,8 @@ FAMILIES = {
     "OWN": "pages and rows", "MAP": "the mapping", "SWA": "the window", "READ": "contents", "SES": "sessions",
     "TREE": "the radix tree", "CHK": "memory checks", "REF": "the backstop",
 }  # fmt: skip
+# Said once, above the clauses.
+_USUAL_SCOPE = re.compile(r"^(?:Every step|Servers with a radix tree|Models with SWA)(?:\.|; ?) ?")
 PULL = "https://github.com/sgl-project/sglang/pull"
 
 
@@ -57,11 +59,14 @@ class Incomplete(Exception):
     """The document lacks something that it must have: one line says what."""
 
 
-def text() -> str:
-    """SPEC.md. Raises Incomplete."""
+def text(full: bool = False) -> str:
+    """SPEC.md as Markdown. Raises Incomplete.
+
+    full: as the page has it, with the drawing of every clause, the title of every bug and every rejection.
+    """
     environment = templates(escape=False, keep_trailing_newline=True)
     environment.filters |= {"span": span, "anchor": anchor}
-    said = environment.get_template("SPEC.md.j2").render(collect())
+    said = environment.get_template("SPEC.md.j2").render(collect(), full=full)
     return re.sub(r"(?<!vllm)(?:sgl-project/sglang)?#(\d{5})\b", rf"[#\1]({PULL}/\1)", said)
 
 
@@ -127,8 +132,14 @@ def _command(rule: Rule, fixtures: dict[str, Trace]) -> Data:
         "about": " ".join(kind.__doc__.split()),
         "fields": [_field(f.name, str(f.type)) for f in fields(kind)],
         "rule": rule,
+        "shared": {when: reason for reason, when in rule.refused.items() if _usual(reason, when)},
         "example": _example(kind, fixtures),
     }
+
+
+def _usual(reason: Reason, when: str) -> bool:
+    """Whether several commands are rejected for the reason in the same words."""
+    return sum(rule.refused.get(reason) == when for rule in RULES.values()) > 1
 
 
 def _example(kind: type[Command], fixtures: dict[str, Trace]) -> Data:
@@ -146,9 +157,9 @@ def _example(kind: type[Command], fixtures: dict[str, Trace]) -> Data:
         assert kind is CheckIdle, f"no fixture has {kind.__name__}"
         longer = (*fixtures[EXAMPLE].commands, CheckIdle())
         *_, last = steps.steps(replace(fixtures[EXAMPLE], commands=longer))
-        return {"fixture": EXAMPLE, "at": None, "drawn": last.drawn()}
+        return {"fixture": EXAMPLE, "at": None, "drawn": last.drawn(), "frees": False}
     (_, _, at, _, name), step = min(found, key=lambda hit: hit[0])
-    return {"fixture": name, "at": at, "drawn": step.drawn()}
+    return {"fixture": name, "at": at, "drawn": step.drawn(), "frees": step.frees}
 
 
 def _field(name: str, kind: str) -> str:
@@ -173,6 +184,7 @@ def _clause(clause: Clause, shown_by: dict[str, str], fixtures: dict[str, Trace]
     *_, last = steps.steps(fixtures[shown_by[bugs[0].id]]) if bugs else [None]
     return {
         "clause": clause,
+        "scope": _USUAL_SCOPE.sub("", clause.scope),
         "drawn": last.drawn() if last is not None else "",
         "rules": [_code(f"reference.{name}") for name in clause.rule.split(", ")],
         "property": _code(f"{clause.check.__module__}.{clause.check.__name__}"),

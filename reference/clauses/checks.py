@@ -127,20 +127,24 @@ def _only_looks(step: Step) -> Failure | None:
 @clause(
     "CHK-1",
     "no false alarm",
-    "While every page has its one owner, a memory check is satisfied: in each pool available, evictable,"
-    " protected, session_held and uncached add up to the total, and so do the rows.",
+    "While every page has one owner, a memory check passes: in each pool available, evictable, "
+    "protected, session_held and uncached add up to the total, and so do the rows.",
     why="A check that cries wolf is switched off, or takes a healthy server down.",
     rule="accounts.report",
     source="#22213, #22753",
     concerns="outcomes, choices and order",
-    scope="Checks that are switched on, at any moment. Pages that are wrong while sums are right are not"
-    " seen by sums: OWN-1 to OWN-3 are there for them. Whether a check alarms when it should is not asked"
-    " here: no correct state can show it.",
-    decision="A lent slot is counted through its turn once a batch lists that, else as held: a flag set by"
-    " restore goes stale when the admission is rejected (open, submit, admit, extend, retract, admit,"
-    " check). SWA tokens are ceil(A) - ceil(max(R, E)): without the second ceil the sum is off after a"
-    " finish that caps E inside a page.",
-    assumption="If every swa_evicted_seqlen is a page boundary, ceil(A) - max(R, E) will do. A faithful"
+    scope=(
+        "Checks that are switched on, at any moment. Wrong owners with right sums are left to "
+        "OWN-1 to OWN-3. Whether a check alarms when it should is not checked: no correct state "
+        "can show it."
+    ),
+    decision=(
+        "A lent slot counts through its turn once a batch lists the turn, else as held; a flag "
+        "set by restore goes stale when an admission is rejected (open, submit, admit, extend, "
+        "retract, admit, check). SWA tokens are ceil(A) - ceil(max(R, E)): without the second "
+        "ceil the sum is off after a finish that caps E inside a page."
+    ),
+    assumption="If every swa_evicted_seqlen is a page boundary, ceil(A) - max(R, E) will do. A realistic"
     " scheduler keeps it so.",
     of=(CheckBusy, CheckIdle),
     trigger=_checked,
@@ -175,16 +179,19 @@ def _no_false_alarm(step: Step) -> Failure | None:
 @clause(
     "CHK-2",
     "each term counts what it names",
-    "available is what is free; session_held is what the slots hold that no batch uses; uncached is what"
-    " the requests in a batch hold. Held are whole pages: ceil(A) - R tokens of the full pool, ceil(A) -"
-    " ceil(max(R, E)) of the SWA pool, and a row. Entries say the same by name; at level 2 they are there.",
+    "available counts the free pages, session_held those of slots that no batch uses, uncached "
+    "those of requests in a batch. Whole pages count: ceil(A) - R tokens of the full pool, "
+    "ceil(A) - ceil(max(R, E)) of the SWA pool, and a row. At level 2 the same is listed by "
+    "name.",
     why="Terms that are wrong by the same amount balance, and hide the next leak of that size.",
     rule="accounts.report, cursors.counted_full, cursors.counted_swa",
     source="#21499, #22562",
     concerns="outcomes, choices and order",
-    scope="Checks that are switched on. Requests in a batch: extending and running ones, recomputed at each"
-    " check; a finished one that a batch still lists (overlap) has given its KV back and is skipped."
-    " Entries are asked of a system that says that it lists holders.",
+    scope=(
+        "Checks that are switched on. Requests in a batch are recomputed at each check: "
+        "extending and running ones; a finished one that a batch still lists (overlap) is "
+        "skipped. Names are checked where the system reports them."
+    ),
     of=(CheckBusy, CheckIdle),
     trigger=_checked,
 )

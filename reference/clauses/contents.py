@@ -27,8 +27,10 @@ POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
     why="This is what the bookkeeping is for.",
     rule="ledger.text_tokens",
     source="#22897",
-    scope="Running and prefilling requests, and idle slots. What rounds in flight have claimed past the text"
-    " nobody knows yet, but for its first token: that one was sampled before.",
+    scope=(
+        "Running and prefilling requests, and idle slots. Of the tokens that rounds in flight "
+        "count as committed, only the first is known."
+    ),
     trigger=lambda s: any(h.cursors.kv_committed_len > 0 for h in s.held_before),
 )
 def _full_reads(step: Step) -> Failure | None:
@@ -87,8 +89,8 @@ def stamp_text(stamp: int | None) -> str:
 @clause(
     "READ-2",
     "SWA reads are right",
-    "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that token; of"
-    " the radix tree's prefix, those in the window of the next token.",
+    "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that "
+    "token; in the radix tree's prefix, every position in the next token's window.",
     of_state=True,
     why="Every window of a later token lies in there.",
     rule="ledger.text_tokens, cursors.lost_below",
@@ -104,7 +106,7 @@ def _swa_reads(step: Step) -> Failure | None:
 @clause(
     "REF-1",
     "system and reference agree",
-    "The system's cursors, texts, owned positions and lock holders are the reference's.",
+    "The system's cursors, texts, owned positions and lock owners are the reference's.",
     of_state=True,
     why="A rule that no clause states is still a rule of the operational model.",
     rule="model.step",
@@ -142,7 +144,7 @@ def _agree(step: Step) -> Failure | None:
         if locked != got_locked:
             names = sorted({*locked.items()} ^ {*got_locked.items()})
             return failure(
-                f"lock holders and what they have locked: {locked}",
+                f"lock owners and what they have locked: {locked}",
                 f"{got_locked}",
                 *(AtLock(name) for name in dict.fromkeys(name for name, _ in names)),
             )

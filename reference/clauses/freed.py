@@ -62,13 +62,17 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
 @clause(
     "FREE-1",
     "full pages freed as owed",
-    "A cut at target frees the full pages of [ceil(target), ceil(kv_allocated_len)) and no others; an"
-    " end frees all from cache_protected_len on, but for what the radix tree takes over; an insert frees what"
-    " the tree has already, an eviction the nodes that go; nothing else frees.",
-    why="A page freed too early is somebody else's while it is read; one not freed is lost when its row"
-    " entry is overwritten.",
-    decision="The page that target falls into keeps committed tokens and stays attached, its rest with it,"
-    " until it is freed whole.",
+    "A cut at target frees the full pages of [ceil(target), ceil(kv_allocated_len)). An end "
+    "frees all from cache_protected_len on, except what the radix tree takes over. An insert "
+    "frees duplicates, an eviction the removed nodes. Nothing else frees.",
+    why=(
+        "A page freed too early is read by its old owner; one not freed is lost when its row "
+        "entry is overwritten."
+    ),
+    decision=(
+        "The page that target falls into keeps committed tokens: it stays attached until it is "
+        "freed whole."
+    ),
     assumption="If page_size is 1, the free may start at target itself.",
     rule="cursors.cut, ledger.full_pages",
     source="#22862, #22862 review",
@@ -83,10 +87,10 @@ def _freed_full(step: Step) -> Failure | None:
 @clause(
     "FREE-2",
     "SWA pages freed as owed",
-    "A cut frees the SWA pages of [max(ceil(target), ceil(swa_evicted_seqlen)), ceil(kv_allocated_len)),"
-    " a sweep those between the old and the new swa_evicted_seqlen, an end, an insert and an eviction as in"
-    " FREE-1, and nothing else frees.",
-    why="What a sweep gave back may belong to somebody else by now.",
+    "A cut frees the SWA pages of [max(ceil(target), ceil(swa_evicted_seqlen)), "
+    "ceil(kv_allocated_len)); window eviction frees those between the old and the new "
+    "swa_evicted_seqlen; ends, inserts and evictions free as in FREE-1. Nothing else frees.",
+    why="What window eviction freed may belong to somebody else by now.",
     rule="cursors.cut, ledger.swa_pages",
     source="#22900, #22862",
     scope="Models with SWA. Which pages, not how often, as FREE-1.",
@@ -100,8 +104,8 @@ def _freed_swa(step: Step) -> Failure | None:
 @clause(
     "END-1",
     "nothing lost at the end",
-    "When no session keeps anything and no request runs, both pools, but for the radix tree's pages, and all"
-    " rows are free.",
+    "When no session keeps anything and no request runs, all rows and pages are free, except the "
+    "radix tree's pages.",
     of_state=True,
     why="A leak of one token per turn is an outage after a day.",
     rule="ledger.free",

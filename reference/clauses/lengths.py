@@ -27,22 +27,24 @@ def capped(c: Cursors, target: int) -> Cursors:
 @clause(
     "LEN-2",
     "finish and retract cap at target",
-    "After finish and retract, kv_committed_len, kv_allocated_len and swa_evicted_seqlen of the slot"
-    " are each the smaller of what they were and target = origin + outputs that count; or less, a page"
-    " boundary from cache_protected_len on, if the window behind what would be kept was swept. With results"
-    " in flight the slot may count the token that the oldest round computes first, claimed or not.",
-    why="What lies past target is given back; a cursor left above it skips slots that later tokens"
-    " will be written to.",
-    decision="#22900 caps E too; in free mode open, submit 1, admit, extend 1, spec_decode 12, evict_swa 13,"
-    " finish 1 (P 1, W 3) shows what happens without. A retract is a finish at what was generated so far:"
-    " without it the tail stays allocated in a slot that is to make room (#22213); the report left that"
-    " open. Keeping target and no less is the literal rule. Where a sweep went past target, nothing past R"
-    " can be resumed (SWA-2): who keeps less of that loses nothing, and its frontier stays a page"
-    " boundary. 0.5.20 floors target to the page, for it frees a row in two parts that must not meet"
-    " inside one. History is the text up to target all the same (SES-1); what lies past the cut is freed"
-    " (FREE-1), what lies before it reads right (READ-1).",
-    assumption="If no sweep is driven with L >= W + 2P + floor(target) tokens, E is not above target and"
-    " needs no cap (`kvspec prove`). A faithful scheduler sweeps with what the turn keeps, so it never does.",
+    "After finish and retract, kv_committed_len, kv_allocated_len and swa_evicted_seqlen of the "
+    "slot are each capped at target = origin + outputs that count. If the window behind the cut "
+    "was evicted, the slot may keep less: a page boundary from cache_protected_len on. With "
+    "results in flight the slot may count the first token of the oldest round.",
+    why="Slots past target are freed; a cursor left above it skips slots of later tokens.",
+    decision=(
+        "#22900 caps E too. Without that cap, in unrestricted mode: open, submit 1, admit, "
+        "extend 1, spec_decode 12, evict_swa 13, finish 1 (P 1, W 3). A retract cuts as a finish "
+        "does; otherwise the slot keeps a tail that should make room (#22213). Where eviction "
+        "went past target, nothing past R can be resumed (SWA-2), so a server may keep less; E "
+        "stays a page boundary. 0.5.20 floors target to the page: it frees a row in two parts "
+        "that must not meet inside one."
+    ),
+    assumption=(
+        "If no eviction uses L >= W + 2P + floor(target) tokens, E is not above target and needs "
+        "no cap (`kvspec prove`). A realistic scheduler evicts by lengths that the turn keeps, "
+        "so it never does."
+    ),
     rule="cursors.cut, rules.finish.finish, rules.retract.retract",
     source="#22897, #22900, #22213",
     scope="Turns of sessions that stay open.",
@@ -83,15 +85,17 @@ def _capped(step: Step) -> Failure | None:
     "LEN-3",
     "restore caps at the prefix",
     "After admit, request and slot hold the same cursors: C and A are the prefix, E at most that, R"
-    " the slot's; the prefix is min(C, key), or R if the window behind that was swept.",
+    " the slot's; the prefix is min(C, key), or R if the window behind that was evicted.",
     why="The next extend writes from the prefix on; what it overwrites must have been given back.",
-    decision="key is taken as it is: it is one token short already (#22862). In free mode the window behind"
-    " min(C, key) may be gone; then the turn starts again from R, see SWA-2.",
-    assumption="Under a faithful scheduler the prefix is min(C, key), always.",
+    decision=(
+        "key is one token short already (#22862). In unrestricted mode the window behind min(C, "
+        "key) may be evicted; then the turn restarts at R (SWA-2)."
+    ),
+    assumption="Under a realistic scheduler the prefix is min(C, key), always.",
     rule="cursors.resume, cursors.cut, rules.admit.admit",
     source="#22862, #20070",
     scope="Turns of sessions that have a slot; R is 0 without a radix tree."
-    " That min(C, key) is not taken on a swept window: SWA-2.",
+    " That min(C, key) is not taken on an evicted window: SWA-2.",
     of=(Admit,),
     trigger=lambda s: (
         isinstance(s.command, Admit)
@@ -119,7 +123,7 @@ def _restored(step: Step) -> Failure | None:
     window = step.config.geometry.window
     if window is not None and swept_below(session.slot) > max(0, literal - window):
         allowed.append(capped(session.slot, session.slot.cache_protected_len))
-        want, why = allowed[-1], f"for the window behind {literal} was swept"
+        want, why = allowed[-1], f"for the window behind {literal} was evicted"
     if got in allowed and slot_after.slot == got:
         return None
     return failure(
@@ -137,7 +141,10 @@ def _restored(step: Step) -> Failure | None:
     "kv_allocated_len covers all that the rounds in flight may accept, from what is committed by results that"
     " are there.",
     of_state=True,
-    why="A round is launched before it is known where the one before ends; the device writes there.",
+    why=(
+        "A round is launched before the end of the previous one is known, and the device writes "
+        "there."
+    ),
     decision="SGLang takes slots for two rounds from the commit that lags (get_alloc_reserve_per_decode);"
     " with what is drafted counted as committed, one from there is the same.",
     rule="rules.decode.launch",
@@ -211,9 +218,9 @@ def _out_of_bounds(c: Cursors, geometry: Geometry) -> Iterator[tuple[str, str, s
 @clause(
     "LEN-4",
     "progress",
-    "Prefill and decode move kv_committed_len and kv_allocated_len exactly as far as asked, a launch the"
-    " former by what it claims; a result leaves of that what was accepted; a sweep moves neither; no cursor"
-    " of a request that the command does not name moves.",
+    "Prefill and decode move kv_committed_len and kv_allocated_len by the computed tokens, a "
+    "launch the former by what it counts as committed; a result keeps the accepted part. Window "
+    "eviction moves neither. Cursors of other requests do not move.",
     why="Committed without a slot reads padding; a slot without a commit is never given back.",
     rule="rules.extend.extend, rules.decode.decode, rules.decode.spec_decode, rules.decode.settle",
     source="#22753",

@@ -17,7 +17,7 @@ from reference.ledger import Phase, text_tokens
     "SES-3",
     "restore is idempotent",
     "Admitting again, after the scheduler rejected the admission, changes nothing.",
-    why="The slot keeps naming its row while it is lent, so that chunked prefill and budgets may retry.",
+    why="The slot names its row while it is lent, so that chunked prefill and budgets may retry.",
     rule="rules.admit.admit",
     source="kvspec",
     of=(Admit,),
@@ -40,16 +40,18 @@ def _readmitted(step: Step) -> bool:
 @clause(
     "SES-4",
     "a deferred close happens",
-    "A session that is closed while a turn is in flight goes with it: none waits for a turn that is gone.",
+    "A session that is closed while a turn is in flight ends with that turn.",
     of_state=True,
     alone=True,
-    why="Nobody can close it again, and nobody frees its row and its pages until the server ends.",
+    why="Nobody can close it again; its row and pages are lost until the server ends.",
     rule="rules.sessions.end_turn",
     source="kvspec, #31765",
     concerns="cursors and locks",
-    scope="Every step. It asks who is there, and nothing else: where another clause was violated a check ends"
-    " every turn, closes every session and asks this one again, and a trace that names it is replayed past"
-    " all others.",
+    scope=(
+        "Every step; the clause reads only which sessions and requests exist. After another "
+        "violation a check ends every turn, closes every session and checks this clause again; a "
+        "replay of such a trace continues past other violations."
+    ),
     trigger=lambda s: (
         s.done and s.acted is not None and (old := s.was.session(s.acted.session)) is not None
         and old.closing and s.now.session(old.name) is None
@@ -74,13 +76,17 @@ def _close_happens(step: Step) -> Failure | None:
 @clause(
     "SES-2",
     "a session's life",
-    "Sessions, their slots and requests exist exactly as long as specified: a slot from the first"
-    " finish or retract to a midway abort or the close, a close is deferred while a turn is in flight,"
-    " an abort before admission leaves the slot alone.",
-    why="Ownership moves between slot and request; whoever forgets or repeats a move leaks or frees twice.",
-    decision="An abort of a turn that waits after a retract is midway too: its KV is in the slot. Leaving"
-    " the slot untouched, as before an admission, would resume the next turn on tokens that the history"
-    " does not have.",
+    "Sessions, slots and requests exist exactly as long as specified. A slot exists from the "
+    "first finish or retract until the close, or an abort of a turn that has KV. A close is "
+    "deferred while a turn is in flight. An abort before admission leaves the slot alone.",
+    why=(
+        "Ownership moves between slot and request; a forgotten move leaks, a repeated one frees "
+        "twice."
+    ),
+    decision=(
+        "An abort of a turn that waits after a retract frees the slot's KV too; otherwise the "
+        "next turn would resume on tokens that the history does not have."
+    ),
     rule="rules.sessions.end_turn, rules.abort.abort, rules.sessions.close",
     source="#22273, #22790",
     concerns="cursors and locks",
@@ -139,10 +145,10 @@ def _names(names: Iterable[str]) -> str:
 @clause(
     "SES-1",
     "history is what the client saw",
-    "A session's history is the text of its finished turns, each cut to the outputs that count; the"
-    " next turn's input starts with it; an aborted turn leaves no trace in it.",
+    "A session's history is the text of its finished turns, each cut to the outputs that count. "
+    "The next turn's input starts with it. An aborted turn leaves no trace.",
     of_state=True,
-    why="KV of tokens that the text does not have answers with somebody else's words.",
+    why="KV of tokens outside the text would answer with another request's words.",
     rule="rules.finish.finish, ledger.text_cut",
     source="#22897, #22790",
     trigger=lambda s: (

@@ -88,7 +88,7 @@ def _protected(facts: Facts) -> dict[str, int]:
 
 
 def _of_lock_holders(before: Locks, was: Facts, facts: Facts, command: Command) -> dict[str, int]:
-    """How much each lock holder has locked (tokens)."""
+    """How much each lock owner has locked (tokens)."""
     assert was.tree is not None and facts.tree is not None
     lengths = {name: len(before[name].key) for name in was.tree.lock_holders if name in before}
     if isinstance(command, Match) or (isinstance(command, Insert) and command.chunked):

@@ -42,9 +42,11 @@ def _outcome_text(outcome: object) -> str:
     why="The scheduler tries again later and must find what it left.",
     rule="model.step",
     source="kvspec",
-    scope="Refused commands. The order of a free list is not looked at. A server may run a one-token prefill"
-    " of a turn that it turns away: then contents of free pages are not looked at either, nor what a tree"
-    " whose policy is its own makes of them.",
+    scope=(
+        "Rejected commands. The order of a free list does not count. Contents of free pages do "
+        "not count if the server runs a one-token prefill of a rejected turn, nor does what a "
+        "tree with its own policy makes of them."
+    ),
     trigger=lambda s: isinstance(s.expected, Refused) and bool(s.held_before),
 )
 def _refused_unchanged(step: Step) -> Failure | None:
@@ -131,8 +133,8 @@ def difference(before: Facts, after: Facts) -> str:
 @clause(
     "OUT-3",
     "allowed choices",
-    "Where the specification leaves a choice (how far to sweep, how far to allocate ahead, how much a cut"
-    " keeps of what nothing can be resumed from), the system stays within it.",
+    "Where the specification leaves a choice (how far to evict a window, how far to allocate "
+    "ahead, how much an unresumable cut keeps), the system stays within it.",
     why="Servers differ in policy; only what no correct server may do is a violation.",
     rule="rules.base.ChoiceNotAllowed, rules.evict_swa.swept",
     source="kvspec",

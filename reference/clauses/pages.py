@@ -17,7 +17,10 @@ from reference.failures import (
     "rows fill whole pages",
     "The full slots of a row are whole pages, in order; only the last may be open.",
     of_state=True,
-    why="A page is freed by any of its slots: two half pages of one row cannot be given back apart.",
+    why=(
+        "A page is freed by any of its slots, so two half pages of one row cannot be freed "
+        "separately."
+    ),
     rule="ledger.full_pages",
     source="#22862 review",
     trigger=lambda s: bool(s.progress) and any(
@@ -114,10 +117,10 @@ def _mapped(step: Step) -> Failure | None:
 
 @clause(
     "MAP-3",
-    "swept positions are unmapped",
+    "evicted positions are unmapped",
     "The entry of a position below swa_evicted_seqlen is 0.",
     of_state=True,
-    why="Freeing its full slot would free an SWA slot that is somebody else's by now.",
+    why="Freeing its full slot would free another owner's SWA slot.",
     rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA.",
@@ -131,13 +134,15 @@ def _swept(step: Step) -> Failure | None:
 @clause(
     "MAP-4",
     "unused slots are unmapped",
-    "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to nobody else.",
+    "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to no "
+    "other owner's slot.",
     of_state=True,
-    why="Whoever gets the full slot next would inherit it, unless every allocation overwrites it.",
+    why="The next owner of the full slot would inherit it.",
     decision="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last"
     " page; it waives this.",
-    assumption="If every allocation overwrites an entry before anything reads or frees through it, a stale"
-    " one does no harm.",
+    assumption=(
+        "If every allocation overwrites an entry before its use, a stale entry does no harm."
+    ),
     rule="ledger.swa_pages",
     source="kvspec",
     scope="Models with SWA. Systems that overwrite an entry before anything reads it may waive this.",
@@ -236,7 +241,7 @@ def _where_rows_begin(step: Step, *holders: str) -> list[AtCursor]:
     "no page is lost",
     "Every page is free or owned.",
     of_state=True,
-    why="What nobody owns, nobody will ever give back.",
+    why="Nobody will ever free it.",
     rule="ledger.free",
     source="#22862",
     trigger=lambda s: s.freed_something and bool(s.after.holders),

@@ -38,7 +38,7 @@ def shrank(step: Step) -> bool:
     "Every node is a run of whole pages, at least one; it hangs below a node that ends where it starts, and"
     " differs from its siblings in its first page.",
     of_state=True,
-    why="A prefix must be found in one way only, and a page must not be shared by two nodes.",
+    why="A prefix must be found in one way only; two nodes must not share a page.",
     rule="tree.path_of, tree._split",
     source="kvspec",
     scope=WITH_TREE,
@@ -77,9 +77,11 @@ def _shape(step: Step) -> Failure | None:
     " none.",
     of_state=True,
     why="A window that is matched over a half-dead node reads padding.",
-    decision="An insert that brings no SWA KV at all (its whole key was swept) leaves a tombstone; taken for"
-    " live its slots are padding's, and SWA sizes go negative when they are evicted (#22470).",
-    assumption="If every sweep stops a page short of the insert boundary, no key is swept altogether.",
+    decision=(
+        "An insert whose whole key was evicted leaves a tombstone. Taken for live, its slots are "
+        "the padding's, and SWA sizes become negative at eviction (#22470)."
+    ),
+    assumption="If every window eviction stops a page short of the insert boundary, no key loses all SWA KV.",
     rule="tree._grown",
     source="#22470",
     scope=f"{WITH_TREE} Models with SWA.",
@@ -155,12 +157,16 @@ def wrong_token(step: Step) -> tuple[NodeFacts, str, int] | None:
     "After an insert every whole page of its key is in the tree; those for which it brought SWA KV have it,"
     " but for tombstones that a lock passes through.",
     why="The next request with this prompt computes it again, or worse, the pages are nobody's.",
-    decision="A tombstone under a lock is not recovered: its full slots would change under the reader. Its"
-    " inserter may have SWA KV that is then freed as a duplicate, so a request that goes on inserts only if"
-    " it can match all of its prompt again; else it keeps its pages to itself. Smallest (P 1, W 1): insert a2"
-    " and keep the lock, evict 1 SWA token, insert a1 and go on.",
-    assumption="If every sweep stops a page short of the insert boundary and no lock passes through a"
-    " tombstone, a request can always insert. The second cannot be had.",
+    decision=(
+        "A locked tombstone is not recovered: its full slots would change under the reader. The "
+        "inserter's SWA KV there would be freed as a duplicate, so a running request inserts "
+        "only if it can match its whole prompt again. Smallest (P 1, W 1): insert a2 and keep "
+        "the lock, evict 1 SWA token, insert a1 chunked."
+    ),
+    assumption=(
+        "A request can always insert if every window eviction stops a page short of the insert "
+        "boundary and no lock passes through a tombstone; the second does not hold in practice."
+    ),
     rule="tree.insert, tree.insert_and_continue",
     source="#26919, kvspec",
     scope=f"{WITH_TREE} Inserts that were carried out. Not of systems whose tree picks what it takes.",
@@ -238,20 +244,22 @@ def _whole(key: Key, size: int) -> Key:
 @clause(
     "TREE-14",
     "what was computed can be resumed from",
-    "When an ordinary request has finished, the tree has all whole pages that it computed, with SWA KV for"
-    " one window behind the end of the last; tombstones that a lock passes through may stay.",
-    why="Chat clients send the whole conversation again. A leaf with less than a window serves no match: the"
-    " next turn computes all of it once more, and the pages are kept for nothing.",
-    decision="How far a sweep goes is policy up to floor(L - W), SWA-1; a server that goes so far can keep"
-    " too little, for the tree takes whole pages and the window is counted from their end, not from the token"
-    " that comes next. To stop at floor(L - W - P), or ceil_P(max(W, P)) before the last page, is enough."
-    " Where the last round may have been in flight, a tree that has that as well is judged by it: a window"
-    " behind its end is further on than one behind the end of what came before.",
+    "When an ordinary request has finished, the tree has all whole pages that it computed, with "
+    "SWA KV for one window behind the last; tombstones that a lock passes through may stay.",
+    why=(
+        "Chat clients send the whole conversation again. A leaf with less than a window serves "
+        "no match: the next turn recomputes it, and its pages are wasted."
+    ),
+    decision=(
+        "SWA-1 allows eviction up to floor(L - W), which can keep too little: the tree takes "
+        "whole pages and counts the window from their end. Stopping at floor(L - W - P), or at "
+        "ceil_P(max(W, P)) before the last page, is enough. If the last round may have been in "
+        "flight, a window behind the tree's later end is enough as well."
+    ),
     rule="cursors.sweep, tree.insert",
     source="#22470",
-    scope=f"{WITH_TREE} Models with SWA. Requests whose sweeps were driven with less than they hand in, as"
-    " those before each round are; not what they had from the tree (TREE-8), nor where memory pressure takes"
-    " something in the same step.",
+    scope=f"{WITH_TREE} Models with SWA. Requests whose windows were evicted with less than they insert, as"
+    " before each round; not the prefix from the tree (TREE-8), nor KV evicted in that step.",
     of=(Finish,), needs=("tree", "window"),
     trigger=lambda s: isinstance(s.command, Finish) and s.after.tree is not None and "swa" in s.after.pools
     and any(brought > 0 and key for _, key, brought, _ in _inserted(s)),
@@ -290,10 +298,12 @@ def _readable(page: tuple[object, bool] | None, path: Key, locks: list[Key]) -> 
 @clause(
     "TREE-7",
     "a fresh leaf pins one window",
-    "No leaf that an insert makes has more live SWA KV than one window of whole pages; what is before that is"
-    " a node of its own.",
-    why="A lock pins nodes whole: over a leaf of thousands of tokens one request pins as much SWA pool, and"
-    " others are retracted for want of it.",
+    "A leaf that an insert makes has at most one window of live SWA KV, in whole pages; what is "
+    "before that is another node.",
+    why=(
+        "A lock pins nodes whole: a lock on a leaf of thousands of tokens pins as much SWA pool, "
+        "and others are retracted for it."
+    ),
     rule="tree._grown",
     source="#26919",
     concerns="outcomes, choices and order",

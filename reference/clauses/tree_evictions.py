@@ -65,9 +65,12 @@ def _sizes_text(amounts: Sequence[int]) -> str:
 @clause(
     "TREE-10",
     "eviction frees the amount requested",
-    "Evict frees at least so many tokens of each pool as were asked, or all that no lock pins, and reports"
-    " what it freed.",
-    why="Whoever asked allocates next: a figure too high makes it fail, one too low makes it give up.",
+    "Evict frees at least the requested tokens of each pool, or all that no lock pins, and "
+    "reports what it freed.",
+    why=(
+        "The caller allocates next: too high a figure makes it fail, too low a figure makes it "
+        "give up."
+    ),
     rule="tree.evict",
     source="kvspec",
     concerns="outcomes, choices and order",
@@ -102,11 +105,11 @@ def _as_asked(step: Step) -> Failure | None:
 @clause(
     "TREE-11",
     "least recently used first",
-    "Eviction takes what was used longest ago, and no node more than is needed: for the full pool leaves"
-    " that no lock passes through, with their SWA KV; for the SWA pool the SWA KV of any node that no lock"
-    " needs, a leaf altogether. Full KV is used all along a path that is matched or inserted, SWA KV in the"
-    " last window of it alone. Of nodes used at one moment the one nearer to the root goes first. A tombstone"
-    " that has lost its last child goes too.",
+    "Eviction takes the least recently used KV, and no more nodes than needed. For the full pool "
+    "these are leaves that no lock passes through, with their SWA KV; for the SWA pool it is the "
+    "SWA KV of any node that no lock needs, and a leaf goes whole. A match or an insert uses "
+    "full KV along its whole path, SWA KV only in its last window. Of equally old nodes the one "
+    "nearer to the root goes first. A tombstone without children goes too.",
     why="What the next request will ask for is what the last ones asked for.",
     rule="tree._used, tree._oldest",
     source="#26615",
@@ -147,15 +150,15 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
 @clause(
     "TREE-13",
     "nodes end where they must",
-    "A node ends where a key that was matched or inserted left it or ended, where an insert's SWA KV begins,"
-    " and one window of whole pages before the end of a fresh leaf; nowhere else.",
+    "A node ends where a matched or inserted key left it or ended, where an insert's SWA KV "
+    "begins, and one window of whole pages before the end of a fresh leaf; nowhere else.",
     of_state=True,
-    why="A lock pins nodes whole and eviction takes them whole: where they end decides how much.",
+    why="Locks and evictions take nodes whole.",
     rule="tree._entered, tree._grown",
     source="#26919",
     concerns="outcomes, choices and order",
-    scope=f"{WITH_TREE} Not of systems whose tree splits by rules of its own. The reference says where"
-    " nodes end, so it holds where the two have not swept as far: an insert's SWA KV begins there.",
+    scope=f"{WITH_TREE} Not where a tree splits by its own rules. The reference says where nodes end,"
+    " also where the two have evicted differently far.",
     needs=("tree",),
     trigger=lambda s: s.grew,
 )

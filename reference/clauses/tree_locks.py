@@ -22,10 +22,10 @@ def locked(step: Step) -> bool:
 @clause(
     "TREE-5",
     "a match can be resumed from",
-    "A match hands out the longest prefix that ends with a node, or where the key leaves the tree, and has"
-    " live SWA KV for one window behind its end, or for all of itself; to who reads full KV alone all that"
-    " is there.",
-    why="More, and the first token reads a window that is not there; less, and the cache is for nothing.",
+    "A match returns the longest prefix that ends with a node, or where the key leaves the tree, "
+    "and has live SWA KV for one window behind its end or for its whole length. A reader of full "
+    "KV alone gets the longest prefix.",
+    why="A longer match reads a window that is not there; a shorter one wastes the cache.",
     rule="tree.usable",
     source="#22470",
     scope=f"{WITH_TREE} Admissions of requests without a slot, and Match.",
@@ -91,10 +91,12 @@ def _kept(step: Step) -> Failure | None:
 @clause(
     "TREE-4",
     "protected prefixes are the tree's",
-    "The first cache_protected_len positions of a row, and what a lock holder has locked, name the slots that"
+    "The first cache_protected_len positions of a row, and what a lock owner has locked, name the slots that"
     " the tree has for these tokens.",
-    why="A row that still names its own pages after the tree has freed them as duplicates reads what somebody"
-    " else writes there.",
+    why=(
+        "A row that names pages which the tree has freed as duplicates reads another request's "
+        "KV."
+    ),
     rule="prefix_cache.matched, handover.insert_prompt",
     source="#20070",
     scope=WITH_TREE,
@@ -161,21 +163,19 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
 @clause(
     "TREE-6",
     "lock ledger",
-    "A node's full counter is the number of locks whose prefix passes through it, its SWA counter the number"
-    " of those that needed its SWA KV when they were taken and have not given that part back, whatever was"
-    " split since.",
-    why="A count too few and pages go that are read; one too many and they never go.",
+    "A node's full counter is the number of locks whose prefix includes it. Its SWA counter is "
+    "the number of locks that needed its SWA KV when taken and have not released that part, "
+    "whatever was split since.",
+    why="With a count too low, pages in use are evicted; with one too high they never are.",
     decision="The lock remembers where it stopped. Walking up again at unlock until a window is covered, as"
     " lock did, stops a node too early where a pinned node was split.",
     assumption="If no pinned node is ever split, unlock may walk up again.",
     rule="tree.lock, tree.unlock",
     source="kvspec",
     concerns="cursors and locks",
-    scope=f"{WITH_TREE} Locks follow from facts: who protects or has locked how much, and where nodes ended"
-    " when the lock was taken. SWA counters are asked within bounds where prompts of one batch begin alike,"
-    " and of systems whose tree splits by rules of its own, which may also give back the SWA part of a lock"
-    " that its holder's window has left behind. A step by itself (`kvspec explore`) starts from the"
-    " reference's locks.",
+    scope=f"{WITH_TREE} Locks follow from requests and lock owners, and from where nodes ended when the lock"
+    " was taken. SWA counters are checked within bounds where prompts of one batch share a prefix, and where"
+    " a tree splits by its own rules. `kvspec explore` starts each step from the reference's locks.",
     needs=("tree",),
     trigger=lambda s: len(s.locks) > 1,
 )

@@ -14,22 +14,28 @@ from reference.ledger import Request
 
 @clause(
     "SWA-1",
-    "sweeps leave every window alone",
-    "A sweep driven with `length` moves swa_evicted_seqlen to a page boundary, never back, and at most to"
-    " floor(length - window): what a token at `length` or later reads stays. A sweep inside a round sees what"
-    " is committed by results that are there, and nothing of what rounds in flight have claimed.",
-    why="SWA KV that was swept cannot be had back.",
-    decision="Our default stops a page short, at floor(length - W - P), to stay off the tree's insert"
-    " boundary (#22470); 0.5.10 sweeps to floor(length - W). Both are policy: the bound is the window,"
-    " which reaches `window` tokens back from the one that is computed (SGLang's sliding_window_size)."
-    " length may be anything up to kv_allocated_len (free mode). Whoever was swept past its commit may end,"
-    " but not decode (window_lost).",
-    assumption="A faithful scheduler drives with at most kv_committed_len, and never with more than a later"
-    " finish or retract of the turn keeps: then nobody's window is lost.",
+    "window eviction leaves every window alone",
+    "Window eviction with `length` moves swa_evicted_seqlen to a page boundary, never back, and "
+    "at most to floor(length - window): what a token at `length` or later reads stays. Eviction "
+    "inside a round counts the confirmed tokens only.",
+    why="Evicted SWA KV does not come back.",
+    decision=(
+        "The bound is the window, `window` tokens back from the computed token (SGLang's "
+        "sliding_window_size); stopping earlier is policy. The built-in implementation stops at "
+        "floor(length - W - P), off the tree's insert boundary (#22470); 0.5.10 goes to "
+        "floor(length - W). In unrestricted mode length may be up to kv_allocated_len. A request "
+        "evicted past its commit may end, but not decode (window_lost)."
+    ),
+    assumption=(
+        "A realistic scheduler uses at most kv_committed_len, and at most what a later finish or "
+        "retract of the turn keeps: then no window is lost."
+    ),
     rule="cursors.sweep, cursors.sweep_limit",
     source="#22470",
-    scope="EvictSwa, and sweeps inside prefill and rounds, which see the length committed before; if a system"
-    " says that it sweeps a prefill after its forward pass, the length committed then.",
+    scope=(
+        "EvictSwa, and window eviction inside prefill and rounds, with the length committed "
+        "before; after the forward pass of a prefill if the system says so."
+    ),
     of=(EvictSwa, Extend, Decode, SpecDecode, Launch),
     needs=("window",),
     trigger=lambda s: any(
@@ -95,23 +101,27 @@ def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
 @clause(
     "SWA-2",
     "the window of the next token is live",
-    "Whoever computes a token at position p finds an SWA slot for every position in [p - window, p). With"
-    " rounds in flight p is where the oldest of them began.",
+    "A token computed at position p finds an SWA slot for every position in [p - window, p). "
+    "With rounds in flight p is where the oldest began.",
     of_state=True,
     why="A turn resumed behind its window reads SWA KV that is gone.",
-    decision="The literal prefix p = min(C, key) is safe unless p > R and some sweep of the row was driven"
-    " with L >= W + 2P + floor(max(R, p - W)) tokens, and then it is not: proved both ways (`kvspec prove`)."
-    " Sweeps up to floor(length - W), as 0.5.10 has them, need a page less. Beyond that nothing past R can be"
-    " resumed: every position below E is gone, so any later prefix has a hole behind it. The turn starts"
-    " again from R (0 without a tree). Smallest: submit 1, admit, extend 1, spec_decode far ahead, evict_swa"
-    " all of it, retract, admit. With page_size > 1 the same rule keeps the next extend out of a page whose"
-    " SWA half was swept.",
-    assumption="If every sweep of the row had L <= p + P, the turn can always resume at p. A faithful"
-    " scheduler has L <= p.",
+    decision=(
+        "The prefix p = min(C, key) is safe unless p > R and some eviction of the row used L >= "
+        "W + 2P + floor(max(R, p - W)) tokens; then it is not safe. Both directions are proved "
+        "(`kvspec prove`). For eviction up to floor(length - W), as in 0.5.10, the bound is a "
+        "page less. In the unsafe case every later prefix has a hole behind it too, so the turn "
+        "restarts at R. Smallest: submit 1, admit, extend 1, spec_decode far ahead, evict_swa "
+        "all of it, retract, admit. With page_size > 1 the rule also keeps the next extend out "
+        "of a page whose SWA half was evicted."
+    ),
+    assumption="If every window eviction of the row had L <= p + P, the turn can always resume at p."
+    " A realistic scheduler has L <= p.",
     rule="cursors.resume, cursors.window_live",
     source="kvspec",
-    scope="Models with SWA; admitted, prefilling and running requests, but for those whose window a sweep in"
-    " free mode has taken, by the reference: they may only end.",
+    scope=(
+        "Models with SWA; admitted, prefilling and running requests. A request whose window the "
+        "reference has evicted (unrestricted mode) may only end."
+    ),
     needs=("window",),
     trigger=lambda s: s.swept_any,
 )

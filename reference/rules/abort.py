@@ -13,15 +13,15 @@ from reference.rules.sessions import end_turn
 
 @rule(
     Abort,
-    "The request is gone and leaves no trace in the history. A turn that has written KV, also one that"
-    " waits after a retract, is midway: all that its session keeps is wiped, once, and the next turn"
-    " prefills from scratch. One that has written nothing leaves the slot alone.",
+    "The request is removed and leaves no trace in the history. If the turn has written KV (also "
+    "one that waits after a retract), its session's KV is freed, once, and the next turn "
+    "prefills from scratch. Otherwise the slot stays as it is.",
     {
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: "marked, and it has been admitted before",
         Reason.NO_ROW: "marked, and no row is free for its one-token prefill",
-        Reason.OUT_OF_FULL: "marked, and no page is to be had",
-        Reason.OUT_OF_SWA: "marked, and no SWA page is to be had",
+        Reason.OUT_OF_FULL: "marked, and no page is free or evictable",
+        Reason.OUT_OF_SWA: "marked, and no SWA page is free or evictable",
     },
     cases=(
         Case("nothing was written, and no close waits for it", "not started and not closing"),

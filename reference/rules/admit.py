@@ -11,8 +11,8 @@ from reference.rules.base import NO_REQUEST, Case, RuleContext, known_request, r
 
 @rule(
     Admit,
-    "Request and slot both get the cursors below, and the slot goes on naming the row while it is lent:"
-    " the scheduler may reject the admission and admit again. No row is taken and none is written.",
+    "Request and slot both get the cursors below. The slot still names the row while it is lent, "
+    "so that a rejected admission can be repeated. No row is taken or written.",
     {Reason.UNKNOWN_REQUEST: NO_REQUEST, Reason.WRONG_PHASE: "it extends or runs already"},
     where=(
         ("key", "origin + output - 1"),
@@ -25,8 +25,11 @@ from reference.rules.base import NO_REQUEST, Case, RuleContext, known_request, r
         Case("its session has a slot", "slot", {"C": "p", "A": "p", "E": "min(E, p)"},
              ("ceil(p)", "ceil(A)"), ("ceil(max(p, E))", "ceil(A)")),
     ),
-    tree="A request without a slot gets the longest usable prefix of its key, locked under the session's name"
-    " or its own: C = A = R = the length of that, E = 0. Admitted again it locks anew, and once.",
+    tree=(
+        "A request without a slot locks the longest usable prefix of its key, under the "
+        "session's name or its own: C = A = R = its length, E = 0. A repeated admission replaces "
+        "the lock."
+    ),
 )  # fmt: skip
 def admit(state: State, command: Admit, _: RuleContext) -> State:
     request = known_request(state, command.request)

@@ -120,7 +120,7 @@ def rule(
 
 # What several rules ask for.
 
-NAME_TAKEN = "a session, request or lock holder is called that"
+NAME_TAKEN = "a session, request or lock owner is called that"
 NO_REQUEST = "no request is called that"
 NOT_RUNNING = "the request does not run: its input is not complete, or it waits"
 
@@ -134,7 +134,7 @@ def known_request(state: State, name: str) -> Request:
 
 
 def is_taken(state: State, name: str) -> bool:
-    """Some session, request or lock holder is called that."""
+    """Some session, request or lock owner is called that."""
     known = state.session(name) or state.request(name)
     return known is not None or name in lock_holders(state)
 

@@ -11,12 +11,12 @@ from reference.rules.base import RuleContext, cursors_of, known_request, make_ro
 from reference.rules.evict_swa import own_sweep, tail_alone
 
 LANES = {
-    Reason.EMPTY: "no lanes, or a lane with less than one token",
+    Reason.EMPTY: "no batch entries, or a batch entry with less than one token",
     Reason.DUPLICATE_LANE: "a request is named twice",
-    Reason.UNKNOWN_REQUEST: "a lane's request is not there",
+    Reason.UNKNOWN_REQUEST: "a batch entry's request is not there",
 }
 POOLS = {
-    Reason.OUT_OF_FULL: "the pages that the batch opens are not to be had",
+    Reason.OUT_OF_FULL: "the pages that the batch opens are not free or evictable",
     Reason.OUT_OF_SWA: "the same of the SWA pool",
 }
 
@@ -33,7 +33,7 @@ def batch_of(state: State, names: Sequence[str], *phases: Phase, late: int = 0) 
 
 
 def require_window(state: State, request: Request) -> None:
-    """Refuse to compute the next token of a request where a sweep has freed SWA KV that it reads."""
+    """Refuse to compute the next token of a request where window eviction has freed SWA KV that it reads."""
     if (window := state.config.geometry.window) is not None:
         lost = lost_below(cursors_of(request))
         require(window_live(lost, request.settled_len, window), Reason.WINDOW_LOST)

@@ -10,9 +10,9 @@ from reference.rules.base import RuleContext, require, rule
 
 @rule(
     CheckBusy,
-    "It adds up the pools and the rows, and nothing changes. Each row counts once: through its request"
-    " while a batch lists that (uncached), else through its slot (session_held); ceil(A) - R tokens of"
-    " the full pool, ceil(A) - ceil(max(R, E)) of the SWA pool, one row.",
+    "Adds up the pools and the rows; nothing changes. Each row counts once: through its request "
+    "if a batch lists it (uncached), else through its slot (session_held). The terms are those "
+    "of CHK-2.",
     {Reason.BAD_LENGTH: "a level that is not 0, 1 or 2"},
 )
 def check_busy(state: State, command: CheckBusy, context: RuleContext) -> State:

@@ -25,12 +25,12 @@ MOST_LATE = 2  # a round is launched before the result of the one before is proc
         **LANES,
         Reason.EMPTY: "no requests",
         Reason.WRONG_PHASE: _NO_RESULTS,
-        Reason.WINDOW_LOST: "not live(C): a sweep has freed SWA KV that the next token reads",
+        Reason.WINDOW_LOST: "not live(C): window eviction has freed SWA KV that the next token reads",
         Reason.ROW_TOO_SHORT: "A' > width",
         **POOLS,
     },
     cases=(Case("each request", after={"C": "C + 1", "A": "max(A, C + 1)"}),),
-    choice="A server may sweep here, with the length committed before.",
+    choice="A server may evict a window here, with the length committed before.",
     tree=_EVICTS_FIRST,
 )
 def decode(state: State, command: Decode, context: RuleContext) -> State:
@@ -54,8 +54,8 @@ _OF_A_VERIFY_ROUND = {
     "What commits counts as output. Between C and A there are slots without tokens: the next round writes"
     " them again.",
     _OF_A_VERIFY_ROUND,
-    cases=(Case("each lane", after={"C": "C + accept", "A": "max(A, C + allocate)"}),),
-    choice="A server may allocate further ahead, up to the row's width, and sweep as in decode.",
+    cases=(Case("each batch entry", after={"C": "C + accept", "A": "max(A, C + allocate)"}),),
+    choice="A server may allocate further ahead, up to the row's width, and evict a window as in decode.",
     tree=_EVICTS_FIRST,
 )
 def spec_decode(state: State, command: SpecDecode, context: RuleContext) -> State:
@@ -64,16 +64,18 @@ def spec_decode(state: State, command: SpecDecode, context: RuleContext) -> Stat
 
 @rule(
     Launch,
-    "The device computes the tokens, and goes on behind those that it accepts. All that is drafted counts as"
-    " committed, nothing as output; the result takes back what was not accepted.",
+    "The device computes the tokens and continues behind the accepted ones. All drafted tokens "
+    "count as committed, none as output; the result takes back the rejected ones.",
     _OF_A_VERIFY_ROUND | {
         Reason.WRONG_PHASE: f"{NOT_RUNNING}, or two results are in flight",
         Reason.WINDOW_LOST: "not live(S), with S = C without what rounds in flight claim of it",
     },
-    cases=(Case("each lane", after={"C": "C + allocate", "A": "max(A, C + allocate)"}),),
-    choice="A server may claim less: C' from C to C + allocate. Slots are taken all the same for all that"
-    " rounds in flight may accept, or further ahead, up to the row's width. It may sweep as in decode, with"
-    " S.",
+    cases=(Case("each batch entry", after={"C": "C + allocate", "A": "max(A, C + allocate)"}),),
+    choice=(
+        "A server may count less as committed: C' from C to C + allocate. It allocates for "
+        "everything that rounds in flight may accept, or further, up to the row's width. It may "
+        "evict as in decode, with S."
+    ),
     tree=_EVICTS_FIRST,
 )  # fmt: skip
 def launch(state: State, command: Launch, context: RuleContext) -> State:

@@ -12,7 +12,7 @@ from reference.rules.base import (
 
 @rule(
     EvictSwa,
-    "L is that length: SWA KV that no token at L or later reads is given back. Full KV stays.",
+    "L is that length: SWA KV that no token at L or later reads is freed. Full KV stays.",
     {
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: "it has no KV of its own: it waits",
@@ -22,7 +22,7 @@ from reference.rules.base import (
     },
     where=(("F", "max(E, R, floor(L - W - P))"),),
     cases=(Case("always", after={"E": "F"}, swa=("max(E, R)", "F")),),
-    choice="How far: F may be E (nothing swept), or any page boundary from max(E, R) to"
+    choice="How far: F may be E (nothing evicted), or any page boundary from max(E, R) to"
     " floor(max(0, L - W)).",
 )
 def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:

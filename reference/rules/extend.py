@@ -12,14 +12,14 @@ from reference.rules.evict_swa import own_sweep
 
 @rule(
     Extend,
-    "The tokens are computed and written. A request that has no row takes one. The output that a complete"
-    " input samples has no KV yet, and the request runs. A lane of a request that runs is a decode of it; one"
-    " with `tail` is received, and takes SWA pages from E' on alone.",
+    "The tokens are computed and written. A request without a row takes one. A complete input "
+    "samples an output, which has no KV yet, and the request runs. A batch entry of a running "
+    "request is a decode; one with `tail` is received, and takes SWA pages from E' on alone.",
     {
         **LANES,
-        Reason.WRONG_PHASE: "a lane's request was not admitted, the requests of all lanes run, a result of"
-        " one is in flight, or one with `tail` runs or has KV of its own: A > R",
-        Reason.NO_SWA: "a lane with `tail`, and the model has no window",
+        Reason.WRONG_PHASE: "a batch entry's request was not admitted, all requests of the batch run,"
+        " a result of one is in flight, or one with `tail` runs or has KV of its own: A > R",
+        Reason.NO_SWA: "a batch entry with `tail`, and the model has no window",
         Reason.BAD_LENGTH: "C + tokens > origin + output: more than there is to compute",
         Reason.WINDOW_LOST: "not live(C): only a request that runs can have lost its window",
         Reason.ROW_TOO_SHORT: "C + tokens > width",
@@ -27,17 +27,21 @@ from reference.rules.evict_swa import own_sweep
         **POOLS,
     },
     cases=(
-        Case("a lane of a request that runs", "runs", {"C": "C + 1", "A": "max(A, C + 1)"}),
-        Case("each other lane", "not runs and not tail", after={"C": "C + tokens", "A": "C + tokens"}),
-        Case("each other lane with `tail`", "not runs and tail",
+        Case("a batch entry of a running request", "runs", {"C": "C + 1", "A": "max(A, C + 1)"}),
+        Case("each other batch entry", "not runs and not tail", after={"C": "C + tokens", "A": "C + tokens"}),
+        Case("each other batch entry with `tail`", "not runs and tail",
              {"C": "C + tokens", "A": "C + tokens", "E": "max(E, R, floor(C + tokens - W - P))"}),
     ),
-    choice="A server may sweep here, before the allocation with the length committed then, or after the"
-    " forward pass with the length committed by it. With `tail` E' is what a sweep after it may choose.",
-    tree="Missing pages are evicted first, if all of them can be had. A request without a slot then inserts"
-    " the whole pages of its input that are computed, if it can match all of them again, and moves its lock"
-    " to their end: R = floor(C'), with bigram keys floor(C' - 1). What is freed for that: the table of"
-    " insert.",
+    choice=(
+        "A server may evict a window here, before the allocation or after the forward pass, with "
+        "the length committed then. With `tail`, E' is what an eviction after it may choose."
+    ),
+    tree=(
+        "Missing pages are evicted first, if enough are evictable. A request without a slot "
+        "inserts the computed whole pages of its input, if it can match all of them again, and "
+        "moves its lock to their end: R = floor(C'), with bigram keys floor(C' - 1). The table "
+        "of insert says what is freed."
+    ),
 )  # fmt: skip
 def extend(state: State, command: Extend, context: RuleContext) -> State:
     require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)

@@ -13,22 +13,22 @@ from reference.rules.base import (
 from reference.rules.sessions import end_turn
 
 KEEPS_LESS = (
-    "Where not live(min(C, target)), nothing past R can be resumed: then the slot may keep less, up to any"
-    " page boundary from R to target, and all beyond is freed. With a result in flight the slot may count the"
-    " token that its round computes first, whatever was claimed."
+    "Where not live(min(C, target)), nothing past R can be resumed: the slot may keep less, up "
+    "to any page boundary from R to target. With a result in flight the slot may count the first "
+    "token of its round."
 )
 
 
 @rule(
     Finish,
-    "The session's history is the text up to target, and the session slot keeps the row, cut there. The"
-    " next turn's input will start with that history. The full page that target falls into stays. If it lies"
-    " below E, a sweep has freed its SWA half, which is not freed again: SWA pages go from ceil(E) on.",
+    "The session's history becomes the text up to target. The session slot keeps the row, cut at "
+    "target; the full page that target falls into stays. If that page lies below E, its SWA half "
+    "was freed already: SWA pages are freed from ceil(E) on.",
     {
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: NOT_RUNNING,
         Reason.BAD_LENGTH: "not 1 <= finished_len <= output",
-        Reason.UNFAITHFUL: "target is below a length that a sweep of the turn was driven with, or that"
+        Reason.UNFAITHFUL: "target is below a length that window eviction of the turn used, or that"
         " released the SWA part of its lock, or takes back more than two rounds",
     },
     where=(("target", "origin + finished_len"),),
@@ -38,8 +38,10 @@ KEEPS_LESS = (
         row_goes("an ordinary request", "not session"),
     ),
     choice=KEEPS_LESS,
-    tree="An ordinary request inserts the whole pages of its text up to min(C, target) and releases its"
-    " lock; what the tree takes is not freed (the table of insert). A session's lock stays with its slot.",
+    tree=(
+        "An ordinary request inserts the whole pages of its text up to min(C, target) and "
+        "unlocks; the table of insert says what is freed. A session's lock stays with its slot."
+    ),
 )
 def finish(state: State, command: Finish, context: RuleContext) -> State:
     request = known_request(state, command.request)

@@ -13,15 +13,15 @@ from reference.rules.finish import KEEPS_LESS, cut_of_turn
 
 @rule(
     Retract,
-    "It is queued again with the outputs that are left, and has no cursors of its own until it is admitted."
-    " For a session turn, the slot keeps the KV, trimmed as by finish: kv_allocated_len is min(A, target)"
-    " there. An ordinary request keeps none. Results in flight are never processed.",
+    "The request is queued again with its remaining outputs, and has no cursors until it is "
+    "admitted. A session slot keeps the KV, cut as by finish: kv_allocated_len is min(A, "
+    "target). An ordinary request keeps none. Results in flight are dropped.",
     {
         Reason.UNKNOWN_REQUEST: NO_REQUEST,
         Reason.WRONG_PHASE: NOT_RUNNING,
         Reason.BAD_LENGTH: "in_flight is not 0 or 1; it is 1 and results are in flight: those are lost, and"
         " no other; no output is left, and a tree has taken the prompt over with it",
-        Reason.UNFAITHFUL: "target - 1 is below a length that a sweep of the turn was driven with, or that"
+        Reason.UNFAITHFUL: "target - 1 is below a length that window eviction of the turn used, or that"
         " released the SWA part of its lock",
     },
     where=(("target", "origin + output - in_flight"),),

@@ -40,7 +40,7 @@ def open_session(state: State, command: Open, _: RuleContext) -> State:
 
 @rule(
     Submit,
-    "The request is its session's turn from now on; origin is the length of its input. It holds no KV.",
+    "The request is its session's turn; origin is the length of its input. It holds no KV.",
     {
         Reason.EMPTY: "less than one new token, or an ill-formed prompt",
         Reason.UNKNOWN_SESSION: "the session is not open",

@@ -19,9 +19,9 @@ _TOO_LONG = "the prompt is longer than a row"
 
 @rule(
     Match,
-    "The prefix [0, L) ends with a node, or where the prompt leaves the tree: the node there is split. L is"
-    " the longest such length with a live window of SWA KV behind it; who reads full KV alone gets the"
-    " longest. Nothing is freed.",
+    "The prefix [0, L) ends with a node, or where the prompt leaves the tree: the node there is "
+    "split. L is the longest such length with a live window behind it, or the longest of all for "
+    "a reader of full KV alone. Nothing is freed.",
     {
         Reason.EMPTY: _PROMPT,
         Reason.REQUEST_EXISTS: NAME_TAKEN,
@@ -46,9 +46,9 @@ def match(state: State, command: Match, _: RuleContext) -> State:
 
 @rule(
     Unlock,
-    "It releases exactly what its lock pinned, whatever was split since. Nothing is freed: what nobody else"
-    " has locked can be evicted from now on.",
-    {Reason.UNKNOWN_REQUEST: "no lock holder is called that"},
+    "It releases exactly what its lock pinned, whatever was split since. Nothing is freed; what "
+    "no other lock holds becomes evictable.",
+    {Reason.UNKNOWN_REQUEST: "no lock owner is called that"},
     page="each page that the lock pinned.",
     pages=(
         ("the window of another lock reaches it", "as it was", "as it was"),
@@ -63,17 +63,17 @@ def unlock(state: State, command: Unlock, _: RuleContext) -> State:
 
 @rule(
     UnlockSwa,
-    "The SWA part of the lock is given back, once: what no other window reaches can be evicted from the SWA"
-    " pool from now on. The full part stays until the lock goes, and no SWA part goes with it then. Nothing"
-    " is freed.",
+    "The SWA part is released, once; SWA KV that no other window needs becomes evictable. The "
+    "full part stays until unlock. Nothing is freed.",
     {
-        Reason.UNKNOWN_REQUEST: "no lock holder and no request is called that",
+        Reason.UNKNOWN_REQUEST: "no lock owner and no request is called that",
         Reason.WRONG_PHASE: "the request has no KV of its own: it waits",
         Reason.NO_SWA: "the model has no window",
         Reason.NO_TREE: _NO_TREE,
         Reason.BAD_LENGTH: "C - W < R, C less what rounds in flight claim: the request's next token still"
         " reads what is locked",
-        Reason.UNFAITHFUL: "a turn in free mode: a sweep past its commit sends the next turn back to R",
+        Reason.UNFAITHFUL: "a turn in unrestricted mode: window eviction past its commit sends the next"
+        " turn back to R",
     },
     page="each page whose SWA KV the lock pinned.",
     pages=(
@@ -100,20 +100,20 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
 
 @rule(
     Insert,
-    "The whole pages of the prompt are in the tree. Those past the lock holder's prefix it brings itself;"
-    " missing pages are evicted first. Who goes on brings them only if it can match all of them again, else"
-    " it keeps its lock as it is.",
+    "The whole pages of the prompt are in the tree. The request brings those past its locked "
+    "prefix; missing pages are evicted first. A running request brings them only if it can match "
+    "all of them again, else its lock stays as it is.",
     {
         Reason.EMPTY: _PROMPT,
         Reason.REQUEST_EXISTS: "a session or request is called that",
-        Reason.SHRINKING_PREFIX: "the prompt does not start with what the lock holder has locked",
+        Reason.SHRINKING_PREFIX: "the prompt does not start with what the lock owner has locked",
         Reason.NO_SWA: "evicted, and the model has no window",
         Reason.NO_TREE: _NO_TREE,
         Reason.BAD_LENGTH: "evicted is negative, or past the prompt",
-        Reason.UNFAITHFUL: "evicted is past the lock holder's prefix and past what a sweep of the"
+        Reason.UNFAITHFUL: "evicted is past the lock owner's prefix and past what window eviction of the"
         " prompt may reach",
         Reason.ROW_TOO_SHORT: _TOO_LONG,
-        Reason.OUT_OF_FULL: "the lock holder's own pages are not to be had",
+        Reason.OUT_OF_FULL: "the lock owner's own pages are not free or evictable",
         Reason.OUT_OF_SWA: "the same of the SWA pool",
     },
     page="each page that the inserter brings. Its SWA KV is evicted where it ends at or below ceil(evicted).",
@@ -128,7 +128,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
             "the tree takes the inserter's", "the tree takes the inserter's",
         ),
         (
-            "nothing there, and the inserter's was swept: a tombstone",
+            "nothing there, and the inserter's was evicted: a tombstone",
             "the tree takes the inserter's", "as it was",
         ),
         ("a live page: a duplicate", "the inserter's is freed", "the inserter's is freed"),
@@ -141,7 +141,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
             "the tree takes the inserter's and frees its own", "the tree takes the inserter's",
         ),
         (
-            "a tombstone, and the inserter's was swept: a duplicate",
+            "a tombstone, and the inserter's was evicted: a duplicate",
             "the inserter's is freed", "as it was",
         ),
     ),
@@ -170,11 +170,11 @@ def insert(state: State, command: Insert, context: RuleContext) -> State:
 
 @rule(
     Evict,
-    "The first case that some node meets is carried out, for the least recently used of those nodes in the"
-    " pool that is short (of nodes used at one moment, the one nearer to the root), and so on until none"
-    " is met. full and swa are the tokens that are still asked for.",
+    "The first case that some node meets is carried out for the least recently used such node "
+    "(of equally old ones, the one nearer to the root), again and again until none is met. full "
+    "and swa are the tokens still needed.",
     {
-        Reason.EMPTY: "nothing is asked for",
+        Reason.EMPTY: "nothing is requested",
         Reason.NO_SWA: "SWA tokens, and the model has no window",
         Reason.NO_TREE: _NO_TREE,
         Reason.BAD_LENGTH: "a negative number",

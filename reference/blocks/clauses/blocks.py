@@ -11,9 +11,9 @@ from reference.failures import AtBlock, AtCount, AtTable, Failure, failure
 
 @clause(
     "BLK-1",
-    "a ref count is the number of holders",
+    "a ref count is the number of owners",
     "A block's ref count is the number of entries in tables of requests that name it.",
-    why="One too few, and a block is handed out that somebody reads; one too many, and it never comes back.",
+    why="One too few: a block that is in use is allocated again. One too many: the block is lost.",
     rule="blocks.facts",
     source="vllm KVCacheBlock.ref_cnt",
     scope="The null block is not counted.",
@@ -33,7 +33,10 @@ def _counted(step: BlockStep) -> Failure | None:
     "the free queue has what nobody holds",
     "A block is in the free queue once if its ref count is 0, and not at all otherwise; the null block"
     " never is.",
-    why="Twice free is two owners, held and free as well; neither is a block lost for good.",
+    why=(
+        "A block that is free twice, or free and owned, gets two owners. A block that is neither "
+        "is lost."
+    ),
     rule="blocks.facts",
     source="vllm FreeKVCacheBlockQueue",
     trigger=lambda s: len(s.after.free) < len(s.after.refs) - 1,
@@ -53,7 +56,7 @@ def _free(step: BlockStep) -> Failure | None:
     "BLK-3",
     "a block serves one place",
     "All tables that name a block name it for the same group and the same part of a sequence.",
-    why="One pool serves all groups: KV of other layers, or of other positions, is read as one's own.",
+    why="Otherwise a layer reads KV of other layers or positions.",
     rule="blocks.facts",
     source="vllm KVCacheCoordinator",
     trigger=lambda s: len(s.config.groups) > 1 and any(len(named) > 1 for named in s.entries.values()),
@@ -70,9 +73,9 @@ def _one_place(step: BlockStep) -> Failure | None:
 
 @clause(
     "BLK-4",
-    "nothing is kept for who is gone",
+    "nothing is kept for requests that have ended",
     "Tables and counters of the cache manager are those of requests that have not ended.",
-    why="A request of the same name, or the next one, would start with what is left.",
+    why="The next request, or one of the same name, would start with it.",
     rule="blocks.facts",
     source="vllm single_type_managers",
     trigger=lambda s: len(s.after.requests) < len(s.before.requests),
@@ -89,7 +92,7 @@ def _leftovers(step: BlockStep) -> Failure | None:
     "PUB-1",
     "a hash names what its block holds",
     "A block that the prefix cache names holds KV of exactly the tokens that its hash is of, written.",
-    why="Whoever matches the hash reads that KV as its own: text of others, rejected drafts, or nothing.",
+    why="A request that matches the hash reads that KV as its own.",
     rule="blocks.facts",
     source="vllm cache_full_blocks",
     trigger=lambda s: bool(s.after.published),
@@ -112,7 +115,7 @@ def _named(step: BlockStep) -> Failure | None:
     "PUB-2",
     "map and blocks agree",
     "The prefix cache's map names a block once for each hash that the block bears, and no others.",
-    why="A block that the map still names after it was handed out again is a hit on other text.",
+    why="A block that the map still names after its reuse is a hit on other text.",
     rule="blocks.facts",
     source="vllm BlockHashToBlockMap",
     trigger=lambda s: bool(s.after.published) and len(s.after.published) < len(s.before.published),
@@ -129,8 +132,8 @@ def _mapped(step: BlockStep) -> Failure | None:
 @clause(
     "PUB-3",
     "a reset forgets everything",
-    "After a reset that succeeded no block bears a hash, and all are free; it succeeds whenever nobody"
-    " holds one. A reset with running requests leaves them none.",
+    "After a successful reset no block bears a hash, and all are free. It succeeds whenever no "
+    "request holds a block. A reset with running requests leaves them none.",
     why="Resets come with new weights: KV of the old ones must not be matched.",
     rule="blocks.facts",
     source="vllm reset_prefix_cache",

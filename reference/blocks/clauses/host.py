@@ -37,8 +37,7 @@ def _owned(step: BlockStep) -> Failure | None:
     "a copy holds what its hash names",
     "A chunk whose store has completed holds KV of exactly the tokens that its hash is of, the last one"
     " included.",
-    why="A later load gives that KV to whoever matches the hash. It is another text's, or a slot that nobody"
-    " wrote.",
+    why="A later load gives that KV to every request that matches the hash.",
     rule="blocks.facts",
     source="vllm#54193, vllm#54288",
     scope="In a group with a window, blocks of a chunk that no hit needs may be left out.",
@@ -68,8 +67,7 @@ def _holds(step: BlockStep) -> Failure | None:
     "pins are the loads",
     "A chunk is pinned once for each load in flight that reads it. It is unreadable while a store writes it,"
     " and only then.",
-    why="A pin too few: the chunk is evicted under a load. A pin too many: it is never evicted. Readable too"
-    " early: a load reads what is not there.",
+    why="A pin too few: the chunk is evicted under a load. One too many: it is never evicted.",
     rule="blocks.facts",
     source="vllm ChunkStatus.ref_cnt",
     trigger=lambda s: any(job.load for job in s.after.transfers),

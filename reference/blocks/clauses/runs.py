@@ -37,15 +37,16 @@ def _limits(step: BlockStep) -> Failure | None:
 
 @clause(
     "RUN-2",
-    "a batch goes on where KV ends",
-    "Whoever runs goes on at the first position that has no KV: no position is left out, none is"
-    " computed twice. A"
-    " session's next turn may start earlier.",
-    why="Scheduler and runner count for themselves; under asynchronous scheduling both take drafts back. A"
-    " gap is KV that nobody computes, read for ever after.",
+    "a batch continues where KV ends",
+    "A running request continues at its first position without KV: no position is left out or "
+    "computed twice. A session's next turn may start earlier.",
+    why=(
+        "Scheduler and runner count separately, and both take drafts back under asynchronous "
+        "scheduling. A gap is KV that is never written and always read."
+    ),
     rule="blocks.ledger",
     source="vllm _update_states, num_computed_tokens",
-    scope="Who held nothing before may start anywhere in what the cache has: HIT-1.",
+    scope="A request that held nothing may start anywhere in the cached prefix: HIT-1.",
     trigger=lambda s: any(not n.fresh and n.lane.drafts for n in s.lanes),
 )
 def _goes_on(step: BlockStep) -> Failure | None:
@@ -60,9 +61,8 @@ def _goes_on(step: BlockStep) -> Failure | None:
 @clause(
     "RUN-3",
     "inputs are the text",
-    "Inputs of a lane are the tokens of its request's text, in order, and drafts behind the last of"
-    " them; the model"
-    " samples exactly when the last is among them.",
+    "Inputs of a batch entry are the tokens of its request's text, in order, then drafts. The "
+    "model samples exactly when the last token of the text is among them.",
     why="The runner keeps texts of its own, across preemptions, turns and rejected drafts.",
     rule="blocks.ledger",
     source="vllm _update_states, _prepare_input_ids",
@@ -91,12 +91,12 @@ def _inputs(step: BlockStep) -> Failure | None:
 @clause(
     "RUN-4",
     "no stall",
-    "While a request waits or runs, nobody is between turns and neither a step nor a transfer is in flight,"
-    " a schedule gives a batch, or preempts somebody.",
-    why="Nothing will ever change: the server hangs, and every check of memory is content.",
+    "While a request waits or runs, no session is between turns and neither step nor transfer is "
+    "in flight, a schedule gives a batch or preempts a request.",
+    why="Otherwise the server hangs, and every memory check passes.",
     rule="blocks.config",
     source="vllm Scheduler.schedule",
-    scope="Sessions between turns hold blocks that nobody may take; that can stop others for as long.",
+    scope="Sessions between turns hold blocks, which can stop others for as long.",
     trigger=lambda s: isinstance(s.command, Schedule) and len(s.lanes) < len(s.bearers),
 )
 def _stall(step: BlockStep) -> Failure | None:

@@ -11,10 +11,9 @@ _SERVING = "kvspec"
 @clause(
     "TXT-1",
     "outputs are the model's chain",
-    "Every token that a client gets was sampled by the model behind exactly the text that the client has"
-    " by then,"
-    " up to the stop, each once.",
-    why="A token that is lost, doubled or sampled behind another text is a wrong answer that nobody notices.",
+    "Every token that a client gets was sampled by the model behind exactly the client's text, "
+    "up to the stop, each once.",
+    why="A token that is lost, doubled or sampled behind another text is a silent wrong answer.",
     rule="blocks.ledger",
     source="vllm update_from_output",
     scope="Results of a step that a preemption or the end of a turn has made stale may be dropped.",
@@ -36,8 +35,8 @@ def _chain(step: BlockStep) -> Failure | None:
 @clause(
     "TXT-2",
     "a turn ends when it is due",
-    "A turn ends with the stop token, with its last output, or at max_model_len: then, and not before.",
-    why="A turn that goes on computes for nobody; one that ends early cuts an answer off.",
+    "A turn ends exactly at the stop token, its last output, or max_model_len.",
+    why="A late end wastes work; an early one cuts an answer off.",
     rule="blocks.ledger",
     source="vllm check_stop",
     trigger=lambda s: any(o.ends for o in s.outputs),
@@ -61,9 +60,8 @@ def _ends(step: BlockStep) -> Failure | None:
 @clause(
     "TXT-3",
     "the scheduler has the client's text",
-    "The scheduler knows the requests that have not ended, no others, each with the text that its client"
-    " has; a"
-    " session's next turn goes on behind all but the last token of the one before.",
+    "The scheduler knows exactly the requests that have not ended, each with its client's text. "
+    "A session's next turn continues behind all but the last token of the one before.",
     why="Block hashes, lengths and the prompt of a session's next turn are made from it.",
     rule="blocks.ledger",
     source="vllm Scheduler.requests, _update_request_as_session",

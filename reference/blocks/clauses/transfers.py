@@ -28,7 +28,7 @@ def _source(facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[in
     "XFER-1",
     "a source stays until it is read",
     "Nobody writes what a transfer in flight has not read yet: blocks of a store, chunks of a load.",
-    why="The copy is of another text than its hash names.",
+    why="The copy would be of another text than its hash names.",
     rule="blocks.facts",
     source="vllm#42761, vllm#29870",
     scope="A block of a store may be freed; who takes it waits for the store first.",
@@ -50,9 +50,9 @@ def _source_stays(step: BlockStep) -> Failure | None:
 @clause(
     "XFER-2",
     "a load's blocks are its request's",
-    "A block that a load in flight writes is not free and is in tables of one request, or kept for the load"
-    " alone; nobody computes with it before the load has completed.",
-    why="Whoever has the block loses its KV when the load arrives; whoever reads it reads too early.",
+    "A block that a load in flight writes is not free and belongs to one request's tables, or to "
+    "the load alone. Nobody computes with it before the load completes.",
+    why="An owner loses its KV when the load arrives; an early reader reads what is not there.",
     rule="blocks.facts",
     source="vllm Scheduler._update_waiting_for_remote_kv",
     trigger=lambda s: any(job.load and not job.completed for job in s.after.transfers),
@@ -78,10 +78,10 @@ def _destination(step: BlockStep) -> Failure | None:
 
 @clause(
     "XFER-3",
-    "nothing is kept for nobody",
-    "The connector has records of requests that are there, or that have a transfer in flight; blocks are kept"
-    " for steps and transfers in flight alone.",
-    why="A record that stays is memory lost for good, and meets the next request of that name.",
+    "nothing is kept for requests that are gone",
+    "The connector has records only of requests that exist or have a transfer in flight; it "
+    "keeps blocks only for steps and transfers in flight.",
+    why="A stale record leaks memory, and meets the next request of that name.",
     rule="blocks.facts",
     source="vllm OffloadingConnectorScheduler._req_status",
     trigger=lambda s: bool(s.before.kept) or (bool(s.before.transfers) and not s.after.transfers),

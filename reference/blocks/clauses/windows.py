@@ -8,12 +8,13 @@ from reference.failures import AtBlock, AtCount, AtTable, Failure, failure
 
 @clause(
     "HIT-1",
-    "a hit can be gone on from in every group",
-    "Who starts behind a prefix that the cache has finds KV of its own text in every group, as far back"
-    " as the next"
-    " query sees; at least one token is left to compute.",
-    why="Groups are matched one by one and cut to a common length; one that is too long is read where"
-    " nothing is.",
+    "a hit can be resumed from in every group",
+    "A request that starts behind a cached prefix finds KV of its own text in every group, as "
+    "far back as the next query reads; at least one token is left to compute.",
+    why=(
+        "Groups are matched one by one and cut to a common length; a longer hit is read where "
+        "nothing is."
+    ),
     rule="blocks.ledger",
     source="vllm find_longest_cache_hit",
     trigger=lambda s: any(n.fresh and n.lane.start for n in s.lanes),
@@ -39,7 +40,7 @@ def _hit(step: BlockStep) -> Failure | None:
     "every group reads the text's KV",
     "Each query of a batch finds KV of exactly its request's text in every group, at every position that"
     " it sees.",
-    why="This is what the bookkeeping is for.",
+    why="This is the purpose of the bookkeeping.",
     rule="blocks.ledger",
     source="as READ-1, READ-2",
     trigger=lambda s: any(n.lane.start > 0 for n in s.lanes),
@@ -55,11 +56,14 @@ def _reads(step: BlockStep) -> Failure | None:
 
 @clause(
     "WIN-1",
-    "the settled window stays",
-    "Whoever holds KV keeps, in every group, all that the next query can see: positions up to the length"
-    " that is"
-    " sure, from one window before it. Only what lies below is the null block's.",
-    why="Drafts in flight may be taken back, and the request goes on further down than the optimistic count.",
+    "the confirmed window stays",
+    "Each request keeps, in every group, all that its next query can read: from one window "
+    "before its confirmed length up to that length. Only blocks below are replaced by the null "
+    "block.",
+    why=(
+        "Drafts in flight may be taken back; the request then continues below the optimistic "
+        "count."
+    ),
     rule="blocks.ledger",
     source="vllm#47728",
     trigger=lambda s: any(
@@ -84,8 +88,9 @@ def _window(step: BlockStep) -> Failure | None:
 @clause(
     "READ-4",
     "what is held stays what it was",
-    "What a request holds, in the window of its sure length, is KV of its own text, between batches as well.",
-    why="Whoever writes over it is caught at the write, not when somebody reads it.",
+    "Between batches too, the blocks of a request hold KV of its own text, in the window of its "
+    "confirmed length.",
+    why="A wrong write is caught at the write, not at a later read.",
     rule="blocks.ledger",
     source="kvspec",
     trigger=lambda s: any(b.sure > 0 for _, b, _ in s.held()),
@@ -102,9 +107,9 @@ def _stays(step: BlockStep) -> Failure | None:
 @clause(
     "WIN-2",
     "counts in order",
-    "The length that is sure is at most the scheduler's count, and that is at most what each table has"
-    " slots for.",
-    why="A count below what is sure computes twice; one past the table writes where no block is.",
+    "The confirmed length is at most the scheduler's count, which is at most what each table has "
+    "slots for.",
+    why="A lower count computes tokens twice; one past the table writes where no block is.",
     rule="blocks.ledger",
     source="as LEN-1",
     scope="Requests that run.",
@@ -128,9 +133,8 @@ def _counts(step: BlockStep) -> Failure | None:
 @clause(
     "BLK-5",
     "only one's own blocks are written",
-    "A lane writes into blocks of its request's tables, a slot of one position, no slot of another"
-    " lane's; never into the null"
-    " block, and never past its table.",
+    "A batch entry writes only into blocks of its request's tables, into slots of one position "
+    "that no other entry writes; never into the null block, never past its table.",
     why="Whoever holds the block reads what was written there.",
     rule="blocks.facts",
     source="vllm slot mapping",

@@ -13,6 +13,7 @@ from impl.bugs import BUGS
 from reference.clauses import CLAUSES
 from reference.commands import COMMANDS
 from stateful_tests.coverage.situations import kind_name
+from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.traces import files as traces
 
 ROOT = Path(__file__).parents[3]
@@ -25,6 +26,12 @@ DOCUMENTS = (
 @pytest.fixture(scope="module")
 def text():
     return spec.text()
+
+
+@pytest.fixture(scope="module")
+def full():
+    """The specification as the page has it."""
+    return spec.text(full=True)
 
 
 # The document.
@@ -40,12 +47,12 @@ def test_the_findings_are_those_of_known_toml(kvspec):
 
 
 def test_the_command_prints_writes_and_compares(kvspec, monkeypatch, text, tmp_path):
-    monkeypatch.setattr(spec, "text", lambda: text)
+    monkeypatch.setattr(spec, "text", lambda full: text)
     assert kvspec("spec") == (0, text, "")
     assert kvspec("spec", "--check") == (0, "", "")
     assert kvspec("spec", "--out", "S.md") == (0, "", "")
     assert (tmp_path / "S.md").read_text(encoding="utf-8") == text
-    monkeypatch.setattr(spec, "text", lambda: text + "more")
+    monkeypatch.setattr(spec, "text", lambda full: text + "more")
     code, out, _ = kvspec("spec", "--out", "S.md", "--check")
     assert (code, out) == (1, "S.md is not what the code says: kvspec spec --out S.md\n")
     assert kvspec("spec", "--out", "missing.md", "--check")[0] == 2
@@ -60,8 +67,8 @@ def test_a_bug_without_a_fixture_is_said(kvspec, monkeypatch, tmp_path):
     assert kvspec("spec") == (2, "", f"kvspec: spec: no fixture shows the bug {min(BUGS)}\n")
 
 
-def test_clauses_are_in_order_and_a_step_of_each_is_drawn(text):
-    parts = re.split(r"^##+ (.*)$", text, flags=re.MULTILINE)
+def test_clauses_are_in_order_and_a_step_of_each_is_drawn(full):
+    parts = re.split(r"^##+ (.*)$", full, flags=re.MULTILINE)
     said = dict(zip(parts[1::2], parts[2::2]))
     headings = [heading for heading in said if heading in CLAUSES]
     assert [int(h.partition("-")[2]) for h in headings if h.startswith("TREE-")] == list(range(1, 15))
@@ -81,17 +88,33 @@ def test_the_tree_chapter_draws_a_lock_a_split_a_tombstone_and_a_recovery(text):
     assert re.search(r"└─ \[0, 4\) a4, tombstone +└─ \[0, 4\) a4, SWA live", recovery)
 
 
-def test_the_page_is_one_file_with_everything(kvspec, text, tmp_path):
+def test_the_specification_is_short_and_says_every_clause_command_and_fault(text):
+    front, _, rest = text.partition("\n## Commands\n")
+    assert len(front.split()) <= 3000 and len(text.split()) <= 15000
+    for name in (*CLAUSES, *map(kind_name, COMMANDS)):
+        assert f"\n### {name}\n" in rest, name
+    for bug in BUGS:
+        assert f"[{bug}](fixtures/regressions/" in rest, bug
+
+
+def test_the_page_is_one_file_with_everything(kvspec, full, tmp_path):
     assert kvspec("spec", "--html", "--out", "spec.html") == (0, "", "")
     page = (tmp_path / "spec.html").read_text(encoding="utf-8")
-    assert not re.search(r"\b(src|href)=\"(?!#|https://github\.com/)", page), "it needs no other file"
+    assert not re.search(r"\b(src|href)=\"(?!#|https://)", page), "it needs no other file"
     anchors = re.findall(r'<h[123] id="([^"]+)"', page)
-    assert anchors == [spec.anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    assert len({*anchors}) == len(anchors)
+    assert {"findings", "what-is-driven", "the-command-line"} <= {*anchors}
+    assert {*map(spec.anchor, re.findall(r"^#+ (.*)$", full, re.MULTILINE))} <= {*anchors}
     assert {*re.findall(r'href="#([^"]+)"', page)} <= {*anchors}
-    assert page.count('class="drawing"') == text.count("```text\n") and "stateDiagram" not in page
-    drawings = "\n".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL))
-    rows = len(re.findall(r"\|[-#+t.|]+\|", drawings))
-    assert rows > 50 and len(re.findall(r'\|(?:<i class="\w+">.</i>|\|)+\|', page)) == rows
+    assert page.count('class="drawing"') >= full.count("```text\n") and "stateDiagram" not in page
+    assert page.count('<svg class="states"') == full.count("```mermaid\n") == 2
+    rows = re.findall(r'<tr data-in="([^"]+)"', page)
+    assert len(rows) == len(known_faults()) and sum("sglang==0.5.23 " in row for row in rows) == sum(
+        fault.engine == "sglang" and fault.is_in("0.5.23") for fault in known_faults().values()
+    )
+    drawings = "\n".join(re.findall(r"```text\n(.*?)```", full, re.DOTALL))
+    drawn = len(re.findall(r"\|[-#+t.|]+\|", drawings))
+    assert drawn > 50 and len(re.findall(r'\|(?:<i class="\w+">.</i>|\|)+\|', page)) == drawn
     code, _, err = kvspec("spec", "--html", "--check")
     assert code == 2 and "without --html" in err
 
