@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGES = ("reference", "impl", "stateful_tests", "ci")
 STAYS = (
-    "ci/public", "ci/bench", "ci/mutants", "ci/pictures", "ci/README.md", "ci/COMMANDS.md",
+    "ci/public", "ci/bench", "ci/mutants", "ci/pictures", "ci/README.md",
     "ci/constraints.txt", "ci/packing.py", "ci/test_wheel.sh", "stateful_tests/tests",
 )  # fmt: skip
 # The tests lie beside the package when it is tested, and the root of the repository is the package.
@@ -55,6 +55,7 @@ class Packing(BuildHookInterface[Any]):
 
 def files(home: Path) -> Iterator[tuple[Path, str]]:
     """Each file of the package, and what it is called in it."""
+    yield home / "README.md", "kvspec/README.md"  # the page of `kvspec spec --html` has its limits
     for folder in (*PACKAGES, "fixtures", "ci/public/kvspec"):
         for path in sorted((home / folder).rglob("*")):
             name = path.relative_to(home).as_posix()

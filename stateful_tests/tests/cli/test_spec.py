@@ -93,7 +93,7 @@ def test_the_specification_is_short_and_says_every_clause_command_and_fault(text
     assert len(front.split()) <= 3000 and len(text.split()) <= 15300
     for name in (*CLAUSES, *map(kind_name, COMMANDS)):
         assert f"\n### {name}\n" in rest, name
-    for bug in BUGS:
+    for bug in (bug.id for bug in BUGS.values() if bug.clause in CLAUSES):
         assert f"[{bug}](fixtures/regressions/" in rest, bug
 
 
