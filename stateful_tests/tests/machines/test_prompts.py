@@ -13,7 +13,9 @@ from reference.ledger import State
 from reference.prefix_cache import key_of, lock_holders
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.prompts import asked, draw_evicted, draw_prompt, joined, known, shortened, spelt
+from stateful_tests.generate.prompts import (
+    draw_evicted, draw_prompt, input_of, joined, known, shortened, spelt,
+)  # fmt: skip
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.tree_diff import tree_changes
 from stateful_tests.traces.files import prompt_of, prompt_text
@@ -41,8 +43,8 @@ def test_what_is_known_is_spelt_as_far_as_it_is_shared():
         Insert("h1", prompt_of("a8b4")), Submit("r1", None, 3, prompt=prompt_of("a8c2")), Admit("r1"),
         Extend((Chunk("r1", 5),)), Submit("r2", None, 2),
     )  # fmt: skip
-    assert asked(state.requests[0]) == prompt_of("a8c2")
-    assert asked(state.requests[1]) == ()
+    assert input_of(state.requests[0]) == prompt_of("a8c2")
+    assert input_of(state.requests[1]) == ()
     assert {prompt_text(p) for p in known(state)} == {"a4", "a8", "a8b4", "a8c2"}
 
 
