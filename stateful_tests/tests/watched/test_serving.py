@@ -196,7 +196,7 @@ def test_a_window_that_a_tree_sweeps_too_far(window, far):
 # Faults put into a copy of a release's scheduler: each is caught, and by the judges that are named here. That
 # takes minutes and the server environment, so it is for the night (KVSPEC_EVERY_RELEASE).
 
-RUNS = 20
+RUNS = 60
 
 
 class Fault(NamedTuple):
