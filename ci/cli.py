@@ -53,7 +53,7 @@ for _command in (
     adapters.init_adapter, authoring.shrink, authoring.new_fixture,
     searching.explore, searching.tour, searching.prove,
     servers.validate, servers.serve_check, servers.setup_server,
-    catalogue.bugs, catalogue.clauses, documents.spec,
+    catalogue.bugs, catalogue.clauses, catalogue.driven, documents.spec,
 ):  # fmt: skip
     cli.add_command(_command)
 

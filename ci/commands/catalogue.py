@@ -1,4 +1,6 @@
-"""kvspec bugs and clauses: lists, or some in full."""
+"""kvspec bugs, clauses and driven: lists, or some in full."""
+
+import tomllib
 
 import click
 
@@ -34,4 +36,22 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
     for row in rows:
         row["catches"] = [f"{bug.id}: {bug.title}" for bug in BUGS.values() if bug.clause == row["id"]]
     headings = {"id": "clause", "sentence": "what it says", "decision": "decision"}
+    return list_rows(rows, out, headings, names)
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@json_option
+def driven(names: tuple[str, ...], out: ReportOut) -> int:
+    """List classes and flags of the newest SGLang, vLLM and transformers: what is driven, what is not.
+    NAMES: those, in full. A word, such as vllm: those with it."""
+    from stateful_tests.lockstep.known_faults import FOLDER
+
+    rows = []
+    for engine, table in tomllib.loads((FOLDER / "driven.toml").read_text(encoding="utf-8")).items():
+        said = [(name, "yes", how) for name, how in table["driven"].items()]
+        said += [(name, "no", why) for why, missing in table["not_driven"].items() for name in missing]
+        release = f"{engine}=={table['release']}"
+        rows += [{"id": name, "release": release, "driven": yes, "how": how} for name, yes, how in said]
+    headings = {"id": "name", "release": "release", "driven": "driven", "how": "by what, or why not"}
     return list_rows(rows, out, headings, names)
