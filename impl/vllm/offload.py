@@ -79,7 +79,7 @@ def expose() -> None:
 
 
 @dataclass
-class Job:
+class DeviceJob:
     """A transfer that was submitted."""
 
     job: int
@@ -98,18 +98,18 @@ class Transfers:
     def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
         self._blocks, self._config = runner.memory, config
         self.host: dict[int, Chunk] = {}
-        self.queues: dict[bool, deque[Job]] = {False: deque(), True: deque()}
+        self.queues: dict[bool, deque[DeviceJob]] = {False: deque(), True: deque()}
         self.completed: list[int] = []
-        self.jobs: dict[int, Job] = {}  # that were submitted
+        self.jobs: dict[int, DeviceJob] = {}  # that were submitted
 
     # -- what the connector calls -----------------------------------------------------------------
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        return self.submit(Job(job_id, False, self.parts(src_spec, dst_spec)))
+        return self.submit(DeviceJob(job_id, False, self.parts(src_spec, dst_spec)))
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
         del expedited  # it is waited for
-        return self.submit(Job(job_id, True, self.parts(dst_spec, src_spec)))
+        return self.submit(DeviceJob(job_id, True, self.parts(dst_spec, src_spec)))
 
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
         """As releases up to 0.27 submit a job."""
@@ -134,7 +134,7 @@ class Transfers:
 
     # -- what the environment decides -------------------------------------------------------------
 
-    def submit(self, job: Job) -> bool:
+    def submit(self, job: DeviceJob) -> bool:
         self.jobs[job.job] = job
         self.queues[job.load].append(job)
         return True

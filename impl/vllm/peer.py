@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from impl.vllm.bare_scheduler import taken
-from impl.vllm.offload import CONNECTORS, Job, Transfers
+from impl.vllm.offload import CONNECTORS, DeviceJob, Transfers
 from impl.vllm.runner import ModelRunner, Ran
 from reference.blocks.config import EngineConfig
 from reference.blocks.facts import HostFacts, Transfer, chained
@@ -105,7 +105,7 @@ class Loads:
                     self.transfers.host[chunk] = [(group, held)]
                     parts.append((group, table[at], chunk, 0))
         self._requests[job] = request.request_id
-        self.transfers.submit(Job(job, True, tuple(parts)))
+        self.transfers.submit(DeviceJob(job, True, tuple(parts)))
 
     def fail(self, blocks: int) -> bool:
         """The oldest load ends behind its first `blocks` blocks; False where there is none, or where a
