@@ -13,7 +13,7 @@ from reference.geometry import Geometry
 from stateful_tests.check.tiers import check_machine
 
 
-class Configuration(NamedTuple):
+class MachineConfiguration(NamedTuple):
     """What a run may drive: sessions, tree or both, on these sizes, in this mode."""
 
     machine: str
@@ -49,7 +49,7 @@ class MachineTarget:
             made.close()
 
     @cached_property
-    def configurations(self) -> list[Configuration]:
+    def configurations(self) -> list[MachineConfiguration]:
         """What fits the system; raises UnusableImplementation when nothing does."""
         found = []
         for machine in self._machines:
@@ -61,7 +61,7 @@ class MachineTarget:
                     reason = error
                     continue
                 modes = self._modes or self.system.capabilities.modes
-                found += [Configuration(machine, geometry, mode) for mode in modes]
+                found += [MachineConfiguration(machine, geometry, mode) for mode in modes]
         if not found:
             raise reason
         return found
