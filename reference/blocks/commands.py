@@ -73,16 +73,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The oldest transfer that has not moved its KV does so now: it reads its source and writes its
-    destination. load: of those from the host, else of those to it."""
+    """The oldest transfer that has not moved its KV moves it now. load: of loads, else of stores."""
 
     load: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The oldest transfer completes; KV that it has not moved is moved first. The engine learns of it with
-    its next batch. load: of those from the host, else of those to it."""
+    """The oldest transfer completes; the engine learns of it with its next batch. load: of loads, else of
+    stores."""
 
     load: bool = False
 
