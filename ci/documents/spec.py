@@ -100,7 +100,7 @@ def collect() -> Data:
         "asked": list(CLAUSES),
         "concerns": CONCERNS,
         "engine_clauses": [*BLOCK_CLAUSES.values()],
-        "engine_commands": {kind_name(k): " ".join(str(k.__doc__).split()) for k in ENGINE_COMMANDS},
+        "engine_commands": {kind_name(kind): _about_engine(kind) for kind in ENGINE_COMMANDS},
         "story": {bug: {"clause": BUGS[bug].clause, "fixture": name} for bug, name in shown_by.items()},
         "window": {policy.name: policy for policy in window_theorem.POLICIES.values()},
         "theorem": window_theorem.PARAGRAPH,
@@ -109,6 +109,12 @@ def collect() -> Data:
 
 
 # Words.
+
+
+def _about_engine(kind: type) -> str:
+    """A command's docstring; of one that the commands above have as well, what holds for both."""
+    about = " ".join(str(kind.__doc__).split())
+    return about.partition("`marked`")[0].strip() if kind in COMMANDS else about
 
 
 def span(where: Span) -> str:

@@ -158,7 +158,7 @@ def _difference(want: set[tuple[Key, bool]], got: set[tuple[Key, bool]]) -> Fail
     source="#26919",
     concerns="outcomes, choices and order",
     scope=f"{WITH_TREE} Not where a tree splits by its own rules. The reference says where nodes end,"
-    " also where the two have evicted differently far.",
+    " also where server and reference have evicted to different lengths.",
     needs=("tree",),
     trigger=lambda s: s.grew,
 )

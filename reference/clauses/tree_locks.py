@@ -175,7 +175,8 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     concerns="cursors and locks",
     scope=f"{WITH_TREE} Locks follow from requests and lock owners, and from where nodes ended when the lock"
     " was taken. SWA counters are checked within bounds where prompts of one batch share a prefix, and where"
-    " a tree splits by its own rules. `kvspec explore` starts each step from the reference's locks.",
+    " a tree splits by its own rules; such a tree may release the SWA part of a lock early. `kvspec explore`"
+    " starts each step from the reference's locks.",
     needs=("tree",),
     trigger=lambda s: len(s.locks) > 1,
 )
