@@ -18,7 +18,7 @@ PATH = FOLDER / "known.toml"
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?")
 
 Engine = Literal["sglang", "vllm", "transformers"]
-Verdict = Literal["known", "cause known", "none found", "fixed"]
+Verdict = Literal["known", "cause known", "none found", "not searched", "fixed"]
 
 
 class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,7 +29,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     way: only `+way` has it; only: settings that it takes. unified: `first` and `fixed` of `+unified`, where
         they differ.
     clauses: those that it violates; ends_server: the scheduler process ends.
-    verdict: whether upstream knows it; note: what else is to be said.
+    verdict: whether upstream knows it ("not searched": nobody has looked); note: what else is to be said.
     reports, cause: numbers of upstream's issues and pull requests, of the fault and of its cause.
     traces: files of fixtures/releases; test: one of its reports folder that upstream could merge.
     elsewhere: from which release on its traces show another clause.
@@ -96,6 +96,7 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             "known": f"known: {numbers}",
             "cause known": f"cause known: {numbers}; of this symptom no report found",
             "none found": "no report found",
+            "not searched": "reports not searched",
             "fixed": "",
         }[self.verdict]
         parts = [said, f"fixed in {self.fixed}" if self.fixed else "", self.note]
