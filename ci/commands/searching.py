@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from ci.commands.parallel import parallel_options
 from ci.commands.shared import (
     Asked, ReportOut, Saved, Unusable, json_option, list_rows, near, save_option, save_traces, system_options,
-    unusable, write_file,
+    unusable,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -32,21 +31,16 @@ _SHORTEST = "Where the shortest trace of each violation is saved."
     help="Stop when the process has so much.",
 )  # fmt: skip
 @parallel_options
-@click.option(
-    "--situations", "listed", metavar="FILE",
-    help="Enter what scopes that were explored to the end reach, as what a check must reach.",
-)  # fmt: skip
 @json_option
 @save_option(_SHORTEST)
 def explore(
     out: ReportOut, where: Callable[..., Any], names: tuple[str, ...], listing: bool, states: int | None,
-    depth: int | None, memory: int, listed: str | None, save_dir: str,
+    depth: int | None, memory: int, save_dir: str,
 ) -> int:  # fmt: skip
     """Look at every state of a scope, breadth first, with every clause at every step.
 
     Without --scope: all scopes that take seconds.
     """
-    from stateful_tests.coverage import required as coverage
     from stateful_tests.coverage.scopes import SCOPES
 
     if listing:
@@ -55,12 +49,6 @@ def explore(
         columns = {"id": "scope", "takes": "takes", "about": "about"}
         return list_rows(report.scope_rows(), out, columns)
     chosen = [_scope(name) for name in names] or [s for s in SCOPES.values() if s.takes == "seconds"]
-    if listed is not None and not Path(listed).absolute().parent.is_dir():
-        raise Unusable(f"--situations {listed}: there is no folder {Path(listed).absolute().parent}")
-    known = coverage.ReachedIn({})
-    if listed is not None and Path(listed).exists():
-        with unusable("--situations ", coverage.SituationsError):
-            known = coverage.load(Path(listed))
 
     from ci.report import explore as report
     from stateful_tests.explore import search
@@ -68,7 +56,6 @@ def explore(
     with where() as executor:
 
         def one(scope: Scope, progress: Any) -> tuple[Data, str]:
-            nonlocal known
             result = search.run(
                 scope, states=states, depth=depth, memory_mb=memory, progress=progress, executor=executor
             )
@@ -76,13 +63,9 @@ def explore(
             found = [result.finding] if result.finding is not None else []
             save_traces(found, data["findings"], save_dir, "--impl reference")
             report.text(out.console, data)
-            if result.complete:
-                known = known.taken(scope.name, result.situations)
             return data, result.stopped
 
         code, reports = _each(chosen, one)
-    if listed is not None:
-        write_file(listed, coverage.dump(known), "--situations")
     return out.end({"format": "kvspec-explore", "version": 1, "exit_code": code, "scopes": reports})
 
 

@@ -107,7 +107,7 @@ def text(out: Console, data: Data) -> None:
         met.add_row(Text(name), str(times))
     out.print(met)
     if data["missing"]:
-        told = f"{data['missing_means']}: {len(data['missing'])} situations of other scopes"
+        told = f"{data['missing_means']}: {len(data['missing'])} situations of the corpus"
         out.print(Text("\n  ".join(["\n" + told, *data["missing"]])))
     _end(out, data)
 

@@ -72,6 +72,11 @@ def load() -> tuple[CorpusLine, ...]:
     return tuple(map(read, FILE.read_text(encoding="utf-8").splitlines()))
 
 
+def situations() -> set[str]:
+    """The situations of the file."""
+    return {line.situation for line in load()}
+
+
 @lru_cache(maxsize=1)
 def known_faults() -> tuple[CorpusLine, ...]:
     """The traces of named bugs and of faults of releases."""

@@ -22,8 +22,8 @@ from reference import model
 from reference.clauses import CLAUSES
 from reference.commands import Command, Done, Mode, Outcome
 from reference.ledger import State
+from stateful_tests.check import corpus
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.coverage.required import reached_by_similar
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
 from stateful_tests.explore import enumeration
@@ -50,8 +50,8 @@ class Exploration:
 
     transitions, refused: commands that were carried out, or not, in every state that was expanded. depth: of
     the deepest state, in commands. complete: nothing is left; stopped: why it is over, in words. memory_mb:
-    the most that the process has had. situations: how often each was met; missing: those that scopes like it
-    reach and it has not. reached: clauses whose trigger came up.
+    the most that the process has had. situations: how often each was met; missing: those of the
+    corpus that its kinds of commands meet and it has not. reached: clauses whose trigger came up.
     """
 
     scope: Scope
@@ -261,7 +261,7 @@ class Explorer:
         """Everything that was seen."""
         scope, found = self.scope, self.found
         its = {kind_name(kind) for kind in enumeration.kinds(scope)}
-        others = [text for text in reached_by_similar(scope) if text.partition(",")[0] in its]
+        others = [text for text in sorted(corpus.situations()) if text.partition(",")[0] in its]
         return Exploration(
             scope, len(self.queue), self.expanded, found.transitions, found.refused,
             len(self.levels) - 1 - (len(self.queue) == self.levels[-1]),
