@@ -254,7 +254,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close a session; while a turn is in flight, as soon as that ends."""
+    """A client or a timeout closes a session; while a turn is in flight, as soon as that ends."""
 
     session: str
 

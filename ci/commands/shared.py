@@ -34,6 +34,11 @@ _Command = Callable[..., Any]  # what click calls
 class Unusable(Exception):
     """Input that cannot be used: the one line that says which and why."""
 
+# What an exit code means.
+ENDS = {
+    0: "conforms", 1: "violated", 2: "unusable", 3: "broke", 4: "incomplete", 130: "interrupted",
+}  # fmt: skip
+
 
 class ReportOut:
     """Where a report goes: its text to a console, and every figure to FILE where --json asks for that."""
@@ -50,7 +55,9 @@ class ReportOut:
         return render.console(sys.stderr if self.file == "-" else sys.stdout)
 
     def end(self, data: Any) -> int:
-        """Write the figures; the exit code that they state."""
+        """Write the figures; the exit code that they state. The figures name it as well (`ended`)."""
+        if isinstance(data, dict) and "exit_code" in data:
+            data["ended"] = ENDS[data["exit_code"]]
         if self.file is not None:
             text = json.dumps(data, indent=2) + "\n"
             if self.file == "-":

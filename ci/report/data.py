@@ -30,10 +30,10 @@ _OTHER = {
     "BROKEN": "The system carries a command out or refuses it; it does not fail.",
     "TRACE": "The trace states an outcome that the rules contradict.",
 }
-FAITHFUL = "reachable by a faithful scheduler"
-FREE_ONLY = "met in free mode alone so far"
-POLITE = "polite clients"
-IMPOLITE = "an impolite client (a turn while one runs, or tokens taken back)"
+FAITHFUL = "possible in a real scheduler"
+FREE_ONLY = "seen only with unrestricted eviction (--mode free)"
+PATIENT = "clients wait for each answer"
+IMPATIENT = "a client does not wait (a turn while one runs, or tokens taken back)"
 
 
 def why(clause: str) -> str:
@@ -237,7 +237,7 @@ def finding_data(group: list[Finding], base: str | None = None) -> Data:
                 "also_in": also[f.clause],
                 "modes": [mode.value for mode in f.modes],
                 "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
-                "clients": IMPOLITE if rejected_turns(f.run) else POLITE,
+                "clients": IMPATIENT if rejected_turns(f.run) else PATIENT,
                 "found_after_s": round(f.found_after_s, 3),
                 **told(f, "times found_after_commands"),
             }

@@ -109,7 +109,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
     if data["unreached"] or not asked:
         met.append(f"{clauses - len(data['unreached'])} of {clauses} clauses")
     hint = "" if detailed else " (-v)"
-    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(met)} met{hint}")
+    say(out, f"{data['tier']}, seed {data['seed']}: {done}; {', '.join(met)} reached{hint}")
 
 
 def _counted(out: Console, data: Data) -> None:
@@ -211,7 +211,7 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
         if data.get("mended"):
             words["known"] = f"{data['mended']} is mended in part: this is left of it"
         if data.get("without"):
-            words["apart"] = f"it needs none of: {', '.join(data['without'])}. So it has another cause"
+            words["apart"] = f"it happens without: {', '.join(data['without'])}. So it may have another cause"
         labelled(out, words | _called(data))
     out.print()
     run(out, data, detailed=detailed)
@@ -340,10 +340,23 @@ def _ledger(out: Console, data: Data) -> None:
         cells = (_Cell(plain(cell)) for cell in row["cells"])
         made.add_row(*(Text(plain(cell)) for cell in head), *cells, style="bold red" if bad else "")
     out.print(made)
-    legend = "C A E R are the cursors of a row. * changed here, ! not as the rules have it"
+    say(out, "; ".join(_legend(columns, [cell for row in rows for cell in row["cells"]])), "dim")
+
+
+# A sign of the step table, and what it stands for.
+_SIGNS = {
+    r"\b[CAER] \d": "tokens: C committed, A allocated, E SWA-evicted, R owned by the tree",
+    r"\*": "* changed by the command", r"!": "! differs from the rules", r"^!?-$": "- is not there",
+}  # fmt: skip
+
+
+def _legend(columns: list[str], cells: list[str]) -> Iterator[str]:
+    """What the signs mean that occur in a step table."""
+    for sign, meaning in _SIGNS.items():
+        if any(re.search(sign, cell) for cell in cells):
+            yield meaning
     if any(column.startswith("node ") for column in columns):
-        legend += "; of a node: its tokens, live or tombstone, full/SWA locks"
-    say(out, legend, "dim")
+        yield "of a node: its tokens, live or tombstone, full/SWA locks"
 
 
 def labelled(out: Console, words: dict[str, str]) -> None:

@@ -77,7 +77,7 @@ def validated(out: Console, data: Data) -> None:
         shown_mismatch(out, found)
     if number > SHOWN:
         say(out, f"and {number - SHOWN} more; the first is the one to look at")
-    verdict = f"{number} mismatches" if number else "conforms"
+    verdict = f"{number} mismatch{'es' * (number > 1)}" if number else "conforms"
     if data["skipped"] and not number:
         verdict = "incomplete: no mismatch was found, but a part of the log was skipped"
     say(out, verdict, "bold red" if number else "bold green")

@@ -306,11 +306,11 @@ def rejected_turns(run: Run) -> set[int]:
     return {
         at for at, row in enumerate(run.rows)
         if isinstance(row.command, Submit) and isinstance(row.outcome, Refused)
-        and row.outcome.reason in _IMPOLITE
+        and row.outcome.reason in _IMPATIENT
     }  # fmt: skip
 
 
-_IMPOLITE = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
+_IMPATIENT = (Reason.TURN_IN_FLIGHT, Reason.SHRINKING_PREFIX)
 
 
 def replay(system: AnySystem, trace: Trace) -> Run:

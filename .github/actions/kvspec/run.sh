@@ -43,6 +43,7 @@ check() {
   kvspec check "${impl[@]}" "${base[@]}" --tier "$tier" --save .kvspec/failures --html \
     --json .kvspec/report.json --junit .kvspec/junit.xml "${more[@]}" ${KVSPEC_ARGS:-} \
     | tee .kvspec/report.txt || code=$?
+  python "$home/.github/actions/kvspec/annotations.py" .kvspec/report.json || true
   if [ -n "${GITHUB_STEP_SUMMARY:-}" ]; then
     { echo "### kvspec, tier $tier${seed:+, seed $seed}"
       python -c 'import json; print(json.load(open(".kvspec/report.json"))["verdict"])' || true

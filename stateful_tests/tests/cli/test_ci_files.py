@@ -1,10 +1,12 @@
 """What continuous integration reads and runs: the workflow, the action and its steps, JUnit output."""
 
 import ast
+import json
 import os
 import re
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,7 @@ def step(tmp_path):
         script = [ACTION / "run.sh", name]
         done = subprocess.run(script, cwd=tmp_path, env=env, capture_output=True, text=True)
         told = calls.read_text().splitlines() if calls.exists() else done.stdout.splitlines()
+        told = [call for call in told if "annotations.py" not in call]
         for call in told:
             if call.startswith("kvspec "):  # the real one knows these options
                 command, *options = shlex.split(call)[1:]
@@ -134,6 +137,19 @@ def test_a_night_has_a_fresh_seed(step, tmp_path):
     assert code == 1
     found = re.search(r"--seed (\d+)$", calls[0])
     assert f"tier nightly, seed {found[1]}" in summary.read_text()
+
+
+def test_what_was_found_is_annotated(tmp_path):
+    report_file = tmp_path / "report.json"
+    found = {"clauses": [{"id": "LEN-2"}], "replay": "r"}
+    found["violation"] = {"expected": "C 5", "observed": "C 6\n%"}
+    script = [sys.executable, ACTION / "annotations.py", report_file]
+    report_file.write_text(json.dumps({"findings": [found], "exit_code": 1, "verdict": "v"}))
+    said = subprocess.run(script, capture_output=True, text=True)
+    assert said.stdout == "::error title=kvspec: LEN-2::expected C 5; observed C 6%0A%25. r\n"
+    report_file.write_text(json.dumps({"findings": [], "exit_code": 4, "verdict": "half"}))
+    said = subprocess.run(script, capture_output=True, text=True)
+    assert said.stdout == "::warning title=kvspec: incomplete::half\n"
 
 
 # -- JUnit ---------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def test_json_has_every_figure(finds, kvspec):
     finds(checked(finding()))
     code, out, err = kvspec("check", "--json", "-")
     data = json.loads(out)
-    assert data["exit_code"] == code == 1
+    assert data["exit_code"] == code == 1 and data["ended"] == "violated"
     assert "violation: LEN-2" in err, "the text goes to stderr"
     assert data["machines"][0]["commands_per_s"] == 800
     told = {"id": "FREE-2", "title": "SWA pages freed as owed", "sentence": report.sentence("FREE-2")}

@@ -9,6 +9,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from ci.bench import __main__ as bench
+from impl.example_engine import ExampleEngine
+from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.check import bad_adapters
 from stateful_tests.generate.run_profile import MACHINES
 
@@ -66,3 +69,8 @@ def test_a_bench_says_what_a_command_costs():
     rows = json.loads(done.stdout)
     assert {row["machine"] for row in rows} == {"", *MACHINES}
     assert all(row["us_per_command"] > 0 for row in rows)
+
+
+def test_a_bench_keeps_to_what_an_engine_can_do():
+    can = bench._common([resolve("reference"), ExampleEngine()])
+    assert can.commands == ExampleEngine.capabilities.commands and not can.swa_tail

@@ -57,6 +57,15 @@ def test_unusable_input(arguments, says, capsys):
     assert says in complaint and complaint.count("\n") == 1
 
 
+def test_a_huge_number_in_a_log_is_one_line(tmp_path, capsys):
+    lines = Path(LOG).read_text().splitlines()
+    lines[3] = lines[3].replace(",", f",{'9' * 5000},", 1)
+    (file := tmp_path / "huge.jsonl").write_text("\n".join(lines))
+    assert run(["validate", str(file)]) == 2
+    complaint = capsys.readouterr().err
+    assert "huge.jsonl: line 4: " in complaint and complaint.count("\n") == 1
+
+
 def test_serve_check_wants_an_environment(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("KVSPEC_CACHE", str(tmp_path))
     assert run(["serve-check", "--impl", "sglang==0.5.23"]) == 2
