@@ -27,6 +27,8 @@ from stateful_tests.explore.search import Explorer
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.systems import resolve
+from stateful_tests.shrink.passes import drop
+from stateful_tests.shrink.rewriting import Commands
 
 SEED, RUNS = 12345, 400  # of the generator: runs of each machine, preset and mode at most
 
@@ -51,15 +53,12 @@ def faithful(line: CorpusLine) -> CorpusLine:
 
 def shrunk(line: CorpusLine) -> CorpusLine:
     """The line up to its situation, without commands that are not needed for it."""
-    end = corpus.meets(line)
-    assert end is not None, line
-    line, at = line._replace(commands=line.commands[: end + 1]), end - 1
-    while at >= 0:
-        less = line._replace(commands=line.commands[:at] + line.commands[at + 1 :])
-        if (end := corpus.meets(less)) is not None:
-            line, at = less._replace(commands=less.commands[: end + 1]), min(at, end + 1)
-        at -= 1
-    return line
+
+    def still_meets(commands: Commands) -> Commands | None:
+        end = corpus.meets(line._replace(commands=commands))
+        return None if end is None else commands[: end + 1]
+
+    return line._replace(commands=drop(line.commands, still_meets))
 
 
 def at_random(wanted: set[str]) -> Iterator[CorpusLine]:
@@ -95,7 +94,7 @@ def make() -> int:
                         best[line.situation] = line
         random, number = [], count(1)
         for line in at_random({*best, *(known.situation for known in corpus.load())}):
-            random.append(shrunk(shrunk(line)))
+            random.append(shrunk(line))
             progress("random", next(number), 0)
     kept = [line for line in corpus.load() if line.origin == "hand"]
     lines = [faithful(line) for line in (*best.values(), *random)] + kept

@@ -20,6 +20,7 @@ from stateful_tests.shrink.rewriting import (
     Commands, all_less, changed, lives_apart, names_in, numbers, renamed, texts_in, with_names, with_number,
     with_texts,
 )  # fmt: skip
+from stateful_tests.shrink.searching import Search, first_improvement
 
 # Runs a candidate; returns it cut after the failing step if it still fails, else None.
 StillFails = Callable[[Commands], Commands | None]
@@ -28,8 +29,8 @@ BUDGET = 1500  # candidates
 
 def drop(commands: Commands, still_fails: StillFails) -> Commands:
     """Fewer commands, and nothing else changed: the cheap half of `shrink`."""
-    search = _Search(still_fails, budget=300)
-    return _drop_chunks(_first_improvement(commands, search, _name_dropped), search)
+    search = Search(still_fails, budget=300)
+    return _drop_chunks(first_improvement(commands, search, _name_dropped), search)
 
 
 def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET) -> Commands:
@@ -37,18 +38,18 @@ def shrink(commands: Commands, still_fails: StillFails, *, budget: int = BUDGET)
 
     `budget` bounds the candidates that are run. `commands` itself must fail.
     """
-    search = _Search(still_fails, budget)
+    search = Search(still_fails, budget)
     best = search.run(commands) or commands
     best = search.run(lives_apart(best)) or best
     while True:
         before = best
-        best = _first_improvement(best, search, _name_dropped)
+        best = first_improvement(best, search, _name_dropped)
         best = _drop_chunks(best, search)
         for simpler in (
             _without_lane, _rounds_merged, _turns_merged, _turns_fused, _ordinary, _inserted, _pressed, _busy,
             _pairs_dropped, _plainer_prompts, _plainer_steps, _smaller_numbers,
         ):  # fmt: skip
-            best = _first_improvement(best, search, simpler)
+            best = first_improvement(best, search, simpler)
         if best == before or search.spent:
             best = search.run(_logged(best)) or best
             return search.run(renamed(best)) or best
@@ -59,28 +60,7 @@ def _logged(commands: Commands) -> Commands:
     return tuple(CheckBusy(2) if isinstance(c, CheckBusy) and c.level else c for c in commands)
 
 
-class _Search:
-    """Runs candidates once each, within the budget."""
-
-    def __init__(self, still_fails: StillFails, budget: int) -> None:
-        self._still_fails = still_fails
-        self._left = budget
-        self._seen: dict[Commands, Commands | None] = {}
-
-    @property
-    def spent(self) -> bool:
-        return self._left <= 0
-
-    def run(self, candidate: Commands) -> Commands | None:
-        if candidate not in self._seen:
-            if self.spent:
-                return None
-            self._left -= 1
-            self._seen[candidate] = self._still_fails(candidate)
-        return self._seen[candidate]
-
-
-def _drop_chunks(best: Commands, search: _Search) -> Commands:
+def _drop_chunks(best: Commands, search: Search[Commands]) -> Commands:
     """Leave out runs of commands, long runs first."""
     size = max(1, len(best) // 2)
     while size:
@@ -91,21 +71,6 @@ def _drop_chunks(best: Commands, search: _Search) -> Commands:
                 best = shorter
             at = min(at - size, len(best) - size) if shorter is None else min(at, len(best)) - size
         size //= 2
-    return best
-
-
-def _first_improvement(
-    best: Commands, search: _Search, candidates: Callable[[Commands], Iterator[Commands]]
-) -> Commands:
-    """Follow improvements until no candidate fails any more."""
-    improved = True
-    while improved and not search.spent:
-        improved = False
-        for candidate in candidates(best):
-            smaller = search.run(candidate)
-            if smaller is not None:
-                best, improved = smaller, True
-                break
     return best
 
 

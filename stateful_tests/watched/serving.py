@@ -21,6 +21,7 @@ import msgspec
 from impl.sglang.server.clients import Client, Config, Turn
 from impl.sglang.server.whole_scheduler import Misread, RunOutcome
 from impl.sglang.server.worker import Job
+from stateful_tests.shrink.searching import Search, first_improvement
 from stateful_tests.watched import deviations, population
 from stateful_tests.watched.reader import logs_of
 from stateful_tests.watched.results import Mismatch, Validated
@@ -206,17 +207,17 @@ def shrunk(
     runner: Runner, judged: JudgedRun, key: str, most: int = SHRINKS, before: Before | None = None
 ) -> JudgedRun:
     """The smallest run that is met in so many tries and still shows the finding."""
-    best, left, again = judged, most, True
-    while again and left > 0:
-        again = False
-        for smaller in _smaller(best.run):
-            if left <= 0:
-                break
-            left -= 1
-            tried = judge(runner, smaller, before)
-            if any(each.key == key for each in tried.new):
-                best, again = tried, True
-                break
+    best = judged
+
+    def still_shows(run: ServedRun) -> ServedRun | None:
+        nonlocal best
+        tried = judge(runner, run, before)
+        if all(each.key != key for each in tried.new):
+            return None
+        best = tried
+        return run
+
+    first_improvement(judged.run, Search(still_shows, most), _smaller)
     best.run = msgspec.structs.replace(best.run, key=key)
     return best
 

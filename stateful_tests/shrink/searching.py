@@ -1,0 +1,45 @@
+"""Follow smaller candidates that still fail: of commands, and of the runs of whole servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Search(Generic[T]):
+    """Runs candidates once each, within the budget.
+
+    still_fails: the candidate, or what of it fails; None if nothing does.
+    """
+
+    def __init__(self, still_fails: Callable[[T], T | None], budget: int) -> None:
+        self._still_fails = still_fails
+        self._left = budget
+        self._seen: dict[T, T | None] = {}
+
+    @property
+    def spent(self) -> bool:
+        return self._left <= 0
+
+    def run(self, candidate: T) -> T | None:
+        if candidate not in self._seen:
+            if self.spent:
+                return None
+            self._left -= 1
+            self._seen[candidate] = self._still_fails(candidate)
+        return self._seen[candidate]
+
+
+def first_improvement(best: T, search: Search[T], candidates: Callable[[T], Iterator[T]]) -> T:
+    """Follow improvements until no candidate fails any more."""
+    improved = True
+    while improved and not search.spent:
+        improved = False
+        for candidate in candidates(best):
+            smaller = search.run(candidate)
+            if smaller is not None:
+                best, improved = smaller, True
+                break
+    return best
