@@ -9,17 +9,12 @@ from reference.commands import Mode, Piece, Prompt
 from reference.cursors import ceil_page, lost_below, window_live
 from reference.ledger import Cursors, Phase, Request, Session, State, free
 from reference.prefix_cache import lock_holders, shares_lock
+from reference.rules.base import cursors_of
 from reference.rules.decode import MOST_LATE
 from reference.tree import Sizes, sizes
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 from stateful_tests.generate.prompts import draw_length, draw_prompt
 from stateful_tests.generate.run_profile import LOCK_HOLDERS, TEXTS, RunProfile
-
-
-def cursors_of(request: Request) -> Cursors:
-    """Cursors of a request that has some."""
-    assert request.cursors is not None
-    return request.cursors
 
 
 def may_overshoot(state: State, request: Request) -> bool:

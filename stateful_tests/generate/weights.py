@@ -13,7 +13,8 @@ from reference.commands import (
 )  # fmt: skip
 from reference.ledger import Phase, free
 from reference.prefix_cache import lock_holders
-from stateful_tests.generate.enabled import Enabled, ahead_of, cursors_of, may_overshoot, pages_left
+from reference.rules.base import cursors_of
+from stateful_tests.generate.enabled import Enabled, ahead_of, may_overshoot, pages_left
 
 Weights = dict[type, int]
 
