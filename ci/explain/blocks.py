@@ -95,13 +95,15 @@ def events(past: Past) -> list[str]:
 
 
 def _moved(past: Past, chunk: int) -> str:
-    """What was moved into a chunk of host memory last."""
-    for at, moment in reversed(list(enumerate(past.run.history, past.run.first))):
+    """What was moved into a chunk of host memory last, and when that was seen first."""
+    moved: dict[int, str] = {}
+    for at, moment in enumerate(past.run.history, past.run.first):
         for job in moment.facts.transfers:
             blocks = [str(part[1]) for part in job.parts if part[2] == chunk]
             if blocks and job.copied and not job.load:
-                return f"store {job.job} has moved block {' and '.join(blocks)} into it by {past.command(at)}"
-    return "no store in sight has written it"
+                what = f"store {job.job} has moved block {' and '.join(blocks)} into it"
+                moved.setdefault(job.job, f"{what} by {past.command(at)}")
+    return moved[max(moved)] if moved else "no store in sight has written it"
 
 
 def _written(past: Past, block: int) -> str:

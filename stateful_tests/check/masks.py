@@ -92,7 +92,7 @@ def masks(system: Any, base: Any = None) -> Iterator[Mask]:
             elif base is not None and _mended(_violation(base, trace), seen, clause):
                 mended.append(file)
             elif seen is not None:
-                instead.append(seen.clause)
+                instead.append("nothing: it breaks" if seen.clause == "BROKEN" else seen.clause)
         yield Mask(fault, tuple(there), tuple(mended), frozenset(breaks), tuple(instead))
 
 

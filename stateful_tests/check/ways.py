@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from impl.adapter import AnySystem
-from reference.blocks.commands import Add, More, ResetCache
+from reference.blocks.commands import Add, Fail, More, ResetCache, ResetConnector
 from reference.blocks.config import EngineConfig
 from reference.commands import Abort, Close, Extend, Finish, Launch, Retract, Settle, SpecDecode
 from reference.geometry import GeometryError
@@ -85,6 +85,16 @@ def _no_longer_text(system: AnySystem, trace: Trace) -> Trace:
     return replace(trace, commands=tuple(kept))
 
 
+def _no_window(system: AnySystem, trace: Trace) -> Trace:
+    """No group of an engine has a window."""
+    if not isinstance(trace.geometry, EngineConfig):
+        return trace
+    groups = tuple(replace(group, window=None) for group in trace.geometry.groups)
+    more = sum(map(trace.geometry.most_blocks, groups))
+    blocks = max(trace.geometry.blocks, more)
+    return _engine_without(system, trace, groups=groups, blocks=blocks)
+
+
 def _engine_without(system: AnySystem, trace: Trace, **sizes: Any) -> Trace:
     del system
     return _with_sizes(trace, **sizes) if isinstance(trace.geometry, EngineConfig) else trace
@@ -101,6 +111,10 @@ _NEEDS: dict[str, Callable[[AnySystem, Trace], Trace]] = {
     "a next turn": partial(_none_of, More),
     "a reset of the cache": partial(_none_of, ResetCache),
     "drafts": partial(_engine_without, drafts=0, eagle=False),
+    "a window": _no_window,
+    "chunks of several blocks": partial(_engine_without, chunk_blocks=1),
+    "a reset of host memory": partial(_none_of, ResetConnector),
+    "a failed load": partial(_none_of, Fail),
     "priorities": partial(_engine_without, priority=False),
     "a limit of a prefill": partial(_engine_without, long_prefill=0),
     "a text longer than the model": _no_longer_text,

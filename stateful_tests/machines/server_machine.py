@@ -83,6 +83,7 @@ class ServerMachine(RuleBasedStateMachine):
         """An empty server. The profile says which commands are frequent in this run."""
         self.profile = start.profile
         self.lockstep = Lockstep(self.target.system, start.geometry, start.mode)
+        self.lockstep.waived |= self.target.passed_over
         self.commands: list[Command] = []
         self.needed = 0
         self._offer()

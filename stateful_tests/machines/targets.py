@@ -25,7 +25,7 @@ class MachineTarget:
     """What a machine drives. The system is made when the first run begins.
 
     machines, sizes, modes: what its runs may be; no modes stands for the system's own. vary: one run in four
-    has drawn sizes.
+    has drawn sizes. passed_over: clauses that are not checked.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class MachineTarget:
     ) -> None:
         self._make, self._machines, self._sizes, self._modes = make, tuple(machines), tuple(sizes), modes
         self.vary = vary
+        self.passed_over: set[str] = set()
 
     @cached_property
     def system(self) -> System:

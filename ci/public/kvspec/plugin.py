@@ -19,6 +19,7 @@ class Options(NamedTuple):
     device: str = "cpu"
     sglang_path: str | None = None
     save: str = "traces"
+    base: str | None = None
 
 
 chosen = Options()
@@ -28,6 +29,7 @@ _OPTIONS = {
     "device": "where the torch implementation keeps its pools: cpu, cuda or counting",
     "sglang_path": "a checkout of SGLang, for --kvspec-impl sglang",
     "save": "folder for smallest traces (default: traces)",
+    "base": "what was there before, such as sglang==0.5.23: what it violates as well fails no test",
 }
 
 

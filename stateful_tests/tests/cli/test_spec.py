@@ -142,7 +142,7 @@ def test_the_page_of_commands_has_each_command_and_options_that_exist():
     assert {*re.findall(r"`kvspec ([\w-]+)`", table)} == {*cli.cli.commands}
     parameters = [parameter for command in cli.cli.commands.values() for parameter in command.params]
     options = {name for parameter in parameters for name in parameter.opts}
-    options |= {"--help", "--kvspec-impl", "--kvspec-tier", "--kvspec-save"}
+    options |= {"--help", "--kvspec-impl", "--kvspec-tier", "--kvspec-save", "--kvspec-base"}
     for document in (said, (ROOT / "README.md").read_text(encoding="utf-8")):
         used = {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", document)}
         assert used <= options, used - options

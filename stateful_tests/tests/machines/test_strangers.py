@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kvspec
 import pytest
 
+import kvspec
+from kvspec import testing
 from reference.commands import COMMANDS
+from stateful_tests.check import campaign
+from stateful_tests.check.tiers import plan
+from stateful_tests.lockstep.systems import resolve
 
 ENGINE = """
 from impl.example_engine import ExampleEngine
@@ -80,6 +84,13 @@ def test_options_aim_at_another_system(tmp_path):
     code, out = run(tmp_path, "pytest", "-q", *options)
     assert code == 1
     assert "replay  kvspec replay found/free-1-my-engine.json --impl my_engine:MyEngine\n" in out, out
+
+
+def test_what_the_base_violates_as_well_is_passed_over():
+    faulty = "torch+free-list-duplicate"
+    found = campaign.run(resolve(faulty), plan("smoke", presets=("page2",), examples=8, seed=1)).findings
+    assert found
+    assert testing._base_shows(found, faulty) and not testing._base_shows(found, "torch")
 
 
 @pytest.mark.parametrize(
