@@ -44,11 +44,15 @@ class Limits:
 LIMITS = Limits()
 
 
+class DoesNotStart(UnusableImplementation):
+    """No worker of a system has ever started: it does not load."""
+
+
 class WorkerSystem:
     """A system (or engine that schedules by itself) that a worker drives, which starts with the first
     `reset`.
 
-    Raises UnusableImplementation where it cannot start, SystemFailed where it could before.
+    Raises DoesNotStart where it cannot start, SystemFailed where it could before.
     """
 
     name = ""
@@ -175,7 +179,7 @@ class WorkerSystem:
             self.close()
             if self._started:
                 raise SystemFailed(error)
-            raise UnusableImplementation(error if error.startswith(self.name) else f"{self.name}: {error}")
+            raise DoesNotStart(error if error.startswith(self.name) else f"{self.name}: {error}")
         self._started = True
         return reply
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from impl.adapter import AnySystem, UnusableImplementation
+from impl.process.system import DoesNotStart
 from reference.failures import AtCounter, AtCursor, AtLock, AtNamed, AtNode, AtText
 from stateful_tests.check.driving import ask
 from stateful_tests.check.ways import Needs, avoided, needs, other_ways
@@ -34,6 +35,7 @@ class Mask:
 
     there: its traces that fail on the tree, each with what it needs; mended: files of those that conform, and
     fail on the base. breaks: how the tree breaks in them; instead: what it violates in place of the clause.
+    unplayed: why a trace of it could not be replayed; "" where all could.
     """
 
     fault: KnownFault
@@ -41,20 +43,28 @@ class Mask:
     mended: tuple[str, ...] = ()
     breaks: frozenset[str] = frozenset()
     instead: tuple[str, ...] = ()
+    unplayed: str = ""
 
     @property
     def state(self) -> str:
         """Whether the tree has the fault, in words."""
-        if not self.there:
-            shown = f"its trace violates {', '.join(self.instead)}" if self.instead else "not there any more"
-            return f"{shown} on this tree"
-        if self.mended:
+        if self.mended and self.there:
             return f"mended in part: {', '.join(Path(name).stem for name in self.mended)} conforms"
-        return "still there"
+        if self.there:
+            return "still there"
+        if self.unplayed:
+            return f"could not be replayed on this tree ({self.unplayed})"
+        shown = f"its trace violates {', '.join(self.instead)}" if self.instead else "not there any more"
+        return f"{shown} on this tree"
 
     @property
     def holds(self) -> bool:
         return bool(self.there) and not self.mended
+
+    @property
+    def gone(self) -> bool:
+        """The tree has it no more, or not on all of its paths."""
+        return bool(self.mended) or not (self.there or self.unplayed)
 
     @property
     def line(self) -> str:
@@ -69,7 +79,10 @@ class Mask:
 
 
 def masks(system: Any, base: Any = None) -> Iterator[Mask]:
-    """The known faults of the release that a system is, or was taken for, as its traces show them here."""
+    """The known faults of the release that a system is, or was taken for, as its traces show them here.
+
+    Raises DoesNotStart where the system does not load.
+    """
     named, *ways = system.name.split("+")
     engine, _, release = named.partition("==")
     if named.endswith("@checkout"):
@@ -77,14 +90,20 @@ def masks(system: Any, base: Any = None) -> Iterator[Mask]:
     if not release:
         return
     for fault in of_system(cast("Engine", engine), release, ways):
-        there, mended, breaks, instead = [], [], set(), []
+        there, mended, breaks, instead, unplayed = [], [], set(), [], ""
         for file in fault.traces:
             trace = load(FOLDER / file)
             clause = fault.shown(trace.clause or "", release)
             if clause is None:
                 continue
             trace = replace(trace, clause=clause)
-            seen = _violation(system, trace)
+            try:
+                seen = replay(system, trace).violation
+            except DoesNotStart:
+                raise
+            except UnusableImplementation as error:
+                unplayed = str(error)
+                continue
             if seen is not None and clause in seen.clauses:
                 there.append((trace, needs(system, trace, clause)))
                 if clause == "BROKEN":
@@ -93,13 +112,13 @@ def masks(system: Any, base: Any = None) -> Iterator[Mask]:
                 mended.append(file)
             elif seen is not None:
                 instead.append("nothing: it breaks" if seen.clause == "BROKEN" else seen.clause)
-        yield Mask(fault, tuple(there), tuple(mended), frozenset(breaks), tuple(instead))
+        yield Mask(fault, tuple(there), tuple(mended), frozenset(breaks), tuple(instead), unplayed)
 
 
 def asked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:
     """Clauses that a check passes over for a fault which the tree has no more: it is asked for them."""
-    mended = [mask.fault for mask in masks if mask.fault.passed_over and not mask.holds]
-    clauses = frozenset(clause for fault in mended for clause in fault.clauses)
+    gone = [mask.fault for mask in masks if mask.fault.passed_over and mask.gone]
+    clauses = frozenset(clause for fault in gone for clause in fault.clauses)
     ask(system, clauses)
     return clauses
 

@@ -12,9 +12,11 @@ import pytest
 
 from ci.report import data as report
 from ci.report import render
+from impl.adapter import UnusableImplementation
 from impl.bugs import BUGS
+from impl.process.system import DoesNotStart
 from impl.torch_kv import TorchKV
-from reference.commands import Close, Mode, Retract
+from reference.commands import Close, Extend, Mode, Retract
 from stateful_tests.check.campaign import _Campaign, run
 from stateful_tests.check.driving import Named, ask
 from stateful_tests.check.masks import asked, how_it_breaks, masks
@@ -114,6 +116,34 @@ def test_a_clause_is_passed_over_only_where_its_fault_is_still_there():
     assert system.capabilities.known.keys() == {"LEN-1"}
     ask(again, Named("x", asked=frozenset({"MAP-4"})).asked)
     assert again.capabilities.known.keys() == {"TREE-7", "LEN-1"}
+
+
+class TakesNoExtend(TorchKV):
+    """Its adapter lacks what a prefill takes."""
+
+    def apply(self, command):
+        if isinstance(command, Extend):
+            raise UnusableImplementation("there is no alloc_for_extend")
+        return super().apply(command)
+
+
+def test_a_fault_whose_trace_could_not_be_replayed_does_not_count_as_gone():
+    known = passed_over("sglang", "0.5.13")
+    system = called(TakesNoExtend, "0.5.13", capabilities=replace(TorchKV().capabilities, known=known))
+    found = by_id(system)
+    pinned, ends = found["lock-pins-a-whole-leaf"], found["retract-ends-turn"]
+    assert ends.state == "could not be replayed on this tree (there is no alloc_for_extend)"
+    assert not (ends.holds or ends.gone) and pinned.state.startswith("could not be replayed")
+    assert "TREE-7" not in asked(system, list(found.values()))
+    assert by_id(called(TorchKV))["retract-ends-turn"].gone
+
+
+def test_a_tree_that_does_not_load_has_no_masks():
+    def reset(self, geometry):
+        raise DoesNotStart("SyntaxError")
+
+    with pytest.raises(DoesNotStart):
+        list(masks(called(TorchKV, reset=reset)))
 
 
 def test_two_failures_of_a_system_are_alike_but_for_lines_and_numbers():
