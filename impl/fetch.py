@@ -134,7 +134,7 @@ def _pip() -> list[str]:
     """This Python's pip, else one on the path: environments are often made without."""
     if importlib.util.find_spec("pip") is None and (found := shutil.which("pip3") or shutil.which("pip")):
         return [found]
-    return [sys.executable, "-m", "pip"]
+    return [sys.executable, "-P", "-m", "pip"]
 
 
 def unreachable(output: str) -> bool:

@@ -286,4 +286,4 @@ class StrangerSystem(WorkerSystem):
         self.name, self.capabilities = ready.name, ready.capabilities
 
     def command_line(self) -> list[str]:
-        return [sys.executable, "-P", "-m", "impl.process.worker", self.spec]
+        return [sys.executable, "-m", "impl.process.worker", self.spec]

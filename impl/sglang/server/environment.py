@@ -149,7 +149,7 @@ def _site(folder: Path) -> Path:
 
 
 def _venv(folder: Path) -> None:
-    _run([sys.executable, "-m", "venv", str(folder)], "no virtual environment can be made")
+    _run([sys.executable, "-P", "-m", "venv", str(folder)], "no virtual environment can be made")
     # After its own packages come kvspec's, with whatever their .pth files add.
     (_site(folder) / "zz_kvspec.pth").write_text(f"import site; site.addsitedir({_base()!r})\n")
 
@@ -158,8 +158,8 @@ def _pip(folder: Path, packages: Sequence[str]) -> None:
     held = folder / "constraints.txt"
     held.write_text("".join(f"{name}=={version(name)}\n" for name in _SHARED))
     command = [
-        str(_python(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet",
-        "--only-binary=:all:", "--constraint", str(held), *packages,
+        str(_python(folder)), "-P", "-m", "pip", "install", "--disable-pip-version-check", "--no-input",
+        "--quiet", "--only-binary=:all:", "--constraint", str(held), *packages,
     ]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from impl.adapter import UnusableImplementation
-from impl.process import wire
+from impl.process import child, wire
 from impl.process.system import Limits, StrangerSystem
 from impl.sglang import SGLangSystem
 from impl.sglang.parts import memory_checks
@@ -78,9 +78,11 @@ def test_what_the_last_command_calls_is_noted():
     assert "ExampleEngine._submit" in functions and "ExampleEngine.view" not in functions
 
 
-def test_a_release_starts_by_its_command_line(monkeypatch):
-    """In other tests its worker is forked."""
+def test_a_release_starts_by_its_command_line(monkeypatch, tmp_path):
+    """In other tests its worker is forked. What lies in the current folder is not imported."""
     monkeypatch.setattr(SGLangSystem, "launch", subprocess.Popen)
+    (tmp_path / "torch.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
     try:
         system = SGLangSystem("0.5.23")
     except UnusableImplementation as error:
@@ -88,6 +90,13 @@ def test_a_release_starts_by_its_command_line(monkeypatch):
     system.reset(preset("page1"))
     assert system.apply(Open("s")) == Done()
     system.close()
+
+
+def test_a_process_that_is_started_does_not_import_from_the_current_folder(tmp_path):
+    (tmp_path / "stray.py").write_text("")
+    command = [sys.executable, "-c", "import stray"]
+    done = subprocess.run(command, cwd=tmp_path, env=child.environment([]), capture_output=True, check=False)
+    assert done.returncode and b"No module named 'stray'" in done.stderr
 
 
 @given(commands)
