@@ -91,10 +91,9 @@ def _order(trace: Trace, run: RecordedRun) -> Asserts | None:
     lines, held = [], f"{variable(owner)}{run.holder}"
     if session != owner:
         lines, held = [f"slot = {run.slot(session)}"], "slot"
-    code = f"{held}.{run.cursor(field)}"
+    code = run.cursor(held, field)
     if bounds:
-        bound = f"{held}.{run.cursor(bounds[0].field)}"
-        return Asserts([*lines, f"self.assertLessEqual({code}, {bound})"])
+        return Asserts([*lines, f"self.assertLessEqual({code}, {run.cursor(held, bounds[0].field)})"])
     if field == "cache_protected_len":
         return Asserts([*lines, f"self.assertEqual({code} % {trace.geometry.page_size}, 0)"])
     return Asserts([*lines, f"self.assertIn({code}, range({trace.geometry.width + 1}))"])
@@ -134,7 +133,8 @@ def _facts(trace: Trace, run: RecordedRun) -> Iterator[tuple[str, Equality]]:
         slot = (own := state.session(request.session)) is not None and own.slot is not None
         if request.phase is not Phase.ADMITTED or slot:  # else it has no row, or a lock alone
             want, got = request.cursors is not None, ours.row is not None
-            yield "REQ", Equality(f"{name}{run.holder}.req_pool_idx is not None", str(want), str(got))
+            row = run.cursor(f"{name}{run.holder}", "req_pool_idx")
+            yield "REQ", Equality(f"{row} is not None", str(want), str(got))
         if ours.row is not None:
             yield from _cursors(run, f"{name}{run.holder}", request.cursors, ours.cursors, "REQ")
     full, swa, rows = free(state)
@@ -152,5 +152,6 @@ def _cursors(
     """The cursors of a slot, or of a running request (which has its prefix from the tree)."""
     for cursor in (*_CURSORS, "cache_protected_len") if kind == "LEN" else _CURSORS:
         if want is not None and got is not None:
-            code, which = f"{held}.{run.cursor(cursor)}", "SWA" if cursor == "swa_evicted_seqlen" else kind
+            which = "SWA" if cursor == "swa_evicted_seqlen" else kind
+            code = run.cursor(held, cursor)
             yield which, Equality(code, str(getattr(want, cursor)), str(getattr(got, cursor)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ci.export.recorded_run import Asserts, RecordedRun, row
+from ci.export.recorded_run import Asserts, RecordedRun
 from reference.clauses.freed import wrongly_freed
 from reference.clauses.window import oversweep
 from reference.commands import Extend
@@ -78,7 +78,7 @@ def renamed(run: RecordedRun) -> Asserts | None:
             if was is None:
                 continue
             length = min(length, was.cursors.kv_allocated_len)
-        had, has = (row(run.whose(holder.name, m), end=str(length)) for m in (run.before, run.after))
+        had, has = (run.row(run.whose(holder.name, m), end=str(length)) for m in (run.before, run.after))
         notes = [f"row = {has if handed else had}.tolist()"]
         return Asserts([f"self.assertEqual({has}.tolist(), row)"], notes, handed)
     return None
@@ -118,7 +118,7 @@ def _freed(run: RecordedRun) -> Asserts | None:
         return None
     holder, owed, _ = found
     notes, held = run.bound(holder, run.before)
-    slots = row(held, end=f"{held}.{run.cursor('kv_allocated_len')}")
+    slots = run.row(held, end=run.cursor(held, "kv_allocated_len"))
     want = [at for page in owed for at in range(page * size, (page + 1) * size)]
     last = run.step.before.holders[holder].cursors.kv_allocated_len
     positions = f"[*range({want[0]}, {min(want[-1] + 1, last)})]" if want else "[]"
@@ -138,8 +138,8 @@ def _rows(run: RecordedRun) -> Asserts | None:
         return None
     for holder, seen in facts.holders.items():
         if seen.row == place.row:
-            held = run.whose(holder, run.after)
-            return Asserts([f"self.assertNotIn({held}.req_pool_idx, server.rows.free_slots)"])
+            row = run.cursor(run.whose(holder, run.after), "req_pool_idx")
+            return Asserts([f"self.assertNotIn({row}, server.rows.free_slots)"])
     rows = "server.rows.free_slots"
     return Asserts([f"self.assertEqual(len({rows}), len(set({rows})))"])
 
@@ -160,7 +160,7 @@ def _whole_pages(run: RecordedRun) -> Asserts | None:
     if isinstance(place, AtPosition):
         lines, held = run.bound(place.owner, run.after)
         first = _first_live(run, held, run.after.facts.holders[place.owner].cursors)[1] if swa else ""
-        lines += _named(row(held, first, f"{held}.{run.cursor('kv_allocated_len')}"), swa=swa)
+        lines += _named(run.row(held, first, run.cursor(held, "kv_allocated_len")), swa=swa)
         return Asserts([*lines, starts, f"self.assertEqual({whole})"])
     value = run.of_node("node", "swa" if swa else "full", "value")
     value = f"swa_slots(server, {value})" if swa and not run.unified else value
@@ -189,7 +189,7 @@ def _mapped(run: RecordedRun) -> Asserts | None:
     if run.clause != "MAP-2":
         last = "kv_committed_len"
         first = str(window_start(seen.cursors.kv_committed_len, run.window) or "")
-    lines.append(f"row = {row(held, first, f'{held}.{run.cursor(last)}')}")
+    lines.append(f"row = {run.row(held, first, run.cursor(held, last))}")
     return Asserts([*lines, "self.assertTrue(swa_slots(server, row).all())"])
 
 
@@ -199,7 +199,7 @@ def _unmapped(run: RecordedRun) -> Asserts:
         (lines, held), start = run.bound(holder, run.after), seen.cursors.cache_protected_len
         end, _ = _first_live(run, held, seen.cursors)
         if any(slot is not None for slot in seen.swa_read[start:end]):
-            swept = row(held, str(start or ""), f"{held}.{run.cursor('swa_evicted_seqlen')}")
+            swept = run.row(held, str(start or ""), run.cursor(held, "swa_evicted_seqlen"))
             return Asserts([*lines, f"row = {swept}", "self.assertFalse(swa_slots(server, row).any())"])
     value = run.of_node("node", "full", "value")
     return Asserts([
@@ -211,9 +211,9 @@ def _unmapped(run: RecordedRun) -> Asserts:
 def _first_live(run: RecordedRun, held: str, cursors: Cursors) -> tuple[int, str]:
     """Where a row's own SWA KV begins, as a position and as an expression."""
     swept, protected = cursors.swa_evicted_seqlen, cursors.cache_protected_len
-    cursor = run.cursor("swa_evicted_seqlen") if swept > protected else "cache_protected_len"
+    cursor = "swa_evicted_seqlen" if swept > protected else "cache_protected_len"
     start = ceil_page(max(swept, protected), run.page_size)
-    return start, f"{held}.{cursor}" if start else ""
+    return start, run.cursor(held, cursor) if start else ""
 
 
 def _swept(run: RecordedRun) -> Asserts | None:
@@ -222,7 +222,7 @@ def _swept(run: RecordedRun) -> Asserts | None:
     if found is None:
         return None
     was, _, low, high, got = found
-    swept = f"{run.whose(was.name, run.after)}.{run.cursor('swa_evicted_seqlen')}"
+    swept = run.cursor(run.whose(was.name, run.after), "swa_evicted_seqlen")
     if low <= got <= high:
         return Asserts([f"self.assertEqual({swept} % {run.page_size}, 0)"])
     bound = f"LessEqual({swept}, {high})" if got > high else f"GreaterEqual({swept}, {low})"

@@ -61,9 +61,14 @@ class RecordedRun(NamedTuple):
     def slot(self, session: str) -> str:
         return f"server.cache.{'session.' if self.unified else ''}slots[{quoted(session)}]{self.holder}"
 
-    def cursor(self, name: str) -> str:
-        """What a cursor is called there."""
-        return self.kind.in_record()[name]
+    def cursor(self, held: str, name: str) -> str:
+        """The row, or a cursor, of what has its row at `held`."""
+        return f"{held}.{self.kind.in_record()[name]}"
+
+    def row(self, held: str, start: str = "", end: str = "") -> str:
+        """Slots of a row, by where its cursors are; start, end: positions."""
+        span = f"{start} : {end}".strip() if "." in end else f"{start}:{end}"
+        return f"server.rows.req_to_token[{self.cursor(held, 'req_pool_idx')}, {span}]"
 
     def whose(self, holder: str, moment: Moment) -> str:
         """Where the cursors of a row are, by the name of its request or session."""
@@ -107,9 +112,3 @@ class Asserts(NamedTuple):
         """The calls of the last command, with the notes."""
         first = next((i for i, call in enumerate(calls) if re.match(self.at, call)), 0)
         return (*calls[:first], *self.notes, *calls[first:])
-
-
-def row(held: str, start: str = "", end: str = "") -> str:
-    """Slots of a row, by where its cursors are; start, end: positions."""
-    span = f"{start} : {end}".strip() if "." in end else f"{start}:{end}"
-    return f"server.rows.req_to_token[{held}.req_pool_idx, {span}]"

@@ -97,7 +97,7 @@ def _rendered(system: SGLangSystem, versions: set[str], **features: bool) -> str
     unified = "False", "tree and window is not None", "tree", "True"  # each for one more of these
     return templates(escape=False).get_template("exported_test.py.j2").render(
         features, overlap=system.overlap, groups=kind.groups_prefill, core=kind.core,
-        oldest=oldest, newest=newest, of_record=newest.in_record(),
+        oldest=oldest, newest=newest, held=newest.in_record(),
         spec_module=Path(newest.spec_file).stem,
         imported=lambda what: _imported(what, oldest, newest),
         unified=unified[sum(map(kind.is_unified, servers))],

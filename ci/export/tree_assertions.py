@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from ci.export.pool_assertions import ownership
-from ci.export.recorded_run import MAPPING, Asserts, RecordedRun, row
+from ci.export.recorded_run import MAPPING, Asserts, RecordedRun
 from impl.adapter import NodeView, TreeView, View
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.clauses.tree import wrong_token
@@ -64,7 +64,7 @@ def _contents(run: RecordedRun) -> Asserts | None:
     if not texts:
         return Asserts([f"self.assertEqual({tokens}, before)"], [path, f"before = {tokens}"])
     name = next(name for name, text in texts.items() if tuple(text[: len(node.path)]) == node.path)
-    notes = [f"row = {row(variable(name) + run.holder, end=str(len(node.path)))}.tolist()"]
+    notes = [f"row = {run.row(variable(name) + run.holder, end=str(len(node.path)))}.tolist()"]
     after = "" if isinstance(run.last, Finish) else r"checkpoint\(|hand_in\("
     if had[at] is None:
         new = f"[{start}:]" if (start := sum(slot is not None for slot in had)) else ""
@@ -96,8 +96,9 @@ def _prefixes(run: RecordedRun) -> Asserts | None:
         else:
             request = held.removesuffix(run.holder)
             tokens = f"[*{request}.origin_input_ids, *{request}.output_ids]"
+        row = run.row(held, end=run.cursor(held, "cache_protected_len"))
         return Asserts([
-            *lines, f"row = {row(held, end=f'{held}.cache_protected_len')}.tolist()",
+            *lines, f"row = {row}.tolist()",
             f"tokens = {tokens}[: len(row)]", "self.assertEqual(row, tree_slots(server.cache, tokens))",
         ])  # fmt: skip
     locked = f"{variable(name)}.prefix_indices"

@@ -27,7 +27,7 @@ from stateful_tests.traces.notation import format_command
 # Calls that stand in the test as one, by what they are together.
 _TOGETHER = {
     r"server\.allocator\.free_group_begin\(\)\n"  # nothing is freed in it
-    r"((?:sampled\(.*\)\n|.*kv_committed_len \+= .*\n)*)"
+    r"((?:sampled\(.*\)\n|\w+\.\S+ \+= .*\n)*)"
     r"server\.allocator\.free_group_end\(\)(?:\n|$)": r"\1",
     r"chunk\((\w+), end=(\d+)\)\n"
     r"batch = server\.batch\(ForwardMode\.EXTEND, \1\)\n"

@@ -43,10 +43,10 @@ class ReleaseTree:
         """Leave `req` as one that was admitted and matched nothing: the root's lock is none."""
         req.last_node = self.root
         req.prefix_indices = torch.empty((0,), dtype=torch.int64)
-        req.cache_protected_len = 0
 
     def match(self, req: Any, ids: Any) -> Tensor:
-        """Give `req` what the tree has of `ids`, as Req.init_next_round_input does with its text.
+        """Give `req` what the tree has of `ids`, as Req.init_next_round_input does with its text, less the
+        cursor.
 
         Returns the slots of what was found.
         """
@@ -54,7 +54,6 @@ class ReleaseTree:
         key = self._key(token_ids=ids, extra_key=req.extra_key, **salt)
         found = self.cache.match_prefix(self._base.MatchPrefixParams(key=key, req=req))
         req.prefix_indices, req.last_node = found.device_indices, found.last_device_node
-        req.cache_protected_len = len(found.device_indices)
         slots: Tensor = found.device_indices
         return slots
 
@@ -163,16 +162,7 @@ class NumberedTree(ComponentTree):
         self.cache.dec_lock_ref(req.last_node, told)
 
 
-class RecordTree(NumberedTree):
-    """Requests keep what they hold in a record."""
-
-    def match(self, req: Any, ids: Any) -> Tensor:
-        found = super().match(req, ids)
-        req.kv.cache_protected_len = len(found)
-        return found
-
-
-class ReceiptTree(RecordTree):
+class ReceiptTree(NumberedTree):
     """A lock gives a receipt for its unlock."""
 
     def lock(self, req: Any) -> None:
@@ -195,7 +185,6 @@ class UnifiedTree(ReceiptTree):
 
     def match(self, req: Any, ids: Any) -> Tensor:
         self._common.match_kv_cache(req, self.cache, ids)
-        req.kv.cache_protected_len = req.prefix_len
         slots: Tensor = self.cache.prefix_device_indices(req)
         return slots
 
@@ -229,7 +218,7 @@ class _Rust(NumberedTree):
             yield NodeView(path, full, () if swa is None else swa.tolist(), full_locks, swa_locks)
 
 
-class RustRecordTree(_Rust, RecordTree): ...
+class RustNumberedTree(_Rust, NumberedTree): ...
 
 
 class RustReceiptTree(_Rust, ReceiptTree): ...

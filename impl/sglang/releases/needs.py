@@ -49,8 +49,8 @@ NEEDS = """
 0.5.22 ...    {sessions} | SessionSlot.publishes_prompt
 0.5.10 0.5.14 mem_cache/common.py | release_kv_cache(_, _)
 0.5.14 0.5.22 mem_cache/common.py | release_kv_cache(_, _, is_insert=_)
-0.5.22 ...    mem_cache/common.py | release_kv_cache(_, _, checkpoint=_); checkpoint_kv_cache(_, _); match_kv_cache(_, _, _)
-0.5.11 0.5.22 mem_cache/common.py | maybe_cache_unfinished_req(_, _)
+0.5.22 ...    mem_cache/common.py | release_kv_cache(_, _, checkpoint=_); match_kv_cache(_, _, _)
+0.5.11 ...    mem_cache/common.py | {checkpoints}(_, _)
 0.5.10 0.5.16 mem_cache/common.py | alloc_token_slots(_, _)
 0.5.10 0.5.16 mem_cache/common.py | alloc_paged_token_slots_extend(tree_cache=_, prefix_lens=_, prefix_lens_cpu=_, seq_lens=_, seq_lens_cpu=_, last_loc=_, extend_num_tokens=_)
 0.5.16 ...    mem_cache/allocation.py | alloc_token_slots(_, _)
@@ -123,6 +123,7 @@ def _names(release: type[Release0510]) -> dict[str, str]:
     names = {
         "looks": release.looks,
         "chunks": release.chunks,
+        "checkpoints": release.checkpoints,
         "controller": _file(release.session_controller),
     }
     classes = {

@@ -50,6 +50,8 @@ class Release0510:
     keeps_slots = True  # a request knows the slots of what it matched, not only how many (prefix_indices)
     # The argument of release_kv_cache that says whether the tree keeps what the request has computed.
     keeping = ""
+    # The function of mem_cache.common that the scheduler calls after a prefill ("": the cache's own method).
+    checkpoints = ""
     # Pools that its busy check does not count: see Capabilities.
     uncounted: frozenset[str] = frozenset({"swa", "rows"})
     # Clauses that are not asked of it: see Capabilities.
@@ -253,9 +255,9 @@ class Release0510:
         rows = cache.req_to_token_pool.req_to_token
         cache.token_to_kv_pool_allocator.free(rows[self.row(req), start:end])
 
-    def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
+    def hand_in(self, req: Any, cache: Any, rows: Any, tree: trees.ReleaseTree) -> None:
         """A lock holder has finished: what it has computed goes into the tree, its lock is given back."""
-        del rows
+        del rows, tree
         cache.cache_finished_req(req)
 
     def ids(self, tokens: Sequence[int]) -> Any:
@@ -298,13 +300,19 @@ class Release0510:
         """Leave `req` as a request that has computed `tokens` in `row`, and was swept up to `swept`."""
         req.origin_input_ids = self.ids(tokens)
         self._filled(req)
-        req.req_pool_idx = row
-        req.kv_committed_len = req.kv_allocated_len = len(tokens)
+        self.put(req, "req_pool_idx", row)
+        self.put(req, "kv_committed_len", len(tokens))
+        self.put(req, "kv_allocated_len", len(tokens))
         self.sweep_cursor(req, swept)
+
+    def put(self, req: Any, name: str, value: int) -> None:
+        """Set the row or a cursor of a request, by its name in `places`."""
+        record, _, attribute = self.places[name].rpartition(".")
+        setattr(attrgetter(record)(req) if record else req, attribute, value)
 
     def sweep_cursor(self, req: Any, swept: int) -> None:
         """Have the request's swa_evicted_seqlen at `swept`."""
-        req.swa_evicted_seqlen = swept
+        self.put(req, "swa_evicted_seqlen", swept)
 
     def _filled(self, req: Any) -> None:
         """All of the request's input has been prefilled."""
@@ -339,7 +347,7 @@ class Release0510:
 
     def commit(self, req: Any, tokens: int) -> None:
         """What processing a verify round's result does to the committed length."""
-        req.kv_committed_len += tokens - self.claimed
+        self.put(req, "kv_committed_len", self.cursors(req).kv_committed_len + tokens - self.claimed)
 
     def skipped(self, req: Any, tokens: int) -> None:
         """What the scheduler still does with a verify round of a request that has finished, or was retracted.
@@ -376,6 +384,7 @@ class Release0511(Release0510):
     session_cache = ("sglang.srt.session.streaming_session", "StreamingSession")
     session_controller = "sglang.srt.session.session_controller"
     uncounted: frozenset[str] = frozenset({"rows"})
+    checkpoints = "maybe_cache_unfinished_req"
     claimed = 1
     counts_in_flight = True
     spare_page_per_lane = False
@@ -385,7 +394,7 @@ class Release0511(Release0510):
         return super().sweep_limit(max(0, length - page_size), window, page_size)
 
     def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
-        self.common.maybe_cache_unfinished_req(req, cache, **({"chunked": True} if chunked else {}))
+        getattr(self.common, self.checkpoints)(req, cache, **({"chunked": True} if chunked else {}))
 
     def closing(self, session: Any) -> bool:
         return bool(session.close_on_finish)
@@ -399,7 +408,7 @@ class Release0512(Release0511):
     def skipped(self, req: Any, tokens: int) -> None:
         del tokens
         if req.finished():  # what preparing the round claimed is given back
-            req.kv_committed_len -= self.claimed
+            self.commit(req, 0)
 
 
 class Release0513(Release0512):

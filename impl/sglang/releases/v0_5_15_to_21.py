@@ -103,22 +103,14 @@ class Release0516(Unified, Release0515):
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
-        del rows
+    def hand_in(self, req: Any, cache: Any, rows: Any, tree: trees.ReleaseTree) -> None:
+        del rows, tree
         cache.cache_finished_req(req, kv_len_to_handle=self.cursors(req).kv_committed_len)
 
     def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
-        req.origin_input_ids = self.ids(tokens)
-        self._filled(req)
-        self._give_row(req, len(tokens), row, swept)
-
-    def _give_row(self, req: Any, length: int, row: int, swept: int) -> None:
-        """Have `req` hold `length` tokens in `row`, swept up to `swept`."""
-        req.req_pool_idx, req.kv_committed_len = row, length
-        req.kv = self.batch.ReqKvInfo(kv_allocated_len=length, swa_evicted_seqlen=swept)
-
-    def sweep_cursor(self, req: Any, swept: int) -> None:
-        req.kv.swa_evicted_seqlen = swept
+        if req.kv is None:
+            req.kv = self.batch.ReqKvInfo(kv_allocated_len=0, swa_evicted_seqlen=0)
+        super().computed(req, tokens, row, swept)
 
     def spec_end(self, cursors: Cursors, draft_len: int, page_size: int) -> int:
         return -(-super().spec_end(cursors, draft_len, page_size) // page_size) * page_size
@@ -152,7 +144,6 @@ class Release0519(Release0518):
     """0.5.19. What a request holds is one record, shared with its session; one tree for all models."""
 
     version = "0.5.19"
-    tree = trees.RecordTree
     places: ClassVar[dict[str, str]] = {name: f"kv.{name}" for name in Release0510.places}
 
     def _import(self, root: Path) -> None:
@@ -173,18 +164,6 @@ class Release0519(Release0518):
 
     def drop(self, req: Any, cache: Any, start: int, end: int) -> None:
         cache.free_kv_row(req.kv, [(start, end)])
-
-    def _give_row(self, req: Any, length: int, row: int, swept: int) -> None:
-        kv = req.kv
-        kv.req_pool_idx = row
-        kv.kv_committed_len = kv.kv_allocated_len = length
-        self.sweep_cursor(req, swept)
-
-    def cursors(self, holder: Any) -> Cursors:
-        return Release0510.cursors(self, holder)  # there is a record at all times
-
-    def commit(self, req: Any, tokens: int) -> None:
-        req.kv.kv_committed_len += tokens
 
     def slot(self, cache: Any, session_id: str) -> Any:
         slot = getattr(cache, "session", cache).slots.get(session_id)
@@ -219,12 +198,12 @@ class Release0521(Release0520):
         if req.session is not None and req.session.streaming:
             req.session.abort_req()
 
-    def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
-        row = req.kv.req_pool_idx
-        if not req.kv.kv_allocated_len:  # it fills no page, and a request of no length there is none
-            cache.dec_lock_ref(req.last_node, req.lock_receipt)
+    def hand_in(self, req: Any, cache: Any, rows: Any, tree: trees.ReleaseTree) -> None:
+        if not self.cursors(req).kv_allocated_len:  # it fills no page: a request of no length there is none
+            tree.unlock(req)
             return
-        self.common.release_kv_cache(req, cache)
+        row = self.row(req)
+        self.end(req, cache)
         rows.free_slots.remove(row)  # it was none of the pool's
 
     def sweep_cursor(self, req: Any, swept: int) -> None:

@@ -18,7 +18,7 @@ class Release0522(Release0521):
 
     version = "0.5.22"
     tree = trees.UnifiedTree
-    keeping, keeps_slots, chunk_ends = "checkpoint", False, "extend_end"
+    keeping, keeps_slots, chunk_ends, checkpoints = "checkpoint", False, "extend_end", "checkpoint_kv_cache"
     waived: ClassVar[dict[str, str]] = {
         "CHK-2": "a session owns its KV while a turn runs on it as well, and counts it as session_held"
     }
@@ -46,16 +46,11 @@ class Release0522(Release0521):
 
     def checkpoint(self, req: Any, cache: Any, chunked: bool) -> None:
         del chunked
-        self.common.checkpoint_kv_cache(req, cache)
+        getattr(self.common, self.checkpoints)(req, cache)
 
-    def hand_in(self, req: Any, cache: Any, rows: Any) -> None:
+    def hand_in(self, req: Any, cache: Any, rows: Any, tree: trees.ReleaseTree) -> None:
         req.finished_reason = self.batch.FINISH_LENGTH(length=0)
-        row = req.kv.req_pool_idx
-        if not req.kv.kv_allocated_len:  # it fills no page, and a request of no length there is none
-            cache.unlock(req.lock)
-            return
-        self.common.release_kv_cache(req, cache, checkpoint=True)
-        rows.free_slots.remove(row)  # it was none of the pool's
+        super().hand_in(req, cache, rows, tree)
 
     def computed(self, req: Any, tokens: Sequence[int], row: int, swept: int) -> None:
         super().computed(req, tokens, row, swept)

@@ -79,6 +79,7 @@ class Calls:
             ),
             "abort_queued": lambda req: f"abort_queued(server, {self._name(req)})",
             "prepare_spec": lambda _, n: f"{claimed}prepare_verify(batch, draft_len={n})",
+            "put": lambda *_: "",
             "commit": lambda req, n: f"{self._name(req)}.{committed.format(n)}",
         }
         for name, told in calls.items():

@@ -30,6 +30,7 @@ class TreeCommands(OnServer):
         holder = self._newcomer(command.holder)
         tree.unlock(holder.req)
         holder.slots = tree.match(holder.req, self.release.ids(self._named(holder, tokens)))
+        self.release.put(holder.req, "cache_protected_len", len(holder.slots))
         tree.lock(holder.req)
         holder.tokens = self._spelling(tokens, len(holder.slots))
         server.lock_holders[command.holder] = holder
@@ -62,7 +63,7 @@ class TreeCommands(OnServer):
         holder = holder or self._newcomer(command.holder)
         self._compute(holder, computed, command.evicted)
         if not command.chunked:
-            release.hand_in(holder.req, server.cache, server.rows)
+            release.hand_in(holder.req, server.cache, server.rows, self._tree())
             server.lock_holders.pop(command.holder, None)
             return
         release.checkpoint(holder.req, server.cache, chunked=True)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import pkgutil
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from operator import attrgetter
 from typing import Any
 
-from impl.sglang.server.events import Cells, Lane, Paged, RequestState, SessionState, Snapshot
+from impl.adapter import Cursors
+from impl.sglang.releases.catalogue import TABLE
+from impl.sglang.server.events import Cells, Paged, RequestState, SessionState, Snapshot
 
-# A cursor's names, the newest first. Releases keep them in a record `kv`, or in the request and the slot.
-_CURSORS = (
-    ("kv_committed_len",), ("kv_allocated_len",), ("max_evicted_seqlen", "swa_evicted_seqlen"),
-    ("cache_protected_len",),
-)  # fmt: skip
 # What reads the nodes of a release's tree, in impl.sglang.parts.trees.
 _TREES = {
     "UnifiedRadixCache": "ComponentTree", "SWARadixCache": "SWARadixTree", "RadixCache": "ReleaseTree",
 }  # fmt: skip
-_READ: dict[type, Callable[[Any], Cells]] = {}  # cursors of a request, of a slot
+# Where releases have the row and the cursors of a request or a slot, the newest first.
+_NAMES = ("req_pool_idx", *Cursors._fields)
+_PLACES = dict.fromkeys(tuple(map(r.places.__getitem__, _NAMES)) for r in reversed(TABLE.values()))
+_RowAndCursors = tuple[int | None, int, int, int, int]
+_READ: dict[type, Callable[[Any], _RowAndCursors]] = {}
 
 
 class Reader:
@@ -56,7 +56,7 @@ class Reader:
             "rows": self.rows.size, "width": self.rows.req_to_token.shape[1],
             "tree": self.shares, "overlap": bool(scheduler.enable_overlap),
             "speculative": self.speculates,
-            "claims": claims(),
+            "claims": getattr(TABLE.get(version("sglang")), "claimed", 0),
         }  # fmt: skip
 
     def counts(self) -> tuple[int, int, int, int, int, int]:
@@ -169,7 +169,7 @@ class Reader:
         return found
 
     def _row(self, owner: Any) -> tuple[int, Cells, list[int]]:
-        cursors, row = cursors_of(owner), row_of(owner)
+        row, cursors = row_of(owner), cursors_of(owner)
         assert row is not None
         return (int(row), cursors, self.rows.req_to_token[row, : cursors[1]].tolist())
 
@@ -189,72 +189,32 @@ def _free(pool: Any) -> list[int]:
     return [int(page) for page in pool.get_all_free_pages().tolist()]
 
 
+def row_and_cursors(owner: Any) -> _RowAndCursors:
+    """Row, C, A, E and R of a request or a slot, by the names of the newest release that it has all of."""
+    if type(owner) in _READ:
+        with suppress(AttributeError):
+            return _READ[type(owner)](owner)
+    for places in _PLACES:
+        with suppress(AttributeError):
+            read: Callable[[Any], _RowAndCursors] = attrgetter(*places)
+            found = read(owner)
+            _READ[type(owner)] = read
+            return found
+    # 0.5.16 to 0.5.18: no record before there is a row
+    return None, owner.kv_committed_len, 0, 0, owner.cache_protected_len
+
+
 def cursors_of(owner: Any) -> Cells:
-    """C, A, E and R of a request or a slot, by the names that its release has."""
-    read = _READ.get(type(owner))
-    if read is None:
-        read = _reader(owner)
-    try:
-        return read(owner)
-    except AttributeError:  # its record is not there before it has a row
-        return owner.kv_committed_len, 0, 0, owner.cache_protected_len
+    return row_and_cursors(owner)[1:]
 
 
-def lanes_of(requests: Any) -> list[Lane]:
-    """The name and cursors of each request of a batch."""
-    read = _READ.get(type(requests[0]), cursors_of)
-    if read is not _of_components:
-        return [(r.rid, *read(r)) for r in requests]
-    return [
-        (r.rid, kv.kv_committed_len, kv.kv_allocated_len,
-         max(swept.values()) if (swept := kv.component_evicted_seqlens) else 0, kv.cache_protected_len)
-        for r in requests for kv in (r.kv,)
-    ]  # fmt: skip
-
-
-def _reader(owner: Any) -> Callable[[Any], Cells]:
-    """What reads the cursors of this kind of owner, remembered once it has all that it reads."""
-    kv = getattr(owner, "kv", None)
-    if hasattr(kv, "component_evicted_seqlens"):
-        return _READ.setdefault(type(owner), _of_components)
-    places = [
-        next((f"kv.{n}" if hasattr(kv, n) else n for n in names if hasattr(kv, n) or hasattr(owner, n)), "?")
-        for names in _CURSORS
-    ]
-    read: Callable[[Any], Cells] = attrgetter(*places)
-    if "?" not in places:
-        _READ[type(owner)] = read
-    return read
-
-
-def _of_components(owner: Any) -> Cells:
-    """As 0.5.23 has them; its own `max_evicted_seqlen` takes as long as all of this."""
-    kv = owner.kv
-    swept = kv.component_evicted_seqlens
-    farthest = max(swept.values()) if swept else 0
-    return kv.kv_committed_len, kv.kv_allocated_len, farthest, kv.cache_protected_len
-
-
-def claims() -> int:
-    """Tokens that preparing a verify round commits already, as releases up to 0.5.14 do."""
-    try:
-        prepare = pkgutil.resolve_name(
-            "sglang.srt.speculative.eagle_info_v2.EagleDraftInputV2Mixin.prepare_for_decode")
-        return int("kv_committed_len += 1" in inspect.getsource(prepare))
-    except (ImportError, AttributeError, OSError):
-        return 0
+def row_of(owner: Any) -> int | None:
+    return row_and_cursors(owner)[0]
 
 
 def holds(owner: Any) -> bool:
     """Whether it has a row."""
     return row_of(owner) is not None
-
-
-def row_of(owner: Any) -> int | None:
-    """The row of a request or a slot."""
-    kv: Any = getattr(owner, "kv", None)
-    row: int | None = kv.req_pool_idx if hasattr(kv, "req_pool_idx") else owner.req_pool_idx
-    return row
 
 
 def session_of(request: Any) -> str | None:

@@ -21,16 +21,17 @@ import functools
 import inspect
 import os
 import pkgutil
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.server.events import (
     FIELDS, FORMAT, VERSION, Admitted, Checkpointed, CloseAsked, Event, Extended, HookFailed, Lane,
     QueueAborted, Released, Requeued, Resulted, SessionClosed, SessionOpened, Submitted, Swept,
 )  # fmt: skip
 from impl.sglang.server.log import EventLog
-from impl.sglang.server.reading import Reader, cursors_of, holds, lanes_of, session_of, slot_of
+from impl.sglang.server.reading import Reader, cursors_of, holds, session_of, slot_of
 
 SHARE, MAX_ENTRIES = 20, 1024  # of a snapshot: one entry for so many lines; entries, which take 3 us each
 # What a hook does before the function, and after it with its result. A plain method is given the result.
@@ -204,7 +205,7 @@ class Watcher:
     def step(self, plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         """Every forward pass has this one, so it touches as little as can be."""
         log, size = self.log, 0
-        lanes: Sequence[Lane] = ()
+        lanes: list[Lane] = []
         batch = getattr(plan, "batch_to_run", plan)
         if log is None:
             if batch is None and not self._first:
@@ -214,9 +215,9 @@ class Watcher:
             requests = batch.reqs
             size = len(requests)
             if batch.forward_mode.is_decode():
-                lanes = lanes_of(requests)
+                lanes = [(r.rid, *cursors_of(r)) for r in requests]
             elif decoded := getattr(batch, "decoding_reqs", None):  # a mixed batch
-                lanes = lanes_of(decoded)
+                lanes = [(r.rid, *cursors_of(r)) for r in decoded]
         elif log.events == self._written:
             return  # idle: nothing is noted
         self._steps += 1
@@ -251,6 +252,7 @@ class Watcher:
         self._written = log.events
 
 
+CHECKPOINTS = sorted({release.checkpoints for release in TABLE.values()} - {""})
 # Where each hook goes, under sglang.srt. Of those that releases know by different names some are not there.
 POINTS: tuple[tuple[str, str], ...] = (
     ("session.session_controller.SessionController.open", "open_session"),
@@ -264,8 +266,7 @@ POINTS: tuple[tuple[str, str], ...] = (
     ("mem_cache.common.release_kv_cache", "release"),
     ("managers.scheduler.Scheduler.abort_request", "abort"),
     ("managers.scheduler.Scheduler.get_next_batch_to_run", "step"),
-    ("mem_cache.common.checkpoint_kv_cache", "insert"),
-    ("mem_cache.common.maybe_cache_unfinished_req", "insert"),
+    *((f"mem_cache.common.{name}", "insert") for name in CHECKPOINTS),
     ("managers.scheduler.Scheduler.process_batch_result", "result"),  # late: where results are written
 )
 

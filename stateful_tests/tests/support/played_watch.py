@@ -102,7 +102,6 @@ def watched_driver(folder: Path, spec: bool) -> type:
             super().__init__(release, *where, **how)
             watched.append(self)
             reading.version = lambda _: release.version  # type: ignore[assignment]
-            reading.claims = lambda: release.claimed
             for target, name in POINTS:
                 if name not in ONLY_IN_A_SERVER:
                     _hooked(f"sglang.srt.{target}", own.get(name, told[name]))

@@ -155,7 +155,8 @@ def test_idle_steps_are_not_written():
 
 def test_a_request_that_waits_for_room_is_written_once():
     watcher, noted = watching()
-    kv = Bag(kv_committed_len=4, kv_allocated_len=4, max_evicted_seqlen=0, cache_protected_len=0)
+    kv = Bag(req_pool_idx=0, kv_committed_len=4, kv_allocated_len=4, max_evicted_seqlen=0,
+        cache_protected_len=0)  # fmt: skip
     request = Bag(rid="r1", session=None, prefix_len=4, kv=kv)
     for _ in range(3):
         around(watcher, "admit")(lambda *_: None, request)
