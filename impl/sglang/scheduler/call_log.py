@@ -206,7 +206,9 @@ class Calls:
         how = f", {release.keeping}={release.prefilled(req)}" if release.keeping else ""
         return f"release_kv_cache({self._name(req)}, server.cache{how})"
 
-    def _request(self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None) -> str:
+    def _request(
+        self, req: Any, rid: str, tokens: list[int], session: str | None, undo: Bag | None, **_: Any
+    ) -> str:  # fmt: skip
         name = variable(rid.partition("#")[0].removeprefix(LOCK_HOLDER))
         self._call_it(req, name)
         self._call_it(req.sampling_params, f"{name}.sampling_params")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -10,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from impl.adapter import Cursors
+from impl.sglang.parts import trees
 from impl.sglang.releases.catalogue import TABLE
 from impl.sglang.server.events import Cells, Paged, RequestState, SessionState, Snapshot
 
@@ -175,7 +175,6 @@ class Reader:
 
     def _tree_nodes(self) -> Any:
         if self._nodes is None:
-            trees = importlib.import_module("impl.sglang.parts.trees")
             tree = getattr(self.tree, "inner", self.tree)
             kind = _TREES[type(tree).__name__]
             if getattr(tree, "_tree_core_backend", "") == "rust":
@@ -191,9 +190,10 @@ def _free(pool: Any) -> list[int]:
 
 def row_and_cursors(owner: Any) -> _RowAndCursors:
     """Row, C, A, E and R of a request or a slot, by the names of the newest release that it has all of."""
-    if type(owner) in _READ:
-        with suppress(AttributeError):
-            return _READ[type(owner)](owner)
+    try:
+        return _READ[type(owner)](owner)
+    except (KeyError, AttributeError):  # the first of its type, or without what others of it have
+        pass
     for places in _PLACES:
         with suppress(AttributeError):
             read: Callable[[Any], _RowAndCursors] = attrgetter(*places)
