@@ -1,12 +1,14 @@
 """The server environment: a Python of its own in which a release imports whole, made on demand and cached.
 
-It stands on kvspec's own environment: torch, numpy and msgspec are that one's, and pip is held to its
-versions. On top come the release's wheel and the plain ones of its own requirements, with the release's own
-pins. What needs CUDA is never installed (boot.py).
+It stands on the environment of the kvspec that runs it: torch, numpy and msgspec are that one's, and pip is
+held to its versions. So several clones share it. On top come the release's wheel and the plain ones of its
+own requirements, with the release's own pins. What needs CUDA is never installed (boot.py).
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PathDistribution, version
 from pathlib import Path
 
@@ -36,8 +38,11 @@ _PLAIN = frozenset(_NAMES.split())
 # Imported by releases that get them through a package that is left out.
 _BESIDES = ("dill", "regex", "triton==3.9.0", "xxhash", "zstandard")
 _SHARED = ("torch", "numpy", "msgspec")  # kvspec's own
-_READY = "kvspec-server.json"  # in a complete environment: what was installed, and when
+_READY = "kvspec-server.json"  # in a complete environment: what was installed, and for which Python and torch
+SITE = "KVSPEC_SITE"  # names the packages of the kvspec that starts a Python of the environment
 _PIP_TIMEOUT_S = 1800
+
+_PYTHON = ".".join(map(str, sys.version_info[:2]))
 
 Say = Callable[[str], None]
 
@@ -60,11 +65,17 @@ def python_of(release: str) -> Path:
             f" (downloads some {DOWNLOAD_MB} MB, takes {DISK_MB} MB in {folder.parent})"
         )
     told = json.loads((folder / _READY).read_text())
-    if told["base"] != _base() or told["torch"] != version("torch"):
+    made, runs = (told.get("python", "another"), told["torch"]), (_PYTHON, version("torch"))
+    if made != runs:
         raise UnusableImplementation(
-            f"sglang=={release}: its environment is of another Python or torch: kvspec setup-server {release}"
+            f"sglang=={release}: its environment is for Python {made[0]} and torch {made[1]}, this is"
+            f" {runs[0]} and {runs[1]}: kvspec setup-server {release}"
         )
-    return _python(folder)
+    if not (python := _python(folder)).exists():
+        raise UnusableImplementation(
+            f"sglang=={release}: the Python of {folder} is gone: kvspec setup-server {release}"
+        )
+    return python
 
 
 def supported(release: str) -> str:
@@ -79,45 +90,60 @@ def supported(release: str) -> str:
 def make(release: str, say: Say, *, again: bool = False) -> Path:
     """Make a release's environment, unless it is there; its Python.
 
-    say: is told what is done. Raises UnusableImplementation: no index, no space, no such wheel for this
-    Python.
+    say: is told what is done. One process makes it, others wait. Raises UnusableImplementation: no index, no
+    space, no such wheel for this Python.
     """
     supported(release)
     folder = folder_of(release)
-    if not again:
+    try:
+        with _alone(folder, say):
+            if not again:
+                with contextlib.suppress(UnusableImplementation):
+                    return python_of(release)
+            return _build(release, folder, say)
+    except OSError as error:
+        raise UnusableImplementation(f"{folder}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, say: Say) -> Iterator[None]:
+    """No other process makes this environment meanwhile."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{folder}.lock", "w") as lock:
         try:
-            return python_of(release)
-        except UnusableImplementation:
-            pass
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another process makes {folder}: waiting")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(release: str, folder: Path, say: Say) -> Path:
     begun = time.monotonic()
     say(
         f"sglang {release} into {folder}: some {DOWNLOAD_MB} MB to download, {DISK_MB} MB on disk,"
         f" {MINUTES} minutes"
     )
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder.parent).free >> 20
-        if free < DISK_MB:
-            raise UnusableImplementation(f"{folder.parent}: {DISK_MB} MB are needed and {free} MB are free")
-        shutil.rmtree(folder, ignore_errors=True)
-        say("1/4  an environment that stands on kvspec's own")
-        _venv(folder)
-        say(f"2/4  the wheel of sglang {release}")
-        _pip(folder, ["--no-deps", f"sglang=={release}"])
-        wanted = requirements(_site(folder))
-        say(f"3/4  {len(wanted)} packages, transformers first of all")
-        _pip(folder, wanted)
-        say("4/4  import of its scheduler")
-        _try(folder)
-        shared = next((name for name in _SHARED if (_site(folder) / name).exists()), None)
-        if shared is not None:
-            raise UnusableImplementation(
-                f"pip has put another {shared} into {folder}: it would not be kvspec's"
-            )
-        told = {"release": release, "base": _base(), "torch": version("torch"), "installed": wanted}
-        (folder / _READY).write_text(json.dumps(told, indent=1))
-    except OSError as error:
-        raise UnusableImplementation(f"{folder}: {error.strerror or error}") from None
+    free = shutil.disk_usage(folder.parent).free >> 20
+    if free < DISK_MB:
+        raise UnusableImplementation(f"{folder.parent}: {DISK_MB} MB are needed and {free} MB are free")
+    shutil.rmtree(folder, ignore_errors=True)
+    say("1/4  an environment that stands on kvspec's own")
+    _venv(folder)
+    say(f"2/4  the wheel of sglang {release}")
+    _pip(folder, ["--no-deps", f"sglang=={release}"])
+    wanted = requirements(_site(folder))
+    say(f"3/4  {len(wanted)} packages, transformers first of all")
+    _pip(folder, wanted)
+    say("4/4  import of its scheduler")
+    _try(folder)
+    shared = next((name for name in _SHARED if (_site(folder) / name).exists()), None)
+    if shared is not None:
+        raise UnusableImplementation(
+            f"pip has put another {shared} into {folder}: it would not be kvspec's"
+        )
+    told = {"release": release, "python": _PYTHON, "torch": version("torch"), "installed": wanted}
+    (folder / _READY).write_text(json.dumps(told, indent=1))
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not f.is_symlink()) >> 20
     say(f"ready: {size} MB, {time.monotonic() - begun:.0f} s")
     return _python(folder)
@@ -135,9 +161,14 @@ def _name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]).lower()
 
 
-def _base() -> str:
-    """Where the packages are that kvspec runs with."""
+def packages() -> str:
+    """The folder of the packages that kvspec runs with."""
     return sysconfig.get_paths()["purelib"]
+
+
+def packages_line() -> str:
+    """A line of a .pth file that adds them, of the kvspec that starts the Python, or else of this one."""
+    return f"import os, site; site.addsitedir(os.environ.get({SITE!r}, {packages()!r}))\n"
 
 
 def _python(folder: Path) -> Path:
@@ -151,7 +182,7 @@ def _site(folder: Path) -> Path:
 def _venv(folder: Path) -> None:
     _run([sys.executable, "-P", "-m", "venv", str(folder)], "no virtual environment can be made")
     # After its own packages come kvspec's, with whatever their .pth files add.
-    (_site(folder) / "zz_kvspec.pth").write_text(f"import site; site.addsitedir({_base()!r})\n")
+    (_site(folder) / "zz_kvspec.pth").write_text(packages_line())
 
 
 def _pip(folder: Path, packages: Sequence[str]) -> None:
@@ -173,7 +204,7 @@ def _try(folder: Path) -> None:
     """The release's scheduler must import."""
     home = Path(__file__).resolve().parents[3]
     code = "from impl.sglang.server import boot; boot.install(); import sglang.srt.managers.scheduler"
-    environment = child.environment([home], PYTHONWARNINGS="ignore")
+    environment = child.environment([home], PYTHONWARNINGS="ignore", **{SITE: packages()})
     _run([str(_python(folder)), "-c", code], "its scheduler does not import", environment)
 
 

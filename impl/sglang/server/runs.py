@@ -12,6 +12,7 @@ import msgspec
 
 from impl.adapter import UnusableImplementation
 from impl.process import child
+from impl.sglang.server import environment
 from impl.sglang.server.worker import Job
 from impl.sglang.server.whole_scheduler import RunOutcome
 
@@ -20,7 +21,8 @@ HOME = Path(__file__).resolve().parents[3]  # the folder that `impl` and `refere
 
 def outside(root: Path | None, settings: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of a process in a server environment; root: a folder with another `sglang/`."""
-    made = child.environment([HOME, *([root] if root else [])], PYTHONWARNINGS="ignore")
+    more = {environment.SITE: environment.packages(), "PYTHONWARNINGS": "ignore"}
+    made = child.environment([HOME, *([root] if root else [])], **more)
     kept = {name: value for name, value in made.items() if not name.startswith("SGLANG_")}
     return kept | (settings or {})
 
