@@ -4,7 +4,6 @@ Exit codes: 0 conforms, 1 a clause was violated, 2 unusable input (one line on s
 under test, or kvspec itself, broke, 4 incomplete: nothing was found, but the plan was not done.
 """
 
-import math
 import os
 import signal
 import sys
@@ -103,19 +102,28 @@ def _complain(name: str, message: str, code: int) -> int:
     return code
 
 
+def interrupts(now: Callable[[], float] = time.monotonic) -> Callable[[int, FrameType | None], None]:
+    """A handler of signals to end. The first interrupts; after the second the report still comes."""
+    had: list[float] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if had and now() - had[-1] < 1:  # timeout(1), for one, sends it to the process and to its group
+            return
+        had.append(now())
+        if len(had) == 2:
+            os.write(2, b"kvspec: ends, and reports what it has found; one more signal ends it at once\n")
+        else:
+            signal.default_int_handler(number, frame)
+
+    return interrupt
+
+
 def main() -> None:
     """Entry point of the console script. A signal to end is an interrupt: what was found is reported."""
     if not __debug__:  # an assertion of the system under test is a finding
         os.environ.pop("PYTHONOPTIMIZE", None)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "kvspec", *sys.argv[1:]])
-    last = -math.inf
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal last
-        if time.monotonic() - last > 1:  # timeout(1), for one, sends it to the process and to its group
-            last = time.monotonic()
-            signal.default_int_handler(number, frame)
-
+    interrupt = interrupts()
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, interrupt)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stateful_tests.watched.reader import WatchLog
-    from stateful_tests.watched.serving import Before, ServedRun
+    from stateful_tests.watched.serving import Before, JudgedRun, ServedRun
 
 
 NOT_LIVE = {
@@ -155,6 +155,7 @@ def serve_check(
             return _live(out, release, root, given, seed, clients, time_limit or 600.0, save_dir)
         runner = WholeScheduler(environment.python_of(release), root)
         before = _before(release, sglang_path, base)
+    told: set[str] = set()
     try:
         if run is not None:
             judged = serving.judge(runner, run, before)
@@ -162,9 +163,16 @@ def serve_check(
             result = serving.Served(release, run.seed, 1, judged.outcome.forwards, found=found)
         else:
             with Progress() as progress:
+
+                def keep(judged: JudgedRun) -> None:
+                    path = servers.save(Path(save_dir), judged)
+                    if path not in told:
+                        progress.say(f"found {judged.run.key}: {path}")
+                    told.add(path)
+
                 result = serving.check(
                     runner, release, seed, runs, fixed=given, count=clients, impatient=impatient,
-                    limit_s=time_limit, before=before, say=progress,
+                    limit_s=time_limit, before=before, say=progress, keep=keep,
                 )  # fmt: skip
     finally:
         runner.close()

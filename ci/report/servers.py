@@ -102,7 +102,7 @@ def served(result: Served, folder: Path | None, planned: int) -> Data:
     found = []
     for key, judged in result.found.items():
         finding = next(each for each in judged.findings if each.key == key)
-        saved = None if folder is None else _save(folder, judged)
+        saved = None if folder is None else save(folder, judged)
         found.append({
             "key": key, "judge": finding.judge, "says": finding.says, "times": max(1, result.times[key]),
             "known": finding.known, "old": finding.old, "forwards": judged.outcome.forwards,
@@ -118,7 +118,8 @@ def served(result: Served, folder: Path | None, planned: int) -> Data:
         "runs": result.runs, "runs_asked": planned, "forwards": result.forwards, "events": result.events,
         "seconds": round(result.seconds, 1), "reached": dict(result.reached.most_common()),
         "known": dict(result.known), "old": dict(result.old), "findings": found,
-        "exit_code": 1 + 2 * broke if new else 4 * (result.runs < planned),
+        "interrupted": result.interrupted,
+        "exit_code": 1 + 2 * broke if new else 130 if result.interrupted else 4 * (result.runs < planned),
     }  # fmt: skip
 
 
@@ -151,7 +152,8 @@ def lived_text(out: Console, data: Data) -> None:
     labelled(out, {what: text for what, text in said.items() if text})
 
 
-def _save(folder: Path, judged: JudgedRun) -> str:
+def save(folder: Path, judged: JudgedRun) -> str:
+    """Write the run of a finding; the file's path."""
     name = "".join(c if c.isalnum() else "-" for c in judged.run.key)[:60].strip("-").lower()
     path = folder / f"serve-{judged.run.release}-{name}.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +169,9 @@ def served_text(out: Console, data: Data) -> None:
     masked = data["known"] or data["old"] or data["findings"]
     what = f"{len(new)} findings" if new else "nothing new" if masked else "conforms"
     what += f", known faults: {', '.join(data['known'])}," * bool(data["known"])
-    if data["runs"] < data["runs_asked"] and not new:
+    if data["interrupted"]:
+        what += f", interrupted after {data['runs']} of {data['runs_asked']} runs,"
+    elif data["runs"] < data["runs_asked"] and not new:
         what = f"incomplete, {data['runs']} of {data['runs_asked']} runs: nothing was found"
     say(out, f"sglang {data['release']}: {what} in {done}", "bold red" if new else "bold green")
     for each in data["findings"]:

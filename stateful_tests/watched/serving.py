@@ -6,6 +6,8 @@ Judges: what attention would read (`reads`), the server's own strict checks (`se
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import re
 import tempfile
@@ -83,7 +85,7 @@ class JudgedRun:
 @dataclass(slots=True)
 class Served:
     """A whole check. reached: decisions of the scheduler, and how often; known, old: what known faults
-    explain, and what the base shows as well; found: key -> the smallest run."""
+    explain, and what the base shows as well; found: key -> the smallest run. interrupted: by a signal."""
 
     release: str
     seed: int
@@ -96,6 +98,7 @@ class Served:
     old: Counter[str] = field(default_factory=Counter)
     found: dict[str, JudgedRun] = field(default_factory=dict)
     times: Counter[str] = field(default_factory=Counter)
+    interrupted: bool = False
 
 
 def serve(runner: Runner, run: ServedRun, level: str = "lengths") -> JudgedRun:
@@ -171,16 +174,50 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
 def check(
     runner: Runner, release: str, seed: int, runs: int, *, fixed: dict[str, int | bool] | None = None,
     count: int = 12, impatient: bool = False, limit_s: float | None = None, before: Before | None = None,
-    say: Callable[[str, int, int], None] = lambda *_: None,
+    say: Callable[[str, int, int], None] = lambda *_: None, keep: Callable[[JudgedRun], object] = id,
 ) -> Served:  # fmt: skip
-    """Serve random runs until their number or the time is over; each new finding is shrunk at once."""
-    result, begun = Served(release, seed), time.monotonic()
-    for number in range(runs):
-        if limit_s is not None and time.monotonic() - begun > limit_s:
-            break
-        rng = random.Random(f"{seed} {number}")
-        config, clients = population.drawn(rng, number, fixed=fixed or {}, count=count, impatient=impatient)
-        judged = judge(runner, ServedRun(release, config, clients, rng.randrange(1 << 30)), before)
+    """Serve random runs until their number or the time is over; each new finding is shrunk at once.
+
+    keep: is called with the run of a new finding, and with each smaller one. An interrupt ends the check with
+    what was found until then.
+    """
+    begun = time.monotonic()
+    checking = _Check(runner, before, say, keep, Served(release, seed), begun + (limit_s or math.inf))
+    result = checking.result
+    try:
+        for number in range(runs):
+            if checking.over():
+                break
+            rng = random.Random(f"{seed} {number}")
+            config, clients = population.drawn(
+                rng, number, fixed=fixed or {}, count=count, impatient=impatient
+            )
+            checking.take(ServedRun(release, config, clients, rng.randrange(1 << 30)))
+            checking.tell(f"run {number + 1} of {runs}")
+    except KeyboardInterrupt:
+        result.interrupted = True
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+@dataclass(slots=True)
+class _Check:
+    runner: Runner
+    before: Before | None
+    say: Callable[[str, int, int], None]
+    keep: Callable[[JudgedRun], object]
+    result: Served
+    ends: float  # by the monotonic clock
+
+    def over(self) -> bool:
+        return time.monotonic() > self.ends
+
+    def tell(self, what: str) -> None:
+        self.say(what, self.result.forwards, len(self.result.found))
+
+    def take(self, run: ServedRun) -> None:
+        """Serve a run; a new finding is kept, and shrunk."""
+        judged, result = judge(self.runner, run, self.before), self.result
         result.runs += 1
         result.forwards += judged.outcome.forwards
         result.events += judged.validated.events
@@ -190,37 +227,35 @@ def check(
                 result.known[each.known] += 1
             if each.old:
                 result.old[each.key] += 1
-        for key in dict.fromkeys(each.key for each in judged.new[:1]):
+        for key in (each.key for each in judged.new[:1]):
             result.times[key] += 1
             if key not in result.found:
-                say(f"shrinks {key}", result.forwards, len(result.found))
-                result.found[key] = shrunk(runner, judged, key, before=before)
-        say(f"run {number + 1} of {runs}", result.forwards, len(result.found))
-    result.seconds = time.monotonic() - begun
-    return result
+                judged.run = msgspec.structs.replace(run, key=key)
+                self._found(judged)
+                self._shrink(judged.run)
+
+    def _found(self, judged: JudgedRun) -> None:
+        self.result.found[judged.run.key] = judged
+        self.keep(judged)
+
+    def _shrink(self, run: ServedRun) -> None:
+        """Look for the smallest run that still shows the finding, in so many tries."""
+        tries = itertools.count(1)
+
+        def still_shows(smaller: ServedRun) -> ServedRun | None:
+            if self.over():
+                return None
+            self.tell(f"shrinks {run.key}, try {next(tries)} of {SHRINKS} at most")
+            judged = judge(self.runner, smaller, self.before)
+            if all(each.key != run.key for each in judged.new):
+                return None
+            self._found(judged)
+            return smaller
+
+        first_improvement(run, Search(still_shows, SHRINKS), _smaller)
 
 
-# Shrinking: clients, their turns, their numbers, then the configuration.
-
-
-def shrunk(
-    runner: Runner, judged: JudgedRun, key: str, most: int = SHRINKS, before: Before | None = None
-) -> JudgedRun:
-    """The smallest run that is met in so many tries and still shows the finding."""
-    best = judged
-
-    def still_shows(run: ServedRun) -> ServedRun | None:
-        nonlocal best
-        tried = judge(runner, run, before)
-        if all(each.key != key for each in tried.new):
-            return None
-        best = tried
-        return run
-
-    first_improvement(judged.run, Search(still_shows, most), _smaller)
-    best.run = msgspec.structs.replace(best.run, key=key)
-    return best
-
+# Smaller runs: fewer clients, turns, smaller numbers, then a plainer configuration.
 
 _PLAINEST: dict[type, dict[str, Any]] = {
     Config: {

@@ -126,7 +126,8 @@ def _seen(beside: Beside, r: log.RequestState, given: State) -> RequestSeen:
     assert request is not None
     ahead = request.output - r.outputs
     rounds = []
-    for kind in reversed(r.rounds if beside.tells_results else []):
+    waited_for = beside.tells_results and not r.queued  # the result of what was retracted is nobody's
+    for kind in reversed(r.rounds if waited_for else []):
         verifies = beside.header.speculative and kind != "prefill"
         counted = beside.header.claims if verifies else min(ahead, 1)
         ahead -= counted

@@ -1,11 +1,13 @@
 """The command line: what it prints, into a pipe, and what it returns."""
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ci.cli import interrupts
 from ci.commands import release_row
 from ci.report import data as report
 from ci.report import progress
@@ -145,6 +147,18 @@ def test_an_interrupt_is_one_line(fake, kvspec, monkeypatch):
     monkeypatch.setattr(campaign, "run", stop)
     code, _, err = kvspec("check")
     assert (code, err.strip()) == (130, "kvspec: interrupted")
+
+
+def test_after_a_second_signal_the_report_still_comes(capfd):
+    times = iter([0.0, 0.5, 3.0, 3.0, 5.0, 5.0])
+    end = interrupts(lambda: next(times))
+    with pytest.raises(KeyboardInterrupt):
+        end(signal.SIGINT, None)
+    end(signal.SIGTERM, None)  # the same, as timeout(1) sends it twice
+    end(signal.SIGTERM, None)
+    assert capfd.readouterr().err.startswith("kvspec: ends, and reports what it has found")
+    with pytest.raises(KeyboardInterrupt):
+        end(signal.SIGTERM, None)
 
 
 def test_replay(fake, kvspec, monkeypatch):

@@ -272,6 +272,24 @@ def test_a_log_may_begin_in_the_middle(validate):
     assert not found.mismatches and found.given == 2 and found.commands["Finish"] == 1
 
 
+def test_a_log_may_begin_with_a_round_in_flight_of_a_retracted_request(validate):
+    request = {
+        "request": "a", "session": None, "queued": True, "tokens": 3, "outputs": 0, "rejected": False,
+        "retracted": True, "cursors": None, "rounds": ["prefill"],
+    }  # fmt: skip
+    lines = events("""
+["admit","a",null,0,[0,0,0,0]]
+["extend",[["a",0,3,[3,3,0,0]]]]
+["step",1,1,0,0,29,29,3,0,0,0,[]]
+["step",2,1,0,0,27,27,3,0,0,0,[["a",3,5,0,0]]]
+["result",[["a",1,[3,5,0,0],[]]]]
+["step",3,1,0,0,25,25,3,0,0,0,[["a",3,7,0,0]]]
+["result",[["a",2,[4,7,0,0],[]]]]
+    """)
+    found = validate([["snapshot", 0, [], [request]], *lines], overlap=True, **VERIFYING)
+    assert not found.mismatches and found.commands["SpecDecode"] == 1
+
+
 @pytest.mark.parametrize("change, clause", [
     (lambda s: s[3][0].update(cursors=[6, 6, 1, 0]), "LEN-4"),
     (lambda s: s[3][0].update(tokens=2), "SES-1"),

@@ -1,5 +1,6 @@
 """Checks of whole schedulers, with a runner that pretends and, where it is installed, with the real one."""
 
+import itertools
 import os
 import random
 import tomllib
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
+from ci.report import servers
 from impl.adapter import UnusableImplementation
 from impl.sglang.server import environment
 from impl.sglang.server.clients import Client, Config, Turn
@@ -48,6 +50,30 @@ def test_a_finding_is_shrunk_to_its_clients_and_numbers():
     assert (first.tokens, first.limit, second.tokens, second.limit) == (1, 1, 3, 1)
     assert judged.run.config.draft == 0 and not judged.run.config.tree and judged.run.config.page_size == 1
     assert judged.run.key == "reads full" and "nothing that was written" in judged.findings[-1].says
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 30])
+def test_an_interrupt_loses_nothing_that_was_found(at):
+    """at: while it shrinks, at so many tries; 0: between two runs."""
+    kept, tries = [], 0
+
+    def say(what, *_):
+        nonlocal tries
+        tries += what.startswith("shrinks")
+        if kept and (tries == at if at else what.startswith("run")):
+            raise KeyboardInterrupt
+
+    result = serving.check(Pretends(), RELEASE, 1, 5, count=6, say=say, keep=lambda j: kept.append(j.run))
+    assert result.interrupted and result.found["reads full"].run == kept[-1]
+    data = servers.served(result, None, 5)
+    assert data["exit_code"] == 1 and data["interrupted"]
+
+
+def test_shrinking_ends_with_the_time(monkeypatch):
+    monkeypatch.setattr(serving.time, "monotonic", itertools.count().__next__)
+    runner = Pretends()
+    result = serving.check(runner, RELEASE, 1, 5, count=6, limit_s=20)
+    assert result.found and runner.runs <= 20
 
 
 def test_a_conforming_check_finds_nothing_and_counts():
