@@ -3,7 +3,7 @@ violation."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 
 from reference.blocks.clauses import blocks, host, runs, texts, transfers, windows
 from reference.blocks.clauses.step import REGISTERED, BlockStep
@@ -17,7 +17,7 @@ BLOCK_CLAUSES = in_order(REGISTERED, (texts, runs, blocks, windows, host, transf
 EVERY_CLAUSE = CLAUSES | BLOCK_CLAUSES  # of all kinds of systems, in the order of asking
 
 
-def broken(step: BlockStep, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:
+def broken(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
     """All clauses but the waived that fail at this step, the headline first (by_cause)."""
     found = []
     for each in BLOCK_CLAUSES.values():
@@ -30,10 +30,9 @@ def broken(step: BlockStep, waived: Container[str] = ()) -> list[tuple[Clause, F
 _WHEREVER_IT_ENDS = "PUB-1", "PUB-2", "BLK-3"
 
 
-def broken_off(step: BlockStep, waived: Container[str] = ()) -> list[tuple[Clause, Failure]]:
+def broken_off(step: BlockStep, waived: Collection[str] = ()) -> list[tuple[Clause, Failure]]:
     """What fails in the facts that an engine has left when it failed itself, the headline first."""
-    asked = [BLOCK_CLAUSES[name] for name in _WHEREVER_IT_ENDS if name not in waived]
+    spared = BLOCK_CLAUSES.keys() - {*_WHEREVER_IT_ENDS}
     if isinstance(step.command, Schedule):
-        asked.remove(BLOCK_CLAUSES["PUB-1"])
-    found = [(each, failure) for each in asked if (failure := each.check(step)) is not None]
-    return by_cause(found)
+        spared.add("PUB-1")
+    return broken(step, {*spared, *waived})

@@ -37,7 +37,7 @@ def _source(facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[in
 def _source_stays(step: BlockStep) -> Failure | None:
     before = {job.job for job in step.before.transfers}
     for job, part in _waiting(step.after):
-        if job.job not in before or not part[1]:
+        if job.job not in before:
             continue
         if _source(step.before, job, part) != _source(step.after, job, part):
             where = f"chunk {part[2]}" if job.load else f"block {part[1]}"
