@@ -179,13 +179,16 @@ def _verdict(
     new = [f for f in result.findings if not f.old]
     holding = [mask.fault.id for mask in masks if mask.holds]
     code = replace(result, findings=new).exit_code
-    violated = list(dict.fromkeys(f.clause for f in new if f.clause != "BROKEN"))
+    violated = list(dict.fromkeys(f.clause for f in new if f.clause != "BROKEN" and not f.flaky))
+    flaky = list(dict.fromkeys(f.clause for f in new if f.flaky))
     effort = f"{result.commands} commands in {result.seconds:.1f} s"
     said = []
     if code == 3:
         said.append("the system broke")
     if violated:
         said.append(f"violates {', '.join(violated)}")
+    if flaky:
+        said.append(f"flaky: {', '.join(flaky)}, and not when the trace is replayed")
     if old or holding:
         said += [] if new else ["nothing new"]
     if old:
@@ -225,7 +228,7 @@ def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 def finding_data(group: list[Finding], base: str | None = None) -> Data:
     """Findings that share a trace. also_in: the base, where it violates as well; of a clause, or of all.
-    mended: the known fault of which they are what is left."""
+    mended: the known fault of which they are what is left. flaky: no replay shows them again."""
     also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
@@ -246,6 +249,7 @@ def finding_data(group: list[Finding], base: str | None = None) -> Data:
         "base": base,
         "also_in": base if all(also.values()) else None,
         "mended": group[0].mended or None,
+        "flaky": group[0].flaky,
         "without": list(group[0].without),
         "saved": None,
         "replay": None,

@@ -37,7 +37,7 @@ from stateful_tests.shrink.passes import BUDGET
 Progress = Callable[[str, int, int], None]
 Found = Callable[[dict[str, Trace]], None]  # is given the traces of all violated clauses, as they are now
 
-ONCE = "(did not show again: the system is not deterministic, or keeps something over reset)"
+FLAKY = "(did not show again: the system is not deterministic, or keeps something over reset)"
 _SHORT = 8  # commands that fit a screen: a longer trace is worth another try
 _RETRIES = 4
 # Candidates for a clause that another one's trace shows already: it came up at the same step.
@@ -419,14 +419,14 @@ class _Campaign:
                 run = replay(self.system, replace(caught.first, clause=clause))
         except UnusableImplementation:  # it cannot be driven any more
             run = Run(replace(caught.trace, clause=clause), self.system.name, (), caught.violation)
-        if run.violation is None:
-            # Reported all the same: a fault that comes and goes is one, and so is a reset that forgets.
-            run = replace(run, violation=caught.violation.noted(ONCE))
+        flaky = run.violation is None
+        if flaky:  # reported all the same: a fault that comes and goes is one, and so is a reset that forgets
+            run = replace(run, violation=caught.violation.noted(FLAKY))
         run = with_calls(self.system, run)
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(
             clause, run, modes, caught.times, caught.after_s, caught.after_commands,
-            number=caught.number, without=caught.without, old=caught.old, mended=caught.mended,
+            number=caught.number, without=caught.without, old=caught.old, mended=caught.mended, flaky=flaky,
         )  # fmt: skip
 
 

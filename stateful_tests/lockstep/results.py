@@ -175,7 +175,7 @@ class Finding:
     modes: the modes in which the violation was reached. times: how often before shrinking.
     found_after: seconds and commands into the check. number: of the traces of its clause. without: what the
     trace does not need, and those of the same clause do that were found before. old: the base shows it as
-    well. mended: the known fault of which it is what is left.
+    well. mended: the known fault of which it is what is left. flaky: no replay of its trace shows it again.
     """
 
     clause: str
@@ -188,6 +188,7 @@ class Finding:
     without: tuple[str, ...] = ()
     old: bool = False
     mended: str = ""
+    flaky: bool = False
 
     @property
     def name(self) -> str:

@@ -1,6 +1,7 @@
 """Whatever an adapter does, `kvspec check` ends with a finding, and its trace is on disk."""
 
 import time
+import json
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,11 @@ def test_what_an_adapter_does_is_found(adapter, says, kvspec, monkeypatch):
 
 @pytest.mark.parametrize("adapter, says", [("Forgets", "violates"), ("ComesAndGoes", "did not show again")])
 def test_what_comes_and_goes_is_found(adapter, says, kvspec):
-    code, out, _ = kvspec("check", "--impl", f"{bad_adapters.__name__}:{adapter}", *QUICK[2:], "-v")
-    assert code == 1 and says in " ".join(out.split())
+    spec = f"{bad_adapters.__name__}:{adapter}"
+    code, out, _ = kvspec("check", "--impl", spec, *QUICK[2:], "-v", "--json", "report.json")
+    verdict, flaky = " ".join(out.split()), adapter == "ComesAndGoes"
+    assert code == 1 and says in verdict and ("flaky: OUT-1, and not when" in verdict) is flaky, out
+    assert {each["flaky"] for each in json.loads(Path("report.json").read_text())["findings"]} == {flaky}
     assert list(Path("traces").iterdir())
 
 
