@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ci import Data
     from impl.adapter import System
+    from reference.commands import Command
     from stateful_tests.lockstep.results import Finding, Trace
 
 # The modules behind the commands import torch; they are loaded by the commands that need them.
@@ -277,17 +278,23 @@ def save_traces(
     from stateful_tests.traces import files as traces
 
     for group, found in zip(report.groups(findings), reports, strict=True):
-        name, trace = report.trace_file(group)
-        path = Path(folder, name)
-        try:
-            traces.save(trace, path)
-        except (OSError, traces.TraceError) as error:
-            found["not_saved"] = f"{path}: {error}"
+        saved: dict[tuple[Command, ...], str] = {}
+        for told, each in zip(found["clauses"], report.shown_by(group), strict=True):
+            name, trace = report.named_trace(each.name, each.run.trace, each.run.system)
+            path = Path(folder, name)
+            try:
+                if trace.commands not in saved:
+                    traces.save(trace, path)
+            except (OSError, traces.TraceError) as error:
+                found["not_saved"] = f"{path}: {error}"
+                break
+            told["saved"] = saved.setdefault(trace.commands, str(path))
+        found["saved"] = found["clauses"][0]["saved"]
+        if found["saved"] is None:
             continue
-        found["saved"] = str(path)
-        found["replay"] = replay_command(str(path), options)
+        found["replay"] = replay_command(found["saved"], options)
         if html:
-            shown = path.with_suffix(".html")
+            shown = Path(found["saved"]).with_suffix(".html")
             write_file(str(shown), page.page(found, group[0].run), "--html")
             found["page"] = str(shown)
 
@@ -326,7 +333,8 @@ class Saved:
         """Remove what was saved on the way, and is part of another file now."""
         if any(found.get("not_saved") for found in reports):
             return  # a full disk: what lies there is all that there is
-        for path in self._there.keys() - {Path(found["saved"]) for found in reports if found["saved"]}:
+        told = [clause["saved"] for found in reports for clause in found["clauses"]]
+        for path in self._there.keys() - {Path(saved) for saved in told}:
             path.unlink(missing_ok=True)
             self._say(f"removed {path}: another trace shows its violation too")
 

@@ -218,17 +218,48 @@ def _verdict(
 
 
 def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings with the identical trace together, in the order of the first of each."""
+    """Findings of one cause together, in the order of the first of each: those with the identical trace, and
+    behind them those whose own smallest trace violates a clause of theirs at the same step."""
     together: dict[tuple[object, ...], list[Finding]] = {}
     for finding in findings:
         trace = finding.run.trace
         together.setdefault((trace.geometry, trace.mode, trace.commands), []).append(finding)
-    return list(together.values())
+    alike = list(together.values())
+    beside = [_beside(at, alike) for at in range(len(alike))]
+
+    def cause(at: int) -> int:
+        path = [at]
+        while beside[path[-1]] not in path:
+            path.append(beside[path[-1]])
+        around = path[path.index(beside[path[-1]]) :]  # each is beside the next: the smallest trace shows it
+        return min(around, key=lambda each: (len(alike[each][0].run.trace.commands), each))
+
+    causes = [cause(at) for at in range(len(alike))]
+    grouped = {at: alike[at] for at in sorted(causes)}
+    for at, of in enumerate(causes):
+        if at != of:
+            grouped[of] = grouped[of] + alike[at]
+    return list(grouped.values())
+
+
+def _beside(at: int, groups: list[list[Finding]]) -> int:
+    """The group of which a clause fails at the step of this one as well; itself where there is none. Another
+    trace of a clause has another cause."""
+    first, own = groups[at][0], {f.clause for f in groups[at]}
+    assert first.run.violation is not None
+    failing = [clause for clause in first.run.violation.clauses if clause not in own]
+    for clause in failing if first.number == 1 else ():
+        for other, group in enumerate(groups):
+            names = {f.name for f in group if (f.old, f.mended) == (first.old, first.mended)}
+            if clause in names:
+                return other
+    return at
 
 
 def finding_data(group: list[Finding], base: str | None = None) -> Data:
-    """Findings that share a trace. also_in: the base, where it violates as well; of a clause, or of all.
-    mended: the known fault of which they are what is left. flaky: no replay shows them again."""
+    """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
+    clause, or of all. mended: the known fault of which they are what is left. saved: where the trace is, of
+    the first or of a clause. flaky: no replay shows them again."""
     also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
@@ -238,6 +269,7 @@ def finding_data(group: list[Finding], base: str | None = None) -> Data:
                 "title": title(f.clause),
                 "sentence": sentence(f.clause),
                 "also_in": also[f.clause],
+                "saved": None,
                 "modes": [mode.value for mode in f.modes],
                 "reach": FAITHFUL if Mode.FAITHFUL in f.modes else FREE_ONLY,
                 "clients": IMPATIENT if rejected_turns(f.run) else PATIENT,
@@ -343,9 +375,11 @@ def _unstated_refusals(run: Run) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in counts.items())
 
 
-def trace_file(group: list[Finding]) -> tuple[str, Trace]:
-    """The name under which a group's trace is saved, and the trace with its clause and bug filled in."""
-    return named_trace(group[0].name, group[0].run.trace, group[0].run.system)
+def shown_by(group: list[Finding]) -> list[Finding]:
+    """Of each finding of a group the one whose trace is kept for it: the first where its trace shows it."""
+    first = group[0]
+    assert first.run.violation is not None
+    return [first if f.clause in first.run.violation.clauses else f for f in group]
 
 
 def named_trace(finding: str, trace: Trace, system: str) -> tuple[str, Trace]:

@@ -53,7 +53,7 @@ def _case(machine: Data, name: str) -> TestCase:
 
 def _violated(kind: type[Failure] | type[Error], clause: Data, found: Data) -> Failure | Error:
     """A violated clause: what it says, and the smallest trace."""
-    lines = [f"saved  {found['saved']}", f"replay {found['replay']}"] if found["saved"] else []
+    lines = [f"saved  {clause['saved']}", f"replay {found['replay']}"] if found["saved"] else []
     for row in found["rows"]:
         mark, said = ">" if row["violates"] else " ", "; ".join([row["outcome"], *changes(row)])
         lines.append(f"{mark} {row['step']:>3} {row['command']}: {said}")

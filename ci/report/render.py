@@ -216,6 +216,11 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
     out.print()
     run(out, data, detailed=detailed)
     if data["saved"] is not None:
+        beside: dict[str, list[str]] = {}
+        for clause in data["clauses"]:
+            beside.setdefault(clause["saved"] or data["saved"], []).append(clause["id"])
+        for file, clauses in [*beside.items()][1:]:
+            say(out, f"beside  {', '.join(clauses)}: {file}", whole=True)
         for label in ("saved", "replay", "page"):
             if data[label] is not None:
                 say(out, f"{label:<7} {data[label]}", whole=True)

@@ -313,13 +313,12 @@ class _Campaign:
                 self.shrinking[clause] = met
         self._tell()
         for clause in violation.clauses:
-            known, allowed = self.caught.get(clause), None
+            known = self.caught.get(clause)
             old = self.base is not None and same_on(self.base, trace, violation, clause)
             if old and any(mask.holds and clause in mask.fault.clauses for mask in self.masks):
                 self.shrinking.pop(clause, None)  # known, and comes beside what is new
                 continue
-            if self.base is not None and not old:
-                allowed = self._not_on_base(clause)
+            allowed = self._still_new(violation, clause, old)
             if known is not None:
                 known.times += 1
                 another = known.old and not old  # than the one that was there before
@@ -354,10 +353,21 @@ class _Campaign:
     def _shows(self, trace: Trace, clause: str, allowed: Allowed | None) -> bool:
         return allowed is None or failing_prefix(self.system, clause, trace, None, allowed) is not None
 
-    def _not_on_base(self, clause: str) -> Allowed:
-        base = self.base
-        assert base is not None
-        return lambda trace, violation: not same_on(base, trace, violation, clause)
+    def _still_new(self, was: Violation, clause: str, old: bool) -> Allowed | None:
+        """Smaller traces that show what was met: neither what the base shows nor the clause of a known fault
+        in its place."""
+        base, masking = self.base, [mask.fault.clauses for mask in self.masks if mask.holds]
+        known = {each for clauses in masking for each in clauses}.difference(was.clauses)
+
+        if not known and (old or base is None):
+            return None
+
+        def allowed(trace: Trace, violation: Violation) -> bool:
+            if violation.clause in known:
+                return False
+            return old or base is None or not same_on(base, trace, violation, clause)
+
+        return allowed
 
     def _ways(self, clause: str) -> list[_Caught]:
         return [caught for name, caught in self.caught.items() if name.split()[0] == clause]
@@ -381,10 +391,12 @@ class _Campaign:
         if found is None:
             return False
         without, candidate = found
-        smallest = minimise(
-            system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET,
-            allowed=lambda smaller, _: lacks(system, without, smaller),
-        )  # fmt: skip
+        still_new = self._still_new(violation, clause, old=True)
+
+        def allowed(smaller: Trace, seen: Violation) -> bool:
+            return (still_new is None or still_new(smaller, seen)) and lacks(system, without, smaller)
+
+        smallest = minimise(system, candidate, clause, budget=ALTERNATIVE_SHRINK_BUDGET, allowed=allowed)
         number = 1 + len(known)
         self.caught[finding_name(clause, number)] = _Caught(
             smallest, candidate, violation, {trace.mode}, 1, looked, self.commands, False,
@@ -420,8 +432,12 @@ class _Campaign:
         except UnusableImplementation:  # it cannot be driven any more
             run = Run(replace(caught.trace, clause=clause), self.system.name, (), caught.violation)
         flaky = run.violation is None
+        seen = run.violation or caught.violation
+        if clause in seen.clauses:
+            seen = seen.headed(clause)
         if flaky:  # reported all the same: a fault that comes and goes is one, and so is a reset that forgets
-            run = replace(run, violation=caught.violation.noted(FLAKY))
+            seen = seen.noted(FLAKY)
+        run = replace(run, violation=seen)
         run = with_calls(self.system, run)
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(

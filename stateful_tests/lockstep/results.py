@@ -81,6 +81,14 @@ class Violation:
     def observed(self) -> str:
         return self.failure.observed
 
+    def headed(self, clause: str) -> Violation:
+        """The same, with one of `clauses` as the headline."""
+        at = self.clauses.index(clause)
+        (first, *also), (failure, *others) = (
+            (each[at], *each[:at], *each[at + 1 :]) for each in (self.clauses, self.failures)
+        )
+        return replace(self, clause=first, failure=failure, also=tuple(also), others=tuple(others))
+
     def noted(self, note: str) -> Violation:
         """The same, with a note behind what was observed."""
         return replace(self, failure=replace(self.failure, observed=f"{self.observed} {note}"))

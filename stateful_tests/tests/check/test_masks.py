@@ -17,6 +17,7 @@ from impl.bugs import BUGS
 from impl.process.system import DoesNotStart
 from impl.torch_kv import TorchKV
 from reference.commands import Close, Extend, Mode, Retract
+from reference.failures import Failure
 from stateful_tests.check.campaign import _Campaign, run
 from stateful_tests.check.driving import Named, ask
 from stateful_tests.check.masks import asked, how_it_breaks, masks
@@ -24,6 +25,7 @@ from stateful_tests.check.tiers import plan
 from stateful_tests.check.ways import needs
 from stateful_tests.lockstep.known_faults import FOLDER, of_system, passed_over
 from stateful_tests.lockstep.lockstep import replay, rejected_turns
+from stateful_tests.lockstep.results import Violation
 from stateful_tests.lockstep.systems import resolve
 from stateful_tests.tests.support.closing import KeepsOnThreeWays, WaitsForEver
 from stateful_tests.tests.support.patched_code import replaced
@@ -82,6 +84,16 @@ def test_another_cause_of_a_clause_that_a_known_fault_violates_is_new():
     assert kinds[-1] is Close and Retract not in kinds and not rejected_turns(finding.run)
     beside = run(system, at_once, base=THREE, masks=list(masks(system, THREE))).findings
     assert [each.name for each in beside] == ["SES-2"] and not beside[0].old
+
+
+def test_a_trace_that_gets_smaller_does_not_become_one_of_a_known_fault():
+    looked = _Campaign(THREE, PLAN, None, None, masks=list(masks(THREE)))
+    read = Violation("READ-1", 1, Failure("x", "y"))
+    known = replace(read, clause="SES-2", also=("READ-1",), others=(read.failure,))
+    trace = load(FOLDER / "sglang-0.5.11" / "a_retract_counts_as_a_finish.json")
+    assert looked._still_new(read, "READ-1", old=False)(trace, read)
+    assert not looked._still_new(read, "READ-1", old=False)(trace, known)
+    assert looked._still_new(known, "READ-1", old=False)(trace, known)
 
 
 def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line():

@@ -19,7 +19,7 @@ from stateful_tests.check import campaign
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Row, Run, Violation
-from stateful_tests.tests.support.checks import BAD, ROWS, RUN, TRACE, checked, finding
+from stateful_tests.tests.support.checks import BAD, COMMANDS, ROWS, RUN, TRACE, checked, finding
 from stateful_tests.traces import files as traces
 
 
@@ -62,6 +62,21 @@ def test_json_has_every_figure(finds, kvspec):
     assert traces.loads(json.dumps(found["trace"]).encode(), "json") == TRACE
     assert kvspec("check", "--json", "out.json")[1].startswith(f"{data['verdict']}\n")
     assert json.loads(Path("out.json").read_text()) == data
+
+
+def test_clauses_that_fail_at_the_step_of_another_are_one_finding(finds, kvspec):
+    """A trace of more commands that violates the same clause at the same step has no cause of its own."""
+    longer = Run(replace(TRACE, commands=(*COMMANDS, *COMMANDS[:1])), "torch+pr22900", ROWS, BAD)
+    shorter = replace(longer, trace=replace(TRACE, commands=COMMANDS[:-1]))
+    apart = replace(finding("READ-1", shorter), number=2)
+    finds(checked(finding("LEN-2"), finding("FREE-2", longer), finding("OWN-1", longer), apart))
+    shown, _ = kvspec("check", "--json", "out.json")[1:]
+    first, second = json.loads(Path("out.json").read_text())["findings"]
+    traces = ["len-2-torch-pr22900", "len-2-torch-pr22900", "own-1-torch-pr22900"]
+    assert [c["saved"] for c in first["clauses"]] == [f"traces/{name}.json" for name in traces]
+    assert [c["name"] for c in second["clauses"]] == ["READ-1 (2)"]
+    assert "violation 1 of 2: LEN-2, FREE-2, OWN-1" in shown
+    assert "beside  OWN-1: traces/own-1-torch-pr22900.json" in shown
 
 
 def test_known_faults_that_were_passed_over_are_named(finds, fake, kvspec):
