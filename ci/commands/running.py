@@ -51,6 +51,11 @@ base_option = click.option(
 @click.option("--mode", type=click.Choice(["free", "faithful", "both"]), help="How far a sweep may go.")
 @save_option("Where the smallest trace of each violation is saved.")
 @base_option
+@click.option(
+    "--since", metavar="REV",
+    help="With a checkout: first drive what calls functions that changed there since this git revision, and"
+    " say which of them no line of the corpus calls.",
+)  # fmt: skip
 @parallel_options
 @click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
 @click.option("--junit", metavar="FILE", help="Write JUnit XML there: clauses by machines.")
@@ -61,7 +66,7 @@ def check(
     asked: Asked, out: ReportOut, where: Callable[..., Any], presets: tuple[str, ...], tier: str,
     examples: int | None, steps: int | None, seed: int | None, time_limit: float | None,
     machines: tuple[str, ...], mode: str | None,
-    save_dir: str, base: str | None, html: bool, junit: str | None, verbose: bool,
+    save_dir: str, base: str | None, since: str | None, html: bool, junit: str | None, verbose: bool,
 ) -> int:  # fmt: skip
     """Drive an implementation beside the reference and report every violated clause.
 
@@ -78,9 +83,11 @@ def check(
             machines=machines or None, time_limit_s=time_limit,
         )  # fmt: skip
     writable(junit, "--junit")
+    if since is not None and asked.checkout is None:
+        raise Unusable("--since goes with a checkout: --sglang-path, --vllm-path or --transformers-path")
 
     def one(impl: str) -> tuple[Data, Callable[[], None]]:
-        return _driven(replace(asked, impl=impl), plan, base, where, save_dir, html)
+        return _driven(replace(asked, impl=impl), plan, base, since, where, save_dir, html)
 
     if names := release_row.names(asked.impl):
         device = f"device {asked.device}"
@@ -106,12 +113,13 @@ def check(
 
 
 def _driven(
-    asked: Asked, plan: Plan, base: str | None, where: Callable[..., Any], save_dir: str, html: bool
-) -> tuple[Data, Callable[[], None]]:
+    asked: Asked, plan: Plan, base: str | None, since: str | None, where: Callable[..., Any], save_dir: str,
+    html: bool,
+) -> tuple[Data, Callable[[], None]]:  # fmt: skip
     """The report of a check of one system, and what saves its traces and notes there where they are."""
     from ci.report import data as report
     from ci.report.progress import Progress
-    from stateful_tests.check import campaign, driving, tiers
+    from stateful_tests.check import campaign, changes, corpus, driving, tiers
     from stateful_tests.check import masks as known
 
     with ExitStack() as opened:
@@ -119,7 +127,12 @@ def _driven(
         system = opened.enter_context(closing(asked.resolve()))
         if base is None and asked.checkout is not None and (before := _taken_from(system, asked)) is not None:
             opened.enter_context(closing(before))
-        plan = tiers.for_system(plan, system)
+        plan, changed = tiers.for_system(plan, system), None
+        if since is not None:
+            with unusable(f"--since {since:.80}: ", ValueError):
+                changed = changes.changes(system, since, (*corpus.known_faults(), *corpus.load()))
+            click.echo(changed.text, err=True)
+            plan = replace(plan, first=changed.first)
         strange, cuda = ":" in asked.impl, asked.device == "cuda"  # a stranger's may hold what there is once
         named = driving.Named(asked.impl, asked.device, asked.checkout, **worker_limits())
         with where(pays=not strange and not cuda, fork=not cuda) as executor, Progress() as progress:
@@ -135,7 +148,7 @@ def _driven(
                 )
         data = report.check_data(
             result, plan, capabilities=system.capabilities, masks=masks,
-            base=None if before is None else before.name,
+            base=None if before is None else before.name, changed=changed,
         )  # fmt: skip
 
     def save() -> None:

@@ -17,6 +17,7 @@ from impl.bugs import BUGS
 from reference.blocks.clauses import EVERY_CLAUSE
 from reference.blocks.config import EngineConfig
 from reference.commands import Mode, Refused
+from stateful_tests.check.changes import Changes
 from stateful_tests.check.masks import Mask
 from stateful_tests.check.tiers import CORPUS, Plan
 from stateful_tests.lockstep.lockstep import rejected_turns
@@ -64,9 +65,10 @@ def told(source: object, names: str) -> Data:
 
 def check_data(
     result: CheckResult, plan: Plan, *, capabilities: Capabilities, base: str | None = None,
-    masks: Sequence[Mask] = (),
+    masks: Sequence[Mask] = (), changed: Changes | None = None,
 ) -> Data:  # fmt: skip
-    """Everything about a check. base: what was there before; masks: the known faults that were looked for."""
+    """Everything about a check. base: what was there before; masks: the known faults that were looked for;
+    changed: what is driven first."""
     data: Data = {
         "format": "kvspec-check",
         "version": 1,
@@ -121,6 +123,11 @@ def check_data(
             "implementation": base, "violates": sorted({f.clause for f in result.findings if f.old}),
         },
         "known": [_known(mask, result) for mask in masks],
+        "since": changed and {
+            "revision": changed.revision, "lines_first": len(changed.first),
+            "called": [f"{file}: {name}" for file, name in changed.called],
+            "missed": [f"{file}: {name}" for file, name in changed.missed],
+        },
     }  # fmt: skip
     return data | _verdict(result, plan, masks, capabilities=capabilities, base=base)
 

@@ -96,14 +96,17 @@ def meets(line: CorpusLine) -> int | None:
     return None
 
 
-def driven(machines: tuple[str, ...], modes: tuple[Mode, ...], mode: Mode) -> list[CorpusLine]:
+def driven(
+    machines: tuple[str, ...], modes: tuple[Mode, ...], mode: Mode,
+    first: frozenset[CorpusLine] = frozenset(),
+) -> list[CorpusLine]:  # fmt: skip
     """The lines that these machines drive in `mode`, one of `modes`.
 
-    Known faults come first, then lines by hand, then the shortest. A line of faithful mode runs in free mode
-    where that is all that is asked for.
+    After `first` come known faults, then lines by hand, then the shortest. A line of faithful mode runs in
+    free mode where that is all that is asked for.
     """
     lines = *known_faults(), *sorted(load(), key=lambda n: (n.origin != "hand", len(n.commands)))
     return [
-        line for line in lines
+        line for line in sorted(lines, key=lambda each: each not in first)
         if line.machine in machines and mode is (line.mode if line.mode in modes else Mode.FREE)
     ]  # fmt: skip

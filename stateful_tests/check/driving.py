@@ -135,7 +135,7 @@ def start_run(system: AnySystem, plan: Plan, config: Configuration, example: int
 
 def lines_of(system: AnySystem, plan: Plan, mode: Mode) -> list[CorpusLine]:
     """The lines of the corpus that a plan drives in a mode."""
-    return _lines(plan.machines, plan.modes or system.capabilities.modes, mode)
+    return _lines(plan.machines, plan.modes or system.capabilities.modes, mode, plan.first)
 
 
 _lines = lru_cache(maxsize=4)(corpus.driven)

@@ -11,6 +11,7 @@ from impl.adapter import AnySystem, UnusableImplementation
 from reference.blocks.config import ENGINE_PRESETS, EngineConfig, engine_preset
 from reference.commands import Mode
 from reference.geometry import PRESETS, preset
+from stateful_tests.check.corpus import CorpusLine
 from stateful_tests.generate.run_profile import MACHINES
 from stateful_tests.lockstep.lockstep import check_fits
 
@@ -26,7 +27,7 @@ class Plan:
     `steps` commands each; every fourth has drawn sizes, one in 32 is eight times as long.
     after_finding: commands after the last new finding that end the check. corpus: with the lines of the
     directed corpus. whole: it has all that its tier does. time_limit_s: when to leave the rest of the plan,
-    where that was asked for.
+    where that was asked for. first: lines of the corpus that are driven before others.
     """
 
     tier: str
@@ -40,6 +41,7 @@ class Plan:
     modes: tuple[Mode, ...] = ()
     machines: tuple[str, ...] = tuple(MACHINES)
     seed: int = 0
+    first: frozenset[CorpusLine] = frozenset()
 
 
 def _runs(*each: int) -> dict[str, int]:
