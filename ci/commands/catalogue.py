@@ -1,26 +1,33 @@
 """kvspec bugs, clauses and driven: lists, or some in full."""
 
+from __future__ import annotations
+
 import tomllib
+from typing import TYPE_CHECKING
 
 import click
 
 from ci.commands.shared import ReportOut, json_option, list_rows
+
+if TYPE_CHECKING:
+    from ci import Data
 
 
 @click.command()
 @click.argument("names", nargs=-1)
 @json_option
 def bugs(names: tuple[str, ...], out: ReportOut) -> int:
-    """List the named bugs: each puts one fault into the torch implementation. NAMES: those, in full. A
-    word: those with it."""
+    """List the named bugs: `--impl torch+BUG` puts one into the built-in implementation. NAMES: those, in
+    full, known bugs of releases too. A word: those with it."""
+    from ci.documents.findings import known_bugs
     from impl.bugs import BUGS
 
     fields = ("id", "title", "clause", "modes", "source", "story")
-    rows = [{field: getattr(bug, field) for field in fields} for bug in BUGS.values()]
+    rows: list[Data] = [{field: getattr(bug, field) for field in fields} for bug in BUGS.values()]
     for row in rows:
-        row["modes"] = [mode.value for mode in row["modes"]]
+        row["modes"] = ", ".join(mode.value for mode in row["modes"])
     headings = {"id": "bug", "title": "what is wrong", "clause": "clause", "source": "source"}
-    return list_rows(rows, out, headings, names)
+    return list_rows(rows + known_bugs() if names else rows, out, headings, names)
 
 
 @click.command()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from stateful_tests.lockstep.known_faults import FOLDER, Engine, KnownFault, known_faults, releases
+
+if TYPE_CHECKING:
+    from ci import Data
 
 PATH = FOLDER / "FINDINGS.md"
 ENGINES: dict[Engine, tuple[str, str, str]] = {
@@ -41,30 +46,57 @@ def text() -> str:
 
 def _row(fault: KnownFault, repository: str) -> str:
     named = [fault.id, *map(str, range(2, len(fault.traces) + 1))]
-    names = [f"[{name}]({path})" for name, path in zip(named, fault.traces)]
+    names = [f"[{name}]({path})" for name, path in zip(named, fault.traces)] or [fault.id]
     more = {"report": _report(fault), "test": fault.test}
     names += [f"[{what}](reports/{file})" for what, file in more.items() if file]
-    where = f"{_span(fault)} `+{fault.way}`" if fault.way else _span(fault)
+    where = _span(fault, f"`+{fault.way}`")
     where += f" ({fault.only})" if fault.only else ""
     issue = rf"[#\1](https://github.com/{repository}/issues/\1)"
     upstream = re.sub(r"#(\d+)", issue, fault.upstream)
-    cells = " ".join(names) or fault.id, where, _seen(fault), fault.says, upstream
+    cells = " ".join(names), where, _seen(fault), fault.says, upstream
     return f"| {' | '.join(cells)} |\n"
 
 
-def table() -> list[dict[str, object]]:
+def table() -> list[Data]:
     """The same for the page: a row a fault, with every release that has it."""
     return [
         {
             "fault": fault,
-            "releases": [version for version in releases(fault.engine) if fault.is_in(version)],
-            "span": _span(fault) + (f" +{fault.way}" if fault.way else ""),
+            "releases": _releases(fault),
+            "span": _span(fault, f"+{fault.way}"),
             "seen": _seen(fault),
+            "replays": _replays(fault),
             "upstream": re.split(r"#(\d+)", fault.upstream),  # text, number, text, ...
             "repository": ENGINES[fault.engine][1],
         }
         for fault in known_faults().values()
     ]
+
+
+def known_bugs() -> list[Data]:
+    """The same for `kvspec bugs`. source: the releases; replay: the commands that show it on the newest."""
+    return [
+        {
+            "id": fault.id,
+            "title": fault.says,
+            "clause": _seen(fault),
+            "source": f"{fault.engine} {_span(fault, f'+{fault.way}')}",
+            "only": fault.only,
+            "upstream": fault.upstream,
+            "replay": _replays(fault),
+        }
+        for fault in known_faults().values()
+    ]
+
+
+def _replays(fault: KnownFault) -> list[str]:
+    """The commands that replay its traces on the newest release that has it."""
+    system = f"{fault.engine}=={_releases(fault)[-1]}{f'+{fault.way}' if fault.way else ''}"
+    return [f"kvspec replay @{PurePath(trace).stem} --impl {system}" for trace in fault.traces]
+
+
+def _releases(fault: KnownFault) -> list[str]:
+    return [version for version in releases(fault.engine) if fault.is_in(version)]
 
 
 def _seen(fault: KnownFault) -> str:
@@ -77,7 +109,9 @@ def _report(fault: KnownFault) -> str | None:
     return next((name for name in names if (FOLDER / "reports" / name).is_file()), None)
 
 
-def _span(fault: KnownFault) -> str:
-    every = [version for version in releases(fault.engine) if fault.is_in(version)]
+def _span(fault: KnownFault, way: str) -> str:
+    """The first and the last release that has it, then the way that it takes, if any."""
+    every = _releases(fault)
     first, last = (re.sub(r"^(0\.\d\d)\.0$", r"\1", version) for version in (every[0], every[-1]))
-    return first if first == last else f"{first} to {last}"
+    both = first if first == last else f"{first} to {last}"
+    return f"{both} {way}" if fault.way else both

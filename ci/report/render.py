@@ -418,7 +418,7 @@ def shrunk(out: Console, data: Data) -> None:
 
 def record(out: Console, row: Data) -> None:
     """One row of a listing in full."""
-    labelled(out, {key: _cell(value) for key, value in row.items() if value})
+    labelled(out, {key: _cell(value, "\n") for key, value in row.items() if value})
 
 
 def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
@@ -430,5 +430,5 @@ def listing(out: Console, rows: list[Data], columns: dict[str, str]) -> None:
     out.print(made)
 
 
-def _cell(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _cell(value: Any, between: str = ", ") -> str:
+    return between.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
