@@ -17,7 +17,7 @@ from ci.commands.shared import (
 @click.argument("file", metavar="FILE")
 @click.option("--clause", metavar="ID", help="What must still be violated. [default: as FILE says]")
 @click.option(
-    "--out", "into", metavar="FILE", help="Where the smallest trace goes. [default: FILE.shrunk.json]"
+    "--out", "into", metavar="FILE", help="Where the smallest trace goes. [default: traces/NAME.shrunk.json]"
 )
 @force_option
 @system_options
@@ -26,7 +26,8 @@ def shrink(
 ) -> int:
     """Find the smallest trace that still violates a clause. FILE is not changed."""
     trace = load_trace(file)
-    target = target_file(Path(into or f"{file.removesuffix('.json')}.shrunk.json"), force)
+    usual = Path("traces", f"{Path(file).name.removeprefix('@').partition('.')[0]}.shrunk.json")
+    target = target_file(Path(into) if into else usual, force)
 
     from ci.report import data as report
     from ci.report import render

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--step", type=int, metavar="N", help="After this step of `kvspec replay`. [default: the last]")
 @json_option
 def tree(out: ReportOut, trace: str, step: int | None) -> int:
-    """Draw the radix tree at a step of a trace, by the rules: what is in it, who pins it, what goes first."""
+    """Draw the radix tree of the reference at a step of a trace: who pins what, what is evicted first."""
     loaded = load_trace(trace)
 
     from ci.report import tree_view

@@ -1,7 +1,7 @@
 """A violated trace as a ledger: a row for each command, a column for each owner, node or page at stake.
 
-Up to the last row both sides agree, and a row shows both; the last is shown twice, by the rules and as the
-system has it. `*` marks what a command changed, `!` what is not as the rules have it. Nodes of the tree that
+Up to the last row both sides agree, and a row shows both; the last is shown twice, as expected
+and as observed. `*` marks what a command changed, `!` what differs from the reference. Nodes of the tree that
 a command splits, evicts, makes a tombstone or revives have columns as well: their range, live or tombstone,
 their full and SWA locks.
 """
@@ -40,8 +40,8 @@ def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS, nodes: int 
         last = states[-1]
         rules = [drawer.cell(last, "reference", column) for column in drawer.columns]
         seen = [drawer.cell(last, "system", column) for column in drawer.columns]
-        rows.append(_row(last, f"{last['command']}, by the rules", rules, before, rules))
-        rows.append(_row(last, "in the system", seen, before, rules))
+        rows.append(_row(last, f"{last['command']}, expected", rules, before, rules))
+        rows.append(_row(last, "observed", seen, before, rules))
     return {"columns": [drawer.title(column) for column in drawer.columns], "rows": rows}
 
 

@@ -35,7 +35,7 @@ def explanation_of(run: Run) -> Explanation | None:
         row = run.rows[violation.step]
         failed = f"command {violation.step} ({describe(row.command)}) makes the system fail"
         failed += f", {violation.observed.rstrip('.')}"
-        ruled = "" if isinstance(row.outcome, Broken) else f"; by the rules it is {say(row.outcome)}"
+        ruled = "" if isinstance(row.outcome, Broken) else f"; expected: {say(row.outcome)}"
         return Explanation(f"{failed}{ruled}.")
     past = Past(run, violation) if isinstance(step, BlockStep) else History(run, violation, step)
     try:
@@ -64,4 +64,4 @@ def _of_engine(past: Past) -> str:
 
 def _expected(past: Past) -> str:
     expected, observed = past.violation.expected, past.violation.observed.replace("\n", "; ")
-    return f"after {past.here} the rules want: {expected}; the system shows: {observed}"
+    return f"after {past.here} expected: {expected}; observed: {observed}"

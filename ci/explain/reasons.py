@@ -25,7 +25,7 @@ def _outcome(past: History) -> str | None:
     """OUT-1: a command that is done or refused, and should not be."""
     got, want = past.step.outcome, past.step.expected
     does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
-    return f"the system {does} {past.here}; by the rules it is {say(want)}{_why(past)}"
+    return f"the system {does} {past.here}; expected: {say(want)}{_why(past)}"
 
 
 def _why(past: History) -> str:
@@ -105,7 +105,7 @@ def _shape(past: History) -> str | None:
 
 
 def _used(past: History, path: Key) -> str:
-    """A node, and when it was last used by the rules: its SWA KV, if that alone is asked for."""
+    """A node, and when it was last used in the reference: its SWA KV, if that alone is asked for."""
     swa = isinstance(past.step.command, Evict) and not past.step.command.full
     before = past.before.state.tree
     node = next((p.node for p in nodes(before) if p.path == path), None) if before is not None else None

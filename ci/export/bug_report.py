@@ -89,7 +89,7 @@ def story(data: Data, file: str, options: str, asked: Titles = AS_MADE) -> str:
     lines += [f"> {violation['clause']}: {violation['sentence']}", *([] if engine else [">", f"> {LEGEND}"])]
     lines += ["", "| | expected | observed |", "|---|---|---|"]
     lines += [f"| {clause} | {_markdown(want)} | {_markdown(got)} |" for clause, want, got in clauses]
-    done = "outcome" if engine else "by the rules"
+    done = "outcome" if engine else "expected"
     lines += ["", "## The commands", "", f"| # | command | {done} | changes |", "|---|---|---|---|"]
     for row in data["rows"]:
         cells = (str(row["step"]), row["command"], row["outcome"], "; ".join(render.changes(row)))

@@ -174,7 +174,7 @@ def _by_machine(name: str, result: CheckResult) -> Data:
 
 
 def _waived(clause: str, capabilities: Capabilities) -> str | None:
-    """Why a clause was not asked."""
+    """Why a clause was not checked."""
     known = capabilities.known.get(clause)
     return f"known fault: {known}" if known is not None else capabilities.waived.get(clause)
 
@@ -217,10 +217,10 @@ def _verdict(
         said.append(f"never triggered {', '.join(result.unreached)}")
         code = code or 4
     verdict = "; ".join(said) or "conforms"
-    if capabilities.known:
-        verdict += f"; known faults were passed over: {', '.join(capabilities.known)}"
-    if waived := [clause for clause in capabilities.waived if clause not in capabilities.known]:
-        verdict += f"; waived: {', '.join(waived)}"
+    unchecked = {**capabilities.waived, **capabilities.known}
+    if unchecked:
+        reasons = (f"{clause} ({_waived(clause, capabilities)})" for clause in unchecked)
+        verdict += f"; not checked: {', '.join(reasons)}"
     return {"verdict": f"{result.system}: {verdict} ({effort})", "exit_code": code}
 
 
@@ -330,7 +330,7 @@ def _explained(run: Run) -> Data:
 
 
 def row_data(index: int, row: Row, marked: bool) -> Data:
-    """A replayed command, and what it changed by the rules."""
+    """A replayed command, and what it changed in the reference."""
     return {
         "step": index,
         "command": format_command(row.command),
@@ -367,9 +367,12 @@ def replay_data(file: str, run: Run, base: System | None = None) -> Data:
         if trace.clause is not None and trace.clause not in violation.clauses:
             note = f"the trace names {trace.clause}"
     if violation is not None and base is not None:
-        before = violated(base, trace, trace.clause or violation.clause) or ()
-        if set(violation.clauses) <= set(before):
+        before = violated(base, trace, trace.clause or violation.clause)
+        if before and set(violation.clauses) <= set(before):
             note, code, also_in = f"{base.name} violates it as well", 0, base.name
+        else:
+            shows = f"violates {', '.join(before)}" if before else "conforms"
+            note = f"new: {base.name} {shows if before is not None else 'cannot run the trace'}"
     head = {"file": file, "verdict": verdict, "note": note, "exit_code": code}
     return head | {"base": base and base.name, "also_in": also_in} | run_data(run)
 

@@ -26,7 +26,7 @@ def write(file: str, data: Data) -> None:
             elif clause["id"] in machine["violated"]:
                 case.result = [_violated(Failure, *violated[clause["id"]])]
             elif clause["waived"]:
-                case.result = [Skipped(f"waived: {clause['waived']}")]
+                case.result = [Skipped(f"not checked: {clause['waived']}")]
             elif not machine["evaluated"].get(clause["id"]):
                 case.result = [Skipped("never evaluated")]
             suite.add_testcase(case)

@@ -1,4 +1,4 @@
-"""A replayed trace as one HTML page: every step drawn, by the rules beside the system.
+"""A replayed trace as one HTML page: every step drawn, the reference beside the system.
 
 The page is made here, from `ci.compare.snapshot`, as plain HTML and SVG; its script only turns pages. So
 it reads without a script, prints, and asks nobody on a network for anything. What comes from a trace is

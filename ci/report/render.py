@@ -87,7 +87,7 @@ def check(out: Console, data: Data, *, detailed: bool = False) -> None:
         finding(out, found, f"NEW{of}" if base else f"violation{of}", detailed=detailed)
     if old:
         out.print()
-        say(out, f"also in {base} (what else breaks the same may hide behind it)", "bold")
+        say(out, f"also in {base} (other bugs that break the same clause may be hidden)", "bold")
     for found in old:
         names = ", ".join(c["id"] for c in found["clauses"])
         say(out, f"  {names}: {found['saved'] or found['not_saved']}", whole=True)
@@ -140,7 +140,7 @@ def _counted(out: Console, data: Data) -> None:
     clauses = table("clause", "about", *counts, right=counts)
     for c in data["clauses"]:
         reached = str(c["runs_reached"]) if c["reached"] else "never"
-        about = f"{c['title']} (waived: {c['waived']})" if c["waived"] else c["title"]
+        about = f"{c['title']} (not checked: {c['waived']})" if c["waived"] else c["title"]
         evaluated = "-" if c["waived"] else str(c["evaluated"])
         clauses.add_row(c["id"], Text(about), evaluated, "-" if c["waived"] else reached)
     out.print(clauses)
@@ -166,7 +166,7 @@ def _missing(out: Console, situations: Data, most: int) -> None:
 def releases(out: Console, data: Data) -> None:
     """Which release shows which clause, by machine: a table in Markdown, whole lines of it."""
     machines = data["machines"]
-    lines = [["release", "commands", "seconds", *machines, "not asked"]]
+    lines = [["release", "commands", "seconds", *machines, "not checked"]]
     for row in data["releases"]:
         name, check = row["implementation"].rpartition("==")[2], row["check"]
         if check is None:
@@ -196,7 +196,12 @@ def _counts(counts: dict[str, int]) -> str:
 
 def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> None:
     """A violated clause with its smallest trace."""
-    names = [c["name"] + (f" (also in {c['also_in']})" if c["also_in"] else "") for c in data["clauses"]]
+    apart = " or ".join(data.get("without", ()))
+    names = [
+        (f"{c['id']} without {apart}" if apart else c["name"])
+        + (f" (also in {c['also_in']})" if c["also_in"] else "")
+        for c in data["clauses"]
+    ]
     say(out, f"{title}: {', '.join(names)}", "bold red")
     for c in data["clauses"] if detailed else ():
         times = "once" if c["times"] == 1 else f"{c['times']} times"
@@ -209,9 +214,9 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
         because = data["argument"] or f"{violation['observed']}, not {violation['expected']}"
         words = {"rule": f"{first['title']}; {first['reach']}; {first['clients']}", "because": because}
         if data.get("mended"):
-            words["known"] = f"{data['mended']} is mended in part: this is left of it"
-        if data.get("without"):
-            words["apart"] = f"it happens without: {', '.join(data['without'])}. So it may have another cause"
+            words["known"] = f"{data['mended']} is fixed in part; this is what is left of it"
+        if apart:
+            words["apart"] = f"other traces of {first['id']} need {apart}; this probably has another cause"
         labelled(out, words | _called(data))
     out.print()
     run(out, data, detailed=detailed)
@@ -281,7 +286,7 @@ def difference(differences: list[Data], system: str) -> str:
     """The first difference between reference and system, and how many more there are."""
     first = differences[0]
     more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-    return f"{first['about']}: {first['reference']} by the rules, {first['system']} in {system}{more}"
+    return f"{first['about']}: {first['reference']} expected, {first['system']} in {system}{more}"
 
 
 def _left_out(out: Console, shown: int, rows: int) -> None:
@@ -290,12 +295,12 @@ def _left_out(out: Console, shown: int, rows: int) -> None:
 
 
 def _steps(out: Console, data: Data) -> None:
-    """What each command changed, by the rules."""
+    """What each command changed in the reference."""
     rows = data["rows"]
     _left_out(out, MAX_ROWS, len(rows))
     engine = "config" in data["trace"]  # which picks what it does: there is nothing beside it
-    by_the_rules = ("reference", "what changes and what is freed, by the rules")
-    steps = table("#", "command", *(("outcome", "what it did") if engine else by_the_rules))
+    expected = ("reference", "what changes and what is freed in the reference")
+    steps = table("#", "command", *(("outcome", "what it did") if engine else expected))
     for row in rows[-MAX_ROWS:]:
         mark = "> " if row["violates"] else "  "
         lines = changes(row)
@@ -332,14 +337,14 @@ class _Cell:
 
 
 def _ledger(out: Console, data: Data) -> None:
-    """Who has what after each command; the last twice, by the rules and in the system."""
+    """Who has what after each command; the last twice, as expected and as observed."""
     rows, columns = data["ledger"]["rows"], data["ledger"]["columns"]
     _left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
     made = table("#", "command", *map(plain, columns))
     made.columns[1].max_width = 30  # so that there is room for cursors
     for row in rows:
         refused = data["rows"][row["step"]]["outcome"]
-        outcome = f" ({refused})" if refused.startswith("refused") and row["what"] != "in the system" else ""
+        outcome = f" ({refused})" if refused.startswith("refused") and row["what"] != "observed" else ""
         bad = row["step"] == data["violation"]["step"]
         head = (f"{'> ' if bad else '  '}{row['step']}", f"{row['what']}{outcome}")
         cells = (_Cell(plain(cell)) for cell in row["cells"])
@@ -351,7 +356,7 @@ def _ledger(out: Console, data: Data) -> None:
 # A sign of the step table, and what it stands for.
 _SIGNS = {
     r"\b[CAER] \d": "tokens: C committed, A allocated, E SWA-evicted, R owned by the tree",
-    r"\*": "* changed by the command", r"!": "! differs from the rules", r"^!?-$": "- is not there",
+    r"\*": "* changed by the command", r"!": "! differs from the reference", r"^!?-$": "- is not there",
 }  # fmt: skip
 
 

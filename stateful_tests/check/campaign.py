@@ -258,7 +258,8 @@ class _Campaign:
         self.situations += driven.situations
         self.unfit |= driven.unfit
         if self.progress is not None:
-            where = f"{result.name} on {result.preset}, {result.mode.value}"
+            sized = "directed corpus" if result.name == CORPUS else f"{result.name} on {result.preset}"
+            where = f"{sized}, mode {result.mode.value}"
             self.progress(where, self.commands, len(self.caught))
 
     def _mended_in_part(self) -> None:

@@ -149,7 +149,7 @@ ENDED = (*BEGUN, Extend((Chunk("r", 1),)), Decode(("r",)))
 
 
 def followed_with(step: Step, rules: dict[str, int], system: dict[str, int]) -> Cursors:
-    """r's cursors by the rules, which follow a system, where both have these."""
+    """r's cursors in the reference, which follows a system, where both have these."""
     request, seen = step.now.request("r"), step.after.requests["r"]
     state = step.now.with_request(request._replace(cursors=request.cursors._replace(**rules)))
     requests = step.after.requests | {"r": seen._replace(cursors=seen.cursors._replace(**system))}

@@ -169,13 +169,13 @@ def test_a_refusal_is_explained_by_the_condition_that_failed():
     run = lockstep.replay(ObeysAll(), Trace(PRESETS["page1"], Mode.FAITHFUL, commands))
     found = explanation_of(run)
     assert found.text == (
-        "the system carries out command 4 (abort r1 (marked)); by the rules it is refused: wrong_phase"
+        "the system carries out command 4 (abort r1 (marked)); expected: refused: wrong_phase"
         " (marked, and it has been admitted before), for r1 is queued again since command 3 (retract r1)."
     )
 
 
 def test_each_clause_names_what_it_is_about():
-    assert [name for name in BUGS if "the rules want:" in explained(name).text] == []
+    assert [name for name in BUGS if "; observed: " in explained(name).text] == []
 
 
 def test_the_ledger_fits_and_marks_what_is_wrong(capsys, monkeypatch):
@@ -271,6 +271,6 @@ def test_a_view_that_is_odd_leaves_expected_and_observed(monkeypatch):
 
     monkeypatch.setitem(reasons._REASONS, "SES-1", odd)
     assert explained("history_ends_where_the_client_stopped").text == (
-        "after command 5 (finish r1 keep 1) the rules want: history of s1: 2 tokens; the system shows: 3"
+        "after command 5 (finish r1 keep 1) expected: history of s1: 2 tokens; observed: 3"
         " tokens."
     )

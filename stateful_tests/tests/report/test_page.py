@@ -246,7 +246,7 @@ def test_a_deep_tree_and_no_commands():
     deep = tuple(Insert("h1", prompt_of(f"a{n}")) for n in range(1, 61))
     run = replayed("reference", replace(trace, geometry=geometry, commands=deep, bug=None, clause=None))
     read = Reader(shown(run))
-    assert "by the rules: + [59, 60)" in read.text
+    assert "reference: + [59, 60)" in read.text
     assert read.text.count("[59, 60)") == 2, "in the tree as well"
     assert "The trace has no commands." in Reader(shown(replayed("torch", replace(trace, commands=())))).text
 

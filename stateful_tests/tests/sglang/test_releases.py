@@ -42,7 +42,7 @@ def test_a_release_has_the_fault_until_it_is_fixed(path, fault, version, release
     assert (run.violation and run.violation.clause) == shown
     if shown == trace.clause and fault.is_in(version):
         assert run.violation.step == len(trace.commands) - 1
-        assert "the rules want:" not in explanation_of(run).text, "told from the facts of the run"
+        assert "; observed: " not in explanation_of(run).text, "told from the facts of the run"
 
 
 @pytest.mark.parametrize(("version", "value", "shows"), [("0.5.22", "0", False), ("0.5.17", "1", True)])
