@@ -162,9 +162,9 @@ class Beside:
     def stands(self, name: str, got: Cursors) -> None:
         """Nothing has moved a request's cursors. Raises Diverged."""
         self.result.compared += 1
-        request = self.state.request(name)
-        if request is not None and request.cursors is not None and request.cursors != got:
-            raise Diverged("LEN-4", f"{name}: {cursors_text(request.cursors)}", f"shows {cursors_text(got)}")
+        mine = self.request(name).cursors
+        if mine is not None and mine != got:
+            raise Diverged("LEN-4", f"{name}: {cursors_text(mine)}", f"shows {cursors_text(got)}")
 
     # -- reports ------------------------------------------------------------------------------------
 

@@ -172,11 +172,12 @@ class PageJudge:
             if failure is not None:
                 yield Verdict(clause.id, failure.expected, failure.observed)
         owners = {owner.name: owner.cursors for owner in holders(state)}
+        rows, self._rows = self._rows, {}
         for name, (row, cells, slots) in e.owners.items():
             cursors = Cursors(*cells)
             if owners.get(name, cursors) != cursors:
                 yield Verdict("LEN-4", f"{name}: {cursors_text(owners[name])}", cursors_text(cursors))
-            before, had, had_row = self._rows.get(name, (cursors, slots, row))
+            before, had, had_row = rows.get(name, (cursors, slots, row))
             if row != had_row:
                 yield Verdict("OWN-4", f"{name} keeps row {had_row}", f"has row {row}")
             start = max(before.cache_protected_len, cursors.cache_protected_len)
@@ -187,8 +188,6 @@ class PageJudge:
                 want = f"{name} keeps slot {had[moved]} at position {moved}, which is committed"
                 yield Verdict("READ-1", want, f"its row names {slots[moved]} there")
             self._rows[name] = cursors, slots, row
-        for name in self._rows.keys() - e.owners.keys():
-            del self._rows[name]
 
     def _view(self, e: Paged) -> View:
         geometry, owners = self.geometry, e.owners

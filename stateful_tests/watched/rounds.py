@@ -202,7 +202,7 @@ def _counts(beside: Beside, e: log.Stepped) -> None:
     _counted(beside, "OWN-4", "rows free", left.rows, e.rows)
     _counted(beside, "SES-2", "requests wait", waiting, e.queued)
     _counted(beside, "SES-2", "sessions are open", len(state.sessions), e.sessions)
-    if e.tree_locked:
+    if beside.header.tree or e.tree_locked:
         protected = [owner.cursors.cache_protected_len for owner in holders(state)]
         allowed = min(max(e.tree_locked, max(protected, default=0)), sum(protected))
         _counted(beside, "TREE-6", "tokens of the tree locked", allowed, e.tree_locked)

@@ -90,8 +90,14 @@ def watched_driver(folder: Path, spec: bool) -> type:
     def counts(reader: Any) -> tuple[int, ...]:
         """No server waits with a lock, as a driver does between an admission and its prefill."""
         *others, locked = count(reader)
-        waits = any(turn.locked for turn in reader.scheduler.server.turns.values())
-        return (*others, 0 if waits else locked)
+        server, tree = reader.scheduler.server, reader.tree
+        owners = {name: reading.slot_of(tree, name) for name in server.controller.sessions}
+        for turn in server.turns.values():
+            if reading.holds(turn.req):
+                name = reading.session_of(turn.req) or turn.req.rid
+                owners[name] = None if turn.locked else turn.req
+        protected = sum(reading.cursors_of(owner)[3] for owner in owners.values() if owner is not None)
+        return (*others, min(locked, protected))
 
     reading.Reader.counts = counts  # type: ignore[assignment, method-assign]
 
