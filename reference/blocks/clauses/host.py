@@ -44,15 +44,16 @@ def _owned(step: BlockStep) -> Failure | None:
     trigger=lambda s: s.after.host is not None and any(key.pins >= 0 for key in s.after.host.keys),
 )
 def _holds(step: BlockStep) -> Failure | None:
-    host = step.after.host
-    for key in host.keys if host is not None else ():
+    if (host := step.after.host) is None:
+        return None
+    for key in host.keys:
         if key.pins < 0:
             continue
         layers = step.config.groups[key.group]
         for index in range(step.config.chunk_blocks):
             start = index * layers.block_size
             want = key.stamps[start : start + layers.block_size]
-            group, slots = host.memory[key.chunk][index] if host is not None else (-1, ())
+            group, slots = host.memory[key.chunk][index]
             if (group, slots) != (key.group, want) and not (group < 0 and layers.window is not None):
                 at = next((i for i, pair in enumerate(zip(slots, want)) if pair[0] != pair[1]), 0)
                 got = "KV of another token" if group == key.group and slots[at] else "nothing of this group"

@@ -19,7 +19,8 @@ def _waiting(facts: BlockFacts) -> Iterator[tuple[Transfer, Part]]:
 
 def _source(facts: BlockFacts, job: Transfer, part: Part) -> tuple[int, tuple[int, ...]]:
     _, block, chunk, index = part
-    if job.load and facts.host is not None:
+    if job.load:
+        assert facts.host is not None
         return facts.host.memory[chunk][index]
     return facts.memory[block]
 

@@ -160,7 +160,7 @@ class Scene:
     def _host(self) -> HostFacts:
         """Host memory: pins and the free list follow from transfers and hashes."""
         jobs = [job for job in self.transfers.values() if not job.stale]
-        moving = [(job.load, part[2]) for job in jobs for part in job.parts]
+        moving = [(job.load, chunk) for job in jobs for chunk in {part[2] for part in job.parts}]
         pins = {chunk: -1 if (False, chunk) in moving else moving.count((True, chunk)) for chunk in self.keys}
         used, count = {*self.keys, *(chunk for _, chunk in moving)}, self.config.host_chunks
         nothing = [(-1, ())] * self.config.chunk_blocks
