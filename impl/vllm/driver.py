@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from impl.adapter import Capabilities, UnusableImplementation
-from impl.process.failures import own_errors
+from impl.process.failures import SystemFailed, own_errors
 from impl.process.worker import serve
 from impl.vllm.bare_scheduler import pool_of, results
 from impl.vllm.engine import Stamps, start
@@ -232,7 +232,8 @@ class EngineDriver:
 
     def _reset_connector(self, _: ResetConnector) -> None:
         require(isinstance(self._host, Offloading), Reason.EMPTY)
-        self.scheduler.reset_connector_cache()
+        if self.scheduler.reset_connector_cache() is False:
+            raise SystemFailed("reset_connector_cache() returns False: host memory is not reset")
 
     # -- facts ------------------------------------------------------------------------------------
 

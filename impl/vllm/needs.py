@@ -3,6 +3,7 @@ differs between releases besides is told by parameters and attributes (bare_sche
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from impl import probe
@@ -26,6 +27,10 @@ NEEDS = """
 0.11.0 ... v1/outputs.py | ModelRunnerOutput; DraftTokenIds
 0.11.0 ... v1/kv_cache_interface.py | FullAttentionSpec; SlidingWindowSpec; KVCacheGroupSpec; KVCacheConfig(num_blocks=_, kv_cache_tensors=_, kv_cache_groups=_)
 0.11.0 ... v1/worker/gpu_model_runner.py | GPUModelRunner._update_states(_)
+0.12.0 ... v1/core/sched/output.py | CachedRequestData.resumed_req_ids
+0.24.0 ... v1/core/block_pool.py | BlockPool.cached_block_hashes_by_block
+0.24.0 ... v1/core/sched/scheduler.py | Scheduler.deferred_frees
+0.29.0 ... v1/core/sched/output.py | SchedulerOutput.has_sync_kv_loads
 """
 NEEDS_V2 = """
 0.31.0 ... v1/worker/gpu/model_runner.py | GPUModelRunner.finish_requests(_); GPUModelRunner.free_states(_); GPUModelRunner.add_requests(_)
@@ -39,16 +44,37 @@ NEEDS_OFFLOAD = """
 0.22.0 ... distributed/kv_transfer/kv_connector/v1/offloading_connector.py | OffloadingConnector
 0.22.0 ... v1/kv_offload/cpu/manager.py | CPUOffloadingManager.lookup(_, _); CPUOffloadingManager.prepare_load(_, _); CPUOffloadingManager.reset_cache()
 0.22.0 ... v1/core/sched/scheduler.py | Scheduler.reset_connector_cache()
+0.22.0 0.30.0 v1/kv_offload/cpu/policies/base.py | BlockStatus.ref_cnt
+0.30.0 ... v1/kv_offload/cpu/policies/base.py | ChunkStatus.ref_cnt
 """
 SINCE = {"v2": "0.31.0", "offload": "0.22.0"}  # the first release that is driven so
 
 
-def require(root: Path, name: str, v2: bool = False, offloads: bool = False) -> None:
-    """Raise UnusableImplementation that names the first thing that the files under `root` lack. v2: for model
-    runner V2; offloads: for its OffloadingConnector."""
+def taken_for(root: Path) -> str:
+    """The release that a checkout under `root` is driven as: the one that it states; where it states none
+    that is driven, the one that has all the names that it has and no more, else the newest."""
+    file = root / "vllm" / "_version.py"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    stated = re.search(r"version = '(\d+\.\d+\.\d+)", text)
+    if stated and stated[1] in RELEASES:
+        return stated[1]
+    order, table = list(RELEASES), tuple(probe.needs(NEEDS))
+    checkout = probe.Checkout(root, "vllm", VLLM, table)
+    for release in reversed(RELEASES):
+        later = [use for need in table if order.index(need.since) > order.index(release) for use in need.uses]
+        if not checkout.missing(release, order) and len(checkout.missing(order[-1], order)) == len(later):
+            return release
+    return order[-1]
+
+
+def require(root: Path, name: str, release: str, v2: bool = False, offloads: bool = False) -> None:
+    """Raise UnusableImplementation that names the first thing that the files under `root` lack of what that
+    release has. v2: for model runner V2; offloads: for its OffloadingConnector."""
     more = NEEDS_V2.lstrip() * v2 + NEEDS_OFFLOAD.lstrip() * offloads
+    since = [SINCE[way] for way, asked in (("v2", v2), ("offload", offloads)) if asked]
+    at_least = max([release if release in RELEASES else RELEASES[-1], *since], key=RELEASES.index)
     needs = tuple(probe.needs(NEEDS + more))
-    missing = probe.Checkout(root, "vllm", VLLM, needs).missing(RELEASES[-1], list(RELEASES))
+    missing = probe.Checkout(root, "vllm", VLLM, needs).missing(at_least, list(RELEASES))
     if missing:
         (what, file), more = missing[0], f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise UnusableImplementation(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from impl.adapter import Capabilities, UnusableImplementation
 from impl.process.system import LIMITS, Limits, WorkerSystem
 from impl.vllm.fetch import checkout_root, release_root
-from impl.vllm.needs import RELEASES, WAYS, require
+from impl.vllm.needs import WAYS, require, taken_for
 from reference.blocks.commands import ENGINE_COMMANDS, TRANSFER_COMMANDS
 from reference.commands import Mode
 
@@ -52,21 +50,14 @@ class VLLMSystem(WorkerSystem):
             assert version is not None
             self.root = release_root(version, v2, offloads)
             self.name = f"vllm=={version}"
-        require(self.root, self.name, v2, offloads)
+        self.release = version or taken_for(self.root)
+        if path is not None:
+            self.remark = f"{self.root}: taken for {self.release}"
+        require(self.root, self.name, self.release, v2, offloads)
         if offloads:
             every = frozenset(kind.__name__ for kind in ENGINE_COMMANDS)
             self.capabilities = replace(self.capabilities, commands=every)
-        self.release = version or self._taken_for(self.root)
         self.name += "".join(f"+{WAYS[way]}" for way, given in self.ways.items() if given)
-
-    def _taken_for(self, root: Path) -> str:
-        """The release that a checkout states, where it is one that is driven, else the newest."""
-        file = root / "vllm" / "_version.py"
-        text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        stated = re.search(r"version = '(\d+\.\d+\.\d+)", text)
-        release = stated[1] if stated and stated[1] in RELEASES else RELEASES[-1]
-        self.remark = f"{root}: taken for {release}"
-        return release
 
     def command_line(self) -> list[str]:
         options = [f"--{WAYS[way]}" for way, given in self.ways.items() if given]

@@ -78,7 +78,9 @@ NEEDS = """
 0.5.10 0.5.17 mem_cache/base_prefix_cache.py | DecLockRefParams(swa_uuid_for_lock=_)
 0.5.17 0.5.20 mem_cache/base_prefix_cache.py | DecLockRefParams(swa_uuid_for_lock=_, skip_lock_node_ids=_)
 0.5.19 0.5.22 mem_cache/base_prefix_cache.py | IncLockRefResult.to_dec_params(); BasePrefixCache.free_kv_row(_, _)
-0.5.10 ...    mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_)
+0.5.10 0.5.18 mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_)
+0.5.18 ...    mem_cache/radix_cache.py | RadixKey(token_ids=_, extra_key=_, cache_salt=_); RadixKey.cache_salt
+0.5.18 ...    managers/schedule_batch.py | Req.cache_salt
 0.5.10 0.5.21 mem_cache/radix_cache.py | RadixCache(_)
 0.5.10 0.5.22 mem_cache/chunk_cache.py | ChunkCache(_); SWAChunkCache(_)
 0.5.10 0.5.21 mem_cache/swa_radix_cache.py | SWARadixCache(_)

@@ -33,7 +33,7 @@ class Reader:
         self.rows = scheduler.req_to_token_pool
         self.tree = scheduler.tree_cache
         self.swa = bool(scheduler.is_hybrid_swa)
-        self.shares = not getattr(self.tree, "disable", True)
+        self.shares = not self.tree.disable
         self.speculates = not scheduler.spec_algorithm.is_none()
         self._nodes: Any = None
         pool, sizes = ("full_available_size", "full_{}_size") if self.swa else ("available_size", "{}_size")
@@ -142,8 +142,7 @@ class Reader:
     def pages(self, plan: Any) -> Paged:
         """Rows by owner, free lists, the mapping of what rows and tree name, and the tree's nodes."""
         owners: dict[str, Any] = {}
-        slots = getattr(getattr(self.tree, "session", None) or self.tree, "slots", {})
-        for name, slot in slots.items():
+        for name, slot in _slots(self.tree).items():
             if holds(slot):
                 owners[name] = slot
         running = [request for request, queued in self._unfinished(plan) if not queued and holds(request)]
@@ -223,8 +222,13 @@ def session_of(request: Any) -> str | None:
     return session.session_id if session is not None and session.streaming else None
 
 
+def _slots(tree: Any) -> dict[str, Any]:
+    """What sessions keep, by their names: of the tree's sessions, or of the wrapper that has them."""
+    sessions = getattr(tree, "session", None) or tree
+    return sessions.slots if sessions is not tree or "Session" in type(tree).__name__ else {}
+
+
 def slot_of(tree: Any, session: str | None) -> Any:
     """What a session keeps, if it keeps a row."""
-    slots = getattr(getattr(tree, "session", None) or tree, "slots", {})
-    slot = slots.get(session) if session is not None else None
+    slot = _slots(tree).get(session) if session is not None else None
     return slot if slot is not None and holds(slot) else None

@@ -10,9 +10,10 @@ import pytest
 from impl.adapter import UnusableImplementation
 from impl.vllm import fetch
 from impl.vllm.engine import Stamps
+from impl.vllm.needs import taken_for
 from impl.vllm.modules import RUNNER, RUNNER_V2
 from impl.vllm.runner import greedy
-from reference.blocks.commands import Schedule
+from reference.blocks.commands import ResetConnector, Schedule
 from reference.blocks.config import engine_preset
 from reference.blocks.facts import chain
 from stateful_tests.lockstep.systems import resolve
@@ -87,6 +88,7 @@ def test_a_checkout_names_what_it_lacks(tmp_path):
     assert "--vllm-path" in unusable(resolve, "vllm")
 
 
+POOL = "vllm/v1/core/block_pool.py"
 QUEUE, SCHEDULER = "vllm/v1/core/kv_cache_utils.py", "vllm/v1/core/sched/scheduler.py"
 SESSIONS = "    def has_requests(self) -> bool:\n"
 
@@ -117,6 +119,7 @@ def changed(vllm, monkeypatch, tmp_path):
         (SCHEDULER, "def add_request(self, request: Request)", "def add_request(self, request, *, lane)",
          f"{SCHEDULER}: Scheduler.add_request wants a lane, which the adapter does not give"),
         (RUNNER, "def _update_states(", "def _sync(", f"{RUNNER}: GPUModelRunner has no _update_states"),
+        (POOL, "cached_block_hashes_by_block", "further_hashes", f"{POOL}: BlockPool has no cached_block_h"),
     ],
 )  # fmt: skip
 def test_a_checkout_of_tomorrow_names_what_it_lacks(changed, file, old, new, said):
@@ -137,6 +140,20 @@ def test_what_shows_only_while_it_is_driven_is_said_of_the_adapter(changed, new,
     system = resolve("vllm", checkout=changed(SCHEDULER, SESSIONS, SESSIONS + new))
     system.reset(engine_preset("full"))
     assert said in unusable(system.apply, Schedule())
+    system.close()
+
+
+def test_a_checkout_that_states_no_version_is_driven_as_what_its_files_are(vllm, monkeypatch):
+    monkeypatch.delenv("KVSPEC_CACHE")
+    kept = {version: taken_for(vllm(version).root) for version in ("0.11.0", "0.23.0", "0.28.0", "0.33.0")}
+    assert kept == {"0.11.0": "0.11.0", "0.23.0": "0.23.0", "0.28.0": "0.28.0", "0.33.0": "0.33.0"}
+
+
+def test_a_reset_of_host_memory_that_fails_is_not_taken_as_done(changed):
+    path = changed(SCHEDULER, "if self.connector.reset_cache() is False:", "if True:")
+    system = resolve("vllm+offload", checkout=path)
+    system.reset(engine_preset("host"))
+    assert "returns False" in system.apply(ResetConnector()).error
     system.close()
 
 
