@@ -18,7 +18,7 @@ from reference.blocks.config import EngineConfig
 from reference.blocks.facts import BlockFacts
 from reference.commands import COMMANDS, Command, Mode, Outcome, Reason
 from reference.geometry import Geometry
-from reference.ledger import Cursors as Cursors
+from reference.state import Cursors as Cursors
 
 
 class UnusableImplementation(Exception):

@@ -1,7 +1,7 @@
 """The memory checks: what a server counts of each pool, while busy and while idle (#21499, #22562).
 
 Per pool `available + evictable + protected + session_held + uncached == total`, and for the request
-rows `free + held by sessions + running == total`. available is what the ledger says is free; the other
+rows `free + held by sessions + running == total`. available is what the state says is free; the other
 terms are counted from cursors and from the nodes of the radix tree, as a server counts them: that both
 agree is a theorem (CHK-1).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from reference.commands import Account, Entry, Report
 from reference.cursors import counted_full, counted_swa
-from reference.ledger import IN_BATCH, Cursors, Request, State, free
+from reference.state import IN_BATCH, Cursors, Request, State, free
 from reference.tree import sizes
 
 HELD, UNCACHED = "session_held", "uncached"
@@ -63,7 +63,7 @@ def report(state: State) -> Report:
 
 
 def account_text(account: Account) -> str:
-    """One line of a ledger, such as "full: available 24 + session_held 8 = 32 of 32"."""
+    """One line of a memory check, such as "full: available 24 + session_held 8 = 32 of 32"."""
     terms = ("available", "evictable", "protected", HELD, UNCACHED)
     shown = [f"{t} {getattr(account, t)}" for t in terms if t == "available" or getattr(account, t)]
     total = f" = {account.counted}" if len(shown) > 1 else ""

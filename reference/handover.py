@@ -18,7 +18,7 @@ from __future__ import annotations
 from reference import tree as radix
 from reference.commands import tree_key
 from reference.cursors import floor_page
-from reference.ledger import Cursors, Request, State, text_tokens
+from reference.state import Cursors, Request, State, text_tokens
 from reference.prefix_cache import Effects, page_name, unlocked
 from reference.tree import Key
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from reference.commands import Choice, Command, Mode, Outcome, Reason, Refused
 from reference.geometry import Geometry
-from reference.ledger import RunConfig, State
+from reference.state import RunConfig, State
 from reference.prefix_cache import Effects, no_effects
 from reference.rules.base import RULES, Refusal, RuleContext
 from reference.rules.base import ChoiceNotAllowed as ChoiceNotAllowed

@@ -13,7 +13,7 @@ from reference.commands import (
     POSITION_BITS, SHARED, Freed, Prompt, Reason, shared_serial, token_of, tree_key,
 )  # fmt: skip
 from reference.cursors import page_ends
-from reference.ledger import State, Text, free, text_len, text_tokens
+from reference.state import State, Text, free, text_len, text_tokens
 from reference.remembered import remembered
 from reference.tree import Key, Tree
 

@@ -17,7 +17,7 @@ from reference.failures import (
     AtCounter, AtCursor, AtEntry, AtLock, AtNamed, AtNode, AtPage, AtPosition, AtRow, AtText, AtTreePage,
     Place,
 )  # fmt: skip
-from reference.ledger import Holder, holders, text_tokens
+from reference.state import Holder, holders, text_tokens
 from reference.prefix_cache import path_text
 from reference.tree import nodes
 from stateful_tests.lockstep.results import Moment

@@ -14,7 +14,7 @@ from reference.clauses.facts import Facts, TreeFacts
 from reference.clauses.tree_evictions import SIZES
 from reference.commands import Broken, Done, Outcome
 from reference.geometry import Geometry
-from reference.ledger import IN_BATCH, ZERO, Cursors, Request, State, free, full_pages, holders, swa_pages
+from reference.state import IN_BATCH, ZERO, Cursors, Request, State, free, full_pages, holders, swa_pages
 from reference.prefix_cache import lock_holders, path_text
 from stateful_tests.lockstep.results import Moment, Run
 from stateful_tests.traces.notation import format_command as describe
@@ -68,7 +68,7 @@ def _left(full: int, swa: int, window: int | None) -> dict[str, int | None]:
 
 
 def reference_side(moment: Moment) -> Data:
-    """The ledger: who owns which pages of its sequence, what is free."""
+    """Owners: who owns which pages of its sequence, what is free."""
     state = moment.state
     geometry, left = state.config.geometry, free(state)
     shown = {

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from reference.commands import DescribedEnum
 from reference.cursors import Cursors, window_start
-from reference.ledger import full_pages, swa_pages
+from reference.state import full_pages, swa_pages
 from stateful_tests.explore.lifecycle import NOWHERE, Edge
 
 LEGEND = {

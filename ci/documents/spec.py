@@ -21,7 +21,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import Cursors
 from reference.geometry import Geometry
-from reference.ledger import Phase, State, text_len
+from reference.state import Phase, State, text_len
 from reference.rules import RULES
 from reference.rules.base import NOTHING, Rule, Span
 from reference.rules.sessions import TURNS

@@ -8,7 +8,7 @@ from ci.compare.snapshot import lockers
 from ci.documents import drawing
 from reference import model
 from reference.commands import Command, Done, Outcome
-from reference.ledger import Session, State, free, holders
+from reference.state import Session, State, free, holders
 from reference.prefix_cache import path_text
 from reference.tree import Tree, nodes
 from stateful_tests.lockstep.results import Trace

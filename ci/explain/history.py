@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ci.compare.differences import CURSORS
 from reference.clauses.step import Step
-from reference.ledger import IN_BATCH, ZERO, Cursors
+from reference.state import IN_BATCH, ZERO, Cursors
 from stateful_tests.lockstep.results import Moment, Run, Violation
 from stateful_tests.traces.notation import format_command as describe
 

@@ -6,7 +6,7 @@ from ci.compare.differences import POOL
 from ci.explain.history import History, cursors_of, some
 from reference.clauses.step import swept_below
 from reference.commands import Evict, Reason, Refused, Submit
-from reference.ledger import Phase, free
+from reference.state import Phase, free
 from reference.prefix_cache import path_text
 from reference.rules import RULES as RULES_OF
 from reference.tree import Key, nodes, sizes

@@ -8,7 +8,7 @@ from ci.export.recorded_run import Asserts, NotExportable, RecordedRun
 from impl.sglang.scheduler.call_log import ids_text, quoted, variable
 from reference.commands import CheckBusy, CheckIdle, Done, Submit
 from reference.failures import AtCounter, AtCursor
-from reference.ledger import Cursors, Phase, free, text_tokens
+from reference.state import Cursors, Phase, free, text_tokens
 from stateful_tests.lockstep.results import Trace
 
 _CURSORS = ("kv_committed_len", "kv_allocated_len", "swa_evicted_seqlen")

@@ -8,7 +8,7 @@ from reference.clauses.window import oversweep
 from reference.commands import Extend
 from reference.cursors import Cursors, ceil_page, window_start
 from reference.failures import AtPage, AtPosition, AtRow
-from reference.ledger import text_tokens
+from reference.state import text_tokens
 
 _TREE = "the tree"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
 from ci import Data
-from ci.compare import ledger, snapshot
+from ci.compare import snapshot, step_table
 from ci.explain import explanation_of
 from impl.adapter import Capabilities, System
 from impl.bugs import BUGS
@@ -321,11 +321,11 @@ def _explained(run: Run) -> Data:
     """Why the violation cannot be, where the sides differ, and how it came to that."""
     argued = explanation_of(run)
     drawn = argued is not None and not isinstance(run.trace.geometry, EngineConfig)
-    states = snapshot.snapshots(run, ledger.MAX_ROWS) if drawn else []
+    states = snapshot.snapshots(run, step_table.MAX_ROWS) if drawn else []
     return {
         "argument": argued.text if argued is not None else None,
         "differences": states[-1]["differences"] if states else [],
-        "ledger": ledger.ledger(run, states) if states else None,
+        "step_table": step_table.step_table(run, states) if states else None,
     }
 
 

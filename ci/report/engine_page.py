@@ -109,13 +109,13 @@ def content(data: Data, run: Run) -> Data:
     config: EngineConfig = run.trace.geometry
     return {
         "steps": steps, "left_out": len(run.rows) - len(steps), "start": max(0, len(steps) - 1),
-        "ledger": _ledger(steps), "story_open": True,
+        "step_table": _step_table(steps), "story_open": True,
         "sizes": dict.fromkeys(render.sizes(render.sized(data["trace"])).split(", "), True),
         "windows": any(group.window for group in config.groups),
     }  # fmt: skip
 
 
-def _ledger(steps: list[Data]) -> Data:
+def _step_table(steps: list[Data]) -> Data:
     """A row for each command, a column for each request: its count, and its blocks group by group."""
     names = list(dict.fromkeys(request["name"] for step in steps for request in step["requests"]))
     rows, before = [], dict.fromkeys([*names, ""], "")

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from ci import TEMPLATES, Data, templates
 from ci.compare.differences import CURSORS, POOL, trouble
-from ci.compare.ledger import ledger, letters
+from ci.compare.step_table import letters, step_table
 from ci.compare.snapshot import snapshots
 from ci.report import engine_page, render
 from ci.report.page_row import ROOM, UNIT, drawing
@@ -27,7 +27,7 @@ from reference.geometry import Geometry
 from stateful_tests.lockstep.results import Run
 
 MAX_STEPS = 200  # a page of a long trace shows its end
-MAX_COLUMNS, MAX_NODES = 5, 8  # of the ledger
+MAX_COLUMNS, MAX_NODES = 5, 8  # of the step table
 MAX_DEPTH = 24  # of a drawn tree
 HUES = 6
 SMALL, FEW = 48, 16  # pages of a pool that are shown whole, and of a larger one without a reason
@@ -77,7 +77,7 @@ def _content(data: Data, run: Run) -> Data:
     geometry = run.trace.geometry
     owners = _owners(shown)
     two_sided = run.system != "reference"  # the reference has no physical pages
-    rows = ledger(run, shown, MAX_COLUMNS, MAX_NODES) if shown else {"columns": [], "rows": []}
+    rows = step_table(run, shown, MAX_COLUMNS, MAX_NODES) if shown else {"columns": [], "rows": []}
     length = max((_extent(side) for s in shown for side in (s["reference"], s["system"])), default=1)
     used = {pool: _used(shown, pool, geometry.pages(pool)) for pool in geometry.pools}
     steps, before = [], None
@@ -104,7 +104,7 @@ def _content(data: Data, run: Run) -> Data:
         "steps": steps,
         "left_out": len(run.rows) - len(shown),
         "start": _start(shown, data["violation"] is not None),
-        "ledger": rows,
+        "step_table": rows,
         "owners": owners,
         "two_sided": two_sided,
         "wide": length * UNIT > ROOM / 2,  # two drawings beside each other would be too small on paper

@@ -236,8 +236,8 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
 def run(out: Console, data: Data, *, detailed: bool = True) -> None:
     """The violation that a trace ends with, and the trace as a table of commands."""
     trace, violation = data["trace"], data["violation"]
-    if data["ledger"] is not None:
-        _ledger(out, data)
+    if data["step_table"] is not None:
+        _step_table(out, data)
     else:
         _steps(out, data)
     way = f"mode {trace['mode']}" if "mode" in trace else "configuration"
@@ -316,7 +316,7 @@ def _steps(out: Console, data: Data) -> None:
 
 
 class _Cell:
-    """A cell of the ledger; it breaks between its parts, never within one, such as "C 3*" or "[0, 4)"."""
+    """A cell of the step table; it breaks between its parts, never within one, such as "C 3*" or "[0, 4)"."""
 
     def __init__(self, text: str) -> None:
         self.parts = re.findall(r"\[\d+, \d+\)\S*|\S+(?: !?[\d?]\S*)?", text)
@@ -336,9 +336,9 @@ class _Cell:
         yield Text(line)
 
 
-def _ledger(out: Console, data: Data) -> None:
+def _step_table(out: Console, data: Data) -> None:
     """Who has what after each command; the last twice, as expected and as observed."""
-    rows, columns = data["ledger"]["rows"], data["ledger"]["columns"]
+    rows, columns = data["step_table"]["rows"], data["step_table"]["columns"]
     _left_out(out, len({row["step"] for row in rows}), len(data["rows"]))
     made = table("#", "command", *map(plain, columns))
     made.columns[1].max_width = 30  # so that there is room for cursors

@@ -13,7 +13,7 @@ from ci.report.render import plain, say, table
 from reference import model
 from reference.commands import Outcome
 from reference.cursors import ceil_page
-from reference.ledger import State, free
+from reference.state import State, free
 from reference.prefix_cache import path_text
 from reference.tree import Key, Lock, Tree, evict, nodes, sizes
 from stateful_tests.lockstep.results import Trace

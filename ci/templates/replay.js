@@ -6,7 +6,7 @@
   root.classList.add("script");
   const slider = document.getElementById("slider");
   const heading = document.getElementById("now");
-  const rows = [...document.querySelectorAll("#ledger tr[data-step]")];
+  const rows = [...document.querySelectorAll("#steps tr[data-step]")];
   const previous = document.getElementById("previous");
   const next = document.getElementById("next");
   const start = Number(slider.defaultValue);

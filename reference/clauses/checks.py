@@ -10,7 +10,7 @@ from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, span
 from reference.commands import Account, CheckBusy, CheckIdle, Done, Entry, Report
 from reference.failures import AtCounter, Failure, failure
-from reference.ledger import IN_BATCH, Holder
+from reference.state import IN_BATCH, Holder
 
 TERMS = ("available", "evictable", "protected", "session_held", "uncached", "total")
 

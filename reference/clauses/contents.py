@@ -12,7 +12,7 @@ from reference.clauses.lengths import cursors_off
 from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import POSITION_BITS, SHARED
 from reference.failures import AtLock, AtPage, AtPosition, Failure, Place, failure
-from reference.ledger import ZERO, Holder, Phase, full_pages, swa_pages, text_len, text_tokens
+from reference.state import ZERO, Holder, Phase, full_pages, swa_pages, text_len, text_tokens
 from reference.prefix_cache import NO_PAGES, lock_holders, pages_of
 
 POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
@@ -25,7 +25,7 @@ POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
     " the text goes.",
     of_state=True,
     why="This is what the bookkeeping is for.",
-    rule="ledger.text_tokens",
+    rule="state.text_tokens",
     source="#22897",
     scope=(
         "Running and prefilling requests, and idle slots. Of the tokens that rounds in flight "
@@ -93,7 +93,7 @@ def stamp_text(stamp: int | None) -> str:
     "token; in the radix tree's prefix, every position in the next token's window.",
     of_state=True,
     why="Every window of a later token lies in there.",
-    rule="ledger.text_tokens, cursors.lost_below",
+    rule="state.text_tokens, cursors.lost_below",
     source="kvspec",
     scope="As READ-1, on models with SWA.",
     needs=("window",),

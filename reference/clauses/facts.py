@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from reference.remembered import remembered
-from reference.ledger import Cursors
+from reference.state import Cursors
 
 
 class SessionFacts(NamedTuple):

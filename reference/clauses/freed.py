@@ -6,7 +6,7 @@ from reference.clauses.base import clause
 from reference.clauses.step import PagesByHolder, Step, span
 from reference.clauses.contents import POOL
 from reference.failures import AtPage, AtRow, Failure, failure
-from reference.ledger import Phase
+from reference.state import Phase
 
 _NOBODY = "leaves nobody who holds anything"
 
@@ -74,7 +74,7 @@ def wrongly_freed(step: Step, pool: str) -> tuple[str, list[int], list[int]] | N
         "freed whole."
     ),
     assumption="If page_size is 1, the free may start at target itself.",
-    rule="cursors.cut, ledger.full_pages",
+    rule="cursors.cut, state.full_pages",
     source="#22862, #22862 review",
     scope="Which pages, not how often: a page freed twice in one command is OWN-2. A cut that may keep less"
     " (LEN-2) counts from where it stopped.",
@@ -91,7 +91,7 @@ def _freed_full(step: Step) -> Failure | None:
     "ceil(kv_allocated_len)); window eviction frees those between the old and the new "
     "swa_evicted_seqlen; ends, inserts and evictions free as in FREE-1. Nothing else frees.",
     why="What window eviction freed may belong to somebody else by now.",
-    rule="cursors.cut, ledger.swa_pages",
+    rule="cursors.cut, state.swa_pages",
     source="#22900, #22862",
     scope="Models with SWA. Which pages, not how often, as FREE-1.",
     needs=("window",),
@@ -108,7 +108,7 @@ def _freed_swa(step: Step) -> Failure | None:
     "radix tree's pages.",
     of_state=True,
     why="A leak of one token per turn is an outage after a day.",
-    rule="ledger.free",
+    rule="state.free",
     source="#22862",
     scope="Steps after which nobody holds anything.",
     trigger=lambda s: bool(s.before.holders) and not s.held,

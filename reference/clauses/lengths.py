@@ -9,7 +9,7 @@ from reference.clauses.step import Step, cursors_text, swept_below
 from reference.commands import Admit, EvictSwa, Finish, Launch, Retract, Settle, SpecDecode
 from reference.failures import AtCursor, Failure, failure
 from reference.geometry import Geometry
-from reference.ledger import ZERO, Cursors
+from reference.state import ZERO, Cursors
 
 
 def cursors_off(owner: str, want: Cursors | None, got: Cursors | None) -> list[AtCursor]:

@@ -10,7 +10,7 @@ from reference.clauses.outcomes import unchanged_failure
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Abort, Admit, Close, Finish, Submit
 from reference.failures import AtNamed, AtText, Failure, failure
-from reference.ledger import Phase, text_tokens
+from reference.state import Phase, text_tokens
 
 
 @clause(
@@ -149,7 +149,7 @@ def _names(names: Iterable[str]) -> str:
     "The next turn's input starts with it. An aborted turn leaves no trace.",
     of_state=True,
     why="KV of tokens outside the text would answer with another request's words.",
-    rule="rules.finish.finish, ledger.text_cut",
+    rule="rules.finish.finish, state.text_cut",
     source="#22897, #22790",
     trigger=lambda s: (
         (isinstance(s.command, Finish) and (r := s.acted) is not None

@@ -1,4 +1,4 @@
-"""Who has locked what in the radix tree, from facts alone: the model's own ledger of locks is not asked."""
+"""Who has locked what in the radix tree, from facts alone: the model's own locks are not read."""
 
 from __future__ import annotations
 

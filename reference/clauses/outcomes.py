@@ -9,7 +9,7 @@ from reference.clauses.facts import Facts
 from reference.clauses.step import Step, cursors_text
 from reference.commands import Done, EvictSwa, Launch, Refused, SpecDecode, Submit
 from reference.failures import AtCursor, AtNamed, AtPage, AtRow, AtText, Failure, Place, failure
-from reference.ledger import Cursors
+from reference.state import Cursors
 
 
 @clause(

@@ -21,7 +21,7 @@ from reference.failures import (
         "A page is freed by any of its slots, so two half pages of one row cannot be freed "
         "separately."
     ),
-    rule="ledger.full_pages",
+    rule="state.full_pages",
     source="#22862 review",
     trigger=lambda s: bool(s.progress) and any(
         r is not None and r.cursors is not None
@@ -47,7 +47,7 @@ def _torn(slots: str, torn: Torn) -> Failure:
     "Every row of req_to_token is free or held by one session or request.",
     of_state=True,
     why="A row given back twice is lent twice.",
-    rule="ledger.holders",
+    rule="state.holders",
     source="#22790",
     trigger=lambda s: len(s.after.free_rows) > len(s.before.free_rows),
 )
@@ -71,7 +71,7 @@ def _rows(step: Step) -> Failure | None:
     " order.",
     of_state=True,
     why="Two tokens would write their SWA KV over each other.",
-    rule="ledger.swa_pages",
+    rule="state.swa_pages",
     source="kvspec",
     scope="Models with SWA.",
     needs=("window",),
@@ -97,7 +97,7 @@ def _one_to_one(step: Step) -> Failure | None:
     "Every position from swa_evicted_seqlen to kv_allocated_len has an SWA slot.",
     of_state=True,
     why="Its KV would be written to padding, over everybody else's.",
-    rule="ledger.swa_pages",
+    rule="state.swa_pages",
     source="kvspec (page_size > 1, window 1)",
     scope="Models with SWA.",
     needs=("window",),
@@ -121,7 +121,7 @@ def _mapped(step: Step) -> Failure | None:
     "The entry of a position below swa_evicted_seqlen is 0.",
     of_state=True,
     why="Freeing its full slot would free another owner's SWA slot.",
-    rule="ledger.swa_pages",
+    rule="state.swa_pages",
     source="kvspec",
     scope="Models with SWA.",
     needs=("window",),
@@ -143,7 +143,7 @@ def _swept(step: Step) -> Failure | None:
     assumption=(
         "If every allocation overwrites an entry before its use, a stale entry does no harm."
     ),
-    rule="ledger.swa_pages",
+    rule="state.swa_pages",
     source="kvspec",
     scope="Models with SWA. Systems that overwrite an entry before anything reads it may waive this.",
     needs=("window",),
@@ -172,7 +172,7 @@ def _stale(step: Step, what: str, pool: str, entries: Sequence[tuple[int, int]])
     "A free list holds no page twice, never the padding page, nothing that does not exist.",
     of_state=True,
     why="A page handed out twice has two owners; padding takes everybody's dummy writes.",
-    rule="ledger.free",
+    rule="state.free",
     source="kvspec",
     trigger=lambda s: s.freed_something,
 )
@@ -199,7 +199,7 @@ def _pages(pool: str, pages: Iterable[int]) -> list[AtPage]:
     "No page is owned twice, and no owned page is free.",
     of_state=True,
     why="Two owners overwrite each other's KV: wrong text, hours later.",
-    rule="ledger.full_pages, ledger.swa_pages",
+    rule="state.full_pages, state.swa_pages",
     source="kvspec",
     trigger=lambda s: len(s.after.holders) > 1,
 )
@@ -242,7 +242,7 @@ def _where_rows_begin(step: Step, *holders: str) -> list[AtCursor]:
     "Every page is free or owned.",
     of_state=True,
     why="Nobody will ever free it.",
-    rule="ledger.free",
+    rule="state.free",
     source="#22862",
     trigger=lambda s: s.freed_something and bool(s.after.holders),
 )

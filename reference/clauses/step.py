@@ -15,7 +15,7 @@ from reference.commands import (
     SpecDecode, UnlockSwa, tree_key,
 )  # fmt: skip
 from reference.remembered import remembered
-from reference.ledger import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
+from reference.state import Cursors, Holder, Request, RunConfig, State, holders, text_tokens
 from reference.prefix_cache import page_name
 
 PagesByHolder = dict[str, list[int]]  # holder -> page indices of its sequence

@@ -11,7 +11,7 @@ from reference.clauses.step import Step
 from reference.commands import Decode, Extend, Finish, Insert, Launch, SpecDecode, token_of, tree_key
 from reference.cursors import ceil_page, page_ends
 from reference.failures import AtEntry, AtNode, AtTreePage, Failure, failure
-from reference.ledger import Phase, Request, text_tokens
+from reference.state import Phase, Request, text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
 

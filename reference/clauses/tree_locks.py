@@ -10,7 +10,7 @@ from reference.clauses.tree import WITH_TREE, shrank, where
 from reference.commands import Admit, Match, tree_key
 from reference.cursors import page_ends
 from reference.failures import AtLock, AtNode, AtPosition, AtTreePage, Failure, failure
-from reference.ledger import text_tokens
+from reference.state import text_tokens
 from reference.prefix_cache import key_of, path_text
 from reference.tree import Key
 
@@ -162,7 +162,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
 
 @clause(
     "TREE-6",
-    "lock ledger",
+    "lock counts",
     "A node's full counter is the number of locks whose prefix includes it. Its SWA counter is "
     "the number of locks that needed its SWA KV when taken and have not released that part, "
     "whatever was split since.",
@@ -180,7 +180,7 @@ def match_of(step: Step) -> tuple[str, Key, int] | None:
     needs=("tree",),
     trigger=lambda s: len(s.locks) > 1,
 )
-def _ledger(step: Step) -> Failure | None:
+def _lock_counts(step: Step) -> Failure | None:
     has_swa = "swa" in step.after.pools
     for node in step.after.tree.nodes if step.after.tree is not None else ():
         mine = _through(step.locks, node)

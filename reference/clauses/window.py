@@ -9,7 +9,7 @@ from reference.clauses.lengths import cursors_off
 from reference.clauses.step import Step, swept_below
 from reference.commands import Decode, EvictSwa, Extend, Launch, SpecDecode
 from reference.failures import AtCursor, AtPosition, Failure, failure
-from reference.ledger import Request
+from reference.state import Request
 
 
 @clause(

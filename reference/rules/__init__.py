@@ -1,7 +1,7 @@
 """The rules: in each file what a command is refused for, its table of cases, and the function that does it.
 
 Every module of this folder is imported, so a new command is a new file. What several commands share is in
-`base` and `batch`; arithmetic, the ledger and the tree live outside.
+`base` and `batch`; arithmetic, the state and the tree are outside.
 """
 
 from importlib import import_module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.commands import Abort, Reason
-from reference.ledger import Phase, State, free
+from reference.state import Phase, State, free
 from reference.prefix_cache import unlocked
 from reference.rules.base import (
     NO_REQUEST, Case, RuleContext, known_request, make_room, require, row_goes, rule,

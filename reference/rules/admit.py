@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.commands import Admit, Reason, tree_key
 from reference.cursors import cut, resume
-from reference.ledger import ZERO, Cursors, Phase, State, text_tokens
+from reference.state import ZERO, Cursors, Phase, State, text_tokens
 from reference.prefix_cache import matched
 from reference.rules.base import NO_REQUEST, Case, RuleContext, known_request, require, rule
 

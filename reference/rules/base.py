@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from reference.commands import DONE, Choice, Done, Reason
-from reference.ledger import Cursors, Request, State
+from reference.state import Cursors, Request, State
 from reference.prefix_cache import Effects, lock_holders, with_room
 
 Span = tuple[str, str]  # [start, end) in tokens; empty where end <= start

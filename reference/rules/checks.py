@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.accounts import report
 from reference.commands import CheckBusy, CheckIdle, Done, Reason
-from reference.ledger import IN_BATCH, State
+from reference.state import IN_BATCH, State
 from reference.rules.base import RuleContext, require, rule
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference.commands import Decode, Draft, Launch, Reason, Settle, SpecDecode
-from reference.ledger import Cursors, Phase, Request, Round, State
+from reference.state import Cursors, Phase, Request, Round, State
 from reference.rules.base import (
     NO_REQUEST, NOT_RUNNING, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
 )  # fmt: skip

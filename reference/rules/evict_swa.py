@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference.commands import EvictSwa, Mode, Reason
 from reference.cursors import sweep, sweep_limit
-from reference.ledger import IN_BATCH, Request, State
+from reference.state import IN_BATCH, Request, State
 from reference.rules.base import (
     NO_REQUEST, Case, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, rule,
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reference.commands import Finish, Mode, Reason
 from reference.cursors import Cursors, cut, may_stop_at
 from reference.handover import insert_on_finish
-from reference.ledger import Phase, Request, State, text_cut
+from reference.state import Phase, Request, State, text_cut
 from reference.rules.base import (
     NO_REQUEST, NOT_RUNNING, ChoiceNotAllowed, RuleContext, cursors_of, known_request, require, row_goes,
     row_is_cut, rule,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference.commands import Mode, Reason, Retract
-from reference.ledger import Phase, State
+from reference.state import Phase, State
 from reference.prefix_cache import unlocked
 from reference.rules.base import (
     NO_REQUEST, NOT_RUNNING, RuleContext, known_request, require, row_goes, row_is_cut, rule,

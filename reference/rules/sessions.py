@@ -7,7 +7,7 @@ place that clears it; TURNS says who gets there.
 from __future__ import annotations
 
 from reference.commands import Abort, Close, Finish, Open, Reason, Retract, Submit, prompt_len
-from reference.ledger import Request, Session, State, text_len
+from reference.state import Request, Session, State, text_len
 from reference.prefix_cache import extended, unlocked, well_formed
 from reference.rules.base import NAME_TAKEN, Case, Refusal, RuleContext, is_taken, require, row_goes, rule
 

@@ -6,7 +6,7 @@ from reference import tree as radix
 from reference.commands import Done, Evict, Insert, Match, Mode, Reason, Unlock, UnlockSwa, prompt_len
 from reference.cursors import floor_page, sweep_limit
 from reference.handover import insert_by_lock_holder
-from reference.ledger import IN_BATCH, State
+from reference.state import IN_BATCH, State
 from reference.prefix_cache import evicted, key_of, lock_holders, matched, unlocked, well_formed
 from reference.rules.base import (
     NAME_TAKEN, RuleContext, cursors_of, is_taken, make_room, require, rule,

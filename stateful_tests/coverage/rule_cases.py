@@ -13,7 +13,7 @@ from reference.commands import (
     Launch, Match, Prompt, Reason, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
 from reference.cursors import floor_page
-from reference.ledger import IN_BATCH, Cursors, Phase, Request, State, free
+from reference.state import IN_BATCH, Cursors, Phase, Request, State, free
 from reference.prefix_cache import key_of, lock_holders, shares_lock
 from reference.remembered import remembered
 from reference.tree import Key, Node, Tree, nodes, path_of, shared, sizes, usable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from reference.commands import Command, Outcome, Reason, Refused
 from reference.commands import kind_name as kind_name
-from reference.ledger import State
+from reference.state import State
 from stateful_tests.coverage.rule_cases import CASES, IN_FLIGHT, MAY_BE_LATE, REFUSED, Labels, late
 
 

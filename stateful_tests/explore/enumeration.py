@@ -17,7 +17,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import floor_page
 from reference.geometry import Geometry
-from reference.ledger import IN_BATCH, Phase, Request, Session
+from reference.state import IN_BATCH, Phase, Request, Session
 from reference.prefix_cache import key_of
 from reference.tree import Key
 from stateful_tests.coverage.scopes import Scope

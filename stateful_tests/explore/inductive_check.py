@@ -14,7 +14,7 @@ from reference.clauses import CLAUSES, Clause, about, broken
 from reference.clauses.facts import Facts, RequestFacts, SessionFacts
 from reference.clauses.step import Step
 from reference.commands import Command, Done, Evict, Outcome
-from reference.ledger import State, text_tokens
+from reference.state import State, text_tokens
 from reference.prefix_cache import Effects, no_effects
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem, layout, rows_of
@@ -30,7 +30,7 @@ class ReferenceInState(ReferenceSystem):
     """`ReferenceSystem` that can start in any state."""
 
     def start_in(self, state: State) -> None:
-        """Be in `state`: pages by the ledger, stamps by texts."""
+        """Be in `state`: pages of the state, stamps of the texts."""
         self.reset(state.config.geometry)
         self.state = state
         self._assign()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from reference.commands import Command, Done, DescribedEnum
-from reference.ledger import IN_BATCH, Session, State
+from reference.state import IN_BATCH, Session, State
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name
 from stateful_tests.explore.search import Explorer

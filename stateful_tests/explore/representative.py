@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from reference import model
 from reference.commands import POSITION_BITS, SHARED, Chunk, Command, Draft, Mode, Piece, shared_serial
-from reference.ledger import Request, Session, State, Text, text_len
+from reference.state import Request, Session, State, Text, text_len
 from reference.prefix_cache import lock_holders
 from reference.tree import Key, Lock, Node, Tree
 from stateful_tests.coverage.scopes import Scope

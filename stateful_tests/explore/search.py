@@ -21,7 +21,7 @@ from types import FrameType
 from reference import model
 from reference.clauses import CLAUSES
 from reference.commands import Command, Done, Mode, Outcome
-from reference.ledger import State
+from reference.state import State
 from stateful_tests.check import corpus
 from stateful_tests.check.executors import SERIAL, Executor
 from stateful_tests.coverage.scopes import Scope

@@ -16,7 +16,7 @@ from reference.commands import Command, Decode, Done, Mode, Outcome, Reason, Ref
 from reference.geometry import Geometry
 from stateful_tests.coverage.scopes import Scope
 from stateful_tests.coverage.situations import kind_name, situation
-from reference.ledger import State
+from reference.state import State
 from stateful_tests.explore.representative import relabel
 from stateful_tests.explore.search import INTERRUPTED, Explorer, Progress
 from stateful_tests.generate.run_profile import LATE

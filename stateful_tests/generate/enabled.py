@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reference.commands import Mode, Piece, Prompt
 from reference.cursors import ceil_page, lost_below, window_live
-from reference.ledger import Cursors, Phase, Request, Session, State, free
+from reference.state import Cursors, Phase, Request, Session, State, free
 from reference.prefix_cache import lock_holders, shares_lock
 from reference.rules.base import cursors_of
 from reference.rules.decode import MOST_LATE

@@ -16,7 +16,7 @@ from reference.commands import (
     Insert, Launch, Match, Mode, Open, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa, prompt_len,
 )  # fmt: skip
 from reference.cursors import sweep_limit
-from reference.ledger import Request, State, free, text_len
+from reference.state import Request, State, free, text_len
 from reference.prefix_cache import key_of, lock_holders
 from reference.rules.base import cursors_of
 from reference.tree import Key, Sizes, nodes, sizes

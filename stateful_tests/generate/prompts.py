@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import takewhile
 
 from reference.commands import POSITION_BITS, SHARED, Piece, Prompt, prompt_len, token_of
-from reference.ledger import Request, State
+from reference.state import Request, State
 from reference.tree import Key, nodes, path_of
 from stateful_tests.generate.choice_source import Choices, once_in, pick
 

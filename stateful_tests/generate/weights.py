@@ -11,7 +11,7 @@ from reference.commands import (
     Abort, Admit, CheckBusy, CheckIdle, Close, Decode, Evict, EvictSwa, Extend, Finish, Insert, Launch,
     Match, Mode, Open, Retract, Settle, SpecDecode, Submit, Unlock, UnlockSwa,
 )  # fmt: skip
-from reference.ledger import Phase, free
+from reference.state import Phase, free
 from reference.prefix_cache import lock_holders
 from reference.rules.base import cursors_of
 from stateful_tests.generate.enabled import Enabled, ahead_of, may_overshoot, pages_left

@@ -16,7 +16,7 @@ from reference.clauses.facts import (
     Facts, HolderFacts, NodeFacts, Owned, Pool, RequestFacts, SessionFacts, Torn, TreeFacts,
 )  # fmt: skip
 from reference.geometry import Geometry
-from reference.ledger import Cursors
+from reference.state import Cursors
 from reference.prefix_cache import page_name
 from reference.tree import Key
 

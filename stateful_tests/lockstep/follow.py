@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from reference import tree as radix
 from reference.clauses.facts import Facts
 from reference.commands import Command, Decode, Extend, Insert, Launch, SpecDecode, tree_key
-from reference.ledger import State, text_tokens
+from reference.state import State, text_tokens
 from reference.prefix_cache import key_of, lock_holders
 
 

@@ -27,7 +27,7 @@ from reference.commands import (
 from reference.cursors import ceil_page
 from reference.failures import Failure
 from reference.geometry import Geometry
-from reference.ledger import Phase, State, full_pages, holders, swa_pages
+from reference.state import Phase, State, full_pages, holders, swa_pages
 from stateful_tests.lockstep import abstraction
 from stateful_tests.lockstep.engine import EngineLockstep, replay_engine
 from stateful_tests.lockstep.follow import followed

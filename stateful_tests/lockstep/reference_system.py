@@ -1,4 +1,4 @@
-"""The reference as a system under test: its ledger made physical with page ids of no meaning.
+"""The reference as a system under test: its state made physical with page ids of no meaning.
 
 It checks the operational model against the declarative clauses, with nothing else in between.
 """
@@ -18,14 +18,14 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import page_ends
 from reference.geometry import Geometry
-from reference.ledger import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
+from reference.state import Cursors, State, Text, full_pages, holders, swa_pages, text_tokens
 from reference.prefix_cache import NO_PAGES, Effects, lock_holders, page_name, pages_of
 from reference.remembered import remembered
 from reference.tree import Key, Tree
 
 
 class ReferenceSystem:
-    """`model.step` behind the adapter. Pages are assigned where the ledger says that one is owned."""
+    """`model.step` behind the adapter. Pages are assigned where the state says that one is owned."""
 
     name = "reference"
     capabilities = Capabilities(mixed_batches=True, swa_tail=True, bigram=True)

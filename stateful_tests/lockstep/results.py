@@ -15,7 +15,7 @@ from reference.clauses.locks import Locks
 from reference.clauses.step import Step
 from reference.commands import Account, Command, Mode, Outcome
 from reference.failures import Failure
-from reference.ledger import State
+from reference.state import State
 
 FEW = 100  # commands: a check that carried out fewer says nothing
 OWN = ("reference", "torch")  # of others policy decides which situations they can be driven into

@@ -1,9 +1,9 @@
-"""What a command changed in the reference's radix tree, as short sentences for a ledger."""
+"""What a command changed in the reference's radix tree, as short sentences."""
 
 from __future__ import annotations
 
 from reference.cursors import ceil_page
-from reference.ledger import State
+from reference.state import State
 from reference.prefix_cache import path_text
 from reference.tree import Key, Lock, Placed, Tree, nodes, path_of
 

@@ -88,7 +88,7 @@ def first_read(c: Cursors, target: int, key: int, window: int) -> int:
 
 
 def has_swa(c: Cursors, position: int, page_size: int) -> bool:
-    """The row owns the SWA page of a position (ledger.swa_pages)."""
+    """The row owns the SWA page of a position (state.swa_pages)."""
     start = ceil_page(max(c.cache_protected_len, c.swa_evicted_seqlen), page_size)
     return start <= floor_page(position, page_size) < ceil_page(c.kv_allocated_len, page_size)
 

@@ -17,7 +17,7 @@ from reference import model
 from reference.clauses.step import cursors_text
 from reference.commands import Choice, Command, Done, Mode, Refused
 from reference.geometry import Geometry, GeometryError, ServerGeometry
-from reference.ledger import Cursors, Request, Session, State, text_len
+from reference.state import Cursors, Request, Session, State, text_len
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.traces.notation import format_command
 from stateful_tests.traces.schema import MAX_STEPS

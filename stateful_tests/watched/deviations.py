@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from impl.sglang.server.clients import Config
 from impl.sglang.server.events import Released, WatchHeader
 from reference.commands import Command, Finish, Retract
-from reference.ledger import State
+from reference.state import State
 from stateful_tests.lockstep.known_faults import label
 from stateful_tests.watched.judging import Shown
 from stateful_tests.watched.results import Validated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from impl.sglang.server import events as log
 from reference.commands import Abort, Draft, Finish, Retract, SpecDecode
 from reference.cursors import cut
-from reference.ledger import Cursors, Phase, Request, State, text_cut, text_len
+from reference.state import Cursors, Phase, Request, State, text_cut, text_len
 from reference.rules.sessions import end_turn
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action

@@ -21,7 +21,7 @@ from reference.clauses.facts import Facts, RequestFacts, SessionFacts
 from reference.clauses.step import Step, cursors_text
 from reference.commands import CheckBusy, Command, Done, Outcome
 from reference.geometry import Geometry
-from reference.ledger import Cursors, State, holders, text_tokens
+from reference.state import Cursors, State, holders, text_tokens
 from stateful_tests.lockstep.abstraction import facts_of
 
 # In the order of evaluation; the others read pages, contents or the tree.

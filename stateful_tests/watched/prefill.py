@@ -5,7 +5,7 @@ from __future__ import annotations
 from impl.sglang.server import events as log
 from reference.clauses.step import cursors_text
 from reference.commands import Admit, Choice, Chunk, EvictSwa, Extend, Reason
-from reference.ledger import Cursors, Phase, Request
+from reference.state import Cursors, Phase, Request
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import Shown

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from impl.sglang.server import events as log
 from reference.commands import Decode, Draft, Reason, SpecDecode
-from reference.ledger import IN_BATCH, Cursors, Phase, free, holders
+from reference.state import IN_BATCH, Cursors, Phase, free, holders
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.judging import Shown

@@ -8,7 +8,7 @@ from impl.sglang.server import events as log
 from reference import model
 from reference.clauses.step import cursors_text
 from reference.commands import Mode
-from reference.ledger import Cursors, Phase, Request, Session, State, text_len
+from reference.state import Cursors, Phase, Request, Session, State, text_len
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.prefill import orphaned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from impl.sglang.server import events as log
 from reference.commands import Abort, Close, Open, Reason, Submit
-from reference.ledger import Session, text_cut, text_len
+from reference.state import Session, text_cut, text_len
 from stateful_tests.watched import deviations
 from stateful_tests.watched.beside import Beside, Diverged, action
 from stateful_tests.watched.seen import RequestSeen, SessionSeen

@@ -236,7 +236,7 @@ def _spelled(make: Make) -> str | None:
 
 
 def _failure(findings: Sequence[Finding], make: Make, again: str = "") -> ClauseViolated:
-    """Save the traces and report the clause, the ledger, because, where the trace is and how to replay it."""
+    """Save the traces and report the clause, the steps, because, where the trace is and how to replay it."""
     spelled, chosen = _spelled(make), plugin.chosen
     told = [report.finding_data(group) for group in report.groups(findings)]
     save_traces(findings, told, chosen.save, Asked(spelled or "", chosen.sglang_path, chosen.device).options)

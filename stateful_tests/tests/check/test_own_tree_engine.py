@@ -13,7 +13,7 @@ from reference.commands import (
     Admit, Chunk, Command, Decode, Draft, Extend, Freed, Insert, Launch, Mode, Piece, Submit, UnlockSwa,
 )  # fmt: skip
 from reference.geometry import PRESETS, Geometry
-from reference.ledger import Cursors
+from reference.state import Cursors
 from stateful_tests.check import campaign
 from stateful_tests.check.tiers import plan
 from stateful_tests.lockstep.follow import followed

@@ -9,7 +9,7 @@ from impl.adapter import Capabilities
 from reference import model
 from reference.commands import Admit, Chunk, Command, Extend, Insert, Match, Mode, Refused, Submit, prompt_len
 from reference.geometry import PRESETS
-from reference.ledger import State
+from reference.state import State
 from reference.prefix_cache import key_of, lock_holders
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose

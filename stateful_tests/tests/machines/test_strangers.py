@@ -55,7 +55,7 @@ def test_a_faulty_engine_of_a_stranger(tmp_path):
     assert re.search(r"^  because +command \d+ \(finish r1 keep 1\) must free", out, re.M)
     steps = re.findall(r"^[ >]+\d+ +(?!observed)\w+ r1", out, re.M)
     assert len(steps) <= 5, out
-    assert "observed" in out, "the ledger"
+    assert "observed" in out, "the step table"
     [trace] = (tmp_path / "traces").iterdir()
     replay = f"PYTHONPATH=tests kvspec replay traces/{trace.name} --impl my_engine:MyEngine"
     assert f"saved   traces/{trace.name}\nreplay  {replay}\n" in out

@@ -20,7 +20,7 @@ import z3
 from impl.bugs import BUGS
 from reference import cursors
 from reference.cursors import Cursors
-from reference.ledger import swa_pages
+from reference.state import swa_pages
 from stateful_tests.prove import obligations as proofs
 from stateful_tests.prove import window_theorem
 from stateful_tests.prove.obligations import (

@@ -25,7 +25,7 @@ from reference.clauses.facts import NodeFacts, Owned, Torn
 from reference.clauses.step import Step
 from reference.commands import Choice, Done, Freed
 from reference.geometry import Geometry
-from reference.ledger import ZERO, Cursors
+from reference.state import ZERO, Cursors
 from stateful_tests.tests.reference.spoilt_facts import (
     ONE, PLAIN, TREE, also_owned, as_refused, changed, free_pages, freed_less, handed_over, in_tree, moved,
     node, one_lost, one_twice, pages, path, reads, step_of, without,

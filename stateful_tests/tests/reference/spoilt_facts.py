@@ -10,7 +10,7 @@ from reference.clauses.facts import Facts, NodeFacts, Owned
 from reference.clauses.step import Step
 from reference.commands import Command, Reason, Refused
 from reference.geometry import Geometry
-from reference.ledger import text_tokens
+from reference.state import text_tokens
 from reference.prefix_cache import key_of, page_name
 from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.reference_system import ReferenceSystem

@@ -9,7 +9,7 @@ import pytest
 from reference.clauses import CLAUSES, broken
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
-from reference.ledger import Cursors, Round
+from reference.state import Cursors, Round
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.rows import Rows, spoilt
 from stateful_tests.tests.reference.spoilt_facts import (

@@ -11,7 +11,7 @@ import pytest
 from reference.commands import Choice, Done, Mode, Reason, Refused
 from reference.cursors import in_order
 from reference.geometry import Geometry, GeometryError, preset
-from reference.ledger import Cursors, State, text_cut, text_tokens
+from reference.state import Cursors, State, text_cut, text_tokens
 from reference.model import ChoiceNotAllowed, initial, step
 from stateful_tests.lockstep.lockstep import Lockstep
 from stateful_tests.lockstep.systems import resolve

@@ -16,7 +16,7 @@ from reference.commands import (
 )  # fmt: skip
 from reference.cursors import ceil_page, floor_page, lost_below, window_live
 from reference.geometry import Geometry
-from reference.ledger import (
+from reference.state import (
     ZERO, Phase, Request, Session, State, full_pages, holders, swa_pages,
 )  # fmt: skip
 from reference.rules import RULES

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from ci.explain import reasons
-from ci.compare import ledger
+from ci.compare import step_table
 from ci.compare.snapshot import snapshots
 from ci.explain import Explanation, explanation_of
 from ci.report import data as report
@@ -182,7 +182,7 @@ def test_the_ledger_fits_and_marks_what_is_wrong(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name in BUGS:
         data = report.replay_data(name, violated(name))
-        rows = data["ledger"]["rows"]
+        rows = data["step_table"]["rows"]
         assert [row["step"] for row in rows[-2:]] == [len(data["rows"]) - 1] * 2
         assert any("!" in cell for cell in rows[-1]["cells"]), name
         assert not any("!" in cell for row in rows[:-1] for cell in row["cells"]), name
@@ -198,7 +198,7 @@ def test_the_ledger_fits_and_marks_what_is_wrong(capsys, monkeypatch):
 
 
 def columns(name: str) -> dict[str, list[str]]:
-    found = report.run_data(violated(name))["ledger"]
+    found = report.run_data(violated(name))["step_table"]
     return {title: [row["cells"][at] for row in found["rows"]] for at, title in enumerate(found["columns"])}
 
 
@@ -235,7 +235,7 @@ def test_a_queued_turn_is_the_turn_of_its_slot_on_both_sides():
 
 def test_both_parts_of_a_split_count_as_changed():
     run = lockstep.replay(resolve("torch"), traces.load(FIXTURES["a_split_keeps_pages_whole"]))
-    assert ledger.changed_nodes(snapshots(run, 9)) == ["a4", "a2"], "not the new leaf beside them"
+    assert step_table.changed_nodes(snapshots(run, 9)) == ["a4", "a2"], "not the new leaf beside them"
 
 
 def test_the_ledger_of_a_trace_has_columns_with_a_past():
@@ -249,7 +249,7 @@ def test_a_conforming_run_has_nothing_to_argue():
     run = lockstep.replay(system, BUGS["a_trim_frees_both_pools"])
     assert explanation_of(run) is None
     data = report.run_data(run)
-    assert (data["argument"], data["differences"], data["ledger"]) == (None, [], None)
+    assert (data["argument"], data["differences"], data["step_table"]) == (None, [], None)
 
 
 def test_of_a_long_run_the_end_is_kept(monkeypatch):

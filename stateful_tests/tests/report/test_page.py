@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ci.compare import snapshot
-from ci.compare.ledger import ledger
+from ci.compare.step_table import step_table
 from ci.compare.snapshot import snapshots
 from ci.report import data as report
 from ci.report import page
 from reference.clauses import CLAUSES
 from reference.commands import Insert
-from reference.ledger import Free
+from reference.state import Free
 from stateful_tests.lockstep import lockstep
 from stateful_tests.lockstep.results import Run, Trace
 from stateful_tests.lockstep.systems import resolve
@@ -119,7 +119,7 @@ def test_how_much_the_rules_have_free_is_unknown_where_they_use_more_than_there_
     assert states[-1]["reference"]["free"] == {"full": None, "swa": None, "rows": 3}
     assert [d["about"] for d in states[-1]["differences"] if d["key"][0] == "free"] == []
     assert "free: full pages ? · SWA pages ? · rows 3" in Reader(shown(run)).text
-    wide = ledger(run, states, columns=99)
+    wide = step_table(run, states, columns=99)
     free = wide["columns"].index("free")
     told = [row["cells"][free] for row in wide["rows"][-2:]]
     assert told == ["full ?* SWA ?* rows 3", "full 29 SWA 17 rows 3"]
@@ -164,7 +164,7 @@ def test_the_page_is_whole_and_asks_nobody(system, name):
 def test_what_is_wrong_is_marked_on_both_sides():
     run = replayed("torch+pr22900", fixture("finish_behind_the_window_sweep_caps_all_three_lengths"))
     text = shown(run)
-    last = text[text.index('id="step-6"') : text.index('id="ledger"')]
+    last = text[text.index('id="step-6"') : text.index('id="steps"')]
     earlier = text[text.index('id="step-0"') : text.index('id="step-6"')]
     assert "differs" not in earlier
     assert re.findall(r'<td class="number differs">(\d+)</td>', last) == ["38", "42"]

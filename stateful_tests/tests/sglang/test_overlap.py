@@ -20,7 +20,7 @@ from reference.commands import (
     Launch, Mode, Open, Piece, Reason, Refused, Retract, Settle, Submit,
 )  # fmt: skip
 from reference.geometry import Geometry, preset
-from reference.ledger import Cursors
+from reference.state import Cursors
 from stateful_tests.lockstep.lockstep import replay
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.support.release_faults import (

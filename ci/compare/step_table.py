@@ -1,4 +1,4 @@
-"""A violated trace as a ledger: a row for each command, a column for each owner, node or page at stake.
+"""A violated trace as a step table: a row for each command, a column for each owner, node or page at stake.
 
 Up to the last row both sides agree, and a row shows both; the last is shown twice, as expected
 and as observed. `*` marks what a command changed, `!` what differs from the reference. Nodes of the tree that
@@ -21,7 +21,7 @@ Cell = dict[str, str]  # label -> value
 Column = tuple[str, ...]  # the key of a difference, without its words
 
 
-def ledger(run: Run, states: list[Data], columns: int = MAX_COLUMNS, nodes: int = MAX_NODES) -> Data:
+def step_table(run: Run, states: list[Data], columns: int = MAX_COLUMNS, nodes: int = MAX_NODES) -> Data:
     """The rows of these states; a violation at the last one is shown twice. Without one the columns are those
     who held something. nodes: how many columns there may be besides, of nodes that changed."""
     split = run.violation is not None
