@@ -123,9 +123,10 @@ def serve_check(
     impatient: bool, live: bool, fixed: tuple[str, ...], time_limit: float | None, save_dir: str,
     again: str | None,
 ) -> int:  # fmt: skip
-    """Drive a release's own scheduler on a CPU with random clients, and judge what it does three ways.
+    """Drive a release's own scheduler on a CPU with random clients, and judge what it does four ways.
 
-    What attention would read, the server's own strict checks, and validation of its log. Only the forward
+    What attention would read, the server's own strict checks, validation of its log, and whether a client
+    waits for ever though there is room. Only the forward
     pass, the sockets and the clock are stand-ins; with --live only the weights are. `kvspec
     setup-server VERSION` comes first.
     """

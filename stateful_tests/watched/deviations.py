@@ -104,6 +104,11 @@ def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
     return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
+def idle_sessions(release: str) -> str:
+    """Idle sessions keep what others wait for."""
+    return label(release, "idle-sessions-keep-all") or ""
+
+
 def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:
     """Positions of a session that count as committed when its turn ends, and that were never computed."""
     if e.session is not None and e.after is not None and label(header.release, "last-token"):

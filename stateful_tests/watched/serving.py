@@ -1,7 +1,8 @@
-"""Whole schedulers under random clients: run, judge three ways, shrink.
+"""Whole schedulers under random clients: run, judge four ways, shrink.
 
 Judges: what attention would read (`reads`), the server's own strict checks (`server`), validation of its log
-(`log`). A run is its configuration, its clients and a seed; the same three give the same run.
+(`log`), and whether a client waits for ever though there is room (`progress`). A run is its configuration,
+its clients and a seed; the same three give the same run.
 """
 
 from __future__ import annotations
@@ -167,6 +168,9 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         key = f"server {outcome.error.partition(':')[0]} {where or 'ended'}"
         known = ended or deviations.explains_end(run.release, outcome.error, run.config, validated)
         yield ServedFinding("server", key, outcome.error, known)
+    for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
+        known = deviations.idle_sessions(run.release) if kind == "sessions" else ended
+        yield ServedFinding("progress", f"stalls: {kind}", stall.says, known)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)
 

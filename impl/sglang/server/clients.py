@@ -7,7 +7,7 @@ taken out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import msgspec
@@ -94,10 +94,14 @@ class _Doing:
 
 
 class Clients:
-    """All clients of a run. seed: of what they and the model say."""
+    """All clients of a run. seed: of what they and the model say. stalled: is told the requests whose answers
+    are waited for, when nothing has happened for long."""
 
-    def __init__(self, clients: tuple[Client, ...], seed: int) -> None:
-        self.seed, self.turns = seed, {f"{c.name}.{n}": t for c in clients for n, t in enumerate(c.turns, 1)}
+    def __init__(
+        self, clients: tuple[Client, ...], seed: int, stalled: Callable[[list[str]], None] = lambda _: None
+    ) -> None:
+        self.seed, self.stalled = seed, stalled
+        self.turns = {f"{c.name}.{n}": t for c in clients for n, t in enumerate(c.turns, 1)}
         self._doing = [_Doing(client) for client in clients]
         self._named = {each.client.name: each for each in self._doing}
         self._numbers = {name: at for at, name in enumerate(self.turns, 1)}
@@ -138,6 +142,7 @@ class Clients:
         self._idle = 0 if forwards or said else self._idle + 1
         if self._idle > PATIENCE:
             self._idle = 0
+            self.stalled([each.waits for each in self._doing if each.waits is not None])
             return self._one_gives_up()
         return said
 

@@ -48,6 +48,8 @@ class FakeModel:
         self._texts: dict[str, list[int]] = {}  # what has KV
         self._inputs: dict[str, int] = {}
         self._to_read: list[Read] = []  # by the round in flight
+        self._furthest: dict[str, int] = {}  # positions that a request has come to
+        self.advanced = 0  # the last forward pass in which one came further
         self.overlap = bool(scheduler.enable_overlap)
         self.tree = not scheduler.server_args.disable_radix_cache
 
@@ -75,6 +77,9 @@ class FakeModel:
         self._to_read = [
             Read(request, row, start, self._texts[request.rid][:end]) for request, row, start, end in lanes
         ]
+        for request, _, _, text in self._to_read:
+            if len(text) > self._furthest.get(request.rid, 0):
+                self._furthest[request.rid], self.advanced = len(text), self.forwards
         chunk = self.tree and self.scheduler.chunked_req is not None  # its insert gives back SWA KV by then
         if not self.overlap or chunk or mixed(self.clients.seed, 5, self.forwards) % 2:
             self._read_all(own=True)

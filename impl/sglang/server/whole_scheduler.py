@@ -27,6 +27,7 @@ import msgspec
 
 from impl.sglang.server import boot
 from impl.sglang.server.clients import Client, Clients, Config, Message
+from impl.sglang.server.progress import LIVELOCK, Stall, stall
 from impl.sglang.server.watch import Watcher, hook
 
 ROUNDS = 20_000  # of the event loop, at most
@@ -63,7 +64,8 @@ class Misread(NamedTuple):
 
 class RunOutcome(msgspec.Struct, frozen=True):
     """What came of a run. error: the server broke, in one line; stuck: it was ended after too many rounds;
-    cpu_s: of the event loop, and of the watcher if there is one; blocks_s: of each block of rounds."""
+    stalls: where it went on with nothing, and could; cpu_s: of the event loop, and of the watcher if there is
+    one; blocks_s: of each block of rounds."""
 
     forwards: int
     rounds: int
@@ -72,6 +74,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
     error: str = ""
     trace: str = ""
     stuck: bool = False
+    stalls: list[Stall] = []
     cpu_s: float = 0.0
     blocks_s: list[float] = []
 
@@ -275,7 +278,13 @@ def run(
 
     if watch:
         _WATCHER.start(watch)
-    script, now, answers = Clients(clients, seed), [0], {}
+    now, answers, stalls = [0], {}, []
+
+    def stalled(waited_for: list[str]) -> None:
+        if found := stall(scheduler, waited_for):
+            stalls.append(found)
+
+    script = Clients(clients, seed, stalled)
     with tempfile.TemporaryDirectory() as folder:
         scheduler = _scheduler(config, model_folder(Path(folder), config.window))
     logging.disable(logging.WARNING)
@@ -299,6 +308,10 @@ def run(
             script.answered(request, now[0])
         computed, last[0] = model.forwards - last[0], model.forwards
         rest[0] = rest[0] + 1 if script.done and not computed else 0
+        if model.forwards - model.advanced > LIVELOCK:
+            says = f"{model.forwards - model.advanced} forward passes, and no request got further"
+            stalls.append(Stall("livelock", "", says))
+            rest[0] = REST + 1
         if rest[0] > REST or now[0] > ROUNDS:
             scheduler.gracefully_exit = True
             return []
@@ -316,7 +329,7 @@ def run(
     cpu_s = time.process_time() - begun
     misread = list(model.misread.values())
     return RunOutcome(
-        model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, cpu_s,
+        model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, stalls, cpu_s,
         [] if blocks is None else blocks.spent,
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ import os
 import random
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace as Bag
 from typing import NamedTuple
 
 import pytest
@@ -12,8 +13,9 @@ from msgspec.structs import replace
 
 from ci.report import servers
 from impl.adapter import UnusableImplementation
-from impl.sglang.server import environment
-from impl.sglang.server.clients import Client, Config, Turn
+from impl.sglang.server import environment, progress
+from impl.sglang.server.clients import Client, Clients, Config, Turn
+from impl.sglang.server.progress import Room
 from impl.sglang.server.runs import WholeScheduler
 from impl.sglang.server.whole_scheduler import Misread, RunOutcome
 from impl.sglang.server.worker import Job
@@ -144,6 +146,44 @@ def test_a_server_that_broke_has_a_key_without_numbers():
     run = serving.ServedRun(RELEASE, Config(), (), 1)
     keys = {f.key for o in (one, two) for f in serving._findings(run, o, serving.Validated())}
     assert len(keys) == 1 and "AssertionError" in keys.pop()
+
+
+SMALL, ROOM = Room(4, 4, 1), Room(9, 9, 1)
+
+
+@pytest.mark.parametrize("queue, free, idle, kind", [
+    (("a.1",), ROOM, SMALL, "room"),
+    (("a.1", "b.1"), SMALL, ROOM, "sessions"),
+    (("a.1",), Room(9, 4, 1), Room(0, 9, 0), "sessions"),
+    (("a.1",), SMALL, SMALL, None),  # full
+    (("b.1",), ROOM, SMALL, "lost"),
+])  # fmt: skip
+def test_why_a_client_waits(queue, free, idle, kind, monkeypatch):
+    for name, found in {"_free": free, "_idle": idle, "Reader": None}.items():
+        monkeypatch.setattr(progress, name, lambda *_, found=found: found)
+    monkeypatch.setattr(progress, "_needed", lambda *_: ROOM)
+    waiting = [Bag(rid=name) for name in queue]
+    server = Bag(waiting_queue=waiting, chunked_req=None, running_batch=Bag(reqs=[]), last_batch=None)
+    found = progress.stall(server, ["a.1"])
+    assert (found and found.kind) == kind
+
+
+@pytest.mark.parametrize("release, kind, known", [
+    (RELEASE, "sessions", "idle-sessions-keep-all"), (RELEASE, "room", ""), ("9.9.9.dev", "sessions", ""),
+])  # fmt: skip
+def test_idle_sessions_that_keep_all_are_a_known_fault(release, kind, known):
+    outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
+    run = serving.ServedRun(release, Config(), (), 1)
+    (found,) = serving._findings(run, outcome, serving.Validated())
+    assert (found.judge, found.key, found.known) == ("progress", f"stalls: {kind}", known)
+
+
+def test_who_waits_for_long_is_told():
+    told = []
+    clients = Clients((Client("a", 0, (Turn(0, 3, 3),)), Client("b", 500, (Turn(0, 3, 3),))), 1, told.append)
+    for now in range(90):
+        clients.round(now, 0)
+    assert told == [["a.1"]]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,92 @@
+"""Whether a server that goes on with nothing could: asked when clients have waited for long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from impl.sglang.server.reading import Reader, cursors_of, slot_of
+
+LIVELOCK = 300  # forward passes in which no request gets further than before
+
+Kind = Literal["lost", "room", "sessions", "livelock"]
+
+
+class Stall(NamedTuple):
+    """Clients wait, and nothing will ever happen unless one of them goes away.
+
+    kind: the server has no such request any more ("lost"); all that wait would fit into what is free or can
+    be evicted ("room"), or one would if idle sessions gave up what they hold ("sessions"); it computes, and
+    no request gets further ("livelock"). A server that is full of what runs does not stall.
+    """
+
+    kind: Kind
+    request: str
+    says: str
+
+
+class Room(NamedTuple):
+    """Tokens of each pool, and rows."""
+
+    full: int
+    swa: int
+    rows: int
+
+    def holds(self, needed: Room) -> bool:
+        return all(mine >= wanted for mine, wanted in zip(self, needed, strict=True))
+
+
+def stall(scheduler: Any, waited_for: Sequence[str]) -> Stall | None:
+    """Why these requests get no answer; None where the server is full, or nobody waits."""
+    waiting = {r.rid: r for r in (*scheduler.waiting_queue, scheduler.chunked_req) if r is not None}
+    batches = (scheduler.running_batch, scheduler.last_batch)
+    running = {r.rid for batch in batches if batch is not None for r in batch.reqs}
+    for name in waited_for:
+        if name not in waiting and name not in running:
+            return Stall("lost", name, f"the client of {name} waits, and the server has no such request")
+    if not waiting:
+        return None
+    reader = Reader(scheduler)
+    free, idle = _free(reader), _idle(reader)
+    both = Room(*map(sum, zip(free, idle, strict=True)))
+    for request in waiting.values():
+        needed = _needed(reader, request)
+        if not free.holds(needed):
+            says = f"{request.rid} waits for {_text(needed)}; {_text(free)} are free or evictable"
+            says += f", idle sessions hold {_text(idle)}"
+            return Stall("sessions", request.rid, says) if both.holds(needed) else None
+    says = f"{request.rid} waits for {_text(needed)} at most, and {_text(free)} are free or evictable"
+    return Stall("room", request.rid, says)
+
+
+def _free(reader: Reader) -> Room:
+    """What is free, and what the tree could give back."""
+    full, swa, rows, tree, _, locked = reader.counts()
+    swa += int(reader.tree.swa_evictable_size()) if reader.shares and reader.swa else 0
+    return Room(full + tree - locked, swa, rows)
+
+
+def _idle(reader: Reader) -> Room:
+    """What sessions hold that no turn runs on, less what is the tree's."""
+    full = swa = rows = 0
+    for name, session in reader.scheduler.session_controller.sessions.items():
+        turns = [node.req for node in session.req_nodes.values()]
+        slot = slot_of(reader.tree, name)
+        if slot is not None and all(turn.finished() for turn in turns):
+            _, allocated, swept, protected = cursors_of(slot)
+            full, swa, rows = full + allocated - protected, swa + allocated - max(swept, protected), rows + 1
+    return Room(full, swa if reader.swa else 0, rows)
+
+
+def _needed(reader: Reader, request: Any) -> Room:
+    """The most that a request can ever hold: its text to the last output, what rounds take in advance."""
+    page = reader.scheduler.page_size
+    tokens = len(request.origin_input_ids) + request.sampling_params.max_new_tokens
+    drafts = 2 * (reader.scheduler.server_args.speculative_num_draft_tokens or 0)
+    tokens = -(-tokens // page) * page + 2 * page + drafts
+    return Room(tokens, tokens if reader.swa else 0, 1)
+
+
+def _text(room: Room) -> str:
+    swa = f", {room.swa} SWA" if room.swa else ""
+    return f"{room.full} tokens{swa} and {room.rows} row{'s' * (room.rows != 1)}"
