@@ -77,8 +77,8 @@ def extended(beside: Beside, e: log.Extended) -> None:
                 _prefix_from_tree(beside, name, prefix, Cursors(*cells))
         cursors = beside.request(name).cursors
         beside.result.compared += 1
-        if cursors is None or cursors.kv_committed_len != prefix:
-            have = cursors.kv_committed_len if cursors is not None else 0
+        assert cursors is not None  # it was admitted
+        if (have := cursors.kv_committed_len) != prefix:
             raise Diverged("LEN-4", f"{name} goes on at {have}", f"goes on at {prefix}")
         _has_own_text(beside, name, prefix + tokens)
     beside.result.reach("a prefill of several requests", len(e.lanes) > 1)

@@ -43,9 +43,10 @@ def drafts(beside: Beside, entries: Sequence[log.Lane]) -> None:
     for name, *cells in entries:
         request, got = beside.request(name), Cursors(*cells)
         mine = request.cursors
-        if mine is None or request.phase is not Phase.RUNNING:
+        if request.phase is not Phase.RUNNING:
             want = f"refused: {Reason.WRONG_PHASE.value}"
             raise Diverged("OUT-1", want, f"runs a round of {name}")
+        assert mine is not None
         beside.result.compared += 1
         least = max(mine.kv_allocated_len, mine.kv_committed_len + 1)
         taken = mine._replace(kv_allocated_len=got.kv_allocated_len)
@@ -110,9 +111,10 @@ def resulted(beside: Beside, e: log.Resulted) -> None:
 def accepts(beside: Beside, name: str, got: Cursors) -> Draft | None:
     """The entry of a verify round whose result moved the commit to what the server shows."""
     request = beside.request(name)
-    if request.cursors is None or not beside.header.speculative or request.phase is not Phase.RUNNING:
+    if not beside.header.speculative or request.phase is not Phase.RUNNING:
         return None
     mine = request.cursors
+    assert mine is not None
     accept = got.kv_committed_len - mine.kv_committed_len
     if accept <= 0:
         return None

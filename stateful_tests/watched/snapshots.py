@@ -98,10 +98,9 @@ def _state_of(beside: Beside, e: log.Snapshot) -> State:
         serial += 1
         turn = turns.get(s.session)
         slot = None if s.cursors is None else Cursors(*s.cursors)
-        first = turn is not None and turn.phase is not Phase.QUEUED and s.tokens == 0 and not turn.started
         name = turn.name if turn is not None else None
         history = ((serial, s.tokens),) if s.tokens else ()
-        state = state.with_session(Session(s.session, history, None if first else slot, name))
+        state = state.with_session(Session(s.session, history, slot, name))
     return state._replace(serial=serial)
 
 

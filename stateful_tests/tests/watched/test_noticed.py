@@ -150,6 +150,12 @@ def test_what_a_snapshot_says_counts(change, clause, validate):
     assert validate(lines).found
 
 
+def test_the_first_mismatches_are_kept(validate, monkeypatch):
+    monkeypatch.setattr("stateful_tests.watched.beside.MAX_FOUND", 1)
+    found = validate(events("TURN: 5.7=9 8.7=8"))
+    assert (len(found.found), found.more) == (1, 2)
+
+
 def test_after_a_mismatch_the_next_snapshot_is_taken(validate):
     found = validate([*events("TURN: 7.1.0.2=2"), *PIECES["SNAPSHOT"], *FINISH])
     assert len(found.found) == 1 and found.given == 2

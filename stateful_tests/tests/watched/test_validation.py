@@ -10,6 +10,7 @@ from impl.sglang.server.events import Event
 from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.tests.support import log_changes
 from stateful_tests.traces import files
+from stateful_tests.traces.notation import format_command
 from stateful_tests.tests.support.watched_logs import header
 from stateful_tests.watched.beside import TABLE
 from stateful_tests.watched.reader import LogError, WatchLog, logs_of
@@ -85,6 +86,7 @@ def test_a_mismatch_becomes_a_trace(written, tmp_path):
     validator.run(log.lines())
     trace = validator.trace()
     assert trace is not None and trace.clause == "LEN-2"
+    assert format_command(trace.commands[-1]) == validator.result.found[0].command
     files.save(trace, tmp_path / "trace.json")
     assert files.load(tmp_path / "trace.json").commands == trace.commands
 
@@ -167,6 +169,7 @@ def test_a_cut_log_validates_up_to_there(tmp_path):
     "change, says",
     [
         (lambda lines: lines[1:], "no watcher's log"),
+        (lambda lines: [{**lines[0], "format": "other"}, *lines[1:]], "no watcher's log"),
         (lambda lines: [{**lines[0], "version": 9}, *lines[1:]], "version 9 is not supported"),
         (lambda lines: [*lines[:5], lines[0], *lines[5:]], "line 6: a second header"),
         (lambda lines: [*lines[:5], {"event": "step", "number": "x"}], "line 6: "),
