@@ -94,7 +94,7 @@ def _last_of_a_mixed_batch(beside: Beside, e: log.Released) -> None:
         return
     if (e.outputs, e.before[0]) != (request.output + 1, mine.kv_committed_len):
         return
-    draft = Draft(e.request, max(1, mine.kv_allocated_len - mine.kv_committed_len), 1)
+    draft = Draft(e.request, mine.kv_allocated_len - mine.kv_committed_len, 1)
     beside.do(SpecDecode((draft,)))
     known = deviations.ends_in_mixed_batch(beside.header)
     computed = f"{e.request} has computed {mine.kv_committed_len + 1} tokens"
