@@ -43,7 +43,7 @@ def _read_failure(step: Step, pool: str) -> Failure | None:
         return None
     name, start, want, got = found
     if len(got) != len(want):
-        place = AtPosition(name, pool, start + min(len(want), len(got)))
+        place = AtPosition(name, pool, start + len(got))
         return failure(f"{name} reads {len(want)} positions", f"its row has {len(got)}", place)
     at = next(i for i, (a, b) in enumerate(zip(want, got)) if a != b)
     return failure(
