@@ -21,6 +21,8 @@ from stateful_tests.traces import files as traces
 
 SAID = {
     "a_null_block_bears_a_hash": "it has one in group 0, where block 0, the null block, has no hash",
+    "a_null_block_bears_a_hash_after_a_round_of_drafts":
+        "it has one in group 0, where block 0, the null block, has no hash",
     "a_preempted_request_resumes_without_its_token_in_flight":
         "other tokens, or none, where r2 computes its text at [0, 3)",
     "a_reset_drops_a_token_behind_a_round_of_drafts": "it gets [], where r1 gets [686538]",
@@ -38,7 +40,7 @@ SAID = {
     "two_waiting_turns_hold_each_others_blocks": "4 blocks free, where there is a batch, as somebody waits",
     "a_turn_longer_than_the_model_fails_an_assertion": "AssertionError: assert block_mask is None or len",
     "a_turn_longer_than_the_model_waits_for_ever": "2 blocks free, where there is a batch, as somebody waits",
-    "a_padded_round_is_cut_by_the_prefill_threshold": "makes the system fail, AssertionError: assert num_new",
+    "a_padded_round_is_cut_by_the_prefill_threshold": "1 are, where r2 has 1 tokens, and computes up to 0",
     "a_request_preempted_in_its_own_step_leaves_a_published_block":
         "is free from the start and is named by the prefix cache since command 6; nobody has written block 7",
     "a_next_turn_keeps_a_token_of_an_accepted_round": "4 tokens, another one at position 2, where r1: the 3",
