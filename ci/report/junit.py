@@ -11,7 +11,7 @@ from stateful_tests.traces.files import write_atomically
 
 def write(file: str, data: Data) -> None:
     """Write `report.check_data` there. A violation fails its clause wherever a machine met it, but for one
-    that was there before."""
+    that was there before or that a known fault explains."""
     base = data["base"] or {"implementation": "", "violates": []}
     violated = {c["id"]: (c, found) for found in data["findings"] for c in found["clauses"]}
     document = JUnitXml(f"kvspec check {data['implementation']}")
@@ -24,7 +24,7 @@ def write(file: str, data: Data) -> None:
             if clause["id"] in base["violates"]:
                 case.result = [Skipped(f"{base['implementation']} violates it as well")]
             elif clause["id"] in machine["violated"]:
-                case.result = [_violated(Failure, *violated[clause["id"]])]
+                case.result = [_result(Failure, clause["id"], violated, data)]
             elif clause["waived"]:
                 case.result = [Skipped(f"not checked: {clause['waived']}")]
             elif not machine["evaluated"].get(clause["id"]):
@@ -32,7 +32,7 @@ def write(file: str, data: Data) -> None:
             suite.add_testcase(case)
         if "BROKEN" in machine["violated"]:
             case = _case(machine, "BROKEN the system fails nowhere")
-            case.result = [_violated(Error, *violated["BROKEN"])]
+            case.result = [_result(Error, "BROKEN", violated, data)]
             suite.add_testcase(case)
         document.add_testsuite(suite)
     verdict = TestSuite("kvspec verdict")
@@ -49,6 +49,16 @@ def write(file: str, data: Data) -> None:
 
 def _case(machine: Data, name: str) -> TestCase:
     return TestCase(name, f"kvspec.{machine['machine']}")
+
+
+def _result(
+    kind: type[Failure] | type[Error], clause: str, violated: dict[str, tuple[Data, Data]], data: Data
+) -> Failure | Error | Skipped:
+    """What a violated clause comes to: skipped where known faults explain it."""
+    if clause in violated:
+        return _violated(kind, *violated[clause])
+    known = [fault["id"] for fault in data["known"] if fault["times"] and clause in fault["clauses"]]
+    return Skipped(f"known: {', '.join(known) or 'beside a known fault'}")
 
 
 def _violated(kind: type[Failure] | type[Error], clause: Data, found: Data) -> Failure | Error:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from impl.adapter import Capabilities
 from reference.commands import Mode
 from reference.failures import Failure as Failed
 from stateful_tests.check import tiers
+from stateful_tests.check.masks import Mask
+from stateful_tests.lockstep.known_faults import known_faults
 from stateful_tests.lockstep.lockstep import new_tallies
 from stateful_tests.lockstep.results import Tally, Violation
 from stateful_tests.tests.support.checks import RUN, checked, finding
@@ -155,15 +158,19 @@ def test_what_was_found_is_annotated(tmp_path):
 # -- JUnit ---------------------------------------------------------------------------------------------
 
 
-def written(tmp_path: Path, *findings: Any, base: str | None = None, **more: Any) -> Any:
-    """The document of a check in which one machine met what was found."""
+def written(
+    tmp_path: Path, *findings: Any, base: str | None = None, masks: Sequence[Mask] = (), **more: Any
+) -> Any:
+    """The document of a check in which one machine met what was found, and what the known faults explain."""
     result = checked(*findings, **more)
     result.machines[0].tallies = {"LEN-2": Tally(400, 21)}
-    result.machines[0].violated = {f.clause for f in findings}
+    masked = {clause for mask in masks for clause in mask.fault.clauses}
+    result.machines[0].violated = {f.clause for f in findings} | masked
+    result.masked = {mask.fault.id: 3 for mask in masks}
     plan = tiers.plan("smoke", modes=[Mode.FREE])
     can = Capabilities(waived={"MAP-4": "harmless"})
     result.tallies = new_tallies()
-    data = report.check_data(result, plan, capabilities=can, base=base)
+    data = report.check_data(result, plan, capabilities=can, masks=masks, base=base)
     for told in data["findings"]:
         told["saved"], told["replay"] = "t.json", "kvspec replay t.json"
     junit.write(str(tmp_path / "junit.xml"), data)
@@ -199,6 +206,14 @@ def test_what_was_there_before_is_skipped(tmp_path):
     document, cases = written(tmp_path, replace(finding("LEN-2"), old=True), base="torch+pr22900")
     (skipped,) = next(case for name, case in cases.items() if name.startswith("LEN-2")).result
     assert isinstance(skipped, Skipped) and skipped.message == "torch+pr22900 violates it as well"
+    assert (document.failures, document.errors) == (0, 0)
+
+
+def test_what_a_known_fault_explains_is_skipped(tmp_path):
+    last_token = Mask(known_faults()["last-token"], ())
+    document, cases = written(tmp_path, masks=[last_token])
+    (skipped,) = next(case for name, case in cases.items() if name.startswith("LEN-2")).result
+    assert isinstance(skipped, Skipped) and skipped.message == "known: last-token"
     assert (document.failures, document.errors) == (0, 0)
 
 
