@@ -128,9 +128,8 @@ def _contents(step: Step) -> Failure | None:
     start = (node.start + at) // size * size
     slot = (node.slots if pool == "full" else node.swa_slots)[at]
     held = stamp_text(got) if got else "no committed token"
-    must = stamp_text(token_of(node.path[node.start + at]))
     head = f"leaves {where(node)} with {pool} slot {slot} for position {node.start + at}"
-    head += f", which holds {held} and must hold {must}"
+    head += f", which holds {held} and must hold {stamp_text(token_of(node.path[node.start + at]))}"
     return failure(
         f"{pool} KV of {path_text(node.path)} at position {node.start + at}",
         f"its slot holds that of {path_text((got,)) if got else 'no committed token'}",

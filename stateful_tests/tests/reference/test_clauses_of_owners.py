@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from reference.clauses import CLAUSES, broken
+from reference.clauses import CLAUSES, broken, broken_off
 from reference.clauses.facts import Owned
 from reference.clauses.step import Step
+from reference.failures import AtNamed
 from reference.state import Cursors, Round
 from stateful_tests.tests.support.commands import script
 from stateful_tests.tests.reference.rows import Rows, spoilt
@@ -78,7 +79,18 @@ def test_what_is_waived_is_not_asked():
     step = spoilt(STEPS["CUT"], "session s1 kv_committed_len=8")
     told = {clause.id for clause, _ in broken(step)}
     assert "LEN-2" in told and "LEN-2" not in {clause.id for clause, _ in broken(step, frozenset({"LEN-2"}))}
+    assert "LEN-2" not in {clause.id for clause, _ in broken_off(step)}, "it asks of what is not done"
     assert CLAUSES["REF-1"].check(step) is not None and "REF-1" not in told, "another clause speaks"
+    shared = spoilt(STEPS["RUNS"], "owned full r9 0 12")
+    told, waived = {clause.id for clause, _ in broken_off(shared)}, frozenset({"OWN-1"})
+    assert "OWN-1" in told and {clause.id for clause, _ in broken_off(shared, waived)} == told - waived
+
+
+def test_a_session_that_is_gone_is_about_its_turn():
+    turns = "submit r1 in s1 +5; submit r2 in s2 +5"
+    step = FILE.step(f"plain: open s1; open s2; {turns}; submit r3 (no session) +5")
+    gone = changed(step, sessions=lambda has: {"s2": has["s2"]})
+    assert CLAUSES["SES-2"].check(gone).at == (AtNamed("session", "s1"), AtNamed("request", "r1"))
 
 
 @pytest.mark.parametrize("shown", [{}, {"r1": None}])
