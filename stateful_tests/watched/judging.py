@@ -63,16 +63,10 @@ def verdict(
         failure = clause.check(step)
         if failure is not None:
             return Verdict(clause.id, failure.expected, failure.observed)
-    for name, got in shown.requests.items():
-        request = now.request(name)
-        if request is not None and request.cursors is not None and request.cursors != got:
-            return Verdict("REF-1", f"{name}: {cursors_text(request.cursors)}", cursors_text(got))
-    for name, kept in shown.slots.items():
-        session = now.session(name)
-        want = session.slot if session is not None else None
-        if want != kept:
-            return Verdict("REF-1", f"slot of {name}: {cursors_text(want)}", cursors_text(kept))
-    return Verdict("REF-1", "the reference's state", "another")
+    cursors = {r.name: r.cursors for r in now.requests} | {f"slot of {s.name}": s.slot for s in now.sessions}
+    seen = shown.requests | {f"slot of {name}": slot for name, slot in shown.slots.items()}
+    name = next(name for name, got in seen.items() if cursors.get(name) != got)
+    return Verdict("REF-1", f"{name}: {cursors_text(cursors.get(name))}", cursors_text(seen[name]))
 
 
 def _facts(state: State, shown: Shown) -> Facts:
@@ -105,7 +99,7 @@ class TextJudge:
         """The texts of a snapshot are those that are remembered."""
         for r in e.requests:
             text = [*self.inputs.get(r.request, []), *self._said.get(r.request, [])]
-            if r.ids is not None and r.request in self.inputs and r.ids[: len(text)] != text:
+            if r.ids is not None and r.ids[: len(text)] != text:
                 yield Verdict("SES-1", f"{len(text)} tokens of {r.request}, as they came", "others")
         for s in e.sessions:
             had = self.history.get(s.session)
@@ -124,8 +118,7 @@ class TextJudge:
 
     def says(self, request: str, ids: list[int]) -> None:
         """Outputs of a result."""
-        if ids:
-            self._said.setdefault(request, []).extend(ids)
+        self._said.setdefault(request, []).extend(ids)
 
     def ends(self, request: str, ids: list[int] | None, goes_on: bool) -> Iterator[Verdict]:
         """All outputs of a request that gives its row back."""
@@ -138,11 +131,10 @@ class TextJudge:
         if not goes_on:
             self._said.pop(request, None)
 
-    def keeps(self, request: str, session: str | None, outputs: list[int] | None, length: int) -> None:
+    def keeps(self, request: str, session: str, outputs: list[int] | None, length: int) -> None:
         """A turn has ended, and its session remembers so much of the text."""
         text = [*self.inputs.pop(request, []), *(outputs or [])]
-        if session is not None and outputs is not None:
-            self.history[session] = text[:length]
+        self.history[session] = text[:length]
 
 
 class PageJudge:

@@ -51,8 +51,9 @@ def _compared(beside: Beside, e: log.Snapshot) -> None:
         if s.closing != (asked := beside.of_session(s.session).close_asked):
             raise Diverged("SES-2", f"a close of {s.session} was asked for: {asked}", str(s.closing))
         session = beside.state.session(s.session)
-        turn = beside.state.request(session.turn) if session is not None and session.turn else None
-        if session is not None and turn is not None and s.cursors is not None:
+        assert session is not None  # as the states were compared
+        turn = beside.state.request(session.turn)
+        if turn is not None and s.cursors is not None:
             if Cursors(*s.cursors) not in (session.slot, turn.cursors):
                 want = f"slot of {s.session}: {session.slot} or {turn.cursors}"
                 raise Diverged("LEN-4", want, f"{s.cursors}")

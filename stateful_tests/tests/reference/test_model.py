@@ -130,6 +130,8 @@ def test_choices_are_followed_within_their_bounds():
     ):  # fmt: skip
         with pytest.raises(ChoiceNotAllowed):
             does(state, text, Choice("r1", **choice))
+    with pytest.raises(ChoiceNotAllowed):  # what was evicted does not come back
+        does(after(f"{TWENTY}; extend r1 +20; {sweep}"), sweep, Choice("r1", swa_evicted_seqlen=4))
 
 
 def test_a_server_may_claim_less_of_a_round_in_flight():
@@ -140,12 +142,13 @@ def test_a_server_may_claim_less_of_a_round_in_flight():
         second, _ = step(first, launch, [Choice("r1", kv_committed_len=claimed)])
         both = second.request("r1").cursors
         assert both == Cursors(claimed, 26, 0, 0), "slots for both, whatever is claimed"
-        settled = step(second, settle)[0].request("r1").cursors
-        assert settled.kv_committed_len == 22, "of the first all is known now"
+        settled, _ = step(second, settle)
+        assert settled.request("r1").cursors.kv_committed_len == 22, "of the first all is known now"
         kept, _ = step(first, finish, [Choice("r1", kv_committed_len=21)])
         assert kept.sessions[0].slot == Cursors(21, 21, 0, 0), "the round computes that token first"
-        with pytest.raises(ChoiceNotAllowed):
-            step(first, finish, [Choice("r1", kv_committed_len=19)])
+        for ends, wrong in ((first, 19), (settled, 23)):
+            with pytest.raises(ChoiceNotAllowed):
+                step(ends, finish, [Choice("r1", kv_committed_len=wrong)])
     for claimed in (19, 24):
         with pytest.raises(ChoiceNotAllowed):
             step(state, launch, [Choice("r1", kv_committed_len=claimed)])

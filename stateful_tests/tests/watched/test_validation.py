@@ -87,6 +87,11 @@ def test_a_mismatch_becomes_a_trace(written, tmp_path):
     trace = validator.trace()
     assert trace is not None and trace.clause == "LEN-2"
     assert format_command(trace.commands[-1]) == validator.result.found[0].command
+    lines[[e.get("event") for e in lines].index("step")]["rows"] += 1
+    (log,) = logs_of([written(lines)])
+    earlier = Validator(log.header)
+    earlier.run(log.lines())
+    assert len(earlier.trace().commands) < len(trace.commands), "it ends with the first mismatch"
     files.save(trace, tmp_path / "trace.json")
     assert files.load(tmp_path / "trace.json").commands == trace.commands
 
