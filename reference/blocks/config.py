@@ -112,6 +112,7 @@ _ONE, _TWO, _FOUR, _NEAR = LayerGroup(1), LayerGroup(2), LayerGroup(4), LayerGro
 ENGINE_PRESETS: dict[str, EngineConfig] = {
     "full": EngineConfig((_TWO,), 12, 16, 8, max_seqs=3),
     "window": EngineConfig((_NEAR,), 12, 16, 8, max_seqs=3),
+    "small-window": EngineConfig((_NEAR,), 7, 24, 3, max_seqs=2),  # fewer blocks than a longest text fills
     "hybrid": EngineConfig((_TWO, _NEAR), 20, 16, 8, max_seqs=3),
     "two-windows": EngineConfig((_TWO, _NEAR, LayerGroup(2, 6)), 30, 16, 8, max_seqs=3),
     "unequal": EngineConfig((_FOUR, LayerGroup(2, 5)), 18, 24, 12, max_seqs=3),

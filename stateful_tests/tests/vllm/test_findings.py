@@ -38,6 +38,7 @@ SAID = {
     "an_idle_session_asks_for_more_blocks_than_are_free":
         "command 14 (schedule) makes the system fail, ValueError: Cannot get 4 free blocks",
     "two_waiting_turns_hold_each_others_blocks": "4 blocks free, where there is a batch, as somebody waits",
+    "a_turn_waits_behind_a_turn_that_holds_its_blocks": "2 blocks free, where there is a batch, as somebody",
     "a_turn_longer_than_the_model_fails_an_assertion": "AssertionError: assert block_mask is None or len",
     "a_turn_longer_than_the_model_waits_for_ever": "2 blocks free, where there is a batch, as somebody waits",
     "a_padded_round_is_cut_by_the_prefill_threshold": "1 are, where r2 has 1 tokens, and computes up to 0",
