@@ -25,9 +25,6 @@ from reference import model
 from reference.commands import Command, Mode
 from reference.geometry import PRESETS, Geometry
 from stateful_tests.check.tiers import sizes_for
-from stateful_tests.check.executors import SERIAL, Processes
-from stateful_tests.coverage.scopes import SCOPES
-from stateful_tests.explore import search
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import propose
 from stateful_tests.generate.run_profile import MACHINES, draw_profile
@@ -36,7 +33,6 @@ from stateful_tests.lockstep.abstraction import facts_of
 from stateful_tests.lockstep.lockstep import Lockstep, new_tallies
 
 STEPS = 50
-_SEARCHED = ("session-tiny", "session-page1", "tree-tiny", "tree-small-window-pool", "both-session")
 Run = tuple[Geometry, list[Command]]
 
 
@@ -144,7 +140,7 @@ def _row(machine: str, what: str, seconds: float, empty: float) -> dict[str, Any
 @json_option
 @click.pass_context
 def bench(context: click.Context, out: ReportOut, impls: tuple[str, ...], device: str, runs: int) -> None:
-    """Measure what a command costs, part by part; or `explore`: transitions per second of a search."""
+    """Measure what a command costs, part by part."""
     if context.invoked_subcommand is not None:
         return
     steps = _empty_machine(len(PRESETS) * runs)
@@ -170,28 +166,6 @@ def bench(context: click.Context, out: ReportOut, impls: tuple[str, ...], device
         rows += [_row(machine, name, _seconds(part) / commands, empty) for name, part in parts.items()]
     headings = ("machine", "what", "us/command", "commands/s", "of empty machine")
     render.listing(out.console, rows, dict(zip(rows[0], headings)))
-    out.end(rows)
-
-
-@bench.command()
-@click.option("--scope", "scopes", multiple=True, type=click.Choice(list(SCOPES)), default=_SEARCHED)
-@click.option("-j", "--jobs", type=click.IntRange(2), default=2, show_default=True, help="Processes.")
-@json_option
-def explore(out: ReportOut, scopes: tuple[str, ...], jobs: int) -> None:
-    """Explore scopes in one process and in several, every clause asked at every step."""
-    rows = []
-    for name in scopes:
-        row: dict[str, Any] = {"scope": name}
-        for count in (1, jobs):
-            where = Processes(count) if count > 1 else SERIAL
-            seen = search.run(SCOPES[name], executor=where)
-            where.close()
-            row |= {"states": seen.states, "transitions": seen.transitions, "refused": seen.refused}
-            row[f"s, -j {count}"] = round(seen.seconds, 1)
-            row[f"transitions/s, -j {count}"] = round(seen.transitions / seen.seconds)
-        row["faster"] = round(row["s, -j 1"] / row[f"s, -j {jobs}"], 2)
-        rows.append(row)
-    render.listing(out.console, rows, {name: name for name in rows[0]})
     out.end(rows)
 
 

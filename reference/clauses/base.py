@@ -29,10 +29,9 @@ class Clause:
     one in which it could break. scope: where it does not hold or says nothing. decision: how an open
     question was answered, with the smallest counterexample of a simpler rule. assumption: under which that
     rule would do. rule: what of `reference` states it operationally, such as "cursors.cut, tree.lock".
-    of_state: it is about the state that a step ends in, so its verdict is the same for every step that ends
-    there. of: the commands that it is about; needs: what there must be. concerns: see by_cause. alone: it
-    asks the system's names alone, so it may be asked where another clause was violated before, and the
-    reference is somewhere else.
+    of: the commands that it is about; needs: what there must be. concerns: see by_cause. alone: it asks the
+    system's names alone, so it may be asked where another clause was violated before, and the reference is
+    somewhere else.
     """
 
     id: str
@@ -44,7 +43,6 @@ class Clause:
     assumption: str
     rule: str
     source: str
-    of_state: bool
     of: frozenset[type]
     needs: tuple[Needs, ...]
     concerns: Concern
@@ -84,7 +82,6 @@ def register(
     rule: str,
     source: str,
     trigger: Callable[[Any], bool],
-    of_state: bool = False,
     of: tuple[type, ...] = COMMANDS,
     needs: tuple[Needs, ...] = (),
     concerns: Concern = "contents and ownership",
@@ -97,8 +94,8 @@ def register(
 
     def add(check: Check) -> Check:
         into[id] = Clause(
-            id, title, sentence, scope, why, decision, assumption, rule, source, of_state,
-            frozenset(of), needs, concerns, alone, check, trigger,
+            id, title, sentence, scope, why, decision, assumption, rule, source, frozenset(of), needs,
+            concerns, alone, check, trigger,
         )  # fmt: skip
         return check
 

@@ -23,7 +23,6 @@ POOL = {"full": "full", "swa": "SWA"}  # how they are called in sentences
     "full reads are right",
     "Every position below kv_committed_len reads the full KV of exactly that token of that text, as far as"
     " the text goes.",
-    of_state=True,
     why="This is what the bookkeeping is for.",
     rule="state.text_tokens",
     source="#22897",
@@ -91,7 +90,6 @@ def stamp_text(stamp: int | None) -> str:
     "SWA reads are right",
     "Every position from swa_evicted_seqlen to kv_committed_len reads the SWA KV of exactly that "
     "token; in the radix tree's prefix, every position in the next token's window.",
-    of_state=True,
     why="Every window of a later token lies in there.",
     rule="state.text_tokens, cursors.lost_below",
     source="kvspec",
@@ -107,7 +105,6 @@ def _swa_reads(step: Step) -> Failure | None:
     "REF-1",
     "system and reference agree",
     "The system's cursors, texts, owned positions and lock owners are the reference's.",
-    of_state=True,
     why="A rule that no clause states is still a rule of the operational model.",
     rule="model.step",
     source="kvspec",

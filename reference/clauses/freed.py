@@ -106,7 +106,6 @@ def _freed_swa(step: Step) -> Failure | None:
     "nothing lost at the end",
     "When no session keeps anything and no request runs, all rows and pages are free, except the "
     "radix tree's pages.",
-    of_state=True,
     why="A leak of one token per turn is an outage after a day.",
     rule="state.free",
     source="#22862",

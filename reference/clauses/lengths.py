@@ -140,7 +140,6 @@ def _restored(step: Step) -> Failure | None:
     "slots for every round in flight",
     "kv_allocated_len covers all that the rounds in flight may accept, from what is committed by results that"
     " are there.",
-    of_state=True,
     why=(
         "A round is launched before the end of the previous one is known, and the device writes "
         "there."
@@ -172,7 +171,6 @@ def _covered(step: Step) -> Failure | None:
     "cursors in order",
     "0 <= cache_protected_len <= kv_committed_len <= kv_allocated_len <= row width,"
     " 0 <= swa_evicted_seqlen <= kv_allocated_len, and cache_protected_len is whole pages.",
-    of_state=True,
     why="Every free and every sum is a difference of two cursors.",
     rule="cursors.in_order",
     source="#20070",

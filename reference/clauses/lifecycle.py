@@ -41,7 +41,6 @@ def _readmitted(step: Step) -> bool:
     "SES-4",
     "a deferred close happens",
     "A session that is closed while a turn is in flight ends with that turn.",
-    of_state=True,
     alone=True,
     why="Nobody can close it again; its row and pages are lost until the server ends.",
     rule="rules.sessions.end_turn",
@@ -147,7 +146,6 @@ def _names(names: Iterable[str]) -> str:
     "history is what the client saw",
     "A session's history is the text of its finished turns, each cut to the outputs that count. "
     "The next turn's input starts with it. An aborted turn leaves no trace.",
-    of_state=True,
     why="KV of tokens outside the text would answer with another request's words.",
     rule="rules.finish.finish, state.text_cut",
     source="#22897, #22790",

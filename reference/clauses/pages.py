@@ -16,7 +16,6 @@ from reference.failures import (
     "OWN-5",
     "rows fill whole pages",
     "The full slots of a row are whole pages, in order; only the last may be open.",
-    of_state=True,
     why=(
         "A page is freed by any of its slots, so two half pages of one row cannot be freed "
         "separately."
@@ -45,7 +44,6 @@ def _torn(slots: str, torn: Torn) -> Failure:
     "OWN-4",
     "rows",
     "Every row of req_to_token is free or held by one session or request.",
-    of_state=True,
     why="A row given back twice is lent twice.",
     rule="state.holders",
     source="#22790",
@@ -69,7 +67,6 @@ def _rows(step: Step) -> Failure | None:
     "mapping is one to one",
     "No two positions are mapped to the same SWA slot, and the slots of a page to those of one page in"
     " order.",
-    of_state=True,
     why="Two tokens would write their SWA KV over each other.",
     rule="state.swa_pages",
     source="kvspec",
@@ -95,7 +92,6 @@ def _one_to_one(step: Step) -> Failure | None:
     "MAP-2",
     "live positions are mapped",
     "Every position from swa_evicted_seqlen to kv_allocated_len has an SWA slot.",
-    of_state=True,
     why="Its KV would be written to padding, over everybody else's.",
     rule="state.swa_pages",
     source="kvspec (page_size > 1, window 1)",
@@ -119,7 +115,6 @@ def _mapped(step: Step) -> Failure | None:
     "MAP-3",
     "evicted positions are unmapped",
     "The entry of a position below swa_evicted_seqlen is 0.",
-    of_state=True,
     why="Freeing its full slot would free another owner's SWA slot.",
     rule="state.swa_pages",
     source="kvspec",
@@ -136,7 +131,6 @@ def _swept(step: Step) -> Failure | None:
     "unused slots are unmapped",
     "The entry of a full slot that is free, or past kv_allocated_len in its page, leads to no "
     "other owner's slot.",
-    of_state=True,
     why="The next owner of the full slot would inherit it.",
     decision="SGLang frees a row up to kv_allocated_len and leaves the entries of the rest of the last"
     " page; it waives this.",
@@ -170,7 +164,6 @@ def _stale(step: Step, what: str, pool: str, entries: Sequence[tuple[int, int]])
     "OWN-2",
     "free lists are sets",
     "A free list holds no page twice, never the padding page, nothing that does not exist.",
-    of_state=True,
     why="A page handed out twice has two owners; padding takes everybody's dummy writes.",
     rule="state.free",
     source="kvspec",
@@ -197,7 +190,6 @@ def _pages(pool: str, pages: Iterable[int]) -> list[AtPage]:
     "OWN-1",
     "one owner",
     "No page is owned twice, and no owned page is free.",
-    of_state=True,
     why="Two owners overwrite each other's KV: wrong text, hours later.",
     rule="state.full_pages, state.swa_pages",
     source="kvspec",
@@ -240,7 +232,6 @@ def _where_rows_begin(step: Step, *holders: str) -> list[AtCursor]:
     "OWN-3",
     "no page is lost",
     "Every page is free or owned.",
-    of_state=True,
     why="Nobody will ever free it.",
     rule="state.free",
     source="#22862",

@@ -37,7 +37,6 @@ def shrank(step: Step) -> bool:
     "shape",
     "Every node is a run of whole pages, at least one; it hangs below a node that ends where it starts, and"
     " differs from its siblings in its first page.",
-    of_state=True,
     why="A prefix must be found in one way only; two nodes must not share a page.",
     rule="tree.path_of, tree._split",
     source="kvspec",
@@ -75,7 +74,6 @@ def _shape(step: Step) -> Failure | None:
     "live or tombstone",
     "A node has an SWA slot for each of its tokens, those that the mapping names, or is a tombstone and has"
     " none.",
-    of_state=True,
     why="A window that is matched over a half-dead node reads padding.",
     decision=(
         "An insert whose whole key was evicted leaves a tombstone. Taken for live, its slots are "
@@ -110,7 +108,6 @@ def _live_or_dead(step: Step) -> Failure | None:
     "TREE-3",
     "nodes hold what their path says",
     "The full KV of a node is that of the tokens that its path spells, and so is the SWA KV of a live one.",
-    of_state=True,
     why="Whoever matches the prefix reads it.",
     rule="prefix_cache.page_name",
     source="kvspec",

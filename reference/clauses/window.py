@@ -103,7 +103,6 @@ def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
     "the window of the next token is live",
     "A token computed at position p finds an SWA slot for every position in [p - window, p). "
     "With rounds in flight p is where the oldest began.",
-    of_state=True,
     why="A turn resumed behind its window reads SWA KV that is gone.",
     decision=(
         "The prefix p = min(C, key) is safe unless p > R and some eviction of the row used L >= "

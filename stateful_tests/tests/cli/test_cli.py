@@ -213,20 +213,6 @@ def test_long_traces_show_their_end(fake, kvspec, monkeypatch):
     assert len(out.splitlines()) < 80
 
 
-def test_lists(kvspec):
-    for command, first in (("bugs", "bug"), ("clauses", "clause")):
-        code, out, err = kvspec(command)
-        assert (code, err) == (0, "")
-        data = json.loads(kvspec(command, "--json")[1])
-        assert kvspec(command, "--json", "l.json")[1] == out
-        assert json.loads(Path("l.json").read_text()) == data
-        assert lines(out)[0].startswith(first)
-        assert max(map(len, out.splitlines())) <= 100
-        ids = {line.split(" ")[0] for line in out.splitlines()}
-        assert {row["id"] for row in data} <= ids
-        assert all(row["source"] for row in data)
-
-
 def test_progress_in_a_pipe_is_a_plain_line_now_and_then(monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])

@@ -21,7 +21,7 @@ from stateful_tests.coverage.scopes import SCOPES, Scope, spelt_in
 from stateful_tests.coverage.situations import situation
 from stateful_tests.explore import inductive_check, search
 from stateful_tests.explore.representative import Representatives, relabel
-from stateful_tests.explore.inductive_check import ReferenceInState, up_to_ids
+from stateful_tests.explore.inductive_check import ReferenceInState
 from stateful_tests.explore.search import Exploration, Explorer
 from stateful_tests.lockstep.abstraction import facts_of
 
@@ -66,25 +66,6 @@ def test_counts(name):
     assert result.complete
     assert (result.states, result.transitions, result.refused, result.depth) == COUNTS[name]
     assert result.situations.keys() <= corpus.situations(), "python -m ci.corpus"
-
-
-def test_of_an_eviction_tree_10_alone_reads_how_much_was_asked_for(monkeypatch):
-    """Other clauses are asked at one of the evictions that lead to the same facts."""
-    blank, steps = object.__new__(Evict), []
-
-    def step_of(*args):
-        step = Step(*args)
-        if isinstance(step.command, Evict) and step.done:
-            steps.append(other := replace(step, command=blank))
-            for clause in CLAUSES.values():
-                clause.trigger(other)
-                assert clause.id == "TREE-10" or clause.check(other) is None
-        return step
-
-    monkeypatch.setattr(inductive_check, "Step", step_of)
-    assert search.run(SCOPES["tree-tiny"]).complete and steps
-    with pytest.raises(AttributeError):
-        CLAUSES["TREE-10"].check(steps[-1])
 
 
 @pytest.mark.parametrize("name", ["ordinary", "both-session", "tree-page2-long"])
@@ -284,25 +265,6 @@ def test_faults_of_the_system_are_found(kind, does, shows, clauses):
     finding = explorer.result(stopped).finding
     assert finding is not None and finding.run.violation is not None, stopped
     assert set(finding.run.violation.clauses) & clauses, finding.run.violation
-
-
-def test_facts_that_differ_in_ids_alone_are_equal():
-    system, other = ReferenceInState(), ReferenceInState()
-    explorer = Explorer(BOTH, clauses=False)
-    explorer.run(states=300)
-    for state in explorer.queue[::7]:
-        for each in (system, other):
-            each.start_in(state)
-        size, facts = BOTH.geometry.page_size, facts_of(system.view(), BOTH.geometry)
-        swap = {1: 2, 2: 1}
-        other.pages = {p: {k: swap.get(n, n) for k, n in pages.items()} for p, pages in other.pages.items()}
-        other.free = {p: [swap.get(n, n) for n in free] for p, free in other.free.items()}
-        for stamps in other.stamps.values():
-            stamps[size : 3 * size] = stamps[2 * size : 3 * size] + stamps[size : 2 * size]
-        assert up_to_ids(facts_of(other.view(), BOTH.geometry), size) == up_to_ids(facts, size)
-        if len(other.free["full"]) < BOTH.geometry.full_pages:
-            other.free["full"] += [*other.pages["full"].values()][:1]
-            assert up_to_ids(facts_of(other.view(), BOTH.geometry), size) != up_to_ids(facts, size)
 
 
 WITH_FACTS = [SMALL, BOTH, SCOPES["late-two"], SCOPES["tree-parts"], SCOPES["both-session"]]

@@ -1,24 +1,21 @@
 """What the machines with a radix tree draw: prompts that meet what is there, and an end to everything."""
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from impl.adapter import Capabilities
 from reference import model
-from reference.commands import Admit, Chunk, Command, Extend, Insert, Match, Mode, Refused, Submit, prompt_len
+from reference.commands import Command, Insert, Match, Mode, Refused, prompt_len
 from reference.geometry import PRESETS
 from reference.state import State
-from reference.prefix_cache import key_of, lock_holders
+from reference.prefix_cache import lock_holders
 from stateful_tests.generate.choice_source import RandomChoices
 from stateful_tests.generate.next_command import finale, propose
-from stateful_tests.generate.prompts import (
-    draw_evicted, draw_prompt, input_of, joined, known, shortened, spelt,
-)  # fmt: skip
+from stateful_tests.generate.prompts import draw_prompt, joined, shortened
 from stateful_tests.generate.run_profile import draw_profile
 from stateful_tests.lockstep.tree_diff import tree_changes
-from stateful_tests.traces.files import prompt_of, prompt_text
+from stateful_tests.traces.files import prompt_of
 
 PAGE4 = replace(PRESETS["page4"], tree=True)
 
@@ -29,23 +26,6 @@ def after(*commands: Command) -> State:
         state, outcome = model.step(state, command)
         assert not isinstance(outcome, Refused), outcome
     return state
-
-
-def test_prompts_are_cut_joined_and_read_back():
-    prompt = prompt_of("a8b4a1")
-    assert spelt(key_of(prompt)) == prompt
-    assert [prompt_text(shortened(prompt, n)) for n in (0, 3, 8, 9, 99)] == ["", "a3", "a8", "a8b1", "a8b4a1"]
-    assert prompt_text(joined(prompt, prompt_of("a2c1"), ())) == "a8b4a3c1"
-
-
-def test_what_is_known_is_spelt_as_far_as_it_is_shared():
-    state = after(
-        Insert("h1", prompt_of("a8b4")), Submit("r1", None, 3, prompt=prompt_of("a8c2")), Admit("r1"),
-        Extend((Chunk("r1", 5),)), Submit("r2", None, 2),
-    )  # fmt: skip
-    assert input_of(state.requests[0]) == prompt_of("a8c2")
-    assert input_of(state.requests[1]) == ()
-    assert {prompt_text(p) for p in known(state)} == {"a4", "a8", "a8b4", "a8c2"}
 
 
 @pytest.mark.parametrize("longest", [1, 3, 4, 9, 32])
@@ -59,14 +39,6 @@ def test_prompts_are_well_formed_and_fit(longest):
         assert prompt == joined(prompt), "pieces that follow each other have different texts"
         on = draw_prompt(state, source, "abc", max(4, longest), after=prompt_of("a4"))
         assert shortened(on, 4) == prompt_of("a4")
-
-
-def test_a_sweep_stays_within_its_limit():
-    state = after(Insert("h1", prompt_of("a16"), 16))
-    source = RandomChoices(0)
-    drawn = Counter(draw_evicted(state, source, key_of(prompt_of("a16b4")), 0, 12) for _ in range(300))
-    assert set(drawn) <= set(range(13))
-    assert all(drawn[length] > 10 for length in (0, 4, 8, 12)), "into the tombstone, page by page"
 
 
 def test_a_lock_is_told_when_it_is_taken_and_no_more():

@@ -151,19 +151,9 @@ def reads(step: Step, name: str, **reads: Any) -> Step:
 
 
 def is_told(clause: str, step: Step, says: str | None) -> None:
-    """The clause holds (says None), or fails and says so; a state clause by the end of the step alone."""
+    """The clause holds (says None), or fails and says so."""
     failure = CLAUSES[clause].check(step)
     if says is None:
         assert failure is None
     else:
         assert failure is not None and says in f"{failure.expected}, not {failure.observed}"
-    if CLAUSES[clause].of_state:
-        assert CLAUSES[clause].check(end_of(step)) == failure, "it reads the end of the step alone"
-
-
-def end_of(step: Step) -> Step:
-    """The step without what only a clause about steps may read."""
-    way: Any = dict.fromkeys(("command", "expected", "outcome", "was", "before"))
-    end = replace(step, **way)
-    vars(end)["locks"] = step.locks
-    return end

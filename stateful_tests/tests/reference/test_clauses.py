@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from reference.clauses import CLAUSES
 from reference.clauses.tree_locks import usable_length
 from stateful_tests.tests.reference.rows import Rows
-from stateful_tests.tests.reference.spoilt_facts import ONE, changed, end_of, is_told, pages, path
+from stateful_tests.tests.reference.spoilt_facts import ONE, changed, is_told, pages, path
 
 FILE = Rows(Path(__file__).with_name("clauses.txt"))
 STEPS = FILE.steps
@@ -25,12 +24,6 @@ def test_a_spoilt_fact_is_told(clause, step, says):
 def test_who_has_no_cursors_by_the_rules_has_no_window_to_read():
     queued, prefilled = FILE.step("plain: submit r1 (no session) +5"), STEPS["PREFILLED"].after
     is_told("SWA-2", changed(queued, requests=prefilled.requests, holders=prefilled.holders), None)
-
-
-@pytest.mark.parametrize("step", ["INSERTED", "DECODED", "AGAIN", "LONG_PROMPT", "MATCHED", "FAR"])
-def test_clauses_about_states_read_the_end_of_a_step_alone(step):
-    states = [clause for clause in CLAUSES.values() if clause.of_state]
-    assert not any(clause.check(end_of(STEPS[step])) for clause in states)
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,12 @@
 Skips, with the reason, where a release can be neither found nor fetched.
 """
 
-import sys
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
-from impl.adapter import UnusableImplementation
 from impl.sglang import SGLangSystem
-from impl.sglang.scheduler.results import LateResults
-from impl.sglang.scheduler.server import LiveRequest, Result
 from reference.commands import (
     Abort, Admit, CheckIdle, Chunk, Close, Command, Decode, Done, Draft, EvictSwa, Extend, Finish, Insert,
     Launch, Mode, Open, Piece, Reason, Refused, Retract, Settle, Submit,
@@ -47,62 +41,6 @@ class Expected(NamedTuple):
 # One more was swept, and 10 allocated, if the first result had been processed before the second launch.
 RELEASE = dict.fromkeys(("0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"), Expected(1, 9))
 RELEASE["0.5.13"] = Expected(0, 10)  # sweeps keep a page more, a round claims a token
-
-
-# -- without a release ----------------------------------------------------------------------------
-
-
-class Played:
-    """Stands in for a server and its release, and notes what is asked of them."""
-
-    spec, claimed, counts_in_flight, cache = True, 1, True, None
-
-    def __init__(self):
-        self.release = self
-        self.log: list[str] = []
-
-    def hands_prompt_in(self, turn):
-        return turn.session is None
-
-    def results_of_prefill(self):
-        return nullcontext()
-
-    def commit(self, req, tokens):
-        self.log.append(f"commit {tokens}")
-
-    def check_finished(self, req, accepted=1):
-        req.ended = len(req.output_ids) >= req.most
-
-    def checkpoint(self, req, cache, *, chunked):
-        self.log.append("checkpoint")
-
-    def skipped(self, req, tokens):
-        self.log.append(f"skip {tokens}")
-
-
-def late(session: str | None, *rounds: int) -> tuple[LateResults, LiveRequest, SimpleNamespace, list[str]]:
-    """A request that has prefilled, and has had rounds launched that accept so many tokens."""
-    server, req = Played(), SimpleNamespace(output_ids=[], most=99, ended=False)
-    req.finished = lambda: req.ended
-    results, turn = LateResults(server), LiveRequest(server.release, "a", session, 1, req, 0)
-    results.arrived(turn, Result([1], prefill=True))
-    for accepted in rounds:
-        results.before_round(turn)
-        results.arrived(turn, Result([2] * accepted))
-    return results, turn, req, server.log
-
-
-def test_what_comes_after_the_end_is_skipped():
-    results, turn, req, log = late("s", 2, 3)
-    results.before_finish(turn, 2)
-    req.most = 2
-    results.ending(turn)
-    results.skip(turn)
-    assert (len(req.output_ids), req.ended, turn.pending) == (3, True, [])
-    assert log == ["checkpoint", "commit 2", "skip 3"]
-
-
-# -- the real releases ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=list(RELEASE))
@@ -248,53 +186,3 @@ def test_the_faults_of_a_tree_are_there_once_a_round_was_launched(real, version,
     mended = RELEASES.index(version) > RELEASES.index("0.5.14")
     expected = None if mended else (clause, len(commands) - 1)
     assert found(real, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)) == expected
-
-
-# -- drivers that play it wrongly --------------------------------------------------------------------
-
-
-class Mutant(SGLangSystem):
-    """A release behind a driver of which something was changed."""
-
-    change = ""
-
-    def command_line(self):
-        code = (
-            "import sys; from impl.sglang.scheduler import driver, results, server; "
-            "from impl.sglang.process import worker; "
-            f"{self.change}; sys.exit(worker.main(sys.argv[1:]))"
-        )
-        return [sys.executable, "-c", code, *super().command_line()[3:]]
-
-
-@pytest.mark.parametrize(
-    ("change", "commands", "clause"),
-    [
-        pytest.param(
-            "results.LateResults.before_round = lambda self, turn: self._process_all_but(turn, 0)",
-            (*decode(2), Finish("a", 2)),
-            "TRACE",
-            id="the result of N is processed before N+1 is launched",
-        ),
-        pytest.param(
-            "results.LateResults.before_round = lambda self, turn: None",
-            verify(3, 3, 3),
-            "LEN-1",
-            id="the result of N still waits when N+2 is launched",
-        ),
-        pytest.param(
-            "server.LiveRequest.untold = property(lambda t: [r for r in t.pending if not r.told][::-1])",
-            (*launch(2, 1), Settle("a")),
-            "SES-1",
-            id="the result of N+1 is told before that of N",
-        ),
-    ],
-)
-def test_a_driver_that_plays_another_order_is_caught(change, commands, clause):
-    try:
-        system = type("Changed", (Mutant,), {"change": change})(version="0.5.13", overlap=True)
-    except UnusableImplementation as error:
-        pytest.skip(f"the wheel is neither cached nor to be downloaded: {error}")
-    violation = found(system, to_be_done(SIZES, (*BEGIN, *commands)))
-    system.close()
-    assert violation is not None and violation[0] == clause

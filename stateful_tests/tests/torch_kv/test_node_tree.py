@@ -30,22 +30,6 @@ def insert(tree: RadixTree, *keys: Key) -> RadixTree:
     return tree
 
 
-def test_unlock_after_the_topmost_pinned_node_was_split():
-    """The lock needs 3 tokens of SWA KV and pins a node of 3 for one of them, which is split later."""
-    tree = insert(empty(1, 3), (1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 6, 7))  # nodes of 2, 3 and 2 tokens
-    lock = tree.lock(tree.match((1, 2, 3, 4, 5, 6, 7)).node)
-    tree.match((1, 2, 3))
-    assert tree.sizes() == (0, 7, 2, 5)
-    tree.unlock(lock)
-    assert tree.sizes() == (7, 0, 7, 0)
-
-
-def test_the_lock_of_the_empty_prefix_pins_nothing():
-    tree = insert(empty(1, 2), TEN)
-    tree.lock(tree.match((2,)).node)
-    assert tree.sizes() == (10, 0, 10, 0)
-
-
 def test_the_queues_do_not_grow_with_use():
     tree = insert(empty(1, 2), TEN)
     for _ in range(500):

@@ -39,107 +39,11 @@ def test_what_waits_is_nobodys_and_goes_back_once():
     assert pool.available == 2
 
 
-def decode(store: KVStore, rows: list[int], starts: list[int]) -> torch.Tensor:
-    """alloc_decode of host lists."""
-    row, start = lanes(store.device, rows, starts)
-    pages = store.pages(starts, [s + 1 for s in starts])
-    return store.alloc_decode(row, start, store.span_of_one(row, start), pages)
-
-
 def free(store: KVStore, rows: list[int], first: list[int], end: list[int]) -> None:
     """The same pages of both pools, of host lists."""
     row, start, stop = lanes(store.device, rows, first, end)
     pages = sum(max(e - f, 0) for f, e in zip(first, end, strict=True))
     store.free(row, start, start, stop, pages, pages)
-
-
-class Loop:
-    """The same allocator, one token at a time in plain Python."""
-
-    def __init__(self, size):
-        self.page_size = size.page_size
-        self.free = {pool: list(range(1, size.pages(pool) + 1)) for pool in size.pools}
-        self.rows: list[list[int]] = [[0] * size.width for _ in range(size.rows)]
-        self.mapping = [0] * ((size.full_pages + 1) * size.page_size if size.window else 0)
-
-    def alloc(self, row, start, end):
-        for position in range(start, end):
-            if position % self.page_size:
-                slot = self.rows[row][position - 1] + 1
-                pair = self.mapping[slot - 1] + 1 if self.mapping else 0
-            else:
-                slot = self.free["full"].pop(0) * self.page_size
-                pair = self.free["swa"].pop(0) * self.page_size if self.mapping else 0
-            self.rows[row][position] = slot
-            if self.mapping:
-                self.mapping[slot] = pair
-
-    def free_pages(self, ranges):
-        """ranges: (row, first, end); what they free stands before what was free."""
-        freed: dict[str, list[int]] = {pool: [] for pool in self.free}
-        for row, first, end in ranges:
-            for at in range(first * self.page_size, end * self.page_size, self.page_size):
-                slot = self.rows[row][at]
-                if self.mapping:
-                    freed["swa"].append(self.mapping[slot] // self.page_size)
-                    self.mapping[slot : slot + self.page_size] = [0] * self.page_size
-                freed["full"].append(slot // self.page_size)
-        self.free = {pool: freed[pool] + pages for pool, pages in self.free.items()}
-
-
-def assert_same(store: KVStore, loop: Loop) -> None:
-    assert store.req_to_token.tolist() == loop.rows
-    assert store.full_to_swa.tolist() == loop.mapping
-    assert store.full.free_pages().tolist() == loop.free["full"]
-    if store.swa is not None:
-        assert store.swa.free_pages().tolist() == loop.free["swa"]
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    data=st.data(),
-    page_size=st.sampled_from([1, 2, 4, 16]),
-    window=st.sampled_from([None, 3]),
-)
-def test_batched_allocation_is_the_plain_loop(data, page_size, window):
-    size = geometry(page_size, window, pages=128)
-    store, loop = KVStore(size, CPU), Loop(size)
-    length = [0] * size.rows
-    for _ in range(data.draw(st.integers(1, 6))):
-        rows = data.draw(st.lists(st.integers(0, size.rows - 1), min_size=1, unique=True))
-        kind = data.draw(st.sampled_from(["extend", "decode", "free"]))
-        if kind == "free":
-            keep = [-(-data.draw(st.integers(0, length[r])) // page_size) for r in rows]
-            end = [-(-length[r] // page_size) for r in rows]
-            free(store, rows, keep, end)
-            loop.free_pages(list(zip(rows, keep, end, strict=True)))
-            for r, k in zip(rows, keep, strict=True):
-                length[r] = min(length[r], k * page_size)
-        else:
-            rows = [r for r in rows if length[r] < size.width]
-            if not rows:
-                continue
-            starts = [length[r] for r in rows]
-            ends = [s + 1 for s in starts]
-            if kind == "extend":
-                ends = [data.draw(st.integers(s, size.width)) for s in starts]
-                extend(store, rows, starts, ends)
-            else:
-                decode(store, rows, starts)
-            for r, s, e in zip(rows, starts, ends, strict=True):
-                loop.alloc(r, s, e)
-                length[r] = e
-        # The loop frees row by row and page by page, so even the order of the lists is the same.
-        assert_same(store, loop)
-
-
-def test_a_double_free_shows():
-    pool = PagePool(2, page_size=1, device=CPU)
-    pages = pool.take(2)
-    pool.give(pages)
-    pool.give(pages)
-    assert sorted(pool.free_pages().tolist()) == [1, 1, 2, 2]
-    assert pool.take(3).numel() == 3
 
 
 def ready(size: Geometry, lengths: list[tuple[int, int, int]]) -> tuple[TorchKV, list[KVRequest]]:
