@@ -57,7 +57,8 @@ class KnownFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def __post_init__(self) -> None:
         """Raises ValueError where fields contradict each other."""
-        for version in filter(None, (self.first, self.fixed, *self.unified.values(), *self.elsewhere)):
+        fixed = () if self.fixed is None else (self.fixed,)
+        for version in (self.first, *fixed, *self.unified.values(), *self.elsewhere):
             _order(version)
         if (self.verdict == "known") != bool(self.reports):
             raise ValueError(f"{self.id}: `reports` goes with the verdict known, and only with it")

@@ -75,6 +75,7 @@ verdict = "none found"
     [
         ("[[fault]", "line 1"),
         (ENTRY.replace("0.5.10", "ten"), "'ten' is not a version .* `$.fault[0]`"),
+        (ENTRY + "fixed = ''", "'' is not a version"),
         (ENTRY.replace("none found", "new"), "enum value 'new' - at `$.fault[0].verdict`"),
         (ENTRY.replace("none found", "known"), "`reports` goes with"),
         (ENTRY.replace("none found", "cause known"), "`cause` goes with"),
