@@ -23,6 +23,7 @@ SAID = {
     "a_null_block_bears_a_hash": "it has one in group 0, where block 0, the null block, has no hash",
     "a_null_block_bears_a_hash_after_a_round_of_drafts":
         "it has one in group 0, where block 0, the null block, has no hash",
+    "a_null_block_that_is_published_twice_ends_the_server": "AssertionError: assert blk.block_hash is None",
     "a_preempted_request_resumes_without_its_token_in_flight":
         "other tokens, or none, where r2 computes its text at [0, 3)",
     "a_reset_drops_a_token_behind_a_round_of_drafts": "it gets [], where r1 gets [686538]",
