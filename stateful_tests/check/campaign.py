@@ -22,7 +22,7 @@ from reference.commands import Mode, kind_name
 from reference.geometry import GeometryError
 from stateful_tests.check.driving import Configuration, Driven, Named, RunBatch, drive, drive_named, lines_of
 from stateful_tests.check.executors import SERIAL, Executor
-from stateful_tests.check.masks import Mask, how_it_breaks, same_on, unexplained
+from stateful_tests.check.masks import Mask, explaining, holding, same_on, unexplained
 from stateful_tests.check.tiers import CORPUS, Plan, check_machine, for_system, sizes_for
 from stateful_tests.check.ways import Needs, lacks, needs
 from stateful_tests.check.corpus import FIXTURE
@@ -278,7 +278,7 @@ class _Campaign:
         Of an engine that schedules by itself the base may run another way, and conform there by chance.
         """
         clause = violation.clause
-        of_clause = self._holding(violation)
+        of_clause = holding(self.masks, violation)
         if not of_clause:
             return None
         base, known = self.base, [way for mask in of_clause for way in mask.ways(clause)]
@@ -287,21 +287,7 @@ class _Campaign:
                 return None
             if unexplained(self.system, trace, clause, known):
                 return None
-        return self._named(of_clause, trace, clause)
-
-    def _holding(self, violation: Violation) -> list[Mask]:
-        """The known faults that may explain a violation."""
-        holding = [mask for mask in self.masks if mask.holds and violation.clause in mask.fault.clauses]
-        if violation.clause != "BROKEN":
-            return holding
-        return [mask for mask in holding if how_it_breaks(violation.observed) in mask.breaks]
-
-    def _named(self, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
-        """The one whose own trace needs what this one does, and the most."""
-        ways = [(way, mask) for mask in masks for way in mask.ways(clause)]
-        asked = {need for way, _ in ways for need in way}
-        needed = {*needs(self.system, trace, clause, asked)} if len(masks) > 1 else asked
-        return max(ways, key=lambda each: ({*each[0]} <= needed, len(each[0])))[1]
+        return explaining(self.system, of_clause, trace, clause)
 
     def _catch(self, violation: Violation, trace: Trace) -> None:
         """Count a violation; shrink the first of its kind in each mode."""
@@ -378,7 +364,7 @@ class _Campaign:
         such trace is another finding."""
         clause = violation.clause
         known = self._ways(clause)
-        masks = self._holding(violation)
+        masks = holding(self.masks, violation)
         if not (known or masks) or self.base is not None or len(known) == MAX_TRACES_PER_CLAUSE:
             return False
         if known and self.looks[clause] == MAX_ALTERNATIVE_SEARCHES:

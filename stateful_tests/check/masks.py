@@ -142,6 +142,22 @@ def how_it_breaks(said: str) -> str:
     return re.sub(r"\d+", "N", said.partition(" at ")[0])
 
 
+def holding(masks: Sequence[Mask], violation: Violation) -> list[Mask]:
+    """The known faults that may explain a violation."""
+    held = [mask for mask in masks if mask.holds and violation.clause in mask.fault.clauses]
+    if violation.clause != "BROKEN":
+        return held
+    return [mask for mask in held if how_it_breaks(violation.observed) in mask.breaks]
+
+
+def explaining(system: AnySystem, masks: Sequence[Mask], trace: Trace, clause: str) -> Mask:
+    """The known fault whose own trace needs what this one does, and the most."""
+    ways = [(way, mask) for mask in masks for way in mask.ways(clause)]
+    asked = {need for way, _ in ways for need in way}
+    needed = {*needs(system, trace, clause, asked)} if len(masks) > 1 else asked
+    return max(ways, key=lambda each: ({*each[0]} <= needed, len(each[0])))[1]
+
+
 def unexplained(
     system: AnySystem, trace: Trace, clause: str, known: list[Needs]
 ) -> tuple[Needs, Trace] | None:
