@@ -8,7 +8,7 @@ from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.checks import Named
 from impl.torch_kv.cursors import larger
 from impl.lazy import Tensor
-from impl.torch_kv.sessions import KVRequest, KVSession
+from impl.torch_kv.sessions import KVRequest, KVSession, Slot
 from impl.torch_kv.system import TorchKV
 from reference.commands import Command, Outcome, Report
 from reference.geometry import Geometry
@@ -35,9 +35,10 @@ class _StaleFlag(TorchKV):
         self.is_active: set[str] = set()
         super().reset(geometry)
 
-    def lend(self, requests: Sequence[KVRequest]) -> None:
-        super().lend(requests)
-        self.is_active |= {r.session.name for r in requests if r.session is not None}
+    def lend(self, request: KVRequest, slot: Slot) -> None:
+        super().lend(request, slot)
+        assert request.session is not None
+        self.is_active.add(request.session.name)
 
     def save(self, session: KVSession, request: KVRequest) -> None:
         super().save(session, request)
@@ -141,6 +142,7 @@ def _(self: TorchKV, command: Command) -> Outcome:
     touch."""
     outcome = TorchKV.apply(self, command)
     if getattr(outcome, "report", None) is not None:
-        ahead = [r for r in self.active() if r.cursors.kv_allocated_len > r.cursors.kv_committed_len]
-        self._trim(ahead, [r.cursors.kv_committed_len for r in ahead])
+        for request in self.active():
+            if request.cursors.kv_allocated_len > request.cursors.kv_committed_len:
+                self._trim(request, request.cursors.kv_committed_len)
     return outcome

@@ -45,7 +45,8 @@ def _(self: TorchKV, command: Launch) -> Played:
     if self.window is None:
         return None
     found = [self.requests[draft.request] for draft in command.lanes]
-    self.sweep(found, [request.cursors.kv_committed_len for request in found])
+    for request in found:
+        self.sweep(request, request.cursors.kv_committed_len)
     return tuple(Choice(r.name, swa_evicted_seqlen=r.cursors.swa_evicted_seqlen) for r in found)
 
 

@@ -93,9 +93,9 @@ class _TrimFreesTheFront(TorchKV):
     the front of the row: the slot names pages that are free, those past the target are nowhere; every sum is
     right. Visible when a finish frees something. Fix: free [ceil(target), ceil(A))."""
 
-    def trim_overshoot(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
-        self.free_ranges(requests, self.front, targets)
-        self.move(requests, self.capped_kept, targets)
+    def trim_overshoot(self, request: KVRequest, target: int) -> None:
+        self.free_range(request, self.front, target)
+        self.move([request], self.capped_kept, [target])
 
     def front(self, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
         """As many pages as `beyond` has, from the first of the row on."""

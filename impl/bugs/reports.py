@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 
 from impl.bugs.register import FREE_ONLY, bug
 from impl.torch_kv.cursors import N, RowCursors
-from impl.torch_kv.sessions import Holders, KVRequest, KVSession
+from impl.torch_kv.sessions import KVRequest, KVSession, Slot
 from impl.torch_kv.system import TorchKV
 
 
@@ -22,7 +21,7 @@ def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
 
 
 @bug("pr22897", "LEN-2", "finish does not trim", TorchKV.trim_overshoot, source="sgl-project/sglang#22897")
-def _(self: TorchKV, requests: Sequence[KVRequest], targets: list[int]) -> None:
+def _(self: TorchKV, request: KVRequest, target: int) -> None:
     """The next turn reads KV of words that nobody said. A verify round overshoots the finished length, and
     the slot is saved as it stands: overshoot committed and allocated, while the next input leaves it out.
     Visible when speculation runs past finished_len. Fix: trim to target at finish."""
@@ -34,14 +33,13 @@ class _Pr22862Tail(TorchKV):
     but frees nothing behind it; the next extend allocates from the prefix on and overwrites row entries that
     still name slots. Visible when the slot holds more than the prefix. Fix: free the tail on admit."""
 
-    def free_tail(self, requests: Sequence[KVRequest], prefixes: list[int]) -> None:
+    def free_tail(self, slot: Slot, prefix: int) -> None:
         pass
 
-    def lend(self, requests: Sequence[KVRequest]) -> None:
-        super().lend(requests)
-        for request in requests:
-            prefix = self.resume_length(request, self.key_length(request))
-            self.put(request, request.cursors._replace(kv_committed_len=prefix))
+    def lend(self, request: KVRequest, slot: Slot) -> None:
+        super().lend(request, slot)
+        prefix = self.resume_length(request, self.key_length(request))
+        self.put(request, request.cursors._replace(kv_committed_len=prefix))
 
 
 @bug("pr22862-align", "FREE-1", "freeing starts inside a page", source="sgl-project/sglang#22862")
@@ -53,9 +51,9 @@ class _Pr22862Align(TorchKV):
     def free_start(self, target: N) -> N:
         return self.floor(target)
 
-    def free_beyond(self, holders: Holders, targets: list[int]) -> None:
-        over = [i for i, target in enumerate(targets) if target < holders[i].cursors.kv_allocated_len]
-        super().free_beyond([holders[i] for i in over], [targets[i] for i in over])
+    def free_beyond(self, holder: KVRequest | Slot, target: int) -> None:
+        if target < holder.cursors.kv_allocated_len:
+            super().free_beyond(holder, target)
 
 
 @bug("pr22862-prefix", "LEN-3", "the last token is left out twice",
@@ -69,7 +67,7 @@ def _(self: TorchKV, request: KVRequest) -> int:
 
 @bug("pr22213-tail", "LEN-2", "retract keeps what was allocated ahead",
      TorchKV.drop_overallocated, source="sgl-project/sglang#22213")
-def _(self: TorchKV, requests: Sequence[KVRequest], targets: list[int]) -> None:
+def _(self: TorchKV, request: KVRequest, target: int) -> None:
     """Memory stays short although requests are retracted. Retract saves the slot as it stands and skips the
     tail that speculation allocated ahead of the commit. Visible when kv_allocated_len is above the retracted
     text. Fix: trim as finish does."""
@@ -77,14 +75,13 @@ def _(self: TorchKV, requests: Sequence[KVRequest], targets: list[int]) -> None:
 
 @bug("pr20070", "LEN-3", "protected length taken from the prefix",
      TorchKV.lend, source="sgl-project/sglang#20070")
-def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
+def _(self: TorchKV, request: KVRequest, slot: Slot) -> None:
     """A crash with page_size above 1, a leak with 1. Restore sets cache_protected_len to the length of the
     restored prefix, which is neither page-aligned nor owned by any tree, so the release starts there. Visible
     with the first restored prefix. Fix: keep the length that the tree gave."""
-    TorchKV.lend(self, requests)
-    for request in requests:
-        prefix = request.cursors.kv_committed_len
-        self.put(request, request.cursors._replace(cache_protected_len=prefix))
+    TorchKV.lend(self, request, slot)
+    prefix = request.cursors.kv_committed_len
+    self.put(request, request.cursors._replace(cache_protected_len=prefix))
 
 
 @bug("pr22273", "SES-2", "an aborted request writes itself into the slot",

@@ -15,15 +15,14 @@ from reference.commands import MEMORY_REASONS, Choice, Draft, EvictSwa, Extend
 
 
 @bug("restore-not-idempotent", "SES-3", "lending empties the slot", TorchKV.lend)
-def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
+def _(self: TorchKV, request: KVRequest, slot: Slot) -> None:
     """A turn whose admission the scheduler repeats starts over on an empty row. The first restore takes the
     row out of the slot, so the second finds none and takes a fresh one. Visible when a turn with a slot is
     admitted twice. Fix: the slot goes on naming its row while it is lent."""
-    TorchKV.lend(self, requests)
-    for request in requests:
-        if request.phase is RequestPhase.ADMITTED and self.store.free_rows:
-            request.row = self.store.free_rows.pop()
-            self.put(request, request.cursors)
+    TorchKV.lend(self, request, slot)
+    if request.phase is RequestPhase.ADMITTED and self.store.free_rows:
+        request.row = self.store.free_rows.pop()
+        self.put(request, request.cursors)
 
 
 @bug("second-turn-accepted", "OUT-1", "a second turn while one runs", TorchKV.turn_in_flight)
@@ -98,14 +97,13 @@ class _RestoreCapsRequestOnly(TorchKV):
     """An admission that is taken back frees the tail a second time later. Free-tail caps the request's
     cursors and forgets the slot's. Visible when the slot held more than the prefix. Fix: cap both sides."""
 
-    def free_tail(self, requests: Sequence[KVRequest], prefixes: list[int]) -> None:
-        self._before = [slot.cursors for slot in self.slots_of(requests)]
-        super().free_tail(requests, prefixes)
+    def free_tail(self, slot: Slot, prefix: int) -> None:
+        self._before = slot.cursors
+        super().free_tail(slot, prefix)
 
-    def lend(self, requests: Sequence[KVRequest]) -> None:
-        super().lend(requests)
-        for slot, cursors in zip(self.slots_of(requests), self._before, strict=True):
-            self.put(slot, cursors)
+    def lend(self, request: KVRequest, slot: Slot) -> None:
+        super().lend(request, slot)
+        self.put(slot, self._before)
 
 
 @bug("spec-commits-drafts", "LEN-4", "rejected drafts are committed", TorchKV.commits)
@@ -178,8 +176,8 @@ class _ReleaseSplitsAPage(TorchKV):
     that page once, or (sglang 0.5.20) a cut that stops at the page boundary below target then."""
 
     def release_pages(self, holder: KVRequest | Slot) -> None:
-        self.free_ranges([holder], self.dead)
-        self.free_ranges([holder], self.alive)
+        self.free_range(holder, self.dead)
+        self.free_range(holder, self.alive)
 
     def dead(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
         """Pages below the frontier."""
@@ -194,11 +192,11 @@ class _ReleaseSplitsAPage(TorchKV):
 
 
 @bug("cut-stops-at-the-page", "LEN-2", "a trim gives the page back that target falls into", TorchKV._trim)
-def _(self: TorchKV, requests: Sequence[KVRequest], targets: list[int]) -> None:
+def _(self: TorchKV, request: KVRequest, target: int) -> None:
     """The next turn computes tokens again that were there. A turn is cut at the page boundary below its
     target, whether a sweep has passed that or not. Visible when target is inside a page. Fix: only where
     nothing past the protected prefix can be resumed."""
-    TorchKV._trim(self, requests, [self.floor(target) for target in targets])
+    TorchKV._trim(self, request, self.floor(target))
 
 
 @bug("sweep-moves-back", "MAP-2", "a shorter sweep forgets the longer one", TorchKV.swept)

@@ -61,9 +61,6 @@ class CursorHolder(Protocol):
     def row(self) -> int | None: ...
 
 
-CursorHolders = Sequence[CursorHolder]
-
-
 class Lanes:
     """A batch of holders with their rows and arguments, on both sides: one transfer for all of it.
 
@@ -74,7 +71,11 @@ class Lanes:
     __slots__ = ("arguments", "columns", "holders", "row", "tail")
 
     def __init__(
-        self, device: torch.device, holders: CursorHolders, *arguments: list[int], tail: Sequence[int] = ()
+        self,
+        device: torch.device,
+        holders: Sequence[CursorHolder],
+        *arguments: list[int],
+        tail: Sequence[int] = (),
     ) -> None:
         self.holders = holders
         self.arguments = arguments
@@ -111,11 +112,10 @@ class CursorTable:
         self.lines.index_copy_(0, lanes.row, torch.stack(after, 1))
         return before, after
 
-    def copy(self, source: CursorTable, holders: CursorHolders, origins: CursorHolders) -> None:
-        """Both sides of each holder become those of its origin in `source`, which has the same row."""
-        for holder, origin in zip(holders, origins, strict=True):
-            holder.cursors = origin.cursors
-        row = Lanes(self.device, holders).row
+    def copy(self, source: CursorTable, holder: CursorHolder, origin: CursorHolder) -> None:
+        """Both sides of the holder become those of its origin in `source`, which has the same row."""
+        holder.cursors = origin.cursors
+        row = Lanes(self.device, [holder]).row
         self.lines.index_copy_(0, row, source.lines.index_select(0, row))
 
     def put(self, holder: CursorHolder, cursors: RowCursors[int]) -> None:

@@ -56,22 +56,19 @@ class PrefixRules(SessionRules):
 
     # Admission.
 
-    def restore(self, requests: Sequence[KVRequest]) -> None:
-        """Lend each session's slot to its request, cut back to the usable prefix. Whoever has none starts at
-        0, or gets what the tree has of its text, with a lock; it has a row when it first extends.
+    def restore(self, request: KVRequest) -> None:
+        """Lend a session's slot to its request, cut back to the usable prefix. Whoever has none starts at 0,
+        or gets what the tree has of its text, with a lock; it has a row when it first extends.
 
         The slot goes on naming its row, so that a rejected admission can be repeated (SES-3).
         """
-        for request in requests:
-            request.row, request.cursors, request.prefix = None, ZERO, None
-        lent = [request for request in requests if self.slot_of(request) is not None]
-        if lent:
-            self.free_tail(lent, [self.resume_length(r, self.key_length(r)) for r in lent])
-            self.lend(lent)
-        if self.tree is not None:
-            for request in requests:
-                if self.slot_of(request) is None:
-                    self.match_prefix(request)
+        request.row, request.cursors, request.prefix = None, ZERO, None
+        slot = self.slot_of(request)
+        if slot is not None:
+            self.free_tail(slot, self.resume_length(request, self.key_length(request)))
+            self.lend(request, slot)
+        elif self.tree is not None:
+            self.match_prefix(request)
 
     def match_prefix(self, request: KVRequest) -> None:
         """Lock the longest usable prefix; that of an admission that came to nothing is let go first.

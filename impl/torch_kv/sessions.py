@@ -81,7 +81,7 @@ Holders = Sequence[KVRequest | Slot]
 
 
 class SessionRules:
-    """Lending, trimming, sweeping and release, on batches where servers batch them."""
+    """Lending, trimming, sweeping and release, each of one row."""
 
     store: KVStore
     page_size: int
@@ -114,14 +114,14 @@ class SessionRules:
         _, _, evicted, protected = cursors
         return evicted if evicted > protected else 0
 
-    # Batches of holders: all requests, or all slots.
+    # Cursors and pages of holders.
 
     def table_of(self, holder: KVRequest | Slot) -> CursorTable:
         """Where the cursors of a holder are."""
         return self.store.cursors if isinstance(holder, KVRequest) else self.store.slot_cursors
 
     def move(self, holders: Holders, rule: Rule, *arguments: list[int]) -> None:
-        """Move the cursors of a batch by `rule`, on the device and in the mirror."""
+        """Move the cursors of a batch (requests, or slots) by `rule`, on the device and in the mirror."""
         if holders:
             self.table_of(holders[0]).move(Lanes(self.store.device, holders, *arguments), rule)
 
@@ -129,22 +129,19 @@ class SessionRules:
         """Set the cursors of one holder, on the device and in the mirror."""
         self.table_of(holder).put(holder, cursors)
 
-    def free_ranges(
-        self, holders: Holders, ranges: Callable[..., tuple[Any, Any, Any]], *arguments: list[int]
+    def free_range(
+        self, holder: KVRequest | Slot, ranges: Callable[..., tuple[Any, Any, Any]], *arguments: int
     ) -> None:
-        """Free pages of a batch in one pass: [first, end) and SWA [swa_first, end), by page index.
+        """Free pages of a row in one pass: [first, end) and SWA [swa_first, end), by page index.
 
-        ranges: gives (first, swa_first, end) from cursors and one value per argument. The device
-        computes them from its own cursors; the host only counts the pages, or finds none to free.
+        ranges: gives (first, swa_first, end) from cursors and the arguments. The device computes them
+        from its own cursors; the host only counts the pages, or finds none to free.
         """
-        full = swa = 0
-        for holder, *values in zip(holders, *arguments, strict=True):
-            first, swa_first, end = ranges(holder.cursors, *values)
-            full += max(end - first, 0)
-            swa += max(end - swa_first, 0)
+        first, swa_first, end = ranges(holder.cursors, *arguments)
+        full, swa = max(end - first, 0), max(end - swa_first, 0)
         if full or (swa and self.window is not None):
-            lanes = Lanes(self.store.device, holders, *arguments)
-            cursors = self.table_of(holders[0]).read(lanes.row)
+            lanes = Lanes(self.store.device, [holder], *([value] for value in arguments))
+            cursors = self.table_of(holder).read(lanes.row)
             self.store.free(lanes.row, *ranges(cursors, *lanes.columns), full, swa)
 
     # Cutting back: the one rule behind free_tail, trim_overshoot and retract.
@@ -177,31 +174,27 @@ class SessionRules:
             whole(self.ceil(cursors.kv_allocated_len), size),
         )
 
-    def free_beyond(self, holders: Holders, targets: list[int]) -> None:
-        """Free the pages past `targets` of a batch, in one pass. Caps nothing."""
-        self.free_ranges(holders, self.beyond, targets)
+    def free_beyond(self, holder: KVRequest | Slot, target: int) -> None:
+        """Free the pages of a row past `target`. Caps nothing."""
+        self.free_range(holder, self.beyond, target)
 
-    def trim_overshoot(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
-        """Finish: what lies past each target is freed and no longer counts (sgl-project/sglang#22897)."""
-        self._trim(requests, targets)
+    def trim_overshoot(self, request: KVRequest, target: int) -> None:
+        """Finish: what lies past the target is freed and no longer counts (sgl-project/sglang#22897)."""
+        self._trim(request, target)
 
-    def drop_overallocated(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
+    def drop_overallocated(self, request: KVRequest, target: int) -> None:
         """Retract: the same for what was allocated ahead (left open by sgl-project/sglang#22213)."""
-        self._trim(requests, targets)
+        self._trim(request, target)
 
-    def _trim(self, requests: Sequence[KVRequest], targets: list[int]) -> None:
-        self.free_beyond(requests, targets)
-        self.move(requests, self.capped_kept, targets)
+    def _trim(self, request: KVRequest, target: int) -> None:
+        self.free_beyond(request, target)
+        self.move([request], self.capped_kept, [target])
 
     # Admission.
 
     def slot_of(self, request: KVRequest) -> Slot | None:
         """The slot that an admission of `request` restores, if any."""
         return request.session.slot if request.session is not None else None
-
-    def slots_of(self, requests: Sequence[KVRequest]) -> list[Slot]:
-        """The slots of requests that have one each."""
-        return [slot for request in requests if (slot := self.slot_of(request)) is not None]
 
     def key_length(self, request: KVRequest) -> int:
         """Tokens that a prefix may cover: all but the last, which is recomputed for its logits."""
@@ -216,21 +209,18 @@ class SessionRules:
             return prefix
         return slot.cursors.cache_protected_len
 
-    def free_tail(self, requests: Sequence[KVRequest], prefixes: list[int]) -> None:
-        """Free what each slot holds past its prefix, before an extend overwrites the row entries.
+    def free_tail(self, slot: Slot, prefix: int) -> None:
+        """Free what a slot holds past the prefix, before an extend overwrites the row entries.
 
         sgl-project/sglang#22862. All three cursors of the slot are capped (LEN-3).
         """
-        slots = self.slots_of(requests)
-        self.free_beyond(slots, prefixes)
-        self.move(slots, self.capped, prefixes)
+        self.free_beyond(slot, prefix)
+        self.move([slot], self.capped, [prefix])
 
-    def lend(self, requests: Sequence[KVRequest]) -> None:
-        """Give each request its slot's row and a copy of the slot's cursors."""
-        slots = self.slots_of(requests)
-        for request, slot in zip(requests, slots, strict=True):
-            request.row = slot.row
-        self.store.cursors.copy(self.store.slot_cursors, requests, slots)
+    def lend(self, request: KVRequest, slot: Slot) -> None:
+        """Give the request its slot's row and a copy of the slot's cursors."""
+        request.row = slot.row
+        self.store.cursors.copy(self.store.slot_cursors, request, slot)
 
     # Window sweep.
 
@@ -251,15 +241,12 @@ class SessionRules:
         """
         return larger(cursors.swa_evicted_seqlen, cursors.cache_protected_len)
 
-    def sweep(self, requests: Sequence[KVRequest], lengths: Sequence[int]) -> None:
-        """Free the SWA pages [E, new E) of a batch."""
-        size = self.page_size
-        reach = [self.sweep_reach(r.cursors, length) for r, length in zip(requests, lengths, strict=True)]
-        pages = 0
-        for request, new in zip(requests, reach, strict=True):
-            first, frontier = self.sweep_start(request.cursors), self.swept(request.cursors, new)[2]
-            pages += len(range(first, frontier, size))
-        lanes = Lanes(self.store.device, requests, reach)
+    def sweep(self, request: KVRequest, length: int) -> None:
+        """Free the SWA pages [E, new E) of a row."""
+        size, reach = self.page_size, self.sweep_reach(request.cursors, length)
+        first, frontier = self.sweep_start(request.cursors), self.swept(request.cursors, reach)[2]
+        pages = len(range(first, frontier, size))
+        lanes = Lanes(self.store.device, [request], [reach])
         before, after = self.store.cursors.move(lanes, self.swept)
         if pages:
             start = whole(self.sweep_start(before), size)
@@ -271,7 +258,7 @@ class SessionRules:
         """The session's slot takes the request's row and cursors (SES-2)."""
         assert request.row is not None
         session.slot = Slot(request.row)
-        self.store.slot_cursors.copy(self.store.cursors, [session.slot], [request])
+        self.store.slot_cursors.copy(self.store.cursors, session.slot, request)
         self.detach(request)
 
     def detach(self, request: KVRequest) -> None:
@@ -288,7 +275,7 @@ class SessionRules:
 
     def release_pages(self, holder: KVRequest | Slot) -> None:
         """Free all pages of a row."""
-        self.free_ranges([holder], self.owned)
+        self.free_range(holder, self.owned)
 
     def owned(self, cursors: RowCursors[N]) -> tuple[N, N, N]:
         """Full pages [R, A) and SWA pages [max(R, E), A), as `beyond` gives them."""

@@ -20,9 +20,9 @@ class Steps(MemoryChecks):
     width: int
 
     def admit(self, command: c.Admit) -> None:
-        found = self._lanes((command.request,), RequestPhase.QUEUED, RequestPhase.ADMITTED)
-        self.restore(found)
-        found[0].phase = RequestPhase.ADMITTED
+        [request] = self._lanes((command.request,), RequestPhase.QUEUED, RequestPhase.ADMITTED)
+        self.restore(request)
+        request.phase = RequestPhase.ADMITTED
 
     def extend(self, command: c.Extend) -> Played:
         require(command.lanes and all(lane.tokens >= 1 for lane in command.lanes), Reason.EMPTY)
@@ -228,11 +228,11 @@ class Steps(MemoryChecks):
         return draft.accept
 
     def evict_swa(self, command: c.EvictSwa) -> Played:
-        found = self._lanes((command.request,), RequestPhase.EXTENDING, RequestPhase.RUNNING)
+        [request] = self._lanes((command.request,), RequestPhase.EXTENDING, RequestPhase.RUNNING)
         require(self.window is not None, Reason.NO_SWA)
-        require(0 <= command.length <= found[0].cursors.kv_allocated_len, Reason.BAD_LENGTH)
-        self.sweep(found, [command.length])
-        return self.sweep_choice(found[0])
+        require(0 <= command.length <= request.cursors.kv_allocated_len, Reason.BAD_LENGTH)
+        self.sweep(request, command.length)
+        return self.sweep_choice(request)
 
     def sweep_choice(self, request: KVRequest) -> Played:  # noqa: ARG002
         """What a sweep reports to have chosen (OUT-3): nothing, it is the specification's default."""

@@ -150,7 +150,7 @@ class TorchKV(LockHolders):
         if session is None:
             self.end_ordinary(request, target)
         else:
-            self.trim_overshoot([request], [target])
+            self.trim_overshoot(request, target)
             session.history = self.history_after(request, target)
             self.save(session, request)
         self.end_turn(request)
@@ -171,7 +171,7 @@ class TorchKV(LockHolders):
         if request.session is None:
             self.drop_retracted(request)
         else:
-            self.drop_overallocated([request], [kept])
+            self.drop_overallocated(request, kept)
             self.save(request.session, request)
         request.phase = RequestPhase.QUEUED
         self.leave(request)

@@ -82,10 +82,9 @@ class KeepsItsOwnSlots(OwnTreeEngine):
 class TrimsAPageTooMuch(OwnTreeEngine):
     """Of a later turn: what a first one frees is not told apart from what its tree has taken."""
 
-    def trim_overshoot(self, requests, targets):
-        if self.slot_of(requests[0]) is not None:
-            targets = [max(0, target - self.page_size) for target in targets]
-        super().trim_overshoot(requests, targets)
+    def trim_overshoot(self, request, target):
+        later = self.slot_of(request) is not None
+        super().trim_overshoot(request, max(0, target - self.page_size) if later else target)
 
 
 class SweepsTooFar(OwnTreeEngine):

@@ -74,9 +74,9 @@ class EvictsForWhoHasLostItsWindow(TorchKV):
 class ForgetsTheTailWithoutAWindow(TorchKV):
     """Without a window a retract leaves what was allocated ahead."""
 
-    def drop_overallocated(self, requests, targets):
+    def drop_overallocated(self, request, target):
         if self.window is not None:
-            super().drop_overallocated(requests, targets)
+            super().drop_overallocated(request, target)
 
 
 class CountsComputedTokens(TorchKV):

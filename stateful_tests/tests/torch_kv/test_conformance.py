@@ -105,13 +105,12 @@ class KeepsLess(TorchKV):
         kept, self.kept = self.kept, None
         return verdict if kept is None else (Choice(name, kv_allocated_len=kept),)
 
-    def _trim(self, requests, targets):
-        [request], [target] = requests, targets
+    def _trim(self, request, target):
         floor = self.floor(target)
         if target < request.cursors.swa_evicted_seqlen and floor < target:
-            targets, self.kept = [floor], floor
+            target = self.kept = floor
             self.stopped += 1
-        super()._trim(requests, targets)
+        super()._trim(request, target)
 
 
 def test_a_keeper_of_less_is_right_where_nothing_can_be_resumed():
@@ -127,9 +126,9 @@ def test_a_keeper_of_less_is_told_where_something_can_be_resumed():
     trace = load(REGRESSIONS / "a_turn_whose_window_is_there_is_kept_up_to_target.json")
 
     class Eager(KeepsLess):
-        def _trim(self, requests, targets):
-            self.kept = self.floor(targets[0])
-            super()._trim(requests, [self.kept])
+        def _trim(self, request, target):
+            self.kept = self.floor(target)
+            super()._trim(request, self.kept)
 
     violation = replay(Eager(), trace).violation
     assert violation is not None and violation.clause == "LEN-2"
