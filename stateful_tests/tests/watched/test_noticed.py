@@ -154,6 +154,10 @@ def test_the_first_mismatches_are_kept(validate, monkeypatch):
     monkeypatch.setattr("stateful_tests.watched.beside.MAX_FOUND", 1)
     found = validate(events("TURN: 5.7=9 8.7=8"))
     assert (len(found.found), found.more) == (1, 2)
+    monkeypatch.setattr("stateful_tests.watched.beside.MAX_OF_KNOWN", 1)
+    steps = [["step", at, 0, 0, 0, 32 + at, 32, 4, 0, 0, 0, []] for at in (1, 2, 3)]
+    found = validate(steps, tree=True, release="0.5.20", window=6, page_size=4)
+    assert (len(found.mismatches), found.known["swept-too-far"]) == (1, 3)
 
 
 def test_after_a_mismatch_the_next_snapshot_is_taken(validate):
