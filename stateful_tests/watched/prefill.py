@@ -112,7 +112,8 @@ def _eviction(beside: Beside, name: str, shown: Cursors) -> Choice | None:
 def evicts_nothing(beside: Beside, request: Request, got: Cursors) -> bool:
     """A window eviction inside what is the tree's frees nothing, and moves E alone."""
     mine = request.cursors
-    if mine is None or max(got.swa_evicted_seqlen, mine.swa_evicted_seqlen) > mine.cache_protected_len:
+    assert mine is not None
+    if max(got.swa_evicted_seqlen, mine.swa_evicted_seqlen) > mine.cache_protected_len:
         return False
     beside.moves(request.name, mine._replace(swa_evicted_seqlen=got.swa_evicted_seqlen))
     return True

@@ -206,6 +206,8 @@ def test_parts_of_one_process_are_one_log(tmp_path):
     found: list[WatchLog] = logs_of([tmp_path])
     assert len(found) == 1
     assert Validator(found[0].header).run(found[0].lines()).events == len(lines) - 1
+    (first,) = logs_of([tmp_path / "kvspec-7-0001.jsonl"])
+    assert Validator(first.header).run(first.lines()).events == 49, "the part that was asked for"
 
 
 def test_a_growing_log_is_followed(tmp_path):
