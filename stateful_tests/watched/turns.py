@@ -121,7 +121,7 @@ def _rejected(beside: Beside, e: log.Submitted) -> None:
     if e.tokens != 1:
         raise Diverged("SES-2", f"{e.request} is rejected: it runs one token", f"runs {e.tokens}")
     beside.requests[e.request] = RequestSeen(rejected_by=e.session)
-    beside.do(Submit(e.request, None, max(1, e.tokens)))
+    beside.do(Submit(e.request, None, e.tokens))
 
 
 @action(log.Requeued, guard="it was retracted")

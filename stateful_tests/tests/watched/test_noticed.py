@@ -86,7 +86,12 @@ def validate(tmp_path) -> Callable[..., Validated]:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.title)
 def test_validation_says(row, validate):
     found = validate(row.log, **row.header)
-    said = [f"{m.clause} {m.event}{f' ({m.known})' if m.known else ''}" for m in found.mismatches]
+    said = [
+        f"{m.clause} {m.event}"
+        + (f" of {m.expected.partition(':')[0]}" if m.clause == "REF-1" else "")
+        + (f" ({m.known})" if m.known else "")
+        for m in found.mismatches
+    ]
     said += [f"skipped: {count} {what}" for what, count in found.skipped.items() if what != SKIPPED]
     said += [f"the server's choice: {count} {what}" for what, count in found.policy.items()]
     said += [f"never computed: {session} {position}" for session, position in sorted(found.holes)]

@@ -204,7 +204,7 @@ def test_parts_of_one_process_are_one_log(tmp_path):
     (tmp_path / "kvspec-7-0001.jsonl").write_text("".join(lines[:50]))
     (tmp_path / "kvspec-7-0002.jsonl").write_text("".join([lines[0], *lines[50:]]))
     found: list[WatchLog] = logs_of([tmp_path])
-    assert len(found) == 1
+    assert len(found) == 1 and found[0].bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
     assert Validator(found[0].header).run(found[0].lines()).events == len(lines) - 1
     (first,) = logs_of([tmp_path / "kvspec-7-0001.jsonl"])
     assert Validator(first.header).run(first.lines()).events == 49, "the part that was asked for"
