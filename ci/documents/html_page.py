@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 _HEADING = re.compile(r"<h([123])>(.*?)</h\1>", re.DOTALL)
 _FENCE = re.compile(r'<pre><code class="language-(\w+)">(.*?)</code></pre>', re.DOTALL)
 _ROW = re.compile(r"\|[-#+t.|]+\|")  # the cells of a pool in a drawing of a row
-_CELL = {"#": "kv", "+": "ahead", "-": "rest", "t": "tree", ".": "swept"}
+_CELL = {"#": "kv", "+": "ahead", "-": "rest", "t": "tree", ".": "evicted"}
 _WORD = re.compile(r"(tombstone|SWA live|(?:full|SWA) pinned by [\w ]+)")
 _LINK = re.compile(r'<a href="([^"#][^"]*)">(.*?)</a>', re.DOTALL)
 
@@ -86,7 +86,8 @@ def _states(arrows: list[tuple[str, str, str]], says: Mapping[str, str]) -> str:
     """A state diagram: a column for each state, a line for each transition."""
     names = [*dict.fromkeys(("[*]", *says))]
     x = {name: 70 + 140 * at for at, name in enumerate(names)}
-    wide, high = 140 * len(names) + 180, 50 + 28 * len(arrows)
+    ends = [x[b] + (40 + 6 * len(commands) if a == b else 70) for a, b, commands in arrows]
+    wide, high = max(ends), 50 + 28 * len(arrows)
     parts = [f'<svg class="states" role="img" aria-label="State diagram" viewBox="0 0 {wide} {high}">']
     for name in names:
         title = says.get(name, "none").partition(":")[0]
