@@ -1,9 +1,10 @@
-"""The example engine with a sliding window: two block tables, and a sweep that says how far it went.
+"""The example engine with a sliding window: two block tables, and a window eviction that says how far it
+went.
 
     kvspec check --impl impl.windowed_engine:make
 
 A request has a block of each pool for each page of its text; SWA blocks behind the window go back early.
-How far a sweep goes is the engine's own policy, so it is reported as a `Choice`.
+How far a window eviction goes is the engine's own policy, so it is reported as a `Choice`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class WindowedEngine(ExampleEngine):
     capabilities = replace(
         ExampleEngine.capabilities,
         commands=ExampleEngine.capabilities.commands | {"EvictSwa"}, swa=True, full_only=False,
-        modes=(Mode.FAITHFUL,),  # its scheduler sweeps with lengths that are committed, never further
+        modes=(Mode.FAITHFUL,),  # its scheduler evicts with lengths that are committed, never further
     )  # fmt: skip
 
     def reset(self, geometry: Geometry) -> None:

@@ -50,7 +50,7 @@ def token_of(key: int) -> int:
 class Mode(StrEnum):
     """How far the environment may go.
 
-    FREE: a window sweep may be driven with any length up to kv_allocated_len.
+    FREE: a window eviction may be driven with any length up to kv_allocated_len.
     FAITHFUL: as a scheduler does it: sweeps never past kv_committed_len, and never past what a later
     finish or retract of the same turn keeps; a finish is seen at most one round late (overlap), so
     it takes back no more than two rounds. What is reachable here can happen in a server.
@@ -216,7 +216,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class EvictSwa:
-    """The window sweep for one request, driven with `length` tokens."""
+    """Window eviction for one request, driven with `length` tokens."""
 
     request: str
     length: int
@@ -339,11 +339,11 @@ def kind_name(kind: type) -> str:
 class Choice:
     """What a system chose for one request where the specification leaves a choice.
 
-    `swa_evicted_seqlen` after a sweep (its own, or one inside Extend, Decode, SpecDecode, Launch);
-    `kv_allocated_len` after allocating ahead, or of what a Finish or Retract keeps of a turn that nothing
-    can be resumed from; `kv_committed_len` after a Launch that claims less than it allocates. None: the
-    default of the specification. `after`: the sweep inside an Extend came after the forward pass, and saw
-    the length committed then.
+    `swa_evicted_seqlen` after a window eviction (its own, or one inside Extend, Decode, SpecDecode, Launch);
+    `kv_allocated_len` after allocating ahead, or of what a Finish or Retract keeps of a turn that nothing can
+    be resumed from; `kv_committed_len` after a Launch that claims less than it allocates. None: the default
+    of the specification. `after`: window eviction inside an Extend came after the forward pass, and saw the
+    length committed then.
     """
 
     request: str

@@ -74,7 +74,7 @@ def cut(c: Cursors, target: int) -> Cursors:
 
 def may_stop_at(c: Cursors, target: int, stop: int, window: int, page_size: int) -> bool:
     """A cut at `target` may keep less, up to `stop`: a page boundary from R on, if the window behind what it
-    would keep was swept. Nothing past R can be resumed then, and the page that `target` falls into may have
+    would keep was evicted. Nothing past R can be resumed then, and the page that `target` falls into may have
     lost its SWA half.
 
     pre: window >= 0 and page_size > 0
@@ -107,7 +107,7 @@ def owed_full(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
 def owed_swa(c: Cursors, target: int, page_size: int) -> tuple[int, int]:
     """Positions whose SWA pages a cut at `target` frees: from ceil(E) on, if that is beyond.
 
-    What lies below E was freed by a sweep and must not be freed twice.
+    What lies below E was freed by a window eviction and must not be freed twice.
 
     pre: page_size > 0
     pre: in_order(c)
@@ -137,7 +137,7 @@ def counted_swa(c: Cursors, page_size: int) -> int:
     """The same of the SWA pool: ceil(A) - ceil(max(R, E)).
 
     The literal rule, ceil(A) - max(R, E), is safe while E is a page boundary. A cut caps E at any
-    target, which a faithful scheduler never sweeps past.
+    target, which a faithful scheduler never evicts past.
 
     pre: page_size > 0
     pre: in_order(c)
@@ -159,9 +159,9 @@ def window_start(position: int, window: int) -> int:
 
 
 def window_live(evicted: int, position: int, window: int) -> bool:
-    """A token can be computed at `position`: no SWA slot it reads was swept (SWA-2).
+    """A token can be computed at `position`: no SWA slot it reads was evicted (SWA-2).
 
-    Its own page then has its SWA half too: a sweep ends at a page boundary below `position`.
+    Its own page then has its SWA half too: a window eviction ends at a page boundary below `position`.
 
     pre: window > 0
     pre: evicted >= 0 and position >= 0
@@ -174,8 +174,8 @@ def window_live(evicted: int, position: int, window: int) -> bool:
 def lost_below(c: Cursors) -> int:
     """Positions below this have no SWA KV any more: E, unless that lies in the radix tree's prefix.
 
-    A sweep starts at R, so E <= R says that nothing of the row's own was swept; what the tree has there
-    stays for as long as it is locked (TREE-5).
+    A window eviction starts at R, so E <= R says that nothing of the row's own was evicted; what the tree has
+    there stays for as long as it is locked (TREE-5).
 
     pre: in_order(c)
     post: _ == 0 or _ > c[3]
@@ -195,7 +195,7 @@ def sweep_limit(length: int, window: int, page_size: int) -> int:
 
 
 def sweep(c: Cursors, length: int, window: int, page_size: int) -> Cursors:
-    """The window sweep's new E: floor(length - W - P), never back (#22470 for the extra page).
+    """Window eviction's new E: floor(length - W - P), never back (#22470 for the extra page).
 
     pre: window > 0 and page_size > 0
     pre: in_order(c)
@@ -210,9 +210,9 @@ def sweep(c: Cursors, length: int, window: int, page_size: int) -> Cursors:
 
 
 def resume(c: Cursors, key: int, window: int) -> int:
-    """Prefix that a later turn resumes at: min(C, key), or R when its window was swept (SWA-3).
+    """Prefix that a later turn resumes at: min(C, key), or R when its window was evicted (SWA-3).
 
-    `key` is the input less one token. The literal rule, min(C, key) alone, is safe when no sweep
+    `key` is the input less one token. The literal rule, min(C, key) alone, is safe when no window eviction
     ran more than P tokens past the prefix, which a faithful scheduler guarantees.
 
     pre: window >= 0

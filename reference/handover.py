@@ -2,7 +2,7 @@
 
 Whoever inserts a text brings its whole pages past the prefix that it has locked. Of each of them:
 
-    the tree has there            | it has SWA KV                            | it was swept
+    the tree has there            | it has SWA KV                            | it was evicted
     nothing                       | the tree takes it, live                  | the tree takes it, a tombstone
     a live page                   | freed: a duplicate                       | freed: a duplicate
     a tombstone under a lock      | freed: a duplicate                       | freed: a duplicate

@@ -76,13 +76,12 @@ class Round(NamedTuple):
 class Request(NamedTuple):
     """A request that has not ended. Lengths in tokens.
 
-    history: text its input starts with, prompt included; serial: whose tokens follow; origin: length of
-    the input; output: tokens generated. started: it has written KV. swept: largest length that a sweep
-    was driven with, or that released the SWA part of its session's lock.
-    processed_outputs: outputs whose results were surely processed when the last round was launched, and
-    when the next one is: a scheduler runs at most one round ahead.
-    cursors: None while it holds no row and no prefix. in_flight: rounds whose results are to come, the
-    oldest first; output has none of them.
+    history: text its input starts with, prompt included; serial: whose tokens follow; origin: length of the
+    input; output: tokens generated. started: it has written KV. swept: largest length that a window eviction
+    was driven with, or that released the SWA part of its session's lock. processed_outputs: outputs whose
+    results were surely processed when the last round was launched, and when the next one is: a scheduler runs
+    at most one round ahead. cursors: None while it holds no row and no prefix. in_flight: rounds whose
+    results are to come, the oldest first; output has none of them.
     """
 
     name: str

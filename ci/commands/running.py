@@ -48,7 +48,7 @@ base_option = click.option(
     "--machine", "machines", multiple=True, metavar="NAME",
     help="What is driven: sessions, tree, both (repeatable).",
 )  # fmt: skip
-@click.option("--mode", type=click.Choice(["free", "faithful", "both"]), help="How far a sweep may go.")
+@click.option("--mode", type=click.Choice(["free", "faithful", "both"]), help="How far a window eviction may go.")
 @save_option("Where the smallest trace of each violation is saved.")
 @base_option
 @click.option(

@@ -203,7 +203,7 @@ def _before(release: str, checkout: str | None, base: str | None) -> Before | No
         with closing(resolve("sglang", checkout=checkout)) as tree, closing(resolve(f"sglang=={of}")) as was:
             for mask in masks(tree, was):
                 click.echo(mask.line, err=True)
-                if mask.there or mask.mended:
+                if mask.there or mask.fixed:
                     there[mask.fault.id] = mask.holds
     return Before(runner, there)
 

@@ -276,7 +276,7 @@ def _drawn(geometry: Geometry, cursors: Cursors | None, target: int | None) -> s
 
 
 def _cached_row() -> str:
-    """A row with everything in it, before its turn finishes: the tree's part, swept, ahead, a target."""
+    """A row with everything in it, before its turn finishes: the tree's part, evicted, ahead, a target."""
     geometry = Geometry(page_size=4, window=6, full_pages=16, swa_pages=16, rows=2, width=40, tree=True)
     state = model.initial(geometry, Mode.FAITHFUL)
     for command in (

@@ -257,7 +257,7 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
     failing = [clause for clause in first.run.violation.clauses if clause not in own]
     for clause in failing if first.number == 1 else ():
         for other, group in enumerate(groups):
-            names = {f.name for f in group if (f.old, f.mended) == (first.old, first.mended)}
+            names = {f.name for f in group if (f.old, f.fixed_in_part) == (first.old, first.fixed_in_part)}
             if clause in names:
                 return other
     return at
@@ -265,8 +265,8 @@ def _beside(at: int, groups: list[list[Finding]]) -> int:
 
 def finding_data(group: list[Finding], base: str | None = None) -> Data:
     """Findings of one cause, the first with its trace. also_in: the base, where it violates as well; of a
-    clause, or of all. mended: the known fault of which they are what is left. saved: where the trace is, of
-    the first or of a clause. flaky: no replay shows them again."""
+    clause, or of all. fixed_in_part: the known fault of which they are what is left. saved: where the trace
+    is, of the first or of a clause. flaky: no replay shows them again."""
     also = {f.clause: base if f.old else None for f in group}
     return {
         "clauses": [
@@ -287,7 +287,7 @@ def finding_data(group: list[Finding], base: str | None = None) -> Data:
         ],
         "base": base,
         "also_in": base if all(also.values()) else None,
-        "mended": group[0].mended or None,
+        "fixed_in_part": group[0].fixed_in_part or None,
         "flaky": group[0].flaky,
         "without": list(group[0].without),
         "saved": None,

@@ -209,7 +209,7 @@ def _side(name: str, state: Data, run: Run, owners: dict[str, Data], length: int
         for who in dict.fromkeys((*side["holders"], *other["holders"]))
     ]
     return {
-        "heading": "By the rules" if name == "reference" else f"In {run.system}",
+        "heading": "Reference" if name == "reference" else f"In {run.system}",
         "outcome": side["outcome"],
         "holders": sorted(holders, key=lambda h: h["name"]),
         "cursors": side["cursors"],

@@ -1,4 +1,4 @@
-"""A row on a page: positions from left to right, a lane for each pool, the cursors as marks."""
+"""A row on a page: positions from left to right, a strip for each pool, the cursors as marks."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -90,9 +90,9 @@ def _segment(
     elif start >= -(-cursors["A"] // size) * size:
         kind = "none"
     else:
-        kind = "swept" if pool == "swa" and start < cursors["E"] else "hole"
+        kind = "evicted" if pool == "swa" and start < cursors["E"] else "hole"
     meaning = {
-        "tree": "the radix tree's", "held": "committed", "ahead": "allocated ahead", "swept": "swept",
+        "tree": "the radix tree's", "held": "committed", "ahead": "allocated ahead", "evicted": "evicted",
         "rest": "rest of the page", "none": "nothing", "hole": "no slot",
     }[kind]  # fmt: skip
     bad = ""

@@ -213,8 +213,8 @@ def finding(out: Console, data: Data, title: str, *, detailed: bool = False) -> 
         first, violation = data["clauses"][0], data["violation"]
         because = data["argument"] or f"{violation['observed']}, not {violation['expected']}"
         words = {"rule": f"{first['title']}; {first['reach']}; {first['clients']}", "because": because}
-        if data.get("mended"):
-            words["known"] = f"{data['mended']} is fixed in part; this is what is left of it"
+        if data.get("fixed_in_part"):
+            words["known"] = f"{data['fixed_in_part']} is fixed in part; this is what is left of it"
         if apart:
             words["apart"] = f"other traces of {first['id']} need {apart}; this probably has another cause"
         labelled(out, words | _called(data))

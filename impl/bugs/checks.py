@@ -100,21 +100,21 @@ def _(self: TorchKV, allocated: Tensor, evicted: Tensor, protected: Tensor) -> T
     return allocated - protected
 
 
-@bug("check-ignores-the-sweep", "CHK-1", "swept SWA tokens are counted", TorchKV.counted_swa)
+@bug("check-ignores-the-sweep", "CHK-1", "evicted SWA tokens are counted", TorchKV.counted_swa)
 def _(self: TorchKV, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
     """The SWA pool seems to hold more than it has. Its tokens are counted like those of the full pool, with
-    what the window sweep freed. Visible in any check after a sweep that freed something. Fix: start at max(R,
-    E)."""
+    what window eviction freed. Visible in any check after a window eviction that freed something. Fix: start
+    at max(R, E)."""
     return self.counted_full(allocated, evicted, protected)
 
 
 @bug("check-frontier-inside-a-page", "CHK-1", "E is taken for a page boundary",
      TorchKV.counted_swa, modes=FREE_ONLY)
 def _(self: TorchKV, allocated: Tensor, evicted: Tensor, protected: Tensor) -> Tensor:
-    """The literal rule ceil(A) - max(R, E). A sweep ends at a page boundary, but a finish or a restore caps E
-    at a target inside a page, whose SWA half then is gone: the sum is a few tokens too many. Visible in a
-    check after such a cut. Safe where no sweep passes what the turn keeps, as a faithful scheduler
-    guarantees. Fix: round max(R, E) up."""
+    """The literal rule ceil(A) - max(R, E). A window eviction ends at a page boundary, but a finish or a
+    restore caps E at a target inside a page, whose SWA half then is gone: the sum is a few tokens too many.
+    Visible in a check after such a cut. Safe where no window eviction passes what the turn keeps, as a
+    faithful scheduler guarantees. Fix: round max(R, E) up."""
     return self.ceil(allocated) - larger(protected, evicted)
 
 

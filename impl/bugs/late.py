@@ -35,12 +35,12 @@ def _(self: TorchKV, request: KVRequest) -> int:
     return 0
 
 
-@bug("launch-sweeps-by-the-claim", "SWA-1", "a sweep goes by what rounds in flight have claimed",
+@bug("launch-sweeps-by-the-claim", "SWA-1", "a window eviction goes by what rounds in flight have claimed",
      TorchKV.launch_ahead)
 def _(self: TorchKV, command: Launch) -> Played:
-    """SWA layers lose the oldest tokens of the window. A launch sweeps with kv_committed_len, which counts
+    """SWA layers lose the oldest tokens of the window. A launch evicts with kv_committed_len, which counts
     what is drafted; when most of it is rejected, the next token reads what was freed. Visible when
-    more than a page is drafted past a window. Fix: sweep with what is committed by results that are there."""
+    more than a page is drafted past a window. Fix: evict with what is committed by results that are there."""
     TorchKV.launch_ahead(self, command)
     if self.window is None:
         return None

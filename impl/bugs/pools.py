@@ -160,11 +160,11 @@ class _DecodeForgetsMapping(KVStore):
             super()._map(slots, swa_slots)
 
 
-@bug("sweep-keeps-mapping", "MAP-3", "a sweep leaves its entries", KVStore._free_swa)
+@bug("sweep-keeps-mapping", "MAP-3", "a window eviction leaves its entries", KVStore._free_swa)
 def _(self: KVStore, slots: Tensor) -> None:
-    """A page of the SWA pool has two owners after a while. The sweep frees SWA pages and leaves the entries
-    that led there, so the next free through them frees somebody else's. Visible at once as a swept slot that
-    is still mapped. Fix: clear the entries with the page."""
+    """A page of the SWA pool has two owners after a while. Window eviction frees SWA pages and leaves the
+    entries that led there, so the next free through them frees somebody else's. Visible at once as an evicted
+    slot that is still mapped. Fix: clear the entries with the page."""
     assert self.swa is not None
     self.swa.give(self.full_to_swa[slots] // self.page_size)
 
@@ -207,17 +207,17 @@ class _SwaWrittenBeforeMapped(KVStore):
 @bug("tail-forgets-the-frontier", "MAP-2", "a prompt with SWA slots for its tail alone counts as unswept",
      TorchKV.received)
 def _(self: TorchKV, cursors: RowCursors[N], tokens: N, live: N) -> RowCursors[N]:
-    """A later sweep frees the padding page. A prompt is received with SWA slots for its last window alone,
-    and swa_evicted_seqlen stays where it was: below the tail nothing is mapped. Visible at once. Fix: what
-    has no SWA slot counts as swept."""
+    """A later window eviction frees the padding page. A prompt is received with SWA slots for its last window
+    alone, and swa_evicted_seqlen stays where it was: below the tail nothing is mapped. Visible at once. Fix:
+    what has no SWA slot counts as evicted."""
     return self.extended(cursors, tokens)
 
 
 @bug("tail-cuts-the-window", "SWA-1", "a prompt gets SWA slots for less than a window", TorchKV.tail_from)
 def _(self: TorchKV, request: KVRequest, end: int) -> int:
     """The first token after a prompt reads padding. Its SWA slots begin two pages late: in the window of the
-    next token. Visible when the prompt is longer than a window and a page. Fix: begin where a sweep would
-    stop."""
+    next token. Visible when the prompt is longer than a window and a page. Fix: begin where a window eviction
+    would stop."""
     live = TorchKV.tail_from(self, request, end)
     reach = live > max(request.cursors.swa_evicted_seqlen, request.cursors.cache_protected_len)
     return live + 2 * self.page_size * reach

@@ -31,8 +31,8 @@ def _(self: TorchKV, requests: Sequence[KVRequest]) -> None:
      TorchKV.capped_kept, modes=FREE_ONLY)
 def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     """As pr22900, of sessions whose first prompt the tree has: swa_evicted_seqlen is taken for the tree's,
-    which no cut may touch, and left above the target. Visible once a sweep ran past the target of a turn
-    whose protected length is not 0. Fix: cap all three, whatever the protected length is."""
+    which no cut may touch, and left above the target. Visible once a window eviction ran past the target of a
+    turn whose protected length is not 0. Fix: cap all three, whatever the protected length is."""
     capped = TorchKV.capped_kept(self, cursors, target)
     above = cursors.swa_evicted_seqlen - capped.swa_evicted_seqlen
     kept = above * (cursors.cache_protected_len > 0)
@@ -155,20 +155,20 @@ def _(self: TorchKV, request: KVRequest, target: int) -> None:
     self.move([request], self.protected_to, [before])
 
 
-@bug("sweep-frees-the-trees-pages", "TREE-2", "a sweep starts below the protected prefix",
+@bug("sweep-frees-the-trees-pages", "TREE-2", "a window eviction starts below the protected prefix",
      TorchKV.sweep_start)
 def _(self: TorchKV, cursors: RowCursors[N]) -> N:
-    """A shared prefix loses its SWA KV under everybody who reads it. The sweep starts at swa_evicted_seqlen,
-    which is 0 at the first, instead of at the protected length. Visible at the first sweep of a request with
-    a prefix. Fix: max(E, R)."""
+    """A shared prefix loses its SWA KV under everybody who reads it. Window eviction starts at
+    swa_evicted_seqlen, which is 0 at the first, instead of at the protected length. Visible at the first
+    window eviction of a request with a prefix. Fix: max(E, R)."""
     return cursors.swa_evicted_seqlen
 
 
 @bug("sweep-to-the-window", "TREE-14", "a leaf keeps less SWA KV than one window", source="#22470")
 class _SweepsToTheWindow(TorchKV):
-    """The next turn computes the whole conversation again. Decode sweeps to a window behind the token that
+    """The next turn computes the whole conversation again. Decode evicts to a window behind the token that
     comes next; the tree takes whole pages, and of the last of them less than a window is live. Visible when a
-    request that has swept ends inside a page. Fix: stop a page short."""
+    request that has evicted ends inside a page. Fix: stop a page short."""
 
     def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
         assert self.window is not None
@@ -181,9 +181,9 @@ class _SweepsToTheWindow(TorchKV):
 @bug("frontier-in-the-prefix-counts-as-swept", "OUT-1",
      "a request behind its prefix is said to have lost its window", TorchKV.lost_below)
 def _(self: TorchKV, cursors: RowCursors[int]) -> int:
-    """A request cannot go on after its first sweep. The sweep lifts swa_evicted_seqlen to the protected
-    length without freeing anything; taken for swept, the window seems gone, though the tree has it. Visible
-    when a prefix reaches into the window. Fix: below R the tree's lock keeps the window."""
+    """A request cannot go on after its first window eviction. Window eviction lifts swa_evicted_seqlen to the
+    protected length without freeing anything; taken for evicted, the window seems gone, though the tree has
+    it. Visible when a prefix reaches into the window. Fix: below R the tree's lock keeps the window."""
     return cursors.swa_evicted_seqlen
 
 

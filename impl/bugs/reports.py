@@ -13,8 +13,8 @@ from impl.torch_kv.system import TorchKV
      TorchKV.capped_kept, source="sgl-project/sglang#22900", modes=FREE_ONLY)
 def _(self: TorchKV, cursors: RowCursors[N], target: N) -> RowCursors[N]:
     """The SWA pool leaks slowly. Finish and retract cap committed and allocated length at the target but
-    leave swa_evicted_seqlen above it, so slots written later in between look swept and are never freed.
-    Visible once a sweep ran past the target, which only a sweep driven beyond the commit does. Fix: cap all
+    leave swa_evicted_seqlen above it, so slots written later in between look evicted and are never freed.
+    Visible once a window eviction ran past the target, which takes one driven beyond the commit. Fix: cap all
     three."""
     capped = TorchKV.capped_kept(self, cursors, target)
     return capped._replace(swa_evicted_seqlen=cursors.swa_evicted_seqlen)

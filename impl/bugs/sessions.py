@@ -1,4 +1,4 @@
-"""Faults in the rules of sessions, lengths, sweeps and freed ranges."""
+"""Faults in the rules of sessions, lengths, window eviction and freed ranges."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _(self: TorchKV, session: KVSession) -> bool:
 @bug("decode-past-lost-window", "OUT-1", "decode goes on without its window",
      TorchKV.window_lost, modes=FREE_ONLY)
 def _(self: TorchKV, requests: Sequence[KVRequest]) -> bool:
-    """A token is computed from padding. A sweep driven past the commit freed slots that the next token reads,
-    and decode does not look. Visible only when sweeps may run ahead of the commit. Fix: refuse to decode; the
-    turn may still be finished, retracted or aborted."""
+    """A token is computed from padding. A window eviction driven past the commit freed slots that the next
+    token reads, and decode does not look. Visible only when window evictions may run ahead of the commit.
+    Fix: refuse to decode; the turn may still be finished, retracted or aborted."""
     return False
 
 
@@ -56,9 +56,9 @@ def _(self: TorchKV, command: Extend) -> Played:
         raise
 
 
-@bug("sweep-off-the-page", "SWA-1", "the sweep does not round")
+@bug("sweep-off-the-page", "SWA-1", "window eviction does not round")
 class _SweepOffThePage(TorchKV):
-    """A page is swept in part. The policy stops exactly window and page behind the length and says so,
+    """A page is evicted in part. The policy stops exactly window and page behind the length and says so,
     without rounding down to a page. Visible with page_size above 1. Fix: round down."""
 
     def sweep_reach(self, cursors: RowCursors[int], length: int) -> int:
@@ -71,8 +71,8 @@ class _SweepOffThePage(TorchKV):
 
 @bug("sweep-reports-what-it-aimed-at", "OUT-3", "the reported frontier is not rounded")
 class _SweepReportsWhatItAimedAt(TorchKV):
-    """Whoever goes by the report takes a page for swept in part. The sweep rounds down to a page, what it
-    reports does not. Visible with page_size above 1. Fix: report where the sweep stopped."""
+    """Whoever goes by the report takes a page for evicted in part. Window eviction rounds down to a page,
+    what it reports does not. Visible with page_size above 1. Fix: report where it stopped."""
 
     def evict_swa(self, command: EvictSwa) -> Played:
         super().evict_swa(command)
@@ -159,21 +159,22 @@ def _(self: TorchKV, target: N, evicted: N) -> N:
     return larger(target, target * 0 + self.ceil(self.width))
 
 
-@bug("cut-frees-swept-twice", "OWN-2", "a trim frees what a sweep has freed",
+@bug("cut-frees-swept-twice", "OWN-2", "a trim frees what a window eviction has freed",
      TorchKV.swa_free_start, modes=FREE_ONLY)
 def _(self: TorchKV, target: N, evicted: N) -> N:
     """The padding page turns up in the free list. The SWA side of a trim starts at the target although the
-    sweep went further: the mapping there is 0, and 0 is freed. Visible when a sweep ran past the target, so
-    with sweeps driven beyond the commit. Fix: start at swa_evicted_seqlen."""
+    eviction went further: the mapping there is 0, and 0 is freed. Visible when a window eviction ran past the
+    target, so with window evictions driven beyond the commit. Fix: start at swa_evicted_seqlen."""
     return self.free_start(target)
 
 
 @bug("release-splits-a-page", "OWN-2", "a row is freed in two parts that meet inside a page", modes=FREE_ONLY)
 class _ReleaseSplitsAPage(TorchKV):
-    """A page is in the free list twice. What a sweep has passed is freed in the full pool alone, the rest in
-    both, each part in whole pages: the page that the frontier falls into belongs to both. Visible when a slot
-    whose frontier is inside a page is closed, so where a cut keeps up to target, which a sweep ran past. Fix:
-    that page once, or (sglang 0.5.20) a cut that stops at the page boundary below target then."""
+    """A page is in the free list twice. What a window eviction has passed is freed in the full pool alone,
+    the rest in both, each part in whole pages: the page that the frontier falls into belongs to both. Visible
+    when a slot whose frontier is inside a page is closed, so where a cut keeps up to target, which a window
+    eviction ran past. Fix: that page once, or (sglang 0.5.20) a cut that stops at the page boundary below
+    target then."""
 
     def release_pages(self, holder: KVRequest | Slot) -> None:
         self.free_range(holder, self.dead)
@@ -194,24 +195,24 @@ class _ReleaseSplitsAPage(TorchKV):
 @bug("cut-stops-at-the-page", "LEN-2", "a trim gives the page back that target falls into", TorchKV._trim)
 def _(self: TorchKV, request: KVRequest, target: int) -> None:
     """The next turn computes tokens again that were there. A turn is cut at the page boundary below its
-    target, whether a sweep has passed that or not. Visible when target is inside a page. Fix: only where
-    nothing past the protected prefix can be resumed."""
+    target, whether a window eviction has passed that or not. Visible when target is inside a page. Fix: only
+    where nothing past the protected prefix can be resumed."""
     TorchKV._trim(self, request, self.floor(target))
 
 
-@bug("sweep-moves-back", "MAP-2", "a shorter sweep forgets the longer one", TorchKV.swept)
+@bug("sweep-moves-back", "MAP-2", "a shorter window eviction forgets the longer one", TorchKV.swept)
 def _(self: TorchKV, cursors: RowCursors[N], reach: N) -> RowCursors[N]:
-    """Swept slots count as owned again and are freed twice. The frontier is computed from the length alone,
-    so a sweep driven with less than the last one moves it back. Visible when lengths of sweeps fall. Fix:
-    never below swa_evicted_seqlen."""
+    """Evicted slots count as owned again and are freed twice. The frontier is computed from the length alone,
+    so a window eviction driven with less than the last one moves it back. Visible when lengths of window
+    evictions fall. Fix: never below swa_evicted_seqlen."""
     swept = TorchKV.swept(self, cursors, reach)
     return swept._replace(swa_evicted_seqlen=larger(cursors.cache_protected_len, reach))
 
 
-@bug("sweep-into-window", "SWA-1", "the sweep reaches a page too far", TorchKV.sweep_reach)
+@bug("sweep-into-window", "SWA-1", "window eviction reaches a page too far", TorchKV.sweep_reach)
 def _(self: TorchKV, cursors: RowCursors[int], length: int) -> int:
     """SWA layers lose the oldest tokens of the window. The frontier is rounded up instead of down. Visible
-    once a sweep has something to free. Fix: stop short of the window, at a page boundary."""
+    once a window eviction has something to free. Fix: stop short of the window, at a page boundary."""
     assert self.window is not None
     reach = self.floor(length - self.window + 1) + self.page_size
     if reach > cursors.kv_allocated_len:
@@ -222,9 +223,10 @@ def _(self: TorchKV, cursors: RowCursors[int], length: int) -> int:
 @bug("resume-on-dead-window", "SWA-2", "restore does not look at the window",
      TorchKV.resume_length, modes=FREE_ONLY)
 def _(self: TorchKV, request: KVRequest, key_length: int) -> int:
-    """A resumed turn attends to padding. The prefix is as long as what is committed, although a sweep has
-    freed SWA KV that its next token reads. Visible when a sweep ran past the point where the turn resumes, so
-    with sweeps driven beyond the commit. Fix: start again from the protected prefix."""
+    """A resumed turn attends to padding. The prefix is as long as what is committed, although a window
+    eviction has freed SWA KV that its next token reads. Visible when a window eviction ran past the point
+    where the turn resumes, so with window evictions driven beyond the commit. Fix: start again from the
+    protected prefix."""
     slot = self.slot_of(request)
     assert slot is not None
     return min(slot.cursors.kv_committed_len, key_length)

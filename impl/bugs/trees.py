@@ -34,9 +34,9 @@ def _(self: RadixTree) -> int:
 @bug("pr22470", "TREE-2", "a key without SWA KV becomes a live leaf", RadixTree.live_from, source="#22470")
 def _(self: RadixTree, evicted: int, end: int) -> int:
     """SWA sizes go negative and padding is freed. Insert knew leaves that are live and leaves that are live
-    past a tombstone; one whose SWA KV was swept altogether was taken for live, though its slots lead nowhere.
-    The sweep reached the insert boundary when page_size > window. Visible when the whole key was swept. Fix:
-    a third case, a tombstone, and a sweep that stops a page short."""
+    past a tombstone; one whose SWA KV was evicted altogether was taken for live, though its slots lead
+    nowhere. Window eviction reached the insert boundary when page_size > window. Visible when the whole key
+    was evicted. Fix: a third case, a tombstone, and a window eviction that stops a page short."""
     live_from = RadixTree.live_from(self, evicted, end)
     return live_from if live_from < end else 0
 
@@ -116,7 +116,7 @@ def _(self: RadixTree, node: TreeNode) -> bool:
 @bug("recovery-without-swa-kv", "TREE-2", "a tombstone is recovered by who has no SWA KV",
      RadixTree.recoverable)
 def _(self: RadixTree, node: TreeNode, live_from: int) -> bool:
-    """A window is matched that is not there. An insert whose window was swept recovers tombstones below its
+    """A window is matched that is not there. An insert whose window was evicted recovers tombstones below its
     frontier all the same. Visible when a key with a long swept part meets a tombstone. Fix: only from the
     frontier on."""
     return self.unread(node)

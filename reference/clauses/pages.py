@@ -123,7 +123,7 @@ def _mapped(step: Step) -> Failure | None:
     trigger=lambda s: "swa" in s.after.pools and s.swept_any,
 )
 def _swept(step: Step) -> Failure | None:
-    return _stale(step, "swept position", "swa", step.after.swept_mapped)
+    return _stale(step, "evicted position", "swa", step.after.swept_mapped)
 
 
 @clause(

@@ -171,8 +171,8 @@ class Step:
 
     @remembered
     def swept_after(self) -> frozenset[str]:
-        """Requests that the system has swept after the forward pass of this extend, which is done, by what it
-        says, or that have received SWA KV of the last window alone."""
+        """Requests that the system has evicted after the forward pass of this extend, which is done, by what
+        it says, or that have received SWA KV of the last window alone."""
         assert isinstance(self.command, Extend) and isinstance(self.outcome, Done)
         choices, lanes = self.outcome.choices, self.command.lanes
         return frozenset([*(c.request for c in choices if c.after), *(n.request for n in lanes if n.tail)])
@@ -330,6 +330,6 @@ def cursors_text(c: Cursors | None) -> str:
 
 
 def swept_below(c: Cursors) -> int:
-    """Positions of the row's own below this have no SWA KV any more: a sweep starts at R, so a frontier
-    within the tree's prefix has swept nothing."""
+    """Positions of the row's own below this have no SWA KV any more: a window eviction starts at R, so a
+    frontier within the tree's prefix has evicted nothing."""
     return c.swa_evicted_seqlen if c.swa_evicted_seqlen > c.cache_protected_len else 0

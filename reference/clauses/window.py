@@ -71,7 +71,7 @@ def oversweep(step: Step) -> tuple[Request, int, int, int, int] | None:
         got = step.frontier(was.name)
         cursors = step.after.requests[was.name].cursors
         if step.tree_policy_is_free and cursors is not None and got <= cursors.cache_protected_len:
-            continue  # the tree's by now: nothing of its own was swept
+            continue  # the tree's by now: nothing of its own was evicted
         bad = not low <= got <= high or got % size
         if bad and got != was.cursors.swa_evicted_seqlen:
             return was, length, low, high, got
@@ -79,7 +79,7 @@ def oversweep(step: Step) -> tuple[Request, int, int, int, int] | None:
 
 
 def sweeps(step: Step) -> Iterator[tuple[Request, int]]:
-    """(request before, driving length) for each sweep that the command was or may contain."""
+    """(request before, driving length) for each window eviction that the command was or may contain."""
     if not step.done or step.config.geometry.window is None:
         return
     names = dict.fromkeys(step.progress, None) | (

@@ -42,9 +42,9 @@ def require_window(state: State, request: Request) -> None:
 def allocate(
     state: State, grown: Grown, context: RuleContext, tails: Container[str] = ()
 ) -> tuple[State, Grown]:
-    """Room for every request to grow, after the sweep that the server may make before; or a refusal.
+    """Room for every request to grow, after window eviction that the server may make before; or a refusal.
 
-    tails: who takes SWA slots for the last window alone, as if what is before had been swept already.
+    tails: who takes SWA slots for the last window alone, as if what is before had been evicted already.
     """
     geometry = state.config.geometry
     size = geometry.page_size

@@ -1,4 +1,4 @@
-"""The window sweep: SWA KV that no later token reads is given back."""
+"""Window eviction: SWA KV that no later token reads is given back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def evict_swa(state: State, command: EvictSwa, context: RuleContext) -> State:
 
 
 def swept(state: State, request: Request, length: int, chosen: int | None) -> Request:
-    """The request after a sweep with `length`; `chosen` is where the system stopped."""
+    """The request after a window eviction with `length`; `chosen` is where the system stopped."""
     geometry = state.config.geometry
     window, page_size = geometry.window, geometry.page_size
     if window is None:
@@ -53,7 +53,7 @@ def swept(state: State, request: Request, length: int, chosen: int | None) -> Re
         high = max(low, sweep_limit(length, window, page_size))
         if not low <= chosen <= high or chosen % page_size:
             raise ChoiceNotAllowed(
-                f"{request.name}: swa_evicted_seqlen {chosen} after a sweep with length {length};"
+                f"{request.name}: swa_evicted_seqlen {chosen} after a window eviction with length {length};"
                 f" allowed are page boundaries in [{low}, {high}]"
             )
         after = before._replace(swa_evicted_seqlen=chosen)
@@ -67,7 +67,7 @@ def tail_alone(state: State, request: Request, length: int, context: RuleContext
 
 
 def own_sweep(state: State, request: Request, context: RuleContext, *, after: bool = False) -> Request:
-    """A server may sweep inside an allocation, driven with the length committed before it; inside a prefill
+    """A server may evict inside an allocation, driven with the length committed before it; inside a prefill
     `after` the forward pass instead, driven with the length committed then."""
     choice, cursors = context.choices.get(request.name), cursors_of(request)
     if choice is None or choice.swa_evicted_seqlen in (None, cursors.swa_evicted_seqlen):

@@ -92,7 +92,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
     if request is not None:
         length, holder = request.settled_len, request.holder
         require(length - geometry.window >= cursors_of(request).cache_protected_len, Reason.BAD_LENGTH)
-        if request.session is not None:  # as a sweep: no later cut goes below
+        if request.session is not None:  # as a window eviction: no later cut goes below
             require(state.config.mode is Mode.FAITHFUL, Reason.UNFAITHFUL)
             state = state.with_request(request._replace(swept=max(request.swept, length)))
     return state._replace(tree=radix.unlock_swa(tree, holder))

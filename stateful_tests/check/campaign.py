@@ -108,7 +108,7 @@ class _Caught:
     retries: int = 0
     number: int = 1  # of the traces of its clause
     without: Needs = ()
-    mended: str = ""  # the known fault of which this is what is left
+    fixed_in_part: str = ""  # the known fault of which this is what is left
     needs: Needs | None = None  # of the trace, once that was asked
 
 
@@ -140,7 +140,7 @@ class _Campaign:
         result.planned = sum(map(self._planned, machines))
         ahead, now = tee(self.batches(tuple(machines)))
         try:
-            self._mended_in_part()
+            self._fixed_in_part()
             with closing(executor.map(work, ahead)) as driven:
                 for batch in now:
                     if self._over(result):
@@ -262,14 +262,15 @@ class _Campaign:
             where = f"{sized}, mode {result.mode.value}"
             self.progress(where, self.commands, len(self.caught))
 
-    def _mended_in_part(self) -> None:
-        """What is left of known faults that were mended by half is found already."""
+    def _fixed_in_part(self) -> None:
+        """What is left of known faults that were fixed in part is found already."""
         for mask in self.masks:
-            for trace, _ in mask.there if mask.mended else ():
+            for trace, _ in mask.there if mask.fixed else ():
                 clause, seen = trace.clause or "", replay(self.system, trace).violation
                 if seen is not None and clause not in self.caught:
-                    met = _Caught(trace, trace, seen, {trace.mode}, 1, 0.0, 0, False, mended=mask.fault.id)
-                    self.caught[clause] = met
+                    self.caught[clause] = _Caught(
+                        trace, trace, seen, {trace.mode}, 1, 0.0, 0, False, fixed_in_part=mask.fault.id
+                    )
         self._tell()
 
     def _mask(self, violation: Violation, trace: Trace) -> Mask | None:
@@ -399,15 +400,15 @@ class _Campaign:
             self.found({name: together[name].trace for name in sorted(together, key=report_order)})
 
     def _may_get_smaller(self, known: _Caught, mode: Mode) -> bool:
-        """Another violation of the same clause is worth shrinking: the trace is long or impolite."""
+        """Another violation of the clause is worth shrinking: the trace is long, or a client is impatient."""
         known.retries += 1
         if known.retries > _RETRIES:
             return False
-        free, impolite, length = self._rank(known.trace)
-        return (impolite or length > _SHORT) and free == (mode is Mode.FREE)
+        free, impatient, length = self._rank(known.trace)
+        return (impatient or length > _SHORT) and free == (mode is Mode.FREE)
 
     def _rank(self, trace: Trace) -> tuple[bool, bool, int]:
-        """The smallest is the best one, of a faithful scheduler and polite clients before all others."""
+        """The smallest is the best one, of a faithful scheduler and clients that wait before all others."""
         return trace.mode is Mode.FREE, bool(rejected_turns(replay(self.system, trace))), len(trace.commands)
 
     def _finding(self, name: str) -> Finding:
@@ -429,7 +430,8 @@ class _Campaign:
         modes = tuple(m for m in Mode if m in caught.modes)
         return Finding(
             clause, run, modes, caught.times, caught.after_s, caught.after_commands,
-            number=caught.number, without=caught.without, old=caught.old, mended=caught.mended, flaky=flaky,
+            number=caught.number, without=caught.without, old=caught.old,
+            fixed_in_part=caught.fixed_in_part, flaky=flaky,
         )  # fmt: skip
 
 

@@ -33,14 +33,14 @@ _SAID_ALIKE = AtCursor, AtText, AtCounter, AtNamed, AtLock, AtNode
 class Mask:
     """A known fault on a tree.
 
-    there: its traces that fail on the tree, each with what it needs; mended: files of those that conform, and
+    there: its traces that fail on the tree, each with what it needs; fixed: files of those that conform, and
     fail on the base. breaks: how the tree breaks in them; instead: what it violates in place of the clause.
     unplayed: why a trace of it could not be replayed; "" where all could.
     """
 
     fault: KnownFault
     there: tuple[tuple[Trace, Needs], ...]
-    mended: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
     breaks: frozenset[str] = frozenset()
     instead: tuple[str, ...] = ()
     unplayed: str = ""
@@ -48,8 +48,8 @@ class Mask:
     @property
     def state(self) -> str:
         """Whether the tree has the fault, in words."""
-        if self.mended and self.there:
-            return f"mended in part: {', '.join(Path(name).stem for name in self.mended)} conforms"
+        if self.fixed and self.there:
+            return f"fixed in part: {', '.join(Path(name).stem for name in self.fixed)} conforms"
         if self.there:
             return "still there"
         if self.unplayed:
@@ -59,12 +59,12 @@ class Mask:
 
     @property
     def holds(self) -> bool:
-        return bool(self.there) and not self.mended
+        return bool(self.there) and not self.fixed
 
     @property
     def gone(self) -> bool:
         """The tree has it no more, or not on all of its paths."""
-        return bool(self.mended) or not (self.there or self.unplayed)
+        return bool(self.fixed) or not (self.there or self.unplayed)
 
     @property
     def line(self) -> str:
@@ -90,7 +90,7 @@ def masks(system: Any, base: Any = None) -> Iterator[Mask]:
     if not release:
         return
     for fault in of_system(cast("Engine", engine), release, ways):
-        there, mended, breaks, instead, unplayed = [], [], set(), [], ""
+        there, fixed, breaks, instead, unplayed = [], [], set(), [], ""
         for file in fault.traces:
             trace = load(FOLDER / file)
             clause = fault.shown(trace.clause or "", release)
@@ -108,11 +108,11 @@ def masks(system: Any, base: Any = None) -> Iterator[Mask]:
                 there.append((trace, needs(system, trace, clause)))
                 if clause == "BROKEN":
                     breaks.add(how_it_breaks(seen.observed))
-            elif base is not None and _mended(_violation(base, trace), seen, clause):
-                mended.append(file)
+            elif base is not None and _fixed(_violation(base, trace), seen, clause):
+                fixed.append(file)
             elif seen is not None:
                 instead.append("nothing: it breaks" if seen.clause == "BROKEN" else seen.clause)
-        yield Mask(fault, tuple(there), tuple(mended), frozenset(breaks), tuple(instead), unplayed)
+        yield Mask(fault, tuple(there), tuple(fixed), frozenset(breaks), tuple(instead), unplayed)
 
 
 def asked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:
@@ -123,7 +123,7 @@ def asked(system: Any, masks: Sequence[Mask]) -> frozenset[str]:
     return clauses
 
 
-def _mended(was: Violation | None, now: Violation | None, clause: str) -> bool:
+def _fixed(was: Violation | None, now: Violation | None, clause: str) -> bool:
     """Whether a tree gets past what its base violates; past others, where the clause is asked past them."""
     if was is None or clause not in was.clauses:
         return False

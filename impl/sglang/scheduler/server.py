@@ -164,7 +164,7 @@ class Server:
 
         Only what the release's own call needs: pages of each span in both pools, and for releases
         whose paged two-pool allocator declines an extend without a spare page per lane, that page.
-        Pages that a sweep inside the call would free do not count, as in the scheduler's budget.
+        Pages that a window eviction inside the call would free do not count, as in the scheduler's budget.
         """
         page = self.geometry.page_size
         require(all(end <= self.geometry.width for _, end in spans), Reason.ROW_TOO_SHORT)
@@ -193,7 +193,7 @@ class Server:
     def history(self, session: str) -> list[int]:
         """What the session remembers of its ended turns.
 
-        While a turn runs no polite client can ask for more, so that is what its input started with.
+        A client that waits for its answers sends nothing while a turn runs: its input started with that.
         """
         turn = self.in_flight(session)
         if turn is not None:

@@ -104,19 +104,19 @@ def test_what_the_base_shows_as_well_is_known_by_the_fault_or_stands_in_a_line()
     assert finding.old
 
 
-def test_a_fault_that_is_mended_on_one_path_and_not_on_the_other_is_no_mask():
+def test_a_fault_that_is_fixed_on_one_path_and_not_on_the_other_is_no_mask():
     before, half = called(WaitsForEver), called(BUGS["abort-keeps-retracted-kv"].system)
     mask = by_id(half, before)["retract-ends-turn"]
     path = "a_close_after_a_retract_and_an_abort_never_happens"
-    assert not mask.holds and f"mended in part: {path}" in mask.state
+    assert not mask.holds and f"fixed in part: {path}" in mask.state
     result = run(half, PLAN, base=before, masks=[mask])
     [finding] = result.findings
-    assert (finding.clause, finding.mended, finding.old) == ("SES-2", "retract-ends-turn", False)
+    assert (finding.clause, finding.fixed_in_part, finding.old) == ("SES-2", "retract-ends-turn", False)
     assert result.exit_code == 1
     [told] = report.check_data(result, PLAN, capabilities=half.capabilities, base="before")["findings"]
-    assert told["mended"] == "retract-ends-turn" and not told["also_in"]
-    mended = by_id(called(TorchKV), before)["retract-ends-turn"]
-    assert mended.state == "not there any more on this tree"
+    assert told["fixed_in_part"] == "retract-ends-turn" and not told["also_in"]
+    fixed = by_id(called(TorchKV), before)["retract-ends-turn"]
+    assert fixed.state == "not there any more on this tree"
     assert by_id(before, before)["retract-ends-turn"].holds
 
 

@@ -34,7 +34,7 @@ def root_of(version: str) -> Path:
         pytest.skip(str(error))
 
 
-def mended(version: str, folder: Path, mends: Mends) -> Path:
+def with_mends(version: str, folder: Path, mends: Mends) -> Path:
     """A checkout of a release with its mends."""
     shutil.copytree(root_of(version), folder)
     for name, changes in mends[version].items():

@@ -26,7 +26,7 @@ from reference.commands import Open, shared_serial, token_id
 from stateful_tests.lockstep import systems as registry
 from stateful_tests.lockstep.results import Trace
 from stateful_tests.tests.export.accepted import accepted
-from stateful_tests.tests.export.exports import ALIKE, Mends, asserted_in, mended, root_of, run_alike
+from stateful_tests.tests.export.exports import ALIKE, Mends, asserted_in, root_of, run_alike, with_mends
 from stateful_tests.tests.export.planted_faults import PLANTED, plant
 from stateful_tests.traces.files import load, save
 
@@ -141,7 +141,8 @@ class Exported:
 def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Exported]:
     faulty = shutil.copytree(root_of(version), folder / "faulty")
     plant(version, faulty)
-    fixed = export.target(str(mended({"0.5.10": "0.5.14"}.get(version, version), folder / "checkout", MENDS)))
+    mends = {"0.5.10": "0.5.14"}.get(version, version)
+    fixed = export.target(str(with_mends(mends, folder / "checkout", MENDS)))
     system = registry.resolve("sglang", checkout=str(faulty), calls=True)
     planted = [fault for fault in PLANTED if version in fault.places]
     traces = {**traces, **{fault.name or fault.clause: fault.trace() for fault in planted}}
@@ -161,14 +162,14 @@ def made_on(version: str, traces: dict[str, Trace], folder: Path) -> Iterator[Ex
 
 
 def they_fail_and_pass(made: Exported, *alike: Path) -> None:
-    """On the release, and on the checkout that has mended it. alike: fail at their end on the release."""
-    (code, said), (fixed, mended) = run_test.outcomes(
+    """On the release, and on the checkout that has fixed it. alike: fail at their end on the release."""
+    (code, said), (fixed, output) = run_test.outcomes(
         (made.system.root, made.system.release, [*made.files, *alike]),
         (made.fixed.root, made.fixed.version, made.files),
     )
     assert code == run_test.FAILS, said
     assert (said.count("FAIL: "), said.count(ALIKE)) == (len(made.files) + len(alike), 2 * len(alike)), said
-    assert fixed == 0, mended
+    assert fixed == 0, output
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +300,7 @@ def test_those_of_releases_between_and_of_other_ways_to_run_one(tmp_path):
         assert any("late=" in file.read_text() for file in alike) is system.overlap
         files = []
         if faults:
-            fixed = export.target(str(mended(system.release, folder / "checkout", MENDS)))
+            fixed = export.target(str(with_mends(system.release, folder / "checkout", MENDS)))
             for name, asserted in faults.items():
                 trace = load(FIXTURES / "releases" / f"sglang-{implementation}" / f"{name}.json")
                 text = export.unit_test(trace, f"{name}.json", system, fixed)

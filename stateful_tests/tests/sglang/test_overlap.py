@@ -38,7 +38,7 @@ class Expected(NamedTuple):
     allocated: int
 
 
-# One more was swept, and 10 allocated, if the first result had been processed before the second launch.
+# One more was evicted, and 10 allocated, if the first result had been processed before the second launch.
 RELEASE = dict.fromkeys(("0.5.10", "0.5.13", "0.5.16", "0.5.18", "0.5.20", "0.5.23"), Expected(1, 9))
 RELEASE["0.5.13"] = Expected(0, 10)  # sweeps keep a page more, a round claims a token
 
@@ -183,6 +183,6 @@ IN_THE_TREE: dict[str, tuple[Command, ...]] = {
 def test_the_faults_of_a_tree_are_there_once_a_round_was_launched(real, version, clause):
     commands = IN_THE_TREE[clause]
     sizes = Geometry(3, 1, 10, 6, 2, 12, tree=True)
-    mended = RELEASES.index(version) > RELEASES.index("0.5.14")
-    expected = None if mended else (clause, len(commands) - 1)
+    fixed = RELEASES.index(version) > RELEASES.index("0.5.14")
+    expected = None if fixed else (clause, len(commands) - 1)
     assert found(real, Trace(sizes, Mode.FAITHFUL, commands, clause=clause)) == expected

@@ -82,7 +82,7 @@ def test_why_is_said_in_a_sentence_that_is_true_and_drawn(vllm, path):
 
 
 @pytest.mark.parametrize("release", ["0.12.0", "0.15.0+async"])
-def test_a_unit_test_fails_where_the_fault_is_and_passes_where_it_is_mended(vllm, release, tmp_path):
+def test_a_unit_test_fails_where_the_fault_is_and_passes_where_it_is_fixed(vllm, release, tmp_path):
     """On the release's own scheduler; nothing of kvspec is imported."""
     for path, fault in (each for each in TRACES if released(each[0]) == release):
         system = vllm(release)
