@@ -34,7 +34,11 @@ def test_it_conforms() -> None:
 @click.argument("name", metavar="MODULE")
 @force_option
 def init_adapter(name: str, force: bool) -> int:
-    """Write MODULE.py, an adapter that runs, and test_MODULE.py, for an engine of yours."""
+    """Write an adapter for your engine, and its test.
+
+    MODULE.py runs at once: it is a toy engine, whose methods yours replace. test_MODULE.py is a Hypothesis
+    state machine.
+    """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise Unusable(f"{name!r:.40}: a module's name has lower-case letters, digits and _ alone")
     from impl import example_engine

@@ -15,7 +15,7 @@ from ci.commands.shared import (
 
 @click.command()
 @click.argument("file", metavar="FILE")
-@click.option("--clause", metavar="ID", help="What must still be violated. [default: as FILE says]")
+@click.option("--clause", metavar="ID", help="Clause that must still be violated. [default: as FILE says]")
 @click.option(
     "--out", "into", metavar="FILE", help="Where the smallest trace goes. [default: traces/NAME.shrunk.json]"
 )
@@ -62,7 +62,8 @@ def shrink(
 @click.option("--bug", metavar="ID", help="The named bug that it shows. [default: as FILE says]")
 @click.option("--clause", metavar="ID", help="The clause that it violates. [default: the bug's, or FILE's]")
 @click.option(
-    "--out", "into", metavar="DIR", help="[default: fixtures/regressions, or fixtures/releases/sglang-V]"
+    "--out", "into", metavar="DIR",
+    help="Folder of the fixture. [default: fixtures/regressions, or fixtures/releases/sglang-V]",
 )
 @force_option
 @system_options
@@ -70,7 +71,10 @@ def new_fixture(
     asked: Asked, out: ReportOut, file: str, name: str, story: str, bug: str | None, clause: str | None,
     into: str | None, force: bool,
 ) -> int:  # fmt: skip
-    """Make a fixture from a trace: replayed, with every outcome, a name and a story. FILE is not changed."""
+    """Make a fixture from a trace.
+
+    The trace is replayed, and gets every outcome, a name and a story. FILE is not changed.
+    """
     from impl.bugs import BUGS
     from reference.blocks.clauses import EVERY_CLAUSE
     from reference.blocks.config import EngineConfig

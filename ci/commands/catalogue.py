@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1)
 @json_option
 def bugs(names: tuple[str, ...], out: ReportOut) -> int:
-    """List the named bugs: `--impl torch+BUG` puts one into the built-in implementation. NAMES: those, in
-    full, known bugs of releases too. A word: those with it."""
+    """List the named bugs, or explain one, also of a release.
+
+    `--impl torch+BUG` puts a named bug into the built-in implementation. NAMES: these in full, known bugs of
+    releases too. A word: those that mention it.
+    """
     from ci.documents.findings import known_bugs
     from impl.bugs import BUGS
 
@@ -34,7 +37,10 @@ def bugs(names: tuple[str, ...], out: ReportOut) -> int:
 @click.argument("names", nargs=-1)
 @json_option
 def clauses(names: tuple[str, ...], out: ReportOut) -> int:
-    """List the clauses of the specification. NAMES: those, in full. A word: those with it."""
+    """List the clauses of the specification, or explain one.
+
+    NAMES: these in full. A word: those that mention it.
+    """
     from impl.bugs import BUGS
     from reference.blocks.clauses import EVERY_CLAUSE
 
@@ -50,8 +56,11 @@ def clauses(names: tuple[str, ...], out: ReportOut) -> int:
 @click.argument("names", nargs=-1)
 @json_option
 def driven(names: tuple[str, ...], out: ReportOut) -> int:
-    """List classes and flags of the newest SGLang, vLLM and transformers: what is driven, what is not.
-    NAMES: those, in full. A word, such as vllm: those with it."""
+    """List what is driven of each engine, and what is not.
+
+    Classes and flags of the newest SGLang, vLLM and transformers. NAMES: these in full. A word, such as vllm:
+    those that mention it.
+    """
     from stateful_tests.lockstep.known_faults import FOLDER
 
     rows = []

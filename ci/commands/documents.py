@@ -8,12 +8,12 @@ from ci.commands.shared import Unusable, unusable, write_file
 
 
 @click.command()
-@click.option("--out", metavar="FILE", help="The file to write (default: stdout).")
+@click.option("--out", metavar="FILE", help="The file to write. [default: stdout]")
 @click.option("--html", is_flag=True, help="One self-contained page, with all drawings and findings.")
 @click.option("--findings", is_flag=True, help="Print the bugs of real releases instead.")
 @click.option("--check", is_flag=True, help="Exit with 1 when FILE (SPEC.md, FINDINGS.md) is out of date.")
 def spec(out: str | None, html: bool, findings: bool, check: bool) -> int:
-    """Print the specification, generated from the code: cursors, commands, clauses and what they catch."""
+    """Print the specification, which is generated from code."""
     from ci.documents import findings as found
     from ci.documents import spec as document
 

@@ -24,11 +24,11 @@ def parallel_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     ray = click.option(
         "--ray", "ray_address", metavar="ADDRESS",
-        help="Use the Ray cluster there instead; auto: the one that runs here.",
+        help="Use the Ray cluster at ADDRESS; auto: the one that runs here.",
     )  # fmt: skip
     return click.option(
-        "-j", "--jobs", type=click.IntRange(1),
-        help="Processes to use; as many as there are cores, where that pays. Results do not depend on it.",
+        "-j", "--jobs", type=click.IntRange(1), metavar="N",
+        help="Processes to use. No result depends on it. [default: the number of cores, where that pays]",
     )(ray(run))  # fmt: skip
 
 

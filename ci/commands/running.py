@@ -25,30 +25,46 @@ if TYPE_CHECKING:
 
 base_option = click.option(
     "--base", metavar="IMPL|DIR",
-    help="What was there before: a violation whose trace shows it there too is no failure. [default: of a"
-    " checkout the release that it was taken from]",
+    help="What to compare with: a violation that it shows on the same trace is not new, and does not fail."
+    " [default: of a checkout the release that it was taken from]",
 )  # fmt: skip
 
 
 @click.command()
 @system_options
-@click.option("--preset", "presets", multiple=True, metavar="NAME", help="Sizes to run with (repeatable).")
+@click.option(
+    "--preset", "presets", multiple=True, metavar="NAME",
+    help="Sizes of pools, pages and window to run with (repeatable). [default: all of the tier]",
+)  # fmt: skip
 @click.option(
     "--tier", type=click.Choice(["smoke", "pr", "nightly"]), default="smoke", show_default=True,
-    help="How much is done.",
+    help="How much is done: smoke takes seconds, pr minutes, nightly hours.",
 )  # fmt: skip
-@click.option("--examples", type=click.IntRange(1), help="Runs for each machine, preset and mode.")
-@click.option("--steps", type=click.IntRange(1), help="Commands in a run, at most.")
-@click.option("--seed", type=int, help="Where random decisions start from.")
+@click.option(
+    "--examples", type=click.IntRange(1), metavar="N",
+    help="Runs for each machine, preset and mode. [default: of the tier]",
+)  # fmt: skip
+@click.option(
+    "--steps", type=click.IntRange(1), metavar="N",
+    help="Longest run, in commands. [default: of the tier]",
+)  # fmt: skip
+@click.option(
+    "--seed", type=int, metavar="N",
+    help="Start of the random decisions. [default: 0; nightly: a fresh one, which is printed]",
+)  # fmt: skip
 @click.option(
     "--time-limit", type=click.FloatRange(1), metavar="SECONDS",
-    help="Leave the rest of the plan after so long: the verdict is incomplete then. [default: none]",
+    help="Leave the rest of the plan after this time; the verdict is then incomplete. [default: none]",
 )  # fmt: skip
 @click.option(
     "--machine", "machines", multiple=True, metavar="NAME",
-    help="What is driven: sessions, tree, both (repeatable).",
+    help="What is driven: sessions, tree, both (repeatable). [default: all]",
 )  # fmt: skip
-@click.option("--mode", type=click.Choice(["free", "faithful", "both"]), help="How far a window eviction may go.")
+@click.option(
+    "--mode", type=click.Choice(["free", "faithful", "both"]),
+    help="How far window eviction may go: faithful as in a real scheduler, free up to kv_allocated_len."
+    " [default: both; of a release faithful]",
+)  # fmt: skip
 @save_option("Where the smallest trace of each violation is saved.")
 @base_option
 @click.option(
@@ -58,7 +74,7 @@ base_option = click.option(
 )  # fmt: skip
 @parallel_options
 @click.option("--html", is_flag=True, help="Write a page beside each saved trace that shows it step by step.")
-@click.option("--junit", metavar="FILE", help="Write JUnit XML there: clauses by machines.")
+@click.option("--junit", metavar="FILE", help="Write JUnit XML: clauses by machines.")
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show the plan, clauses, refusals and situations, as --json does."
 )
@@ -68,7 +84,9 @@ def check(
     machines: tuple[str, ...], mode: str | None,
     save_dir: str, base: str | None, since: str | None, html: bool, junit: str | None, verbose: bool,
 ) -> int:  # fmt: skip
-    """Drive an implementation beside the reference and report every violated clause.
+    """Drive an implementation beside the reference.
+
+    Each violated clause is reported with its smallest trace.
 
     --impl sglang==all, or vllm==all, drives every release, one after the other, and prints which shows which
     clause; after it may stand +unified, +rust, +overlap (+async, +offload): every release that has it.
@@ -190,11 +208,14 @@ def _taken_from(system: Any, asked: Asked) -> System | None:
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
 @system_options
 @base_option
-@click.option("--html", "html_file", metavar="FILE", help="Write a page there that shows each step.")
+@click.option("--html", "html_file", metavar="FILE", help="Write a page that shows each step.")
 def replay(
     asked: Asked, out: ReportOut, traces: tuple[str, ...], base: str | None, html_file: str | None
 ) -> int:
-    """Run trace files on the reference and an implementation, step by step."""
+    """Run traces step by step on an implementation.
+
+    TRACE is a file, or @NAME: a fixture.
+    """
     if html_file is not None and len(traces) > 1:
         raise Unusable(f"--html {html_file}: shows one trace, not {len(traces)}")
     loaded = [(path, load_trace(path)) for path in traces]  # all of them, before anything runs

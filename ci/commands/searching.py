@@ -24,11 +24,14 @@ _SHORTEST = "Where the shortest trace of each violation is saved."
 @click.command()
 @click.option("--scope", "names", multiple=True, metavar="NAME", help="Scope to explore (repeatable).")
 @click.option("--list", "listing", is_flag=True, help="List the scopes.")
-@click.option("--states", type=click.IntRange(1), help="Stop when so many states are known.")
-@click.option("--depth", type=click.IntRange(0), help="Do not go on from states so many commands away.")
+@click.option("--states", type=click.IntRange(1), metavar="N", help="Stop at N states. [default: none]")
+@click.option(
+    "--depth", type=click.IntRange(0), metavar="N",
+    help="Leave states that are more than N commands away. [default: none]",
+)  # fmt: skip
 @click.option(
     "--memory", type=click.IntRange(50), default=4096, show_default=True, metavar="MB",
-    help="Stop when the process has so much.",
+    help="Stop when the process has taken this much memory.",
 )  # fmt: skip
 @parallel_options
 @json_option
@@ -37,7 +40,9 @@ def explore(
     out: ReportOut, where: Callable[..., Any], names: tuple[str, ...], listing: bool, states: int | None,
     depth: int | None, memory: int, save_dir: str,
 ) -> int:  # fmt: skip
-    """Look at every state of a scope, breadth first, with every clause at every step.
+    """Visit every state of a scope, breadth first.
+
+    Every clause is checked at every step.
 
     Without --scope: all scopes that take seconds.
     """
@@ -94,7 +99,7 @@ def _each(
 @system_options
 @save_option(_SHORTEST)
 def tour(asked: Asked, out: ReportOut, names: tuple[str, ...], save_dir: str) -> int:
-    """Run every transition of a scope on an implementation, beside the reference."""
+    """Run every transition of a scope on an implementation."""
     scopes = [_scope(name) for name in names]
 
     from ci.report import explore as report
@@ -129,7 +134,9 @@ def _scope(name: str) -> Scope:
 @click.option("--list", "listing", is_flag=True, help="List the obligations.")
 @json_option
 def prove(out: ReportOut, names: tuple[str, ...], listing: bool) -> int:
-    """Prove the arithmetic of the cursors for all page sizes, windows and lengths.
+    """Prove the arithmetic of the cursors for all sizes.
+
+    For all page sizes, windows and lengths, by CrossHair and z3.
 
     NAMES: those obligations, such as `contract/cut`; or all of a kind, `contract` or `window`.
     """

@@ -28,9 +28,12 @@ PAGES_NEED_A_GPU = ("0.5.14", "0.5.18", "0.5.20")  # those of several tokens: Tr
 
 @click.command("setup-server")
 @click.argument("release", metavar="VERSION")
-@click.option("--again", is_flag=True, help="Make it anew, even if it is there.")
+@click.option("--again", is_flag=True, help="Make it anew, also where it exists.")
 def setup_server(release: str, again: bool) -> int:
-    """Make the environment in which a release of SGLang runs whole on a CPU, and keep it."""
+    """Make the environment in which a whole server runs.
+
+    Of the release VERSION of SGLang, on a CPU. It is kept in a cache folder.
+    """
     from impl.sglang.server import environment
 
     with unusable():
@@ -44,7 +47,7 @@ def setup_server(release: str, again: bool) -> int:
 @click.option(
     "--follow", is_flag=True, help="Go on reading while the server writes, and report each mismatch at once."
 )
-@click.option("--events", is_flag=True, help="List how each kind of event is read, and end.")
+@click.option("--events", is_flag=True, help="List the kinds of events and what each does; nothing else.")
 @click.option(
     "--save", "save_dir", metavar="DIR", help="Write the commands up to the first mismatch as a trace."
 )
@@ -53,7 +56,9 @@ def setup_server(release: str, again: bool) -> int:
 def validate(
     out: ReportOut, logs: tuple[str, ...], follow: bool, events: bool, save_dir: str | None, strict: bool
 ) -> int:
-    """Validate logs of watched servers (KVSPEC_WATCH=DIR) against the specification.
+    """Validate logs of watched servers.
+
+    KVSPEC_WATCH=DIR makes a server write one. The log is replayed beside the reference.
 
     LOG is a file or a folder. Known bugs of a release are reported by name and do not affect the exit code.
     """
@@ -98,37 +103,43 @@ def validate(
 
 
 @click.command("serve-check")
-@click.option("--impl", default="sglang==0.5.23", show_default=True, metavar="sglang==VERSION")
+@click.option(
+    "--impl", default="sglang==0.5.23", show_default=True, metavar="sglang==VERSION",
+    help="Release whose scheduler runs.",
+)  # fmt: skip
 @click.option("--sglang-path", metavar="DIR", help="A checkout, in the environment of that version.")
 @click.option(
     "--base", metavar="sglang==VERSION|DIR",
-    help="What was there before: a finding that the same run shows there too is no failure. [default: of a"
-    " checkout the version that --impl names]",
+    help="What to compare with: a finding that the same run shows there is not new, and does not fail."
+    " [default: of a checkout the version that --impl names]",
 )  # fmt: skip
-@click.option("--runs", default=20, show_default=True, metavar="N", help="Sets of clients.")
-@click.option("--clients", default=12, show_default=True, metavar="N", help="In each run.")
-@click.option("--seed", default=0, show_default=True, metavar="N")
+@click.option("--runs", default=20, show_default=True, metavar="N", help="Runs, each of new clients.")
+@click.option("--clients", default=12, show_default=True, metavar="N", help="Clients of a run.")
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Start of the random decisions.")
 @click.option("--impatient", is_flag=True, help="Some clients send and close without waiting for answers.")
-@click.option("--live", is_flag=True, help="Its HTTP server instead, validated while it runs.")
-@click.option("--set", "fixed", multiple=True, metavar="FIELD=N", help="page_size, tokens, draft, ...")
+@click.option("--live", is_flag=True, help="Run its HTTP server; its log is validated meanwhile.")
+@click.option(
+    "--set", "fixed", multiple=True, metavar="FIELD=N",
+    help="Fix a value of the configuration (repeatable), such as page_size=4, window=6, draft=0.",
+)  # fmt: skip
 @click.option(
     "--time-limit", type=click.FloatRange(1), metavar="SECONDS",
-    help="Leave the rest of the runs then: the verdict is incomplete. [default: none; with --live 600]",
+    help="Leave the rest of the runs after this time; the verdict is then incomplete. [default: none; with"
+    " --live 600]",
 )  # fmt: skip
-@save_option()
-@click.option("--again", metavar="FILE", help="Repeat a saved run instead.")
+@save_option("Where the smallest run of each finding is saved.")
+@click.option("--again", metavar="FILE", help="Repeat a saved run, and do nothing else.")
 @json_option
 def serve_check(
     out: ReportOut, impl: str, sglang_path: str | None, base: str | None, runs: int, clients: int, seed: int,
     impatient: bool, live: bool, fixed: tuple[str, ...], time_limit: float | None, save_dir: str,
     again: str | None,
 ) -> int:  # fmt: skip
-    """Drive a release's own scheduler on a CPU with random clients, and judge what it does four ways.
+    """Run a release's own scheduler under random clients.
 
-    What attention would read, the server's own strict checks, validation of its log, and whether a client
-    waits for ever though there is room. Only the forward
-    pass, the sockets and the clock are stand-ins; with --live only the weights are. `kvspec
-    setup-server VERSION` comes first.
+    It runs on a CPU. Four things are checked: what attention would read, the server's own strict checks, its
+    log, and that no client waits for ever though there is room. The forward pass, the sockets and the clock
+    are stand-ins; with --live the weights alone. `kvspec setup-server VERSION` comes first.
     """
     from ci.report import servers
     from ci.report.progress import Progress

@@ -77,7 +77,7 @@ def json_option(command: _Command) -> _Command:
 
     return click.option(
         "--json", "json_file", metavar="[FILE]", is_flag=False, flag_value="-",
-        help="Write every figure as JSON; to stdout without FILE, or with -.",
+        help="Write every figure as JSON. [default FILE: stdout]",
     )(run)  # fmt: skip
 
 
@@ -160,8 +160,8 @@ def system_options(command: _Command) -> _Command:
     device = click.option(
         "--device", type=click.Choice(["cpu", "cuda", "counting"]), default="cpu", show_default=True,
         help="Where torch, or a release of SGLang, keeps its pools. cuda: a release launches its own Triton"
-        " kernels. counting: torch on a device that needs no GPU; what mixes it with the CPU, or waits for"
-        " it, breaks.",
+        " kernels. counting: torch on a simulated device; code that mixes it with the CPU, or waits for it,"
+        " breaks.",
     )  # fmt: skip
     for option in reversed((impl_options, device, json_option, *_worker_options)):
         command = option(command)
@@ -187,11 +187,11 @@ _worker_options = (
     click.option(
         "--timeout", type=click.FloatRange(0, 86_400, min_open=True), expose_value=False,
         callback=_keep, metavar="SECONDS",
-        help="For one command, before a worker process counts as hung. [default: 30]",
+        help="Time for one command; a worker process that takes longer counts as hung. [default: 30]",
     ),
     click.option(
         "--memory", type=click.IntRange(1), expose_value=False, callback=_keep, metavar="MB",
-        help="That a worker process may take. [default: 8192]",
+        help="Memory that a worker process may take. [default: 8192]",
     ),
 )  # fmt: skip
 

@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("trace", metavar="TRACE")
-@click.option("--step", type=int, metavar="N", help="After this step of `kvspec replay`. [default: the last]")
+@click.option(
+    "--step", type=int, metavar="N", help="Step, as `kvspec replay` counts them. [default: the last]"
+)  # fmt: skip
 @json_option
 def tree(out: ReportOut, trace: str, step: int | None) -> int:
-    """Draw the radix tree of the reference at a step of a trace: who pins what, what is evicted first."""
+    """Draw the radix tree at a step of a trace.
+
+    It is the tree of the reference: who pins what, what is evicted first.
+    """
     loaded = load_trace(trace)
 
     from ci.report import tree_view
@@ -45,20 +50,27 @@ def tree(out: ReportOut, trace: str, step: int | None) -> int:
 )  # fmt: skip
 @click.option(
     "--out", metavar="FILE|DIR/",
-    help="Where it goes; tests in a folder share one module. [default: stdout]",
+    help="Where the text goes; tests in a folder share one module. [default: stdout]",
 )  # fmt: skip
 @click.option(
     "--fixed", metavar="VERSION|DIR", help="A release, or a checkout, on which the test must pass."
 )  # fmt: skip
-@click.option("--name", help="What the test is called: finish_keeps_the_partial_page.")
-@click.option("--title", help="What its first line, or the report's heading, says. [default: the name]")
+@click.option(
+    "--name",
+    help="Name of the test, such as finish_keeps_the_partial_page. [default: from FILE, or the clause]",
+)  # fmt: skip
+@click.option("--title", help="First line of the test, or heading of the report. [default: the name]")
 @force_option
 @impl_options
 def export(
     asked: Asked, trace: str, form: str, out: str | None, fixed: str | None, name: str | None,
     title: str | None, force: bool,
 ) -> int:  # fmt: skip
-    """Turn a trace into a unit test of a release's own classes, or into a bug report."""
+    """Turn a trace into a unit test or a bug report.
+
+    A unit test runs on the release's own classes. It is written only after it has failed on the release of
+    --impl, and passed on that of --fixed.
+    """
     loaded = load_trace(trace)
     folder = Path(out) if out is not None and (out.endswith("/") or Path(out).is_dir()) else None
     if folder is not None and form == "story":
