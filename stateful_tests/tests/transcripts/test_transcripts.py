@@ -25,7 +25,7 @@ ROOT = Path(cli.__file__).parents[1]
 INSIDE = cli.__name__.removesuffix("ci.cli")  # "kvspec.", where the wheel is tested
 VOLATILE = (
     (r"\b\d+(\.\d+)? (s|ms|us)\b", "N \\2"),
-    (r"\b\d+\.\d+s\b", "N s"),
+    (r"\b\d+\.\d+s\b( \(\d+:\d\d:\d\d\))?", "N s"),
     (r"\(?\b[\d,]+ commands/s\)?", "N commands/s"),
     (r'"(seconds|\w+_s|commands_per_s)": [\d.]+', '"\\1": N'),
     (r"(?m)^((?:sessions|tree|both|all) .*?) +\d+$", "\1 N"),  # commands/s of a row
