@@ -123,7 +123,7 @@ class NodeView(msgspec.Struct):
 
 
 class LockHolderView(msgspec.Struct):
-    """A lock holder of the tree (Match, Insert): the full slots of the prefix that it has locked."""
+    """A lock owner of the tree (Match, Insert): the full slots of the prefix that it has locked."""
 
     slots: Sequence[int]
 

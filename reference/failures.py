@@ -36,7 +36,7 @@ class AtCursor(NamedTuple):
 
 
 class AtPosition(NamedTuple):
-    """A position of a row (tokens), or of what a lock holder has locked, as attention reads it in a pool.
+    """A position of a row (tokens), or of what a lock owner has locked, as attention reads it in a pool.
 
     must: the token whose KV it has to find there, as a stamp.
     """

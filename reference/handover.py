@@ -52,7 +52,7 @@ def insert_on_finish(state: State, request: Request, length: int, effects: Effec
 def insert_by_lock_holder(
     state: State, holder: str, key: Key, evicted: int, effects: Effects, *, goes_on: bool
 ) -> State:
-    """A lock holder that has computed `key`, past what it has locked of it, hands that to the tree."""
+    """A lock owner that has computed `key`, past what it has locked of it, hands that to the tree."""
     assert state.tree is not None
     lock = radix.lock_of(state.tree, holder)
     prefix = len(lock.key) if lock is not None else 0
@@ -76,7 +76,7 @@ def _hand_over(
 ) -> State:
     """Insert `key`, whole pages, by the table above; the very same state where nothing can be inserted.
 
-    row: the pages come from the holder's row, else from nowhere (a lock holder has none).
+    row: the pages come from the holder's row, else from nowhere (a lock owner has none).
     """
     assert state.tree is not None
     if not goes_on:

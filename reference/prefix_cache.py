@@ -1,4 +1,4 @@
-"""Requests and lock holders on the radix tree: names, room by eviction, matching, unlocking.
+"""Requests and lock owners on the radix tree: names, room by eviction, matching, unlocking.
 
 What is inserted is in `handover.py`; the rules of the tree itself are in `tree.py`.
 """

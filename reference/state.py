@@ -165,7 +165,7 @@ class State(_State):
     """The whole state. sessions and requests are sorted by name; serial counts Submits.
 
     tree: None where the geometry has none. A lock in it belongs to a session or a request by its name, or
-    to a lock holder, who is nothing else.
+    to a lock owner, who is nothing else.
     """
 
     def __getstate__(self) -> None:

@@ -125,7 +125,7 @@ def check(
             write(junit, data)
         if out.file != "-":
             out.end(data)
-    finally:  # whatever could not be written: what was found is told
+    finally:  # whatever could not be written: what was found is reported
         render.check(out.console, data, detailed=verbose)
     return out.end(data) if out.file == "-" else int(data["exit_code"])
 

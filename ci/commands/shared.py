@@ -302,7 +302,7 @@ def save_traces(
 class Saved:
     """Traces on disk from the moment they are found: `campaign.run` calls it with all that there are.
 
-    A clause is said on stderr when its trace is there; a smaller one takes its place in silence.
+    A clause is reported on stderr when its trace is there; a smaller trace takes its place in silence.
     """
 
     def __init__(self, system: str, folder: str, say: Callable[[str], None]) -> None:

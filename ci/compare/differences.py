@@ -208,7 +208,7 @@ def _tree_differences(moment: Moment, ref: Data, got: Data) -> Iterator[Data]:
     for name in sorted({*ref["lock_holders"], *got["lock_holders"]}):
         locked = [side["lock_holders"].get(name, "nothing") for side in (ref, got)]
         if locked[0] != locked[1]:
-            yield difference(("lock_holders", name), f"tokens that lock holder {name} has locked", *locked)
+            yield difference(("lock_holders", name), f"tokens that lock owner {name} has locked", *locked)
     tree = moment.facts.tree
     if tree is None:
         return

@@ -223,7 +223,7 @@ def entry(m: Moment, slot: int) -> int:
 
 
 def slot_of(m: Moment, holder: str, position: int) -> int:
-    """The full slot that a row, or what a lock holder has locked, names at a position; 0 for none."""
+    """The full slot that a row, or what a lock owner has locked, names at a position; 0 for none."""
     facts, tree = m.facts.holders.get(holder), m.facts.tree
     cells: Sequence[int] = m.view.rows.get(facts.row, ()) if facts is not None else ()
     if facts is None and tree is not None:

@@ -76,7 +76,7 @@ def unit_test(
 ) -> str:  # fmt: skip
     """The text of a test that performs the trace on the classes of `system`, which notes its calls.
 
-    It asserts what the violated clause is about. fixed: what it runs on besides, and is said to pass on.
+    It asserts what the violated clause is about. fixed: what it runs on besides, and passes on.
     beside: its server is in the module that `shared_module` makes. Raises NotExportable,
     UnusableImplementation.
     """

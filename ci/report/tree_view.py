@@ -113,7 +113,7 @@ def _pools(state: State, tree: Tree) -> list[Data]:
 def _lock(state: State, tree: Tree, lock: Lock) -> Data:
     """needs: the least that whole pages can pin for one window."""
     session = state.session(lock.holder) is not None
-    kind = "session" if session else "request" if state.request(lock.holder) is not None else "lock holder"
+    kind = "session" if session else "request" if state.request(lock.holder) is not None else "lock owner"
     length = len(lock.key)
     return {
         "holder": lock.holder,

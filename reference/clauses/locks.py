@@ -21,7 +21,7 @@ class Locked(NamedTuple):
     reaches: int
 
 
-Locks = Mapping[str, Locked]  # by holder: a session, a request or a lock holder
+Locks = Mapping[str, Locked]  # by holder: a session, a request or a lock owner
 
 
 def locks_of(tree: Tree | None) -> Locks:
@@ -40,7 +40,7 @@ def locks_after(
 ) -> Locks:
     """The locks after a command that led from the facts `was` to `facts`.
 
-    Sessions and requests have locked what they protect, lock holders what the command has given them.
+    Sessions and requests have locked what they protect, lock owners what the command has given them.
     Whoever has another length than before has taken a new lock; so has `again`, who was matched again.
     policy_is_free: the tree splits nodes by rules of its own.
     """

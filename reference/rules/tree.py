@@ -120,7 +120,7 @@ def unlock_swa(state: State, command: UnlockSwa, _: RuleContext) -> State:
     pages=(
         (
             "the inserter goes on and could not match all of its pages again (a lock"
-            " holder has no row, and gives them back)",
+            " owner has no row, and gives them back)",
             "the inserter's stays out of the tree", "the inserter's stays out of the tree",
         ),
         (
