@@ -1,4 +1,4 @@
-"""`make bench`: what a command costs, beside a step of an empty Hypothesis state machine.
+"""`make bench`: what a command costs, part by part.
 
 The same seeded runs are generated once for each machine and replayed through each part alone, so that
 the rows add up to what a step of the lockstep costs. Everything runs in one process; compare the ratios.
@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any
 
 import click
-from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from ci import cli
 from ci.bench import watcher
@@ -91,27 +89,6 @@ def _lockstep(system: System, runs: list[Run]) -> None:
                 break  # releases have faults; `kvspec check` is for these
 
 
-def _empty_machine(runs: int) -> int:
-    """Six rules that do nothing; returns the steps that were taken (Hypothesis decides how many)."""
-    steps = 0
-
-    class Empty(RuleBasedStateMachine):
-        pass
-
-    def nothing(self: Empty) -> None:  # noqa: ARG001
-        nonlocal steps
-        steps += 1
-
-    for number in range(6):
-        setattr(Empty, f"rule{number}", rule()(nothing))
-    quiet = settings(
-        max_examples=runs, stateful_step_count=STEPS, database=None, deadline=None, derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    run_state_machine_as_test(Empty, settings=quiet)
-    return steps
-
-
 def _seconds(work: Callable[[], object]) -> float:
     """The better of two runs: the first warms caches up."""
     best = float("inf")
@@ -122,14 +99,13 @@ def _seconds(work: Callable[[], object]) -> float:
     return best
 
 
-def _row(machine: str, what: str, seconds: float, empty: float) -> dict[str, Any]:
-    """One line: what a command takes, and that beside a step of the empty machine."""
+def _row(machine: str, what: str, seconds: float) -> dict[str, Any]:
+    """One line: what a command takes."""
     return {
         "machine": machine,
         "what": what,
         "us_per_command": round(seconds * 1e6, 1),
         "commands_per_s": round(1 / seconds),
-        "of_empty_machine": round(seconds / empty, 2),
     }
 
 
@@ -143,9 +119,7 @@ def bench(context: click.Context, out: ReportOut, impls: tuple[str, ...], device
     """Measure what a command costs, part by part."""
     if context.invoked_subcommand is not None:
         return
-    steps = _empty_machine(len(PRESETS) * runs)
-    empty = _seconds(lambda: _empty_machine(len(PRESETS) * runs)) / steps
-    rows: list[dict[str, Any]] = [_row("", "empty Hypothesis machine", empty, empty)]
+    rows: list[dict[str, Any]] = []
     systems = {impl: Asked(impl, device=device).resolve() for impl in impls}
     can = _common(systems.values())
     for machine in MACHINES:
@@ -163,8 +137,8 @@ def bench(context: click.Context, out: ReportOut, impls: tuple[str, ...], device
                 f"{impl}: apply, view, abstraction": partial(_apply, system, made, view=True, facts=True),
                 f"{impl}: lockstep, all clauses": partial(_lockstep, system, made),
             }
-        rows += [_row(machine, name, _seconds(part) / commands, empty) for name, part in parts.items()]
-    headings = ("machine", "what", "us/command", "commands/s", "of empty machine")
+        rows += [_row(machine, name, _seconds(part) / commands) for name, part in parts.items()]
+    headings = ("machine", "what", "us/command", "commands/s")
     render.listing(out.console, rows, dict(zip(rows[0], headings)))
     out.end(rows)
 

@@ -78,12 +78,15 @@ def test_free_lists_say_the_same(name):
         assert int(number) not in getattr(run.history[int(since) + 1].view, f"free_{pool}")
 
 
-def test_the_sentences(request):
-    """Of every fixture, as text: read them."""
+def test_the_sentences_and_the_end_of_the_step_tables(request):
+    """Of every fixture, as text: read them. `*` is what the command changed, `!` what differs."""
     said = []
     for name, trace in BUGS.items():
         text = re.sub(r" at \w+\.py:\d+ in \w+", "", explained(name).text)
         lines = textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        table = report.run_data(violated(name))["step_table"]
+        rows = [table["columns"], *(row["cells"] for row in table["rows"][-3:])]
+        lines += [f"    {' | '.join(row)}".rstrip() for row in rows]
         said.append("\n".join([f"{name} [{trace.clause}]", *lines, ""]))
     if request.config.getoption("accept"):
         SENTENCES.write_text("\n".join(said), encoding="utf-8")
@@ -197,51 +200,9 @@ def test_the_ledger_fits_and_marks_what_is_wrong(capsys, monkeypatch):
             assert f"more      kvspec clauses {data['violation']['clause']};" in out
 
 
-def columns(name: str) -> dict[str, list[str]]:
-    found = report.run_data(violated(name))["step_table"]
-    return {title: [row["cells"][at] for row in found["rows"]] for at, title in enumerate(found["columns"])}
-
-
-def test_a_node_that_is_split_evicted_or_made_a_tombstone_has_a_column():
-    split = columns("an_unlock_remembers_where_its_lock_stopped")
-    assert split["node a1"] == [
-        "-", "-", "[0, 1) live* locks 2/2*", "[0, 1) live locks 1/1*", "[0, 1) live locks !1/2*",
-    ]  # fmt: skip
-    assert split["node a2"][1:3] == ["[0, 2) live locks 1/1*", "[1, 2) live* locks 1/1"]
-    evicted = columns("a_tombstone_goes_with_its_last_child")
-    assert evicted["node a1"][1:] == ["[0, 1) tombstone* locks 0/0", "gone*", "![0, 1) tombstone locks !0/0"]
-    assert evicted["node a2"][2:] == ["gone*", "gone*"]
-    revived = columns("a_recovered_tombstone_gives_its_own_pages_back")
-    assert revived["node a1"][1:3] == ["[0, 1) tombstone* locks 0/0", "[0, 1) live* locks 0/0"]
-
-
-@pytest.mark.parametrize(
-    "name, first",
-    [
-        ("a_locked_leaf_stays", "node a2"),
-        ("a_saved_slot_keeps_its_own_pages", "full page 2"),
-        ("what_waits_is_looked_up_when_it_is_freed", "SWA page 1"),
-        ("each_slot_of_a_page_has_its_own_swa_slot", "SWA slots of r1 at [0, 2)"),
-    ],
-)
-def test_what_the_violation_is_about_has_the_first_column(name, first):
-    assert next(iter(columns(name))) == first
-
-
-def test_a_queued_turn_is_the_turn_of_its_slot_on_both_sides():
-    """No `!` where the sides agree."""
-    assert columns("a_trim_frees_both_pools")["s1"][-2:] == ["r1 C 9 A 10* E 0"] * 2
-
-
 def test_both_parts_of_a_split_count_as_changed():
     run = lockstep.replay(resolve("torch"), traces.load(FIXTURES["a_split_keeps_pages_whole"]))
     assert step_table.changed_nodes(snapshots(run, 9)) == ["a4", "a2"], "not the new leaf beside them"
-
-
-def test_the_ledger_of_a_trace_has_columns_with_a_past():
-    assert list(columns("a_trim_inside_a_page_keeps_the_page")) == ["full page 3", "free", "s1"]
-    alone = "history_ends_where_the_client_stopped"
-    assert list(columns(alone)) == ["history of session s1", "s1", "free"], "if there is one"
 
 
 def test_a_conforming_run_has_nothing_to_argue():
