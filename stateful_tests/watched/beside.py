@@ -38,7 +38,6 @@ class Diverged(Exception):
         self, clause: str, expected: str, observed: str, command: Command | None = None,
         known: str | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(f"{clause}: {observed}; expected: {expected}")
         self.verdict, self.command, self.known = Verdict(clause, expected, observed), command, known
 
 

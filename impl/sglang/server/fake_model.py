@@ -7,7 +7,9 @@ req_to_token, in the full pool and for the window in the SWA pool, and compared 
 Under overlap half of the rounds, by the seed, read as late as a device may: before the next round writes, or
 when the result is processed. What the scheduler frees or gives away before that is read wrong. Not so a chunk
 whose rest is to come on a server with a tree: 0.5.23 inserts it while it runs, and gives back SWA KV that its
-first tokens read. Whether a device may be that late is not known.
+first tokens read. That is harmless on CUDA: `_apply_war_barrier` of its scheduler holds back what it writes
+next until that pass has read the mapping, and later passes write the slots. Other devices have no barrier by
+default.
 """
 
 from __future__ import annotations
