@@ -1,7 +1,9 @@
 """Explorations: counts, states modulo symmetry, bounds, that clauses find faults."""
 
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -58,6 +60,14 @@ HOLDERS = replace(
     TREE, name="small-holders", lock_holders=2, texts="a", prompts=("a1", "a2"),
     geometry=Geometry(1, 1, 2, 2, 1, 2, True),
 )  # fmt: skip
+
+
+def test_the_table_of_scopes_has_these_counts():
+    text = (Path(__file__).parents[3] / "ci" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z0-9-]+) \| ([\d, |]+) \|$", text, re.MULTILINE)
+    said = {name: tuple(int(n.replace(",", "")) for n in counts.split(" | ")) for name, counts in rows}
+    assert len(said) == 5
+    assert said.items() <= COUNTS.items()
 
 
 @pytest.mark.parametrize("name", COUNTS)
