@@ -1,12 +1,20 @@
 """What a check must reach: the lines of the directed corpus."""
 
+from pathlib import Path
+
 from reference.blocks.config import EngineConfig
 from stateful_tests.check import corpus
+
+README = Path(__file__).parents[3] / "ci" / "README.md"
 
 
 def test_the_corpus_is_written_as_it_is_read():
     lines = corpus.FILE.read_text(encoding="utf-8").splitlines()
     assert [corpus.written(line) for line in corpus.load()] == lines
+
+
+def test_the_document_has_the_number_of_situations():
+    assert f"({len(corpus.situations())} on `torch`)" in README.read_text(encoding="utf-8")
 
 
 def test_each_line_of_the_corpus_meets_its_situation_at_its_end():
