@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import resource
-import signal
 import time
 from array import array
 from collections import Counter
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from types import FrameType
 
 from reference import model
 from reference.clauses import CLAUSES
@@ -190,9 +188,8 @@ class Explorer:
         depth: int | None = None,
         memory_mb: float = MEMORY_MB,
         progress: Progress | None = None,
-        pause: Callable[[], bool] = lambda: False,
     ) -> str:
-        """Search until nothing is left, or to a bound; says which. pause: called after every batch."""
+        """Search until nothing is left, to a bound, or to an interrupt; says which."""
         began = time.monotonic()
         try:
             while (first := self.levels[-1]) < (end := len(self.queue)):
@@ -208,8 +205,6 @@ class Explorer:
                         self._take(start, result)
                         if self._violated is not None:
                             return "a clause was violated"
-                        if pause():
-                            return INTERRUPTED
                         if states is not None and len(self.queue) >= states:
                             return f"{states} states"
                         if memory() > memory_mb:
@@ -220,6 +215,8 @@ class Explorer:
                             progress(where, self.found.transitions, 0)
             self.levels.pop()
             return "fixed point"
+        except KeyboardInterrupt:  # what was entered until then is reported
+            return INTERRUPTED
         finally:
             gc.enable()
             self.seconds += time.monotonic() - began
@@ -302,21 +299,8 @@ def run(
     progress: Progress | None = None,
     executor: Executor = SERIAL,
 ) -> Exploration:
-    """Explore a scope to a fixed point or a bound. An interrupt ends the search between two batches."""
+    """Explore a scope to a fixed point, a bound or an interrupt."""
     explorer = Explorer(scope, executor=executor)
-    interrupted = False
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if interrupted:
-            raise KeyboardInterrupt
-        interrupted = True
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        stopped = explorer.run(
-            states=states, depth=depth, memory_mb=memory_mb, progress=progress, pause=lambda: interrupted
-        )
-        return explorer.result(stopped)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return explorer.result(
+        explorer.run(states=states, depth=depth, memory_mb=memory_mb, progress=progress)
+    )
