@@ -155,6 +155,22 @@ def _(self: TorchKV, request: KVRequest, target: int) -> None:
     self.move([request], self.protected_to, [before])
 
 
+@bug("finish-inserts-the-overshoot", "TREE-13", "a finished request inserts what was accepted past its end",
+     TorchKV.finished_length, source="#35694")
+def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
+    """The tree keeps text that no client has seen. The key of a finished request ends at kv_committed_len, past
+    the outputs that count. Visible when a verify round accepts past a stop. Fix: end it at the target."""
+    return self.floor(max(0, cursors.kv_committed_len - self.bigram))
+
+
+@bug("finish-inserts-a-token-too-many", "TREE-13", "a finished request inserts the token behind its last one",
+     TorchKV.finished_length, source="#24590")
+def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
+    """The tree keeps a token that no client has seen. Under overlap the round after the last one has written it.
+    Visible when that token fills a page. Fix: end the key at the target."""
+    return self.floor(max(0, min(cursors.kv_committed_len, target + 1) - self.bigram))
+
+
 @bug("sweep-frees-the-trees-pages", "TREE-2", "a window eviction starts below the protected prefix",
      TorchKV.sweep_start)
 def _(self: TorchKV, cursors: RowCursors[N]) -> N:
