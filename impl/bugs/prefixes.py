@@ -158,16 +158,16 @@ def _(self: TorchKV, request: KVRequest, target: int) -> None:
 @bug("finish-inserts-the-overshoot", "TREE-13", "a finished request inserts what was accepted past its end",
      TorchKV.finished_length, source="#35694")
 def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
-    """The tree keeps text that no client has seen. The key of a finished request ends at kv_committed_len, past
-    the outputs that count. Visible when a verify round accepts past a stop. Fix: end it at the target."""
+    """The tree keeps text that no client has seen. The key of a finished request ends at kv_committed_len,
+    past the outputs that count. Visible when a verify round accepts past a stop. Fix: end it at target."""
     return self.floor(max(0, cursors.kv_committed_len - self.bigram))
 
 
 @bug("finish-inserts-a-token-too-many", "TREE-13", "a finished request inserts the token behind its last one",
      TorchKV.finished_length, source="#24590")
 def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
-    """The tree keeps a token that no client has seen. Under overlap the round after the last one has written it.
-    Visible when that token fills a page. Fix: end the key at the target."""
+    """The tree keeps a token that no client has seen. Under overlap the round after the last one has written
+    it. Visible when that token fills a page. Fix: end the key at the target."""
     return self.floor(max(0, min(cursors.kv_committed_len, target + 1) - self.bigram))
 
 

@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from impl.sglang.server.clients import Clients, mixed
+from impl.sglang.server.progress import Stall, excess
 from impl.sglang.server.reading import row_of
 from impl.sglang.server.whole_scheduler import Misread
 
 MOST = 500  # wrong reads that are kept of a run
+SWEPT = 3  # rounds of decode after which a window has been swept
 
 
 class Read(NamedTuple):
@@ -52,6 +54,8 @@ class FakeModel:
         self._to_read: list[Read] = []  # by the round in flight
         self._furthest: dict[str, int] = {}  # positions that a request has come to
         self.advanced = 0  # the last forward pass in which one came further
+        self._decoded: dict[str, int] = {}  # rounds of decode of a request since its prefill
+        self.excess: Stall | None = None  # the first request that keeps more SWA KV than it may
         self.overlap = bool(scheduler.enable_overlap)
         self.tree = not scheduler.server_args.disable_radix_cache
 
@@ -121,6 +125,14 @@ class FakeModel:
         self._read_all()
         self.forwards += 1
 
+    def _keeps(self, requests: Iterable[Any]) -> None:
+        """How much SWA KV each keeps; the first rounds after a prefill are not swept."""
+        for request in requests if self.window else ():
+            self._decoded[request.rid] += 1
+            if self._decoded[request.rid] > SWEPT and self.excess is None:
+                page = self.allocator.page_size
+                self.excess = excess(request, self.window or 0, page, self.draft)
+
     def _says(self, name: str, length: int) -> int:
         """What is sampled after so many tokens of a request's text."""
         return self.clients.says(name, length - self._inputs[name] + 1)
@@ -137,6 +149,7 @@ class FakeModel:
                 self._texts[name] = [*request.origin_input_ids, *request.output_ids][:start]
             self._texts[name][start:] = new
             self._inputs[name] = len(request.origin_input_ids)
+            self._decoded[name] = 0
             self._write(slots[done : done + tokens], new, start, name)
             done += tokens
         self._reads((request, _row(request), start, start + tokens) for request, start, tokens in lanes)
@@ -146,6 +159,7 @@ class FakeModel:
         """A round of one token each."""
         names = [request.rid for request in batch.reqs]
         lanes = list(zip(names, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()))
+        self._keeps(batch.reqs)
         for slot, token, (name, _, length) in zip(batch.out_cache_loc, batch.input_ids.tolist(), lanes):
             self._write(slot.view(1), [token], length - 1, name)
             self._texts[name][length - 1 :] = [token]
@@ -159,6 +173,7 @@ class FakeModel:
         sampled, accepted = [], []
         names = [request.rid for request in batch.reqs]
         lanes = list(zip(names, batch.req_pool_indices.tolist(), batch.seq_lens.tolist()))
+        self._keeps(batch.reqs)
         for (name, row, length), token in zip(lanes, batch.spec_info.bonus_tokens.tolist()):
             accepted.append(self.clients.accepts(name, length - self._inputs[name], draft))
             right = [self._says(name, length + 1 + i) for i in range(draft)]

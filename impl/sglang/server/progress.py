@@ -9,7 +9,7 @@ from impl.sglang.server.reading import Reader, cursors_of, slot_of
 
 LIVELOCK = 300  # forward passes in which no request gets further than before
 
-Kind = Literal["lost", "room", "sessions", "livelock"]
+Kind = Literal["lost", "room", "sessions", "livelock", "swa"]
 
 
 class Stall(NamedTuple):
@@ -17,7 +17,8 @@ class Stall(NamedTuple):
 
     kind: the server has no such request any more ("lost"); all that wait would fit into what is free or can
     be evicted ("room"), or one would if idle sessions gave up what they hold ("sessions"); it computes, and
-    no request gets further ("livelock"). A server that is full of what runs does not stall.
+    no request gets further ("livelock"). Or one keeps SWA KV that it reads no more ("swa", #28246). A server
+    that is full of what runs does not stall.
     """
 
     kind: Kind
@@ -57,6 +58,16 @@ def stall(scheduler: Any, waited_for: Sequence[str]) -> Stall | None:
             return Stall("sessions", request.rid, says) if both.holds(needed) else None
     says = f"{request.rid} waits for {_text(needed)} at most, and {_text(free)} are free or evictable"
     return Stall("room", request.rid, says)
+
+
+def excess(request: Any, window: int, page: int, draft: int) -> Stall | None:
+    """SWA KV that a request keeps of its own after some rounds of decode, beyond what sweeps of each round
+    leave: a window of whole pages and one more, and what two rounds in flight take in advance."""
+    _, allocated, swept, protected = cursors_of(request)
+    most = -(-max(window, page) // page) * page + 2 * page + 2 * max(1, draft) + 2
+    if (kept := allocated - max(swept, protected)) <= most:
+        return None
+    return Stall("swa", request.rid, f"{request.rid} keeps {kept} tokens of SWA KV, and {most} are the most")
 
 
 def _free(reader: Reader) -> Room:

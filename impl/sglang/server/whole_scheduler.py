@@ -328,6 +328,7 @@ def run(
         _WATCHER.log.close()
     cpu_s = time.process_time() - begun
     misread = list(model.misread.values())
+    stalls += [model.excess] if model.excess else []
     return RunOutcome(
         model.forwards, now[0], misread, answers, error, trace, now[0] > ROUNDS, stalls, cpu_s,
         [] if blocks is None else blocks.spent,
