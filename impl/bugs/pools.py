@@ -87,6 +87,16 @@ def _(self: KVStore, pages: Tensor) -> None:
     self._unmap(pages)
 
 
+@bug("tail-ends-inside-a-page", "FREE-1", "the page of an unaligned kv_allocated_len is stranded",
+     TorchKV.beyond, source="#31616")
+def _(self: TorchKV, cursors: RowCursors[N], target: N) -> tuple[N, N, N]:
+    """The pool shrinks by a page with each such turn. What lies past the target is freed up to
+    kv_allocated_len, rounded down: the page that it ends in stays nobody's. Visible when overshoot ends in
+    the middle of a page. Fix: round up."""
+    start, swa_start, _ = TorchKV.beyond(self, cursors, target)
+    return start, swa_start, cursors.kv_allocated_len // self.page_size
+
+
 @bug("trim-frees-the-front", "FREE-1", "a trim takes from the wrong end")
 class _TrimFreesTheFront(TorchKV):
     """The next turn reads KV that is free. Finish gives back as many pages as lie past the target, but from
