@@ -104,9 +104,10 @@ def stays_busy(header: WatchHeader, *, retracted: bool) -> str | None:
     return label(header.release, "retract-ends-turn" if retracted else "queue-abort-keeps-turn")
 
 
-def idle_sessions(release: str) -> str:
-    """Idle sessions keep what others wait for."""
-    return label(release, "idle-sessions-keep-all") or ""
+def stalls(release: str, kind: str) -> str:
+    """Idle sessions keep what others wait for; or they have given it back, and the server does not look."""
+    faults = {"sessions": "idle-sessions-keep-all", "room": "admission-stays-shut"}
+    return label(release, faults[kind]) or "" if kind in faults else ""
 
 
 def holes(header: WatchHeader, e: Released) -> Iterator[tuple[str, int]]:

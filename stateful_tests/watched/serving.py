@@ -169,7 +169,7 @@ def _findings(run: ServedRun, outcome: RunOutcome, validated: Validated) -> Iter
         known = ended or deviations.explains_end(run.release, outcome.error, run.config, validated)
         yield ServedFinding("server", key, outcome.error, known)
     for kind, stall in {each.kind: each for each in reversed(outcome.stalls)}.items():
-        known = deviations.idle_sessions(run.release) if kind == "sessions" else ended
+        known = deviations.stalls(run.release, kind) or ended
         yield ServedFinding("progress", f"stalls: {kind}", stall.says, known)
     if outcome.stuck:
         yield ServedFinding("server", "server stuck", f"{outcome.rounds} rounds and no end", ended)

@@ -170,6 +170,7 @@ def test_why_a_client_waits(queue, free, idle, kind, monkeypatch):
 
 @pytest.mark.parametrize("release, kind, known", [
     (RELEASE, "sessions", "idle-sessions-keep-all"), (RELEASE, "room", ""), ("9.9.9.dev", "sessions", ""),
+    ("0.5.20", "room", "admission-stays-shut"), ("0.5.20", "swa", ""),
 ])  # fmt: skip
 def test_idle_sessions_that_keep_all_are_a_known_fault(release, kind, known):
     outcome = RunOutcome(1, 1, [], {}, stalls=[progress.Stall(kind, "a.1", "waits")])
