@@ -12,7 +12,6 @@ from reference.rules import RULES as RULES_OF
 from reference.tree import Key, nodes, sizes
 from stateful_tests.lockstep.follow import launched
 from stateful_tests.lockstep.results import Moment
-from stateful_tests.traces.notation import format_outcome as say
 
 
 def said(past: History) -> str | None:
@@ -25,7 +24,8 @@ def _outcome(past: History) -> str | None:
     """OUT-1: a command that is done or refused, and should not be."""
     got, want = past.step.outcome, past.step.expected
     does = f"refuses ({got.reason.value})" if isinstance(got, Refused) else "carries out"
-    return f"the system {does} {past.here}; expected: {say(want)}{_why(past)}"
+    should = f"must refuse it as {want.reason.value}" if isinstance(want, Refused) else "must carry it out"
+    return f"the system {does} {past.here} and {should}{_why(past)}"
 
 
 def _why(past: History) -> str:

@@ -172,7 +172,7 @@ def test_a_refusal_is_explained_by_the_condition_that_failed():
     run = lockstep.replay(ObeysAll(), Trace(PRESETS["page1"], Mode.FAITHFUL, commands))
     found = explanation_of(run)
     assert found.text == (
-        "the system carries out command 4 (abort r1 (marked)); expected: refused: wrong_phase"
+        "the system carries out command 4 (abort r1 (marked)) and must refuse it as wrong_phase"
         " (marked, and it has been admitted before), for r1 is queued again since command 3 (retract r1)."
     )
 
