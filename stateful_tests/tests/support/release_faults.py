@@ -66,6 +66,7 @@ ENDS: dict[str, tuple[Command, ...]] = {
 # In these no round is launched, so that the prompt is not in the tree yet (see below), or a sweep is driven
 # with a length that waits.
 NOT_YET = {
+    "a_session_inserts_into_another_namespace",
     "a_leaf_is_shorter_than_a_window",
     "a_leaf_is_too_short_for_the_next_turn",
     "a_free_that_waits_takes_the_slots_of_a_recovered_tombstone",
