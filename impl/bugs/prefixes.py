@@ -244,3 +244,21 @@ def _(self: TorchKV) -> TreeSizes:
     for node in nodes:
         nodes += node.children.values()
     return TorchKV.sizes(self)._replace(full_protected=sum(len(n.key) * n.locks[FULL] for n in nodes))
+
+
+@bug("finish-caches-overshoot", "TREE-15", "a finished request caches tokens past its stop",
+     TorchKV.finished_length, source="#24590, #35694")
+def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
+    """A prefix is in the tree that no client was sent: a verify round commits tokens past the stop, and the
+    key at finish is all that is committed. Visible when an ordinary request overshoots by a page. Fix: cap
+    the key at the input and the outputs that count."""
+    return self.floor(max(0, cursors.kv_committed_len - self.bigram))
+
+
+@bug("finish-caches-the-last-token", "TREE-3", "a finished request caches a token that has no KV",
+     TorchKV.finished_length, source="#35694")
+def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
+    """The next turn reads a slot that nobody has written. Under overlap the last sampled token is taken for
+    computed, and the key at finish is one token too long. Visible when the request has slots ahead and the
+    token ends a page. Fix: cap the key at what is committed."""
+    return self.floor(max(0, min(cursors.kv_allocated_len, target) - self.bigram))

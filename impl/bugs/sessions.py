@@ -151,6 +151,16 @@ def _(self: TorchKV, cursors: RowCursors[N]) -> tuple[N, N, N]:
     return TorchKV.owned(self, self.capped(cursors, cursors.kv_committed_len))
 
 
+@bug("release-stops-inside-a-page", "FREE-1", "a release frees whole pages below kv_allocated_len",
+     TorchKV.owned, source="#31616")
+def _(self: TorchKV, cursors: RowCursors[N]) -> tuple[N, N, N]:
+    """Every request whose length is unaligned leaks a page. The release rounds kv_allocated_len down, and
+    the page that it ends in belongs to nobody. Visible when a request ends inside a page. Fix: round up."""
+    first, swa_first, _ = TorchKV.owned(self, cursors)
+    end = whole(self.floor(cursors.kv_allocated_len), self.page_size)
+    return first, swa_first, larger(end, larger(first, swa_first))
+
+
 @bug("trim-forgets-swa", "FREE-2", "a trim frees one pool of two", TorchKV.swa_free_start)
 def _(self: TorchKV, target: N, evicted: N) -> N:
     """The SWA pool fills up, the full pool does not. Trimming frees the full pages of the tail and drops

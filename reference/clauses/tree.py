@@ -238,6 +238,39 @@ def _whole(key: Key, size: int) -> Key:
 
 
 @clause(
+    "TREE-15",
+    "what is cached is what the client saw",
+    "A finish brings into the tree whole pages of its input and of the outputs that count, no others.",
+    why="Nobody was sent what lies past the stop: no prompt repeats it, and its pages serve nobody.",
+    rule="rules.finish.finish",
+    source="#24590, #35694",
+    scope=WITH_TREE,
+    of=(Finish,), needs=("tree",),
+    trigger=lambda s: (
+        isinstance(s.command, Finish) and s.done and s.after.tree is not None
+        and (was := s.acted) is not None and was.cursors is not None and was.session is None
+        and was.cursors.kv_allocated_len > was.origin + s.command.finished_len
+    ),
+)
+def _seen_by_the_client(step: Step) -> Failure | None:
+    command, was = step.command, step.acted
+    if not isinstance(command, Finish) or not step.done or was is None or step.after.tree is None:
+        return None
+    assert step.before.tree is not None
+    target, known = was.origin + command.finished_len, step.before.tree.pages
+    key = tree_key(text_tokens(was.text, target), step.config.geometry.bigram)
+    size = step.config.geometry.page_size
+    for path in sorted(step.after.tree.pages, key=len):
+        if path not in known and key[: len(path)] != path:
+            start = len(path) - size
+            told = f"nothing new past the {target} tokens of input and output that count"
+            page = f"[{start}, {len(path)}) of {path_text(path)}"
+            head = f"caches {page}, and the client has {target} tokens of this text"
+            return failure(told, page, AtTreePage(path, start), head=head)
+    return None
+
+
+@clause(
     "TREE-14",
     "what was computed can be resumed from",
     "When an ordinary request has finished, the tree has all whole pages that it computed, with "
