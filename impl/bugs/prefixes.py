@@ -256,7 +256,7 @@ def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
 
 
 @bug("finish-caches-the-last-token", "TREE-3", "a finished request caches a token that has no KV",
-     TorchKV.finished_length, source="#35694")
+     TorchKV.finished_length, source="#24590, #35694")
 def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
     """The next turn reads a slot that nobody has written. Under overlap the last sampled token is taken for
     computed, and the key at finish is one token too long. Visible when the request has slots ahead and the
