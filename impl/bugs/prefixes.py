@@ -155,7 +155,7 @@ def _(self: TorchKV, request: KVRequest, target: int) -> None:
     self.move([request], self.protected_to, [before])
 
 
-@bug("finish-inserts-the-overshoot", "TREE-13", "a finished request inserts what was accepted past its end",
+@bug("finish-inserts-the-overshoot", "TREE-15", "a finished request inserts what was accepted past its end",
      TorchKV.finished_length, source="#35694")
 def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
     """The tree keeps text that no client has seen. The key of a finished request ends at kv_committed_len,
@@ -244,15 +244,6 @@ def _(self: TorchKV) -> TreeSizes:
     for node in nodes:
         nodes += node.children.values()
     return TorchKV.sizes(self)._replace(full_protected=sum(len(n.key) * n.locks[FULL] for n in nodes))
-
-
-@bug("finish-caches-overshoot", "TREE-15", "a finished request caches tokens past its stop",
-     TorchKV.finished_length, source="#24590, #35694")
-def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
-    """A prefix is in the tree that no client was sent: a verify round commits tokens past the stop, and the
-    key at finish is all that is committed. Visible when an ordinary request overshoots by a page. Fix: cap
-    the key at the input and the outputs that count."""
-    return self.floor(max(0, cursors.kv_committed_len - self.bigram))
 
 
 @bug("finish-caches-the-last-token", "TREE-3", "a finished request caches a token that has no KV",
