@@ -163,7 +163,7 @@ def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
     return self.floor(max(0, cursors.kv_committed_len - self.bigram))
 
 
-@bug("finish-inserts-a-token-too-many", "TREE-13", "a finished request inserts the token behind its last one",
+@bug("finish-inserts-a-token-too-many", "TREE-15", "a finished request inserts the token behind its last one",
      TorchKV.finished_length, source="#24590")
 def _(self: TorchKV, cursors: RowCursors[int], target: int) -> int:
     """The tree keeps a token that no client has seen. Under overlap the round after the last one has written
