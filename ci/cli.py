@@ -123,11 +123,14 @@ def main() -> None:
     if not __debug__:  # an assertion of the system under test is a finding
         os.environ.pop("PYTHONOPTIMIZE", None)
         os.execv(sys.executable, [sys.executable, "-P", "-m", "kvspec", *sys.argv[1:]])
-    interrupt = interrupts()
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if signal.getsignal(number := getattr(signal, name)) is not signal.SIG_IGN:  # as nohup has it
+    interrupt, numbers = interrupts(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, interrupt)
-    sys.exit(run())
+    code = run()
+    for number in numbers:  # all is said: Python's own end takes no signal, which would be the exit code
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -289,8 +289,8 @@ def check_fits(
     if geometry.bigram and not can.bigram:
         raise UnusableImplementation(f"{system.name} has no tree of bigrams")
     kinds = {type(c).__name__ for c in commands}
-    if kinds - can.commands:
-        raise UnusableImplementation(f"{system.name} does not offer {', '.join(sorted(kinds - can.commands))}")
+    if missing := sorted(kinds - can.commands):
+        raise UnusableImplementation(f"{system.name} does not offer {', '.join(missing)}")
     if not can.mixed_decode and "Decode" in kinds and kinds & {"SpecDecode", "Launch"}:
         raise UnusableImplementation(f"{system.name} cannot mix decode and spec_decode in one run")
 

@@ -39,6 +39,7 @@ SAID = {
     "an_idle_session_asks_for_more_blocks_than_are_free":
         "command 14 (schedule) makes the system fail, ValueError: Cannot get 4 free blocks",
     "two_waiting_turns_hold_each_others_blocks": "4 blocks free, where there is a batch, as somebody waits",
+    "a_decode_preempted_in_its_own_step_leaves_a_published_block": "nobody has written block 10",
     "a_turn_waits_behind_a_turn_that_holds_its_blocks": "2 blocks free, where there is a batch, as somebody",
     "a_turn_longer_than_the_model_fails_an_assertion": "AssertionError: assert block_mask is None or len",
     "a_turn_longer_than_the_model_waits_for_ever": "2 blocks free, where there is a batch, as somebody waits",
@@ -95,9 +96,12 @@ def test_a_unit_test_fails_where_the_fault_is_and_passes_where_it_is_fixed(vllm,
         assert [code for code, _ in ends] == [FAILS, 0][: len(runs)], ends
 
 
+PUBLISHED = "a_request_preempted_in_its_own_step_leaves_a_published_block"
+
+
 def test_the_command_line_tells_it(vllm, kvspec, tmp_path):
     vllm("0.33.0")
-    [path] = [path for path, _ in TRACES if path.stem.endswith("leaves_a_published_block")]
+    [path] = [path for path, _ in TRACES if path.stem == PUBLISHED]
     code, out, _ = kvspec("replay", str(path), "--impl", "vllm==0.33.0", "--html", "page.html")
     assert code == 1 and "what it did" in out and "because" in out and (tmp_path / "page.html").exists()
     assert "calls" in out and "vllm/v1/core/sched/scheduler.py: " in out
