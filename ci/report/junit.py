@@ -43,6 +43,8 @@ def write(file: str, data: Data) -> None:
     verdict.add_testcase(case)
     document.add_testsuite(verdict)
     document.update_statistics()  # type: ignore[no-untyped-call]
+    for suite, machine in zip(document, data["clauses_by_machine"]):
+        suite.time = machine["seconds"]  # of its runs, in which all clauses are checked together
     text = document.tostring()  # type: ignore[no-untyped-call]
     write_atomically(file, minidom.parseString(text).toprettyxml(encoding="utf-8"))
 

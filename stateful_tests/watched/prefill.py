@@ -49,7 +49,8 @@ def orphaned(beside: Beside, request: Request) -> Request:
     beside.deviates(known, "SES-2", want, "as a request of nobody's", Admit(request.name))
     request = request._replace(session=None)
     beside.state = beside.state.with_request(request).with_session(session._replace(turn=None))
-    beside.of_session(session.name).text_unknown = True
+    seen = beside.of_session(session.name)
+    seen.text_unknown, seen.stays_busy = True, known or seen.stays_busy  # a close waits for it
     beside.of(request.name).orphan_of = session.name
     return request
 
