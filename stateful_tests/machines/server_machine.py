@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from hypothesis import reject
+from hypothesis import event, reject
+from hypothesis.control import current_build_context
+from hypothesis.internal.conjecture.data import Status
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from reference.commands import (
@@ -83,7 +85,6 @@ class ServerMachine(RuleBasedStateMachine):
         """An empty server. The profile says which commands are frequent in this run."""
         self.profile = start.profile
         self.lockstep = Lockstep(self.target.system, start.geometry, start.mode)
-        self.lockstep.waived |= self.target.passed_over
         self.commands: list[Command] = []
         self.needed = 0
         self._offer()
@@ -248,8 +249,13 @@ class ServerMachine(RuleBasedStateMachine):
         self._conforms("READ", "REF")
 
     def teardown(self) -> None:
-        """Everything ends: whatever was lost on the way shows now (END-1)."""
-        if hasattr(self, "lockstep") and self.lockstep.violation is None:
+        """Everything ends: whatever was lost on the way shows now (END-1).
+
+        A run that Hypothesis gave up in the middle is no run: it may neither fail nor pass any more.
+        """
+        if current_build_context().data.frozen or not hasattr(self, "lockstep"):
+            return
+        if self.lockstep.violation is None:
             for command in finale(self.lockstep.state, self.target.system.capabilities):
                 self._do(command)
                 if self.lockstep.violation is not None:
@@ -286,16 +292,20 @@ class ServerMachine(RuleBasedStateMachine):
             self._fail()
 
     def _fail(self) -> None:
-        """A system left the specification: the run ends.
+        """A system left the specification: the run ends, and fails unless the base shows the same.
 
         Once a clause is found, only runs that violate it fail: Hypothesis shrinks for that one.
         """
-        [(violation, trace), *more] = violations(self.lockstep, self.commands, "generated")
-        first = next(iter(self.found), violation.clause)
-        if first not in violation.clauses:
+        met = violations(self.lockstep, self.commands, "generated")
+        new = [(violation, trace) for violation, trace in met if self.target.is_new(trace, violation)]
+        if not new:
+            event(f"ends with what the base violates as well: {met[0][0].clause}")
+            current_build_context().data.conclude_test(Status.VALID)
+        first = next(iter(self.found), new[0][0].clause)
+        found = {first if first in violation.clauses else violation.clause: (violation, trace)
+                 for violation, trace in reversed(new)}  # fmt: skip
+        if first not in found:
             reject()
-        self.found[first] = (violation, trace)
-        for later, its in more:
-            if later.clause != first:
-                self.found[later.clause] = (later, its)
+        self.found[first] = violation, _ = found.pop(first)
+        self.found.update(found)
         raise Violated(f"{violation.clause} at step {violation.step}")

@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from impl.adapter import System, UnusableImplementation
+from impl.adapter import AnySystem, System, UnusableImplementation
 from reference.commands import Mode
 from reference.geometry import Geometry
+from stateful_tests.check.masks import same_on
 from stateful_tests.check.tiers import check_machine
+from stateful_tests.lockstep.results import Trace, Violation
 
 
 class MachineConfiguration(NamedTuple):
@@ -25,7 +27,7 @@ class MachineTarget:
     """What a machine drives. The system is made when the first run begins.
 
     machines, sizes, modes: what its runs may be; no modes stands for the system's own. vary: one run in four
-    has drawn sizes. passed_over: clauses that are not checked.
+    has drawn sizes. base: what was there before; a violation that it shows as well fails no run.
     """
 
     def __init__(
@@ -38,16 +40,23 @@ class MachineTarget:
     ) -> None:
         self._make, self._machines, self._sizes, self._modes = make, tuple(machines), tuple(sizes), modes
         self.vary = vary
-        self.passed_over: set[str] = set()
+        self.base: AnySystem | None = None
 
     @cached_property
     def system(self) -> System:
         return self._make()
 
     def close(self) -> None:
-        """Give back what the system holds; the next run makes another."""
-        if (made := self.__dict__.pop("system", None)) is not None:
-            made.close()
+        """Give back what the system and the base hold; the next run makes another system."""
+        for made in (self.__dict__.pop("system", None), self.base):
+            if made is not None:
+                made.close()
+        self.base = None
+
+    def is_new(self, trace: Trace, violation: Violation) -> bool:
+        """Whether the base does not show this violation at the end of this trace."""
+        base = self.base
+        return base is None or not all(same_on(base, trace, violation, each) for each in violation.clauses)
 
     @cached_property
     def configurations(self) -> list[MachineConfiguration]:

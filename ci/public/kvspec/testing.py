@@ -83,14 +83,9 @@ class _MachineTest(unittest.TestCase):
 
     def runTest(self) -> None:  # noqa: N802
         __tracebackhide__ = True
-        self._fits(self.machine.target)
-        while self._found_before():
-            pass
-
-    def _found_before(self) -> bool:
-        """Run the machine once. True where all that it found is in the base as well: its clauses are passed
-        over from now on. Raises ClauseViolated for what is new."""
-        __tracebackhide__ = True
+        target = self.machine.target
+        self._fits(target)
+        target.base = _base()
         driven, began = self.machine, time.monotonic()
         driven.forget()
         notes: list[str] = []
@@ -102,20 +97,18 @@ class _MachineTest(unittest.TestCase):
                 raise
             notes = getattr(error, "__notes__", [])
         if not driven.found:
-            return False
+            return
         after = time.monotonic() - began
         findings = [self._finding(clause, *met, after) for clause, met in driven.found.items()]
-        if plugin.chosen.base is not None and _base_shows(findings, plugin.chosen.base):
-            driven.target.passed_over |= {found.clause for found in findings}
-            return True
         blob = re.search(r"reproduce_failure\(.*?\)", "\n".join(notes))
         again = f"again   {blob[0]}(kvspec.machine(...)).TestCase" if blob else ""
         raise _failure(findings, type(self).make(), again) from None
 
     def _finding(self, clause: str, violation: Violation, trace: Trace, after: float) -> Finding:
         """The smallest trace of a clause's violation."""
-        system = self.machine.target.system
-        smallest = replace(minimise(system, trace, clause), clause=clause)
+        target = self.machine.target
+        system, allowed = target.system, None if target.base is None else target.is_new
+        smallest = replace(minimise(system, trace, clause, allowed=allowed), clause=clause)
         runs = {mode: lockstep.replay(system, replace(smallest, mode=mode)) for mode in Mode}
         shown = [m for m in Mode if (v := runs[m].violation) is not None and clause in v.clauses]
         run = runs[shown[-1] if shown else trace.mode]  # one that a faithful scheduler can do says more
@@ -136,17 +129,6 @@ class _MachineTest(unittest.TestCase):
     @classmethod
     def tearDownClass(cls) -> None:
         cls.machine.target.close()
-
-
-def _base_shows(findings: Sequence[Finding], base: str) -> bool:
-    """Whether the base leaves the specification at the same step of each trace, and does not break there."""
-    system = _resolved(base)
-    try:
-        seen = [lockstep.replay(system, found.run.trace).violation for found in findings]
-    finally:
-        system.close()
-    steps = [found.run.violation.step if found.run.violation else -1 for found in findings]
-    return all(v is not None and v.clause != "BROKEN" and v.step == at for v, at in zip(seen, steps))
 
 
 def _for_one_failure(asked: settings) -> settings:
@@ -178,16 +160,16 @@ def check(
         plugin.chosen.tier or tier or "smoke", machines=machines, presets=presets, modes=modes,
         examples=examples, steps=steps, seed=seed,
     )  # fmt: skip
-    system = _system(make)
+    system, base = _system(make), _base()
     try:
-        result = campaign.run(system, plan)
-        base = plugin.chosen.base
-        if new := [f for f in result.findings if base is None or not _base_shows([f], base)]:
+        result = campaign.run(system, plan, base=base)
+        if new := [found for found in result.findings if not found.old]:
             raise _failure(new, make)
         return result
     finally:
-        if system is not make:
-            system.close()
+        for opened in (system, base):
+            if opened is not None and opened is not make:
+                opened.close()
 
 
 def replay(trace: Trace | str | os.PathLike[str], make: Make = None) -> Run:
@@ -225,6 +207,11 @@ def _resolved(spec: str, checkout: str | None = None) -> System:
     except UnusableImplementation as error:  # a name that names nothing is an error, never a skipped test
         raise ValueError(str(error)) from None
     return system
+
+
+def _base() -> System | None:
+    """What was there before, where the command line names it."""
+    return None if plugin.chosen.base is None else _resolved(plugin.chosen.base)
 
 
 def _spelled(make: Make) -> str | None:

@@ -4,17 +4,22 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from hypothesis import settings
+from hypothesis.errors import Unsatisfiable
+from hypothesis.internal.conjecture import engine
 
 import kvspec
-from kvspec import testing
+from kvspec import plugin
 from reference.commands import COMMANDS
-from stateful_tests.check import campaign
-from stateful_tests.check.tiers import plan
-from stateful_tests.lockstep.systems import resolve
+from stateful_tests.machines import server_machine
 
+FAULTY = "torch+free-list-duplicate"
 ENGINE = """
 from impl.example_engine import ExampleEngine
 
@@ -86,11 +91,25 @@ def test_options_aim_at_another_system(tmp_path):
     assert "replay  kvspec replay found/free-1-my-engine.json --impl my_engine:MyEngine\n" in out, out
 
 
-def test_what_the_base_violates_as_well_is_passed_over():
-    faulty = "torch+free-list-duplicate"
-    found = campaign.run(resolve(faulty), plan("smoke", presets=("page2",), examples=8, seed=1)).findings
-    assert found
-    assert testing._base_shows(found, faulty) and not testing._base_shows(found, "torch")
+@pytest.mark.parametrize("base", [FAULTY, "torch"])
+def test_what_the_base_violates_as_well_fails_no_test(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(plugin, "chosen", plugin.Options(impl=FAULTY, base=base, save=str(tmp_path)))
+    machine = kvspec.machine(machines=["sessions"], presets=["page2"]).TestCase
+    machine.settings = settings(max_examples=20, database=None, derandomize=True)
+    for test in machine().runTest, partial(kvspec.check, presets=["page2"], examples=8, seed=1):
+        with nullcontext() if base == FAULTY else pytest.raises(kvspec.ClauseViolated, match="OWN-2"):
+            test()
+    machine.tearDownClass()
+
+
+def test_a_run_that_hypothesis_gives_up_is_no_run(monkeypatch):
+    """It gives up in the middle of a draw; nothing may be drawn, found or rejected after that."""
+    monkeypatch.setattr(engine, "BUFFER_SIZE", 100)  # of the decisions of a run
+    monkeypatch.setattr(server_machine, "finale", Mock())
+    machine = kvspec.machine()
+    with pytest.raises(Unsatisfiable):
+        machine.TestCase().runTest()
+    assert machine.driven > 0 and not server_machine.finale.called
 
 
 @pytest.mark.parametrize(
