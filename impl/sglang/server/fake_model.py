@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from impl.sglang.server.clients import Clients, mixed
-from impl.sglang.server.progress import Stall, excess
+from impl.sglang.server.progress import Headway, Stall, excess
 from impl.sglang.server.reading import row_of
 from impl.sglang.server.whole_scheduler import Misread
 
@@ -52,8 +52,7 @@ class FakeModel:
         self._texts: dict[str, list[int]] = {}  # what has KV
         self._inputs: dict[str, int] = {}
         self._to_read: list[Read] = []  # by the round in flight
-        self._furthest: dict[str, int] = {}  # positions that a request has come to
-        self.advanced = 0  # the last forward pass in which one came further
+        self.headway = Headway()
         self._decoded: dict[str, int] = {}  # rounds of decode of a request since its prefill
         self.excess: Stall | None = None  # the first request that keeps more SWA KV than it may
         self.overlap = bool(scheduler.enable_overlap)
@@ -84,8 +83,7 @@ class FakeModel:
             Read(request, row, start, self._texts[request.rid][:end]) for request, row, start, end in lanes
         ]
         for request, _, _, text in self._to_read:
-            if len(text) > self._furthest.get(request.rid, 0):
-                self._furthest[request.rid], self.advanced = len(text), self.forwards
+            self.headway.computes(request.rid, len(text), self.forwards)
         chunk = self.tree and self.scheduler.chunked_req is not None  # its insert gives back SWA KV by then
         if not self.overlap or chunk or mixed(self.clients.seed, 5, self.forwards) % 2:
             self._read_all(own=True)

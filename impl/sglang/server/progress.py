@@ -37,6 +37,25 @@ class Room(NamedTuple):
         return all(mine >= wanted for mine, wanted in zip(self, needed, strict=True))
 
 
+class Headway:
+    """How far each request has come (tokens of its text), and in which forward pass one last got further."""
+
+    def __init__(self) -> None:
+        self._furthest: dict[str, int] = {}
+        self._last = 0
+
+    def computes(self, request: str, length: int, forwards: int) -> None:
+        """The forward pass of that number computes a request's text up to `length`."""
+        if length > self._furthest.get(request, 0):
+            self._furthest[request], self._last = length, forwards
+
+    def stall(self, forwards: int) -> Stall | None:
+        """So many forward passes have run; None: a request got further in one of the last LIVELOCK."""
+        if (without := forwards - self._last) <= LIVELOCK:
+            return None
+        return Stall("livelock", "", f"{without} forward passes, and no request got further")
+
+
 def stall(scheduler: Any, waited_for: Sequence[str]) -> Stall | None:
     """Why these requests get no answer; None where the server is full, or nobody waits."""
     waiting = {r.rid: r for r in (*scheduler.waiting_queue, scheduler.chunked_req) if r is not None}

@@ -27,7 +27,7 @@ import msgspec
 
 from impl.sglang.server import boot
 from impl.sglang.server.clients import Client, Clients, Config, Message
-from impl.sglang.server.progress import LIVELOCK, Stall, stall
+from impl.sglang.server.progress import Stall, stall
 from impl.sglang.server.watch import Watcher, hook
 
 ROUNDS = 20_000  # of the event loop, at most
@@ -308,9 +308,8 @@ def run(
             script.answered(request, now[0])
         computed, last[0] = model.forwards - last[0], model.forwards
         rest[0] = rest[0] + 1 if script.done and not computed else 0
-        if model.forwards - model.advanced > LIVELOCK:
-            says = f"{model.forwards - model.advanced} forward passes, and no request got further"
-            stalls.append(Stall("livelock", "", says))
+        if found := model.headway.stall(model.forwards):
+            stalls.append(found)
             rest[0] = REST + 1
         if rest[0] > REST or now[0] > ROUNDS:
             scheduler.gracefully_exit = True

@@ -168,6 +168,20 @@ def test_why_a_client_waits(queue, free, idle, kind, monkeypatch):
     assert (found and found.kind) == kind
 
 
+@pytest.mark.parametrize("lengths, found", [
+    ([8] * 301, None), ([8] * 302, "livelock"), ([8, 16] + [8, 16] * 150, None), ([8, 16] * 152, "livelock"),
+    ([*range(400)], None),
+])  # fmt: skip
+def test_a_chunk_that_is_computed_again_and_again(lengths, found):
+    headway = progress.Headway()
+    for forwards, length in enumerate(lengths, 1):
+        headway.computes("a.1", length, forwards)
+    stall = headway.stall(len(lengths))
+    assert (stall and stall.kind) == found
+    headway.computes("b.1", 1, len(lengths))
+    assert headway.stall(len(lengths)) is None, "another request got further"
+
+
 @pytest.mark.parametrize("release, kind, known", [
     (RELEASE, "sessions", "idle-sessions-keep-all"), (RELEASE, "room", ""), ("9.9.9.dev", "sessions", ""),
     ("0.5.20", "room", "admission-stays-shut"), ("0.5.20", "swa", ""),
